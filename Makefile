@@ -1,0 +1,34 @@
+# The commands of the project. Each sets up what it needs first and is quick the second time; scripts/ holds them.
+#   make test TORCH=2.11     on another torch, in .venv-2.11 and build/torch-2.11
+#   make test PYTHON=python3.12     make .venv with another interpreter
+export TORCH PYTHON
+
+.PHONY: help demo test bench docs format lint soak test-gpu fuzz asan tsan models clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: ## train a model through a parameter server, then measure us beside torch.distributed.rpc
+	@scripts/demo.sh
+test: ## build and run all tests
+	@scripts/test.sh
+bench: ## every benchmark beside its peer; ARGS="--quick" and others are passed on
+	@scripts/bench.sh $(ARGS)
+docs: ## the documentation's site, in docs/_build/html
+	@scripts/docs.sh
+format: ## format C++ and Python in place
+	@scripts/format.sh
+lint: ## check format, clang-tidy, ruff, mypy
+	@scripts/lint.sh
+asan tsan: ## the torch-free tests under sanitizers
+	@scripts/sanitize.sh $@
+fuzz: ## every fuzzer for 30 seconds
+	@scripts/fuzz.sh
+models: ## check the models of what several processes do to shared memory
+	@scripts/models.sh
+soak: ## the long tests
+	@scripts/soak.sh
+test-gpu: ## all tests on a machine with a GPU
+	@scripts/test-gpu.sh
+clean: ## remove what was built; .venv stays
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,232 @@
+// The accepting side of connect.h, on the housekeeping thread.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <list>
+
+#include "agent/address.h"
+#include "agent/connect.h"
+#include "agent/link.h"
+#include "agent/log.h"
+
+namespace tensorferry {
+namespace {
+
+namespace asio = boost::asio;
+using Socket = asio::generic::stream_protocol::socket;
+using boost::system::error_code;
+
+constexpr std::size_t most_greeting = 256;  // strangers at once
+constexpr std::chrono::seconds greeting_time{10};
+
+class AgentAcceptor;
+
+asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor);
+asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local);
+asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local);
+
+class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this<AgentAcceptor> {
+ public:
+  explicit AgentAcceptor(const std::shared_ptr<Engine>& of)
+      : engine(of), context(of->housekeeping->context()), unix_(context), tcp_(context) {}
+  ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
+
+  Status open(Engine& of) {
+    if (of.options.unix_sockets) {
+      auto listener = listen_unix(of.options.socket_dir);
+      if (!listener) return listener.status();
+      unix_address_ = listener->address;
+      of.record.unix_address = listener->address;
+      unix_.assign(asio::local::stream_protocol(), listener->socket.release());
+    }
+    const auto address = listening_address(of.options.interface, of.options.reaches);
+    if (!address) return address.status();
+    if (!address->loopback && !of.own_key)
+      return {Code::unauthenticated, "listening on " + address->address + " (" + address->interface +
+                                         "), which other hosts reach, needs a key of your own:\n  " +
+                                         std::string(how_to_set_a_key())};
+    const auto ports = parse_ports(of.options.ports);
+    if (!ports) return ports.status();
+    auto listener = listen_tcp(address->address, *ports);
+    if (!listener) return listener.status();
+    of.record.tcp_addresses = {join_host_port(address->address, listener->port)};
+    const bool v6 = address->address.find(':') != std::string::npos;
+    tcp_.assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
+    return {};
+  }
+
+  void start() {
+    if (unix_.is_open()) asio::co_spawn(context, accept_unix(shared_from_this()), asio::detached);
+    asio::co_spawn(context, accept_tcp(shared_from_this()), asio::detached);
+  }
+
+  void stop() override {
+    asio::post(context, [self = shared_from_this()] {
+      error_code ignored;
+      self->unix_.close(ignored);
+      self->tcp_.close(ignored);
+      for (const auto& stranger : self->greeting) stranger->close(ignored);
+      self->stopped = true;
+    });
+  }
+
+  const std::weak_ptr<Engine> engine;
+  asio::io_context& context;
+  asio::local::stream_protocol::acceptor unix_;
+  asio::ip::tcp::acceptor tcp_;
+  std::list<std::shared_ptr<Socket>> greeting;  // the longest there first
+  bool stopped = false;
+
+ private:
+  std::string unix_address_;
+};
+
+void admit(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
+  if (acceptor->stopped) return;  // accepted a moment before: nobody would greet it any more
+  if (acceptor->greeting.size() >= most_greeting) {
+    // Good ones are through in a moment: whoever has been here longest makes room.
+    error_code ignored;
+    acceptor->greeting.front()->close(ignored);
+    acceptor->greeting.pop_front();
+  }
+  auto shared = std::make_shared<Socket>(std::move(socket));
+  acceptor->greeting.push_back(shared);
+  asio::co_spawn(acceptor->context, welcome(acceptor, std::move(shared), local), asio::detached);
+}
+
+/// Descriptors run out, say: better a moment later than in a loop.
+asio::awaitable<void> pause(std::shared_ptr<AgentAcceptor> acceptor) {
+  asio::steady_timer timer(acceptor->context, std::chrono::milliseconds(20));
+  error_code ignored;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+}
+
+asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor) {
+  while (acceptor->unix_.is_open()) {
+    error_code error;
+    auto socket = co_await acceptor->unix_.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (!error)
+      admit(acceptor, std::move(socket), true);
+    else if (acceptor->unix_.is_open())
+      co_await pause(acceptor);
+  }
+}
+
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor) {
+  while (acceptor->tcp_.is_open()) {
+    error_code error;
+    auto socket = co_await acceptor->tcp_.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (!error) {
+      socket.set_option(asio::ip::tcp::no_delay(true), error);
+      admit(acceptor, std::move(socket), false);
+    } else if (acceptor->tcp_.is_open()) {
+      co_await pause(acceptor);
+    }
+  }
+}
+
+asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local) {
+  asio::steady_timer timer(acceptor->context, greeting_time);
+  timer.async_wait([socket](const error_code& cancelled) {
+    error_code ignored;
+    if (!cancelled) socket->close(ignored);
+  });
+  const auto status = co_await greet(acceptor, socket, local);
+  timer.cancel();
+  acceptor->greeting.remove(socket);
+  const auto engine = acceptor->engine.lock();
+  if (!status.ok() && engine && !engine->leaving)
+    log_warning(std::string("turned a connection away: transport=") + (local ? "unix " : "tcp ") + status.text());
+}
+
+asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local) {
+  const auto engine = acceptor->engine.lock();
+  if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
+  error_code error;
+  auto token = asio::redirect_error(asio::use_awaitable, error);
+  const auto cut = [&] { return Status(Code::connection_lost, "ended within the greeting: " + error.message()); };
+  std::size_t got = 0;
+
+  Terms terms;
+  terms.key = &engine->key;
+  terms.demands_proof = key_needed(local ? unix_peer_uid(socket->native_handle()) : std::nullopt, ::geteuid());
+  terms.purpose = "link";
+  terms.version_min = wire::version_min;
+  terms.version_max = wire::version_max;
+  AcceptorGreeting greeting(terms);
+  std::array<std::byte, AcceptorGreeting::kHelloBytes> opening{};
+  got = co_await asio::async_read(*socket, asio::buffer(opening), token);
+  if (error == asio::error::eof && got == 0) co_return Status();  // a look whether somebody listens
+  if (error) co_return cut();
+  const auto answer = greeting.answer(opening);
+  if (!answer) co_return answer.status();
+  co_await asio::async_write(*socket, asio::buffer(answer->bytes), token);
+  if (!answer->verdict.ok()) co_return answer->verdict;
+  if (error) co_return cut();
+  Digest proof{};
+  co_await asio::async_read(*socket, asio::buffer(proof), token);
+  // A dialler whose key differs finds out first, and goes without a word.
+  if (error == asio::error::eof && greeting.agreement().proven) co_return greeting.check(proof);
+  if (error) co_return cut();
+  if (auto status = greeting.check(proof); !status) co_return status;
+
+  wire::Header header;
+  header.kind = wire::Kind::hello;
+  const auto mine = wire::assemble(header, {}, {}, engine->hello(wire::Hello::Purpose::calls, 0).encode());
+  co_await asio::async_write(*socket, asio::buffer(mine), token);
+  if (error) co_return cut();
+  Bytes head(wire::Header::size);
+  got = co_await asio::async_read(*socket, asio::buffer(head), token);
+  if (error == asio::error::eof && got == 0) co_return Status();  // somebody asked who is here
+  if (error) co_return cut();
+  const auto theirs = wire::Header::decode(head);
+  if (!theirs) co_return theirs.status();
+  if (theirs->kind != wire::Kind::hello) co_return Status(Code::protocol_error, "the first frame is no hello");
+  Bytes body(theirs->length);
+  co_await asio::async_read(*socket, asio::buffer(body), token);
+  if (error) co_return cut();
+  const auto hello = wire::Hello::decode(body);
+  if (!hello) co_return hello.status();
+  if (auto status = check_name(hello->name); !status)
+    co_return Status(Code::protocol_error, std::string(status.what()));
+  if (hello->expected != 0 && hello->expected != engine->self.incarnation) {
+    co_return Status(Code::connection_lost, "\"" + hello->name + "\" means an earlier agent of this name");
+  }
+  FileDescriptor fd(socket->release(error));
+  pollfd ended{fd.get(), POLLRDHUP, 0};
+  const bool gone = ::poll(&ended, 1, 0) > 0;
+  if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // it left in the very moment in which it came
+  const auto link = engine->link_of({hello->name, hello->rank, hello->incarnation},
+                                    hello->purpose == wire::Hello::Purpose::calls, gone);
+  if (!link) co_return Status(Code::connection_lost, "an earlier life of \"" + hello->name + "\", which has ended");
+  link->attach(std::move(fd), local, false, *hello);
+  co_return Status();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Acceptor>> Acceptor::listen(const std::shared_ptr<Engine>& engine) {
+  auto acceptor = std::make_shared<AgentAcceptor>(engine);
+  if (auto status = acceptor->open(*engine); !status) return status;
+  acceptor->start();
+  return std::shared_ptr<Acceptor>(std::move(acceptor));
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,247 @@
+#include "agent/agent.h"
+
+#include <algorithm>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdlib>
+#include <utility>
+
+#include "agent/call_state.h"
+#include "agent/connect.h"
+#include "agent/engine.h"
+#include "agent/link.h"
+#include "agent/log.h"
+
+namespace tensorferry {
+
+class Agent::Impl final {
+ public:
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Acceptor> acceptor;
+  std::mutex leave_mutex;
+  bool left = false;
+
+  Status join(AgentOptions options, Agent& agent);
+  void leave();
+
+ private:
+  Status learn_key();
+  Status find_drivers();
+  void look_after();
+  std::unique_ptr<boost::asio::steady_timer> every_second_;
+};
+
+Status Agent::Impl::learn_key() {
+  auto& options = engine->options;
+  if (!options.store)
+    return {Code::invalid_argument, "an agent needs a store to meet the others in: set AgentOptions::store"};
+  auto cluster = cluster_key(*options.store, options.prefix, options.key);
+  if (!cluster) return cluster.status();
+  engine->key = std::move(cluster->key);
+  engine->own_key = cluster->own;
+  return {};
+}
+
+/// Whether a choice of channels (Registry::drivers) lists this one.
+static bool allows(std::string_view choice, std::string_view name) {
+  while (!choice.empty()) {
+    const auto comma = std::min(choice.find(','), choice.size());
+    auto word = choice.substr(0, comma);
+    choice.remove_prefix(std::min(comma + 1, choice.size()));
+    word.remove_prefix(std::min(word.find_first_not_of(' '), word.size()));
+    if (word.substr(0, word.find(' ')) == name) return true;
+  }
+  return false;
+}
+
+/// The channels of this process, and what a peer must know of each.
+Status Agent::Impl::find_drivers() {
+  auto& options = engine->options;
+  if (const char* choice = std::getenv("TENSORFERRY_CHANNELS"); options.channels.empty() && choice != nullptr) {
+    options.channels = choice;
+  }
+  auto drivers = options.registry.drivers(options.channels);
+  if (!drivers) return drivers.status();
+  if (drivers->size() > Engine::most_drivers) return {Code::invalid_argument, "more channels than an agent can have"};
+  engine->drivers = std::move(*drivers);
+  for (const auto& driver : engine->drivers) {
+    wire::Hello::Driver said{std::string(driver->name()), {}};
+    const bool forbidden =
+        driver->shares_memory() && !options.shared_memory && !allows(options.channels, driver->name());
+    for (const auto device : forbidden ? std::vector<Device>() : options.devices) {
+      auto descriptor = driver->descriptor(device);
+      if (auto* bytes = std::get_if<Bytes>(&descriptor)) said.endpoints.push_back({device, std::move(*bytes)});
+    }
+    engine->descriptors.push_back(std::move(said));
+  }
+  return {};
+}
+
+Status Agent::Impl::join(AgentOptions options, Agent& agent) {
+  if (auto status = check_name(options.name); !status) return status;
+  engine = std::make_shared<Engine>(std::move(options));
+  if (auto status = learn_key(); !status) return status;
+  if (auto status = find_drivers(); !status) return status;
+  auto& record = engine->record = describe_this_process();
+  record.name = engine->options.name;
+  record.rank = engine->options.rank;
+  record.version_min = wire::version_min;
+  record.version_max = wire::version_max;
+  engine->self = {record.name, record.rank, record.incarnation};
+
+  const std::weak_ptr<Engine> weak = engine;
+  engine->housekeeping = std::make_unique<Housekeeping>([weak] {
+    const auto alive = weak.lock();
+    return alive && alive->tick();
+  });
+  Pool::Limits limits;
+  limits.most = std::max(limits.least, engine->options.max_threads);
+  engine->pool =
+      std::make_shared<Pool>(limits, engine->options.executor, [raw = engine.get()] { raw->housekeeping->kick(); });
+  auto listening = Acceptor::listen(engine);
+  if (!listening) return listening.status();
+  acceptor = std::move(*listening);
+  engine->directory =
+      std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
+  engine->pool->start();
+  every_second_ = std::make_unique<boost::asio::steady_timer>(engine->housekeeping->context());
+  look_after();
+  engine->housekeeping->start();
+  if (engine->options.prepare) std::exchange(engine->options.prepare, nullptr)(agent);
+  return engine->directory->join(record, [this](const Record& other) { return agent_answers(*engine, other); });
+}
+
+void Agent::Impl::look_after() {
+  engine->look_after();
+  every_second_->expires_after(
+      std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1)));
+  every_second_->async_wait([this](const boost::system::error_code& error) {
+    if (!error) look_after();
+  });
+}
+
+void Agent::Impl::leave() {
+  {
+    const std::lock_guard lock(leave_mutex);
+    if (std::exchange(left, true) || !engine) return;
+  }
+  engine->leaving = true;
+  if (engine->directory) engine->directory->leave();
+  if (acceptor) acceptor->stop();
+  for (const auto& link : engine->all_links()) {
+    link->say_goodbye();
+    link->close({Code::agent_closed, "the agent \"" + engine->self.name + "\" was shut down"});
+  }
+  if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  if (engine->pool) engine->pool->doorbell().seclude();
+  if (!engine->housekeeping) return;
+  engine->housekeeping->stop();
+  every_second_.reset();
+  acceptor.reset();
+  engine->housekeeping->close();
+}
+
+Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Agent::~Agent() { leave(); }
+
+Result<std::shared_ptr<Agent>> Agent::join(AgentOptions options) {
+  auto agent = std::shared_ptr<Agent>(new Agent(std::make_unique<Impl>()));
+  if (auto status = agent->impl_->join(std::move(options), *agent); !status.ok()) return status;
+  return agent;
+}
+
+void Agent::leave() { impl_->leave(); }
+const PeerInfo& Agent::self() const { return impl_->engine->self; }
+
+void Agent::serve(std::string name, Handler handler, HandlerOptions options) {
+  impl_->engine->functions.serve(std::move(name), std::move(handler), options);
+}
+
+void Agent::resolve_with(Resolver resolver) {
+  const std::lock_guard lock(impl_->engine->resolver_mutex);
+  impl_->engine->resolver = std::move(resolver);
+}
+
+void Agent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callback) {
+  const std::lock_guard lock(impl_->engine->resolver_mutex);
+  impl_->engine->peer_lost = std::move(callback);
+}
+
+Call Agent::call(std::string_view peer, std::string_view function, Message message, CallOptions options) {
+  auto& engine = *impl_->engine;
+  auto state = std::make_shared<Call::State>(std::string(function), std::move(options));
+  if (engine.leaving) {
+    state->complete(Status(Code::agent_closed,
+                           "\"" + std::string(function) + "\": the agent \"" + engine.self.name + "\" was shut down"));
+    state->release_arguments();
+    return Call(std::move(state));
+  }
+  const auto bytes = message.bytes();
+  auto link = engine.link_to(peer);
+  state->link = link;
+  if (bytes != 0) {
+    if (auto status = link->admit(bytes, state->options); !status) {
+      state->complete(status);
+      state->release_arguments();
+      return Call(std::move(state));
+    }
+    state->counted_bytes = bytes;
+  }
+  link->start(state, std::move(message));
+  return Call(std::move(state));
+}
+
+Result<PeerInfo> Agent::find(std::string_view name, Milliseconds timeout) {
+  const auto record = impl_->engine->directory->find(name, timeout);
+  if (!record) return record.status();
+  return PeerInfo{record->name, record->rank, record->incarnation};
+}
+
+Result<PeerInfo> Agent::find(int rank, Milliseconds timeout) {
+  const auto record = impl_->engine->directory->find(rank, timeout);
+  if (!record) return record.status();
+  return PeerInfo{record->name, record->rank, record->incarnation};
+}
+
+Result<std::vector<PeerInfo>> Agent::wait_for_world(int size, Milliseconds timeout) {
+  const auto records = impl_->engine->directory->wait_for_world(size, timeout);
+  if (!records) return records.status();
+  std::vector<PeerInfo> world;
+  for (const auto& record : *records) world.push_back({record.name, record.rank, record.incarnation});
+  return world;
+}
+
+Status Agent::barrier(const std::string& tag, Milliseconds timeout) {
+  return impl_->engine->directory->barrier(tag, timeout);
+}
+
+Result<Route> Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) {
+  const auto link = impl_->engine->link_to(peer);
+  if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
+  auto route = link->pairs().explain(local, remote, bytes);
+  route.transport = link->transport(route.no_ring);
+  return route;
+}
+
+Counters Agent::counters() const {
+  const auto& engine = *impl_->engine;
+  Counters counters;
+  counters.calls_sent = engine.calls_sent;
+  counters.calls_served = engine.calls_served;
+  counters.calls_failed = engine.calls_failed;
+  const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
+    if (bytes != 0) to[std::move(name)] = bytes;
+  };
+  for (std::size_t i = 0; i <= Engine::most_drivers; ++i) {
+    if (i < Engine::most_drivers && i >= engine.drivers.size()) continue;
+    const std::string name = i == Engine::most_drivers ? "inline" : std::string(engine.drivers[i]->name());
+    add(counters.bytes_sent, name, engine.bytes_sent[i]);
+    add(counters.bytes_received, name, engine.bytes_received[i]);
+  }
+  return counters;
+}
+
+std::pair<std::size_t, std::size_t> Agent::in_flight() const {
+  return {impl_->engine->pending, impl_->engine->serving};
+}
+
+}  // namespace tensorferry

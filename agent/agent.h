@@ -1,0 +1,250 @@
+/// A process among its peers: names and rendezvous, calls of bytes and buffers, deadlines, liveness, metrics.
+/// Knows no torch and no Python. Everything that rpc/ offers is made of what stands here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "agent/rendezvous/store.h"
+#include "channels/buffer.h"
+#include "channels/bytes.h"
+#include "channels/registry.h"
+#include "channels/status.h"
+
+namespace tensorferry {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+/// One life of one agent. A restarted agent of the same name has another id.
+struct PeerInfo {
+  std::string name;
+  int rank = -1;                  // -1: joined without one
+  std::uint64_t incarnation = 0;  // random, never 0
+  bool operator==(const PeerInfo&) const = default;
+};
+
+/// What a call or a reply carries. The payload is opaque to the agent; up to a few KB ride inside the frame.
+struct Message {
+  Bytes payload;
+  std::vector<Buffer> buffers;       // read until the message's `sent` has run
+  std::vector<Device> destinations;  // per buffer; missing ones land on the peer's cpu
+  std::vector<Sharing> sharing;      // per buffer; missing ones go by value
+
+  [[nodiscard]] Device destination_of(std::size_t buffer) const {
+    return buffer < destinations.size() ? destinations[buffer] : Device{};
+  }
+  [[nodiscard]] Sharing sharing_of(std::size_t buffer) const {
+    return buffer < sharing.size() ? sharing[buffer] : Sharing::by_value;
+  }
+  /// Bytes of buffers that travel: of those by value.
+  [[nodiscard]] std::size_t bytes() const;
+};
+
+/// What arrived: every buffer is the receiver's own, but for those that were handed over to be shared.
+struct Received {
+  Bytes payload;
+  std::vector<Buffer> buffers;
+};
+
+struct CallOptions {
+  Milliseconds timeout{60000};  // 0: none
+  std::string require;          // the only channel that may carry the buffers; "" any
+  std::vector<Buffer> into;     // where the reply's buffers land; missing, of another size or device: pool memory
+  bool wait_for_ready = false;  // a peer that is not there yet (or restarts) is waited for, up to the deadline
+  std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
+};
+
+/// A call in flight. A handle may be waited on, asked, and cancelled from any thread; one of them takes the result.
+/// Dropping the last handle abandons the reply, not the call.
+class Call {
+ public:
+  /// Blocks until the call completed or `until` passed; the calling thread reads the replies itself where nobody else
+  /// does. False: not completed by `until`. `interrupted` is asked whenever a signal arrived (Python's Ctrl-C); true
+  /// ends the wait.
+  bool wait(std::optional<Clock::time_point> until = std::nullopt, const std::function<bool()>& interrupted = {});
+  /// Looks for an answer in shared memory for some microseconds, as long as that pays, and takes it; gives way where
+  /// requests wait for this agent. For callers that hold a lock which they would let go to wait(); for `at_least` in
+  /// any case, where that costs them dearly. True: completed.
+  bool look(std::chrono::nanoseconds at_least = {});
+  [[nodiscard]] bool done() const noexcept;
+  /// The reply or the error; once, after done().
+  Result<Received> take();
+  /// When on_done runs. `prompt`: as soon as the reply has come, for which a thread of the pool is called. `relaxed`:
+  /// for calls that are likely to be claimed; of those that a link has in flight one is looked after as promptly, and
+  /// when its completion runs, so are the others, at the latest some milliseconds after their replies.
+  enum class Notice : std::uint8_t { prompt, relaxed };
+  /// Runs once when the call completes, on a thread of the agent's pool (with the executor entered when
+  /// `with_executor`); at once, on this thread, where it has. Not to be mixed with wait() and take().
+  void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor = false,
+               Notice notice = Notice::prompt);
+  /// Makes a relaxed completion prompt.
+  void hurry();
+  /// Takes back on_done: true when its completion had not begun and will not; the caller waits and takes itself.
+  bool claim();
+  /// Fails the call with Cancelled here, and tells the peer.
+  void cancel();
+  /// Runs when the arguments' memory may be overwritten: when every buffer's source has been read, or the call's link
+  /// has ended. May be before or (after a time-out) after the call completed. At once, on this thread, where that is so
+  /// already; else on whichever thread learns of it, or, `with_executor`, like a completion of on_done's.
+  void on_sent(Completion sent, bool with_executor = false);
+
+  class State;
+  explicit Call(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Call() = default;
+  explicit operator bool() const noexcept { return state_ != nullptr; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// The handler's duty to answer, once, from any thread. Dropped unanswered, it fails the call with Internal.
+class Reply {
+ public:
+  Reply(Reply&&) noexcept;
+  Reply& operator=(Reply&&) noexcept;
+  ~Reply();
+  void send(Message message);
+  void fail(Status status);
+  /// The caller cancelled, its deadline passed, or it is gone: the answer will be discarded.
+  [[nodiscard]] bool cancelled() const;
+  [[nodiscard]] std::optional<Clock::time_point> deadline() const;
+
+  /// For the agent: the caller learns this number of the function with the answer.
+  void tell(std::uint32_t number);
+
+  class State;
+  explicit Reply(std::unique_ptr<State> state);
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+struct Request {
+  const PeerInfo& peer;
+  std::string_view function;
+  Received arguments;
+};
+
+/// Runs on a thread of the agent's pool when everything has landed. May block, and may call other agents.
+using Handler = std::function<void(Request request, Reply reply)>;
+
+struct HandlerOptions {
+  bool executor = false;  // enter AgentOptions::executor around it (Python: take the GIL)
+};
+
+/// Where entering an executor took this long, other threads of its runtime compute: who leaves it pays as much again.
+inline constexpr std::chrono::microseconds executor_is_dear_from{500};
+/// For so long it is then kept while something may come.
+inline constexpr std::chrono::microseconds executor_patience{100};
+
+/// What a language runtime asks of the threads that run its handlers. Every function runs on a pool thread.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual void* attach() = 0;            // once a thread; the result is passed to the others
+  virtual void enter(void* thread) = 0;  // before handlers, many under one hold
+  virtual void leave(void* thread) = 0;
+  virtual void detach(void* thread) = 0;
+};
+
+class Agent;
+
+struct AgentOptions {
+  std::string name;
+  int rank = -1;
+  std::shared_ptr<Store> store;        // where agents find one another
+  std::string prefix = "tensorferry";  // of the keys in the store
+  std::string key;  // the cluster key; "": TENSORFERRY_KEY_FILE, TENSORFERRY_KEY, or one from the store (loopback)
+  Registry registry = Registry::built_in();
+  std::string channels;                                  // see Registry::drivers; "": TENSORFERRY_CHANNELS
+  std::vector<Device> devices{Device{}};                 // what this agent has; cpu always
+  std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the CPU's is made where missing
+  std::shared_ptr<Executor> executor;
+  int max_threads = 1024;                                  // handlers at once, then ResourceExhausted
+  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; a sender waits beyond it
+  Milliseconds heartbeat{5000};                            // between hosts; a peer silent for three of them is lost
+  std::string interface;                // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
+  std::string ports;                    // "": any; "7000" or "7000-7099"
+  std::string reaches;                  // host that the rendezvous is at, to choose the interface; "": loopback
+  bool unix_sockets = true;             // false: TCP also on one host
+  bool shared_memory = true;            // false: none is shared with peers: sockets carry every frame, and channels
+                                        // such as shm are left out unless `channels` names them
+  std::string socket_dir;               // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::function<void(Agent&)> prepare;  // runs before peers can find the agent: serves what they may call at once
+};
+
+struct Counters {
+  std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
+  std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
+};
+
+/// How buffers travel between one of our devices and one of a peer's.
+struct Route {
+  std::string channel;    // "" when none carries
+  std::string transport;  // of calls to the peer: "ring", "unix", "tcp"
+  std::string no_ring;    // why it is not "ring"; "" where it is
+  struct Candidate {
+    std::string channel;
+    bool usable;
+    std::string reason;  // why not, or why not yet
+  };
+  std::vector<Candidate> candidates;  // in order of priority
+};
+
+class Agent {
+ public:
+  /// Joins: listens, registers its name. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the
+  /// store's.
+  static Result<std::shared_ptr<Agent>> join(AgentOptions options);
+  ~Agent();  // leave()
+
+  /// Makes `name` callable; replaces an earlier one.
+  void serve(std::string name, Handler handler, HandlerOptions options = {});
+  /// Asked for names that are not served; what it returns is served under that name from then on. nullopt: NotFound.
+  using Resolver = std::function<std::optional<std::pair<Handler, HandlerOptions>>(std::string_view name)>;
+  void resolve_with(Resolver resolver);
+
+  /// Never throws and never blocks on the peer, but for the bound on bytes in flight. Errors come through the Call.
+  Call call(std::string_view peer, std::string_view function, Message message, CallOptions options = {});
+
+  [[nodiscard]] const PeerInfo& self() const;
+  /// Looks a name up in the store, waiting up to `timeout` for it to join.
+  Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
+  Result<PeerInfo> find(int rank, Milliseconds timeout);
+  /// Waits until agents of ranks 0..size-1 have joined; in that order. DeadlineExceeded names the missing ones.
+  Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout);
+  /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the
+  /// missing.
+  Status barrier(const std::string& tag, Milliseconds timeout);
+
+  /// `local` to the peer's `remote`, for a buffer of `bytes` bytes. Opens the link when there is none.
+  Result<Route> explain(std::string_view peer, Device local = {}, Device remote = {}, std::size_t bytes = 1 << 20);
+  [[nodiscard]] Counters counters() const;
+  /// Calls made here that have not completed, and calls served here that have not been answered.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
+
+  /// Runs when a peer's incarnation is known to have ended.
+  void on_peer_lost(std::function<void(const PeerInfo&, Status)> callback);
+
+  /// Writes everything corked, waits for nobody, fails pending calls with AgentClosed, ends all threads, closes
+  /// all descriptors, frees the name. Handlers that still run keep the threads they run on (and the pool's descriptors)
+  /// until they return. Idempotent. Not from a handler.
+  void leave();
+
+  class Impl;
+
+ private:
+  explicit Agent(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,364 @@
+#include "agent/auth.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "agent/rendezvous/blocking_io.h"
+#include "channels/file_descriptor.h"
+
+namespace tensorferry {
+
+namespace {
+
+constexpr std::string_view kMagic = "TFRY";
+constexpr std::uint8_t kDemandsProof = 1, kHasKey = 2;
+
+void wipe(std::span<std::byte> secret) noexcept {
+  if (!secret.empty()) OPENSSL_cleanse(secret.data(), secret.size());
+}
+
+Digest hmac(const Key& key, ByteView bytes) {
+  static_assert(sizeof(Digest) == 32);
+  Digest digest{};
+  unsigned int length = 0;
+  const auto secret = key.bytes();
+  const auto* done = HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+                          reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                          reinterpret_cast<unsigned char*>(digest.data()), &length);
+  // Fails without memory, or where a FIPS policy forbids the key: a digest of zeros must never pass for a proof.
+  if (done == nullptr || length != digest.size()) std::abort();
+  return digest;
+}
+
+bool same(ByteView a, ByteView b) { return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+
+bool has_key(const Terms& terms) { return terms.key != nullptr && !terms.key->empty(); }
+
+Preamble preamble_of(const Terms& terms) {
+  Preamble mine{.version_min = terms.version_min,
+                .version_max = terms.version_max,
+                .features = terms.features,
+                .demands_proof = terms.demands_proof,
+                .has_key = has_key(terms)};
+  fill_random(mine.nonce);
+  return mine;
+}
+
+Result<Agreement> agree(const Preamble& mine, const Preamble& theirs) {
+  Agreement agreement{.version = std::min(mine.version_max, theirs.version_max),
+                      .features = mine.features & theirs.features,
+                      .proven = mine.demands_proof || theirs.demands_proof};
+  if (agreement.version < std::max(mine.version_min, theirs.version_min)) {
+    return Status(Code::protocol_error,
+                  fmt::format("the peer speaks versions {} to {} of the protocol, this side {} to {}: run the same "
+                              "release of tensorferry at both ends",
+                              theirs.version_min, theirs.version_max, mine.version_min, mine.version_max));
+  }
+  return agreement;
+}
+
+Status key_at_both_ends(const Preamble& mine, const Preamble& theirs) {
+  if (!mine.has_key) {
+    return {Code::unauthenticated,
+            fmt::format("the peer asks for the cluster key and this process has none. {}", how_to_set_a_key())};
+  }
+  if (!theirs.has_key) {
+    return {Code::unauthenticated,
+            fmt::format("the peer has no cluster key, which this process asks for. {}", how_to_set_a_key())};
+  }
+  return {};
+}
+
+Status another_key() {
+  return {Code::unauthenticated, fmt::format("the peer's cluster key is not this process's. {}", how_to_set_a_key())};
+}
+
+uid_t overflow_uid() {
+  static const uid_t uid = [] {
+    unsigned long value = 65534;
+    std::ifstream("/proc/sys/kernel/overflowuid") >> value;
+    return static_cast<uid_t>(value);
+  }();
+  return uid;
+}
+
+std::string_view environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view{} : std::string_view(value);
+}
+
+}  // namespace
+
+// ---- Key
+
+Key::~Key() { wipe(bytes_); }
+
+Result<Key> Key::from_text(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n\v\f";
+  const auto from = text.find_first_not_of(kSpace);
+  text =
+      from == std::string_view::npos ? std::string_view{} : text.substr(from, text.find_last_not_of(kSpace) + 1 - from);
+  if (text.size() < kLeastBytes || text.size() > kMostBytes) {
+    return Status(Code::invalid_argument, fmt::format("a cluster key has {} to {} bytes, this one {}. {}", kLeastBytes,
+                                                      kMostBytes, text.size(), how_to_set_a_key()));
+  }
+  const auto bytes = view_of(text);
+  return Key(Bytes(bytes.begin(), bytes.end()));
+}
+
+Result<Key> Key::from_file(const std::string& path) {
+  const auto failed = [&path](Code code, std::string_view why) {
+    return Status(code, fmt::format("cluster key file {}: {}", path, why));
+  };
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a fifo would block
+  if (!file) return failed(errno == ENOENT ? Code::not_found : Code::permission_denied, std::strerror(errno));
+  struct stat about {};
+  if (::fstat(file.get(), &about) != 0) return failed(Code::internal, std::strerror(errno));
+  if (!S_ISREG(about.st_mode)) return failed(Code::invalid_argument, "not a regular file");
+  if (about.st_uid != ::geteuid() && about.st_uid != 0) {
+    return failed(Code::permission_denied, fmt::format("belongs to uid {}, who could change it", about.st_uid));
+  }
+  if ((about.st_mode & 077) != 0) {
+    return failed(Code::permission_denied, fmt::format("others can read or write it: chmod 600 {}", path));
+  }
+  Bytes bytes(kMostBytes + 1);
+  std::size_t size = 0;
+  while (size < bytes.size()) {
+    const auto got = ::read(file.get(), bytes.data() + size, bytes.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return failed(Code::internal, std::strerror(errno));
+    if (got == 0) break;
+    size += static_cast<std::size_t>(got);
+  }
+  auto key = from_text(text_of(ByteView(bytes).first(size)));
+  wipe(bytes);
+  if (!key) return failed(key.status().code(), key.status().what());
+  return key;
+}
+
+Result<Key> Key::load(std::string_view option) {
+  if (!option.empty()) return from_text(option);
+  if (const auto path = environment("TENSORFERRY_KEY_FILE"); !path.empty()) return from_file(std::string(path));
+  if (const auto text = environment("TENSORFERRY_KEY"); !text.empty()) {
+    auto key = from_text(text);
+    if (!key) return Status(key.status().code(), fmt::format("TENSORFERRY_KEY: {}", key.status().what()));
+    return key;
+  }
+  return Key();
+}
+
+Key Key::random() {
+  Bytes bytes(32);
+  fill_random(bytes);
+  return Key(std::move(bytes));
+}
+
+std::string_view how_to_set_a_key() noexcept {
+  return "Give every host the same file, made once: export TENSORFERRY_KEY_FILE=~/.tensorferry.key; "
+         "(umask 077; head -c 32 /dev/urandom | base64 > $TENSORFERRY_KEY_FILE)";
+}
+
+// ---- Signatures
+
+void fill_random(std::span<std::byte> bytes) noexcept {
+  while (!bytes.empty()) {
+    const auto got = ::getrandom(bytes.data(), bytes.size(), 0);
+    if (got > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(got));
+    } else if (errno != EINTR) {
+      std::abort();
+    }
+  }
+}
+
+Digest sign(const Key& key, std::string_view context, ByteView bytes) {
+  Bytes signed_bytes;
+  Writer out(signed_bytes);
+  out.sized("tensorferry record 1");  // lengths in front: no two different inputs make the same bytes
+  out.sized(context);
+  out.sized(bytes);
+  return hmac(key, signed_bytes);
+}
+
+bool verify(const Key& key, std::string_view context, ByteView bytes, ByteView signature) {
+  return same(sign(key, context, bytes), signature);
+}
+
+Digest proof(const Key& key, Side side, std::string_view purpose, const Preamble::Encoded& dialler,
+             const Preamble::Encoded& acceptor) {
+  Bytes signed_bytes;
+  Writer out(signed_bytes);
+  out.sized("tensorferry greeting 1");
+  out.put(static_cast<std::uint8_t>(side));
+  out.sized(purpose);
+  out.raw(dialler);
+  out.raw(acceptor);
+  return hmac(key, signed_bytes);
+}
+
+// ---- Greeting
+
+Preamble::Encoded Preamble::encode() const {
+  Bytes bytes;
+  bytes.reserve(kBytes);
+  Writer out(bytes);
+  out.raw(view_of(kMagic));
+  out.put(version_min);
+  out.put(version_max);
+  out.put(features);
+  out.put(static_cast<std::uint8_t>((demands_proof ? kDemandsProof : 0) | (has_key ? kHasKey : 0)));
+  out.raw(Bytes(3));
+  out.raw(nonce);
+  Encoded encoded{};
+  std::copy_n(bytes.begin(), kBytes, encoded.begin());
+  return encoded;
+}
+
+Result<Preamble> Preamble::decode(ByteView bytes) {
+  if (bytes.size() != kBytes || text_of(bytes.first(kMagic.size())) != kMagic) {
+    return Status(Code::protocol_error, "the peer does not speak the tensorferry protocol");
+  }
+  Reader in(bytes.subspan(kMagic.size()));
+  Preamble preamble;
+  preamble.version_min = in.get<std::uint16_t>();
+  preamble.version_max = in.get<std::uint16_t>();
+  preamble.features = in.get<std::uint32_t>();
+  const auto flags = in.get<std::uint8_t>();
+  preamble.demands_proof = (flags & kDemandsProof) != 0;
+  preamble.has_key = (flags & kHasKey) != 0;
+  in.raw(3);
+  const auto nonce = in.raw(sizeof(Nonce));
+  std::copy(nonce.begin(), nonce.end(), preamble.nonce.begin());
+  if (preamble.version_min > preamble.version_max) {
+    return Status(Code::protocol_error, fmt::format("the peer's range of versions is empty: {} to {}",
+                                                    preamble.version_min, preamble.version_max));
+  }
+  return preamble;
+}
+
+std::optional<uid_t> unix_peer_uid(int fd) noexcept {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain != AF_UNIX) return std::nullopt;
+  ucred peer{};
+  size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
+  return peer.uid;
+}
+
+FileDescriptor unix_peer_process(int fd) noexcept {
+  constexpr int so_peerpidfd = 77;  // of <asm-generic/socket.h>, where that is new enough
+  int pidfd = -1;
+  socklen_t size = sizeof pidfd;
+  if (::getsockopt(fd, SOL_SOCKET, so_peerpidfd, &pidfd, &size) == 0) return FileDescriptor(pidfd);
+  ucred peer{};
+  size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) return {};  // 0: not seen here
+  return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+}
+
+bool key_needed(std::optional<uid_t> unix_peer, uid_t mine) noexcept {
+  return !unix_peer || *unix_peer != mine || *unix_peer == overflow_uid();
+}
+
+DiallerGreeting::DiallerGreeting(Terms terms)
+    : terms_(std::move(terms)), mine_(preamble_of(terms_)), hello_(mine_.encode()) {}
+
+Result<Digest> DiallerGreeting::answer(ByteView bytes) {
+  if (bytes.size() != kAnswerBytes) return Status(Code::protocol_error, "an answer to a greeting has another size");
+  const auto encoded = bytes.first(Preamble::kBytes);
+  const auto theirs = Preamble::decode(encoded);
+  if (!theirs) return theirs.status();
+  const auto agreed = agree(mine_, *theirs);
+  if (!agreed) return agreed.status();
+  agreement_ = *agreed;
+  if (!agreement_.proven) return Digest{};
+
+  if (auto status = key_at_both_ends(mine_, *theirs); !status) return status;
+  Preamble::Encoded acceptor{};
+  std::copy(encoded.begin(), encoded.end(), acceptor.begin());
+  const auto expected = proof(*terms_.key, Side::acceptor, terms_.purpose, hello_, acceptor);
+  if (!same(expected, bytes.subspan(Preamble::kBytes))) return another_key();
+  return proof(*terms_.key, Side::dialler, terms_.purpose, hello_, acceptor);
+}
+
+AcceptorGreeting::AcceptorGreeting(Terms terms) : terms_(std::move(terms)) {}
+
+Result<AcceptorGreeting::Answer> AcceptorGreeting::answer(ByteView hello) {
+  const auto theirs = Preamble::decode(hello);
+  if (!theirs) return theirs.status();
+  const auto mine = preamble_of(terms_);
+  const auto acceptor = mine.encode();
+  Answer answer{};
+  std::copy(acceptor.begin(), acceptor.end(), answer.bytes.begin());
+
+  const auto agreed = agree(mine, *theirs);
+  if (agreed) agreement_ = *agreed;
+  answer.verdict = agreed.status();
+  if (answer.verdict && agreement_.proven) answer.verdict = key_at_both_ends(mine, *theirs);
+  if (!answer.verdict || !agreement_.proven) return answer;
+
+  Preamble::Encoded dialler{};
+  std::copy(hello.begin(), hello.end(), dialler.begin());
+  const auto proved = proof(*terms_.key, Side::acceptor, terms_.purpose, dialler, acceptor);
+  std::copy(proved.begin(), proved.end(), answer.bytes.begin() + Preamble::kBytes);
+  expected_ = proof(*terms_.key, Side::dialler, terms_.purpose, dialler, acceptor);
+  return answer;
+}
+
+Status AcceptorGreeting::check(ByteView bytes) const {
+  if (bytes.size() != sizeof(Digest)) return {Code::protocol_error, "a proof has another size"};
+  if (agreement_.proven && !same(expected_, bytes)) return another_key();
+  return {};
+}
+
+Result<Agreement> greet_dialler(int fd, Terms terms, Deadline deadline) {
+  const auto during = [](const Status& status) {
+    return Status(status.code(), fmt::format("greeting a peer: {}", status.what()));
+  };
+  DiallerGreeting greeting(std::move(terms));
+  std::array<std::byte, DiallerGreeting::kAnswerBytes> answer;
+  if (auto status = write_all(fd, greeting.hello(), deadline); !status) return during(status);
+  if (auto status = read_exactly(fd, answer, deadline); !status) return during(status);
+  const auto mine = greeting.answer(answer);
+  if (!mine) return mine.status();
+  if (auto status = write_all(fd, *mine, deadline); !status) return during(status);
+  return greeting.agreement();
+}
+
+Result<Agreement> greet_acceptor(int fd, Terms terms, Deadline deadline) {
+  const auto during = [](const Status& status) {
+    return Status(status.code(), fmt::format("greeting a peer that dialled: {}", status.what()));
+  };
+  AcceptorGreeting greeting(std::move(terms));
+  std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;
+  if (auto status = read_exactly(fd, hello, deadline); !status) return during(status);
+  const auto answer = greeting.answer(hello);
+  if (!answer) return answer.status();
+  if (auto status = write_all(fd, answer->bytes, deadline); !status) return during(status);
+  if (!answer->verdict) return answer->verdict;
+  Digest theirs;
+  if (auto status = read_exactly(fd, theirs, deadline); !status) {
+    // A dialler whose key differs finds out first, and goes without a word.
+    if (greeting.agreement().proven && status.code() == Code::connection_lost) return another_key();
+    return during(status);
+  }
+  if (auto status = greeting.check(theirs); !status) return status;
+  return greeting.agreement();
+}
+
+}  // namespace tensorferry

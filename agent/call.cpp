@@ -1,0 +1,186 @@
+#include <cerrno>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/call_state.h"
+#include "agent/futex.h"
+#include "agent/link.h"
+
+namespace tensorferry {
+namespace {
+
+std::optional<Clock::time_point> deadline_of(const CallOptions& options, Clock::time_point now) {
+  if (options.timeout.count() <= 0) return std::nullopt;
+  return now + options.timeout;
+}
+
+/// Runs `completion` on the pool of `link`, with the executor entered; here where there is no pool any more.
+Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
+  auto held = std::make_shared<Completion>(std::move(completion));
+  return [link = std::move(link), held = std::move(held)](const Status& status) {
+    if (!link->run([held] { (*held)({}); }, true)) (*held)(status);
+  };
+}
+
+}  // namespace
+
+Call::State::State(std::string name, CallOptions call_options)
+    : function(std::move(name)), options(std::move(call_options)), deadline(deadline_of(options, made)) {}
+
+void Call::State::complete(Result<Received> result) {
+  bool callback = false;
+  bool executor = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (result_) return;
+    result_ = std::move(result);
+    callback = static_cast<bool>(completion_);
+    executor = with_executor_;
+  }
+  if (word_.exchange(finished, std::memory_order_seq_cst) == sleeping) futex_wake(word_);
+  if (callback) {
+    auto self = shared_from_this();
+    if (!link || !link->run([self] { self->run_completion(); }, executor)) run_completion();
+  }
+}
+
+void Call::State::run_completion() {
+  UniqueFunction<void(Result<Received>)> completion;
+  std::optional<Result<Received>> result;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!completion_) return;  // claimed
+    completion = std::move(completion_);
+    result = std::move(result_);
+    result_ = Status(Code::invalid_argument, "the reply was taken already");
+  }
+  completion(std::move(*result));
+  if (link) link->scout_returned(*this, true);
+}
+
+void Call::State::prepare_to_sleep() {
+  auto expected = woken;
+  word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel);
+}
+
+bool Call::State::sleep(std::optional<Clock::time_point> until) {
+  auto expected = idle;
+  if (!word_.compare_exchange_strong(expected, sleeping, std::memory_order_acq_rel) && expected != sleeping)
+    return true;
+  const bool uninterrupted = futex_wait(word_, sleeping, until);
+  expected = sleeping;
+  word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel);
+  return uninterrupted;
+}
+
+void Call::State::wake() {
+  auto was = word_.load(std::memory_order_acquire);
+  while (was != finished && !word_.compare_exchange_weak(was, woken, std::memory_order_acq_rel)) {
+  }
+  if (was == sleeping) futex_wake(word_);
+}
+
+Result<Received> Call::State::take() {
+  const std::lock_guard lock(mutex_);
+  if (!result_) return Status(Code::invalid_argument, "the call has not completed");
+  auto result = std::move(*result_);
+  result_ = Status(Code::invalid_argument, "the reply was taken already");
+  return result;
+}
+
+void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
+  bool now = false;
+  {
+    const std::lock_guard lock(mutex_);
+    completion_ = std::move(completion);
+    with_executor_ = with_executor;
+    now = result_.has_value();
+  }
+  if (now) return run_completion();
+  if (notice == Notice::prompt || !link) return hurry();
+  relaxed = true;
+  if (!link->scouts(*this)) return;
+  hurry();
+  if (done()) link->scout_returned(*this, true);  // its completion may have run before it was one
+}
+
+void Call::State::hurry() {
+  relaxed = false;
+  watched = true;
+  if (link) link->expect_reply(*this);
+}
+
+bool Call::State::claim() {
+  UniqueFunction<void(Result<Received>)> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped = std::move(completion_);
+  }
+  relaxed = false;
+  if (link) link->scout_returned(*this, false);
+  return static_cast<bool>(dropped);
+}
+
+void Call::State::on_sent(Completion sent, bool with_executor) {
+  {
+    std::unique_lock lock(mutex_);
+    if (holds_ == 0) {
+      lock.unlock();
+      return sent({});
+    }
+    sent_.push_back(with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent));
+  }
+  hurry();  // the reply may be what says so
+}
+
+void Call::State::hold_arguments() {
+  const std::lock_guard lock(mutex_);
+  ++holds_;
+}
+
+void Call::State::release_arguments() {
+  std::vector<Completion> sent;
+  {
+    const std::lock_guard lock(mutex_);
+    if (--holds_ == 0) sent.swap(sent_);
+  }
+  for (const auto& completion : sent) completion({});
+}
+
+std::size_t Message::bytes() const {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (sharing_of(i) == Sharing::by_value) bytes += buffers[i].bytes;
+  }
+  return bytes;
+}
+
+bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
+  if (state_->done()) return true;
+  if (!state_->link) return false;
+  return state_->link->wait(*state_, until, interrupted);
+}
+
+bool Call::look(std::chrono::nanoseconds at_least) {
+  return state_->done() || (state_->link && state_->link->look_for_a_while(*state_, at_least));
+}
+
+bool Call::done() const noexcept {
+  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->look(*state_);
+  return state_->done();
+}
+Result<Received> Call::take() { return state_->take(); }
+void Call::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
+  state_->on_done(std::move(completion), with_executor, notice);
+}
+void Call::hurry() {
+  if (state_->relaxed) state_->hurry();
+}
+bool Call::claim() { return state_->claim(); }
+void Call::on_sent(Completion sent, bool with_executor) { state_->on_sent(std::move(sent), with_executor); }
+void Call::cancel() {
+  if (state_->link)
+    state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->function + "\" was cancelled by its caller"));
+}
+
+}  // namespace tensorferry

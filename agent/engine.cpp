@@ -1,0 +1,155 @@
+#include "agent/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/link.h"
+#include "agent/log.h"
+
+namespace tensorferry {
+
+Engine::Engine(AgentOptions agent_options) : options(std::move(agent_options)) {
+  // The CPU's receive memory is this agent's own pool unless the options bring another.
+  options.memory.try_emplace(DeviceType::cpu, std::shared_ptr<Memory>(std::shared_ptr<void>(), &host_memory));
+}
+
+Engine::~Engine() = default;
+
+std::shared_ptr<Link> Engine::link_to(std::string_view name) {
+  std::shared_ptr<Link> known;
+  {
+    const std::lock_guard lock(links_mutex);
+    if (const auto it = links.find(name); it != links.end()) known = it->second;
+  }
+  if (known && !known->closed() && !known->ended_by_peer()) return known;
+  PeerInfo peer;
+  peer.name = std::string(name);
+  auto link = std::make_shared<Link>(shared_from_this(), peer);
+  {
+    const std::lock_guard lock(links_mutex);
+    // The thread that closes it may not have come to forget it yet.
+    if (const auto it = links.find(name); it != links.end() && it->second == known) links.erase(it);
+    // leave() closes what it finds here: nothing may come later.
+    if (!leaving) return links.try_emplace(peer.name, link).first->second;
+  }
+  link->close({Code::agent_closed, "the agent \"" + self.name + "\" was shut down"});
+  return link;
+}
+
+std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gone) {
+  std::shared_ptr<Link> old;
+  {
+    const std::lock_guard lock(links_mutex);
+    const auto it = links.find(peer.name);
+    if (it != links.end()) {
+      const auto known = it->second->incarnation();
+      // A peer that dials again has given its link up, which may not have been seen here yet.
+      const bool again = known == peer.incarnation && calls && it->second->called();
+      if (known == 0 || (known == peer.incarnation && !again)) return it->second;
+      if (gone && known != peer.incarnation) return nullptr;
+      old = std::move(it->second);
+      links.erase(it);
+    }
+    if (!leaving) links.emplace(peer.name, std::make_shared<Link>(shared_from_this(), peer));
+  }
+  if (old)
+    old->close(
+        {Code::connection_lost, old->incarnation() == peer.incarnation ? "it dialled anew" : "it was started anew"});
+  return link_to(peer.name);
+}
+
+void Engine::lost(const std::shared_ptr<Link>& link, const Status& why) {
+  {
+    const std::lock_guard lock(links_mutex);
+    const auto it = links.find(link->peer().name);
+    if (it != links.end() && it->second == link) links.erase(it);
+  }
+  if (link->incarnation() == 0 || leaving) return;
+  std::function<void(const PeerInfo&, Status)> tell;
+  {
+    const std::lock_guard lock(resolver_mutex);
+    tell = peer_lost;
+  }
+  if (tell) pool->submit([tell, peer = link->peer(), why] { tell(peer, why); });
+}
+
+std::vector<std::shared_ptr<Link>> Engine::all_links() {
+  const std::lock_guard lock(links_mutex);
+  std::vector<std::shared_ptr<Link>> all;
+  all.reserve(links.size());
+  for (const auto& [name, link] : links) all.push_back(link);
+  return all;
+}
+
+Memory& Engine::memory_of(DeviceType type) {
+  const auto it = options.memory.find(type);
+  return it != options.memory.end() ? *it->second : host_memory;
+}
+
+wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t expected) const {
+  wire::Hello hello;
+  hello.purpose = purpose;
+  hello.name = self.name;
+  hello.rank = self.rank;
+  hello.incarnation = self.incarnation;
+  hello.expected = expected;
+  hello.drivers = descriptors;
+  hello.devices = options.devices;
+  if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
+  return hello;
+}
+
+/// About every millisecond while something is under way; false when nothing is.
+bool Engine::tick() {
+  pool->tick();
+  bool under_way = pool->busy();
+  const auto now = Clock::now();
+  for (const auto& link : all_links()) under_way = link->tick(now) || under_way;
+  return under_way;
+}
+
+/// Every second or so, also when idle.
+void Engine::look_after() {
+  const auto now = Clock::now();
+  for (const auto& link : all_links()) link->keep_alive(now);
+  for (const auto& [type, memory] : options.memory) {
+    if (auto* ours = dynamic_cast<HostMemory*>(memory.get()))
+      ours->trim();  // the agent's, or one that a converter brought
+  }
+}
+
+void Engine::run_handler(std::shared_ptr<const Function> function, const std::string& name,
+                         const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
+  if (reply.cancelled()) {
+    const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
+    const auto& called = function ? function->name : name;
+    return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,
+                       "\"" + called + "\": " + (expired ? "its deadline had passed" : "its caller had given it up") +
+                           " before it could run on \"" + self.name + "\""});
+  }
+  if (!function) {
+    Agent::Resolver resolve;
+    {
+      const std::lock_guard lock(resolver_mutex);
+      resolve = resolver;
+    }
+    function = functions.find(name);  // another request may have resolved it meanwhile
+    if (!function && resolve) {
+      if (auto found = resolve(name)) function = functions.serve(name, std::move(found->first), found->second);
+    }
+    if (!function) {
+      return reply.fail({Code::not_found, "\"" + self.name + "\" serves no function \"" + name + "\""});
+    }
+    reply.tell(function->number);
+  }
+  try {
+    function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
+  } catch (const std::exception& error) {
+    // The reply was moved into the handler and has failed the call; a handler should answer with its errors itself.
+    log_warning("call=" + function->name + " its handler threw: " + error.what());
+  } catch (...) {
+    log_warning("call=" + function->name + " its handler threw");
+  }
+}
+
+}  // namespace tensorferry

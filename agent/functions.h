@@ -1,0 +1,54 @@
+/// What this agent serves: names, the numbers that callers use for them, handlers.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "agent/agent.h"
+
+namespace tensorferry {
+
+/// Immutable; replaced as a whole, so that a running handler keeps what it runs.
+struct Function {
+  std::string name;
+  std::uint32_t number = 0;
+  Handler handler;
+  HandlerOptions options;
+};
+
+/// Thread-safe.
+class Functions final {
+ public:
+  std::shared_ptr<const Function> serve(std::string name, Handler handler, HandlerOptions options) {
+    const std::lock_guard lock(mutex_);
+    auto [it, fresh] = numbers_.try_emplace(std::move(name), static_cast<std::uint32_t>(by_number_.size()));
+    if (fresh) by_number_.emplace_back();
+    auto function = std::make_shared<const Function>(Function{it->first, it->second, std::move(handler), options});
+    by_number_[it->second] = function;
+    return function;
+  }
+  /// Null: never served here.
+  [[nodiscard]] std::shared_ptr<const Function> find(std::uint32_t number) const {
+    const std::lock_guard lock(mutex_);
+    return number < by_number_.size() ? by_number_[number] : nullptr;
+  }
+  [[nodiscard]] std::shared_ptr<const Function> find(std::string_view name) const {
+    const std::lock_guard lock(mutex_);
+    const auto it = numbers_.find(name);
+    return it == numbers_.end() ? nullptr : by_number_[it->second];
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::uint32_t, std::less<>> numbers_;
+  std::vector<std::shared_ptr<const Function>> by_number_ =
+      std::vector<std::shared_ptr<const Function>>(1);  // 0: named
+};
+
+}  // namespace tensorferry

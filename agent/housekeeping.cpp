@@ -1,0 +1,72 @@
+#include "agent/housekeeping.h"
+
+#include <pthread.h>
+
+#include <boost/asio/post.hpp>
+
+#include "channels/thread_signals.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::chrono::milliseconds tick_interval{1};
+constexpr int idle_ticks_until_sleep = 200;  // a burst of calls should not pay for waking this thread each time
+
+}  // namespace
+
+Housekeeping::Housekeeping(std::function<bool()> tick) : tick_(std::move(tick)) {}
+
+Housekeeping::~Housekeeping() { stop(); }
+
+void Housekeeping::start() {
+  thread_ = std::thread([this] {
+    block_signals_of_others();
+    ::pthread_setname_np(::pthread_self(), "tf-housekeeping");
+    loop_->context.run();
+  });
+}
+
+void Housekeeping::stop() {
+  if (!thread_.joinable()) return;
+  boost::asio::post(loop_->context, [this] {
+    loop_->timer.cancel();
+    loop_->work.reset();
+    // Behind what is ready now: a connection that has just been accepted is dropped, and its dialler told, by its
+    // handler.
+    boost::asio::post(loop_->context, [this] { loop_->context.stop(); });
+  });
+  thread_.join();
+}
+
+void Housekeeping::close() {
+  std::unique_ptr<Loop> closed;  // what waits in it is destroyed outside the lock, and may kick
+  const std::lock_guard lock(close_mutex_);
+  closed = std::move(loop_);
+}
+
+void Housekeeping::kick() noexcept {
+  if (ticking_.load(std::memory_order_seq_cst) || ticking_.exchange(true, std::memory_order_seq_cst)) return;
+  const std::lock_guard lock(close_mutex_);
+  if (!loop_) return;
+  boost::asio::post(loop_->context, [this] {
+    idle_ticks_ = 0;
+    schedule();
+  });
+}
+
+void Housekeeping::schedule() {
+  loop_->timer.expires_after(tick_interval);
+  loop_->timer.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    idle_ticks_ = tick_() ? 0 : idle_ticks_ + 1;
+    if (idle_ticks_ > idle_ticks_until_sleep) {
+      ticking_.store(false, std::memory_order_seq_cst);
+      // Whoever began something before it saw the store has not kicked: look once more.
+      if (!tick_() || ticking_.exchange(true, std::memory_order_seq_cst)) return;
+      idle_ticks_ = 0;
+    }
+    schedule();
+  });
+}
+
+}  // namespace tensorferry

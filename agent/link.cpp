@@ -1,0 +1,537 @@
+// Connections, frames, liveness: what a link is apart from the calls it carries (link_calls.cpp, link_serving.cpp).
+#include "agent/link.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "agent/auth.h"
+#include "agent/log.h"
+
+namespace tensorferry {
+namespace {
+
+Clock::rep now_count() { return Clock::now().time_since_epoch().count(); }
+Clock::time_point at(Clock::rep count) { return Clock::time_point(Clock::duration(count)); }
+
+/// What happened to the link, as said of one of its calls.
+Status of_call(const Call::State& call, const Status& why) {
+  return {why.code(), "\"" + call.function + "\": " + std::string(why.what())};
+}
+
+/// A link's connection in the pool's epoll set. Weak: the set must not keep an ended link.
+class Connection final : public Readable {
+ public:
+  using Report = void (Link::*)(const std::shared_ptr<FrameStream>&);
+  Connection(std::weak_ptr<Link> link, std::shared_ptr<FrameStream> stream, Report report)
+      : link_(std::move(link)), stream_(std::move(stream)), report_(report) {}
+  void on_readable() override {
+    if (const auto link = link_.lock()) (link.get()->*report_)(stream_);
+  }
+
+ private:
+  const std::weak_ptr<Link> link_;
+  const std::shared_ptr<FrameStream> stream_;
+  const Report report_;
+};
+
+/// The peer's process, on the same host: readable when it has ended, also while a forked child holds its sockets.
+class Process final : public Readable {
+ public:
+  explicit Process(std::weak_ptr<Link> link) : link_(std::move(link)) {}
+  void on_readable() override {
+    if (const auto link = link_.lock()) link->close({Code::connection_lost, "its process has ended"});
+  }
+
+ private:
+  const std::weak_ptr<Link> link_;
+};
+
+}  // namespace
+
+Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer)
+    : engine_(std::move(engine)),
+      peer_(std::move(peer)),
+      incarnation_(peer_.incarnation),
+      pairs_(*this),
+      nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+Link::~Link() { close({Code::agent_closed, "the link was dropped"}); }
+
+bool Link::run(UniqueFunction<void()> job, bool with_executor) {
+  return engine_->pool->submit(std::move(job), with_executor);
+}
+
+std::shared_ptr<FrameStream> Link::outgoing() const {
+  const std::lock_guard lock(connect_mutex_);
+  return outgoing_;
+}
+
+std::vector<std::shared_ptr<FrameStream>> Link::streams() const {
+  const std::lock_guard lock(connect_mutex_);
+  std::vector<std::shared_ptr<FrameStream>> all;
+  for (const auto& stream : {outgoing_, incoming_, bulk_out_, bulk_in_}) {
+    if (stream) all.push_back(stream);
+  }
+  return all;
+}
+
+bool Link::local() const {
+  const std::lock_guard lock(connect_mutex_);
+  const auto& stream = outgoing_ ? outgoing_ : incoming_;
+  return stream && stream->local();
+}
+
+bool Link::called() const {
+  const std::lock_guard lock(connect_mutex_);
+  return incoming_ != nullptr;
+}
+
+bool Link::attach(FileDescriptor fd, bool local, bool dialled, const wire::Hello& hello) {
+  const bool bulk = hello.purpose == wire::Hello::Purpose::bulk;
+  auto stream =
+      std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  int pidfd = -1;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (closed()) return false;
+    if (incarnation() != 0 && incarnation() != hello.incarnation) return false;
+    auto& place = bulk ? (dialled ? bulk_out_ : bulk_in_) : (dialled ? outgoing_ : incoming_);
+    auto& other = bulk ? bulk_in_ : incoming_;
+    if (place || (!dialled && other)) return false;
+    if (!dialled) place = stream;  // what is dialled becomes visible below, when what waited for it has been sent
+    if (incarnation() == 0) {
+      peer_.rank = hello.rank;
+      peer_.incarnation = hello.incarnation;
+      incarnation_.store(hello.incarnation, std::memory_order_release);
+    }
+    if (!process_ && local) {
+      process_ = unix_peer_process(stream->fd());
+      pidfd = process_.get();
+    }
+  }
+  pairs_.meet(hello);
+  last_heard_ = now_count();
+  const auto self = weak_from_this();
+  auto& pool = *engine_->pool;
+  if (pidfd >= 0) pool.add(pidfd, std::make_shared<Process>(self), Pool::Watch::always);
+  const auto report = bulk ? (dialled ? &Link::on_bulk_out_readable : &Link::on_bulk_readable)
+                           : (dialled ? &Link::on_replies : &Link::on_requests);
+  const auto watch = dialled ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
+  pool.add(stream->fd(), std::make_shared<Connection>(self, stream, report), watch);
+
+  while (true) {  // calls that come meanwhile queue behind those that waited
+    std::deque<Deferred> calls;
+    std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+    std::deque<std::pair<Bytes, Descriptors>> controls;
+    {
+      const std::lock_guard lock(connect_mutex_);
+      if (dialled && !bulk) controls.swap(deferred_controls_);
+      if (dialled) (bulk ? buffers.swap(deferred_bulk_) : calls.swap(deferred_));
+      if (calls.empty() && buffers.empty() && controls.empty()) {
+        if (dialled) (bulk ? bulk_out_ : outgoing_) = stream;
+        break;
+      }
+    }
+    for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+    for (auto& [call, message] : calls) send_request(stream, call, std::move(message));
+    for (auto& [frame, part] : buffers) {
+      std::vector<FrameStream::Part> parts;
+      parts.push_back(std::move(part));
+      transmit(stream, std::move(frame), std::move(parts), true);
+    }
+  }
+  if (dialled && !bulk) offer_ring(stream, hello);
+  if (closed()) {  // it ended meanwhile, without having seen this stream
+    if (pidfd >= 0) pool.remove(pidfd);
+    pool.remove(stream->fd());
+    stream->close({Code::connection_lost, "the link has ended"});
+    return false;
+  }
+  wake_connected();
+  return true;
+}
+
+/// Threads that sleep because there was no stream to read look again; a completion may wait for the first reply.
+void Link::wake_connected() {
+  {
+    const std::lock_guard lock(wait_mutex_);
+    for (auto* waiter : waiters_) waiter->wake();
+  }
+  if (pending_.size() != 0) expect_replies();
+}
+
+void Link::close(const Status& status) { close(status, false); }
+
+bool Link::close(const Status& status, bool unless_awaited) {
+  std::vector<std::shared_ptr<FrameStream>> streams;
+  std::deque<Deferred> deferred;
+  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+  Status why;
+  int pidfd = -1;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (closed_.load()) return true;
+    if (unless_awaited && !deferred_.empty()) return false;
+    const bool said = status.code() == Code::agent_closed;
+    why = said ? status
+               : Status(status.code(), "the link to \"" + peer_.name + "\" has ended: " +
+                                           (leaving_ ? "it left the job" : std::string(status.what())));
+    status_ = why;
+    closed_.store(true, std::memory_order_release);
+    for (const auto& stream : {outgoing_, incoming_, bulk_out_, bulk_in_}) {
+      if (stream) streams.push_back(stream);
+    }
+    deferred.swap(deferred_);
+    buffers.swap(deferred_bulk_);
+    pidfd = process_.get();
+  }
+  const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;  // of none, its call tells
+  if (!expected) log_warning("peer=" + peer_.name + " lost: " + status.text());
+  auto& pool = *engine_->pool;
+  if (pidfd >= 0) pool.remove(pidfd);
+  for (const auto& stream : streams) {
+    pool.remove(stream->fd());
+    stream->close(why);
+  }
+  for (auto& [frame, part] : buffers) part.written(why);
+  pairs_.close(why);
+  for (const auto& unsent : deferred) drop(unsent, why);
+  for (const auto& call : pending_.all()) {
+    // What lands in the caller's own memory ends when its landing does, which has been told above.
+    if (pending_.give_up(call->id)) finish(call, of_call(*call, why));
+  }
+  drop_rings();
+  {
+    const std::lock_guard lock(serving_mutex_);
+    for (auto& [id, serving] : serving_) serving->cancelled = true;
+  }
+  flow_word_.fetch_add(1);
+  futex_wake(flow_word_);
+  wake_connected();
+  if (const auto self = weak_from_this().lock()) engine_->lost(self, why);
+  return true;
+}
+
+void Link::drop(const Deferred& unsent, const Status& why) {
+  const auto& call = unsent.call;
+  discharged(call->counted_bytes);
+  call->release_arguments();
+  if (pending_.remove(call->id)) finish(call, of_call(*call, why));
+}
+
+bool Link::unreachable(const Status& why) {
+  std::deque<Deferred> impatient;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    std::deque<Deferred> patient;
+    for (auto& unsent : deferred_) {
+      const bool waits = unsent.call->options.wait_for_ready && pending_.find(unsent.call->id);
+      (waits ? patient : impatient).push_back(std::move(unsent));
+    }
+    deferred_ = std::move(patient);
+  }
+  const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
+  for (const auto& unsent : impatient) drop(unsent, named);
+  return close(why, true);
+}
+
+void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
+                    bool flush, Descriptors descriptors) {
+  if (!descriptors.empty() && !stream->local()) {  // the channel at the other end finds that they did not come
+    descriptors.clear();
+    wire::Header::forget_descriptors(frame);
+  }
+  if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
+    finish_writes(stream);
+  else if (!flush && stream->corked())
+    engine_->housekeeping->kick();
+}
+
+/// The socket is full: a pool thread writes the rest, so that no caller waits for a slow peer.
+void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
+    writing_.push_back(stream);
+  }
+  engine_->pool->submit_long([self = shared_from_this(), stream] {
+    do {
+      while (!stream->closed() && !stream->write_some()) {
+        pollfd writable{stream->fd(), POLLOUT, 0};
+        ::poll(&writable, 1, 1000);
+      }
+      const std::lock_guard lock(self->connect_mutex_);
+      std::erase(self->writing_, stream);
+      // A sender that met a full socket just now saw the stream in the list, and left.
+      if (!stream->closed() && stream->corked())
+        self->writing_.push_back(stream);
+      else
+        return;
+    } while (true);
+  });
+}
+
+/// Always on the stream that this side dialled: the peer reads its requests whatever happens, and replies only when it
+/// waits for one.
+void Link::send_control(Bytes frame, Descriptors descriptors) {
+  std::unique_lock lock(connect_mutex_);
+  if (const auto stream = outgoing_) {
+    lock.unlock();
+    return transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+  }
+  deferred_controls_.emplace_back(std::move(frame), std::move(descriptors));
+  const bool dial = !closed() && !std::exchange(dialling_, true);
+  lock.unlock();
+  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+}
+
+void Link::send_bulk(Bytes frame, FrameStream::Part part) {
+  std::unique_lock lock(connect_mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    return part.written(ended);
+  }
+  if (const auto stream = bulk_out_) {
+    lock.unlock();
+    std::vector<FrameStream::Part> parts;
+    parts.push_back(std::move(part));
+    return transmit(stream, std::move(frame), std::move(parts), true);
+  }
+  deferred_bulk_.emplace_back(std::move(frame), std::move(part));
+  const bool dial = !std::exchange(dialling_bulk_, true);
+  lock.unlock();
+  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::bulk);
+}
+
+void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
+  if (!stream->begin_read()) return;
+  if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
+  stream->end_read();
+}
+
+/// Perhaps before the link's callers know the stream. Its events are edges: what is left unread now, such as the end
+/// behind a reply, is not reported again.
+void Link::on_replies(const std::shared_ptr<FrameStream>& stream) {
+  if (!stream->begin_read()) {
+    const std::lock_guard lock(wait_mutex_);
+    if (!stream->begin_read()) {
+      // A caller reads its replies itself; it arms the stream again when it is done.
+      if (std::exchange(armed_, false)) engine_->pool->disarm(stream->fd());
+      missed_ = true;
+      return;
+    }
+  }
+  auto progress = FrameStream::Progress::some;
+  while (progress == FrameStream::Progress::some) progress = stream->read_some(*this);
+  if (progress == FrameStream::Progress::closed) close(stream->status());
+  stop_reading(stream);
+}
+
+/// Edges, too. Nothing comes this way but the end.
+void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
+  if (!stream->begin_read()) return;
+  auto progress = FrameStream::Progress::some;
+  while (progress == FrameStream::Progress::some) progress = stream->read_some(*this);
+  if (progress == FrameStream::Progress::closed) close(stream->status());
+  stream->end_read();
+}
+
+/// On a pool thread that may take long. Reads until nothing has come for a while, or until nobody wants what comes.
+void Link::on_bulk_readable(const std::shared_ptr<FrameStream>& stream) {
+  while (stream->begin_read()) {
+    const auto resumes = bulk_resumes_.load();
+    auto progress = FrameStream::Progress::some;
+    while (progress == FrameStream::Progress::some) {
+      progress = stream->read_some(*this);
+      if (progress == FrameStream::Progress::none) {
+        pollfd readable{stream->fd(), POLLIN, 0};
+        if (::poll(&readable, 1, 2) > 0) progress = FrameStream::Progress::some;
+      }
+    }
+    if (progress == FrameStream::Progress::closed) close(stream->status());
+    stream->end_read();
+    if (progress == FrameStream::Progress::none) engine_->pool->arm(stream->fd());
+    if (progress != FrameStream::Progress::held) return;
+    bulk_held_ = true;
+    if (bulk_resumes_ == resumes || !bulk_held_.exchange(false)) return;
+  }
+}
+
+/// A destination for bulk bytes is there: perhaps the one that the reader held the connection for.
+void Link::resume_bulk() {
+  ++bulk_resumes_;
+  if (!bulk_held_.exchange(false)) return;
+  std::shared_ptr<FrameStream> stream;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    stream = bulk_in_;
+  }
+  if (stream) engine_->pool->submit_long([self = shared_from_this(), stream] { self->on_bulk_readable(stream); });
+}
+
+Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
+                                        Descriptors descriptors) {
+  if (!stream.local()) last_heard_ = now_count();
+  if (header.kind == wire::Kind::bulk) {
+    const auto bulk = [&] {
+      const std::lock_guard lock(connect_mutex_);
+      return bulk_in_.get() == &stream;
+    }();
+    if (!bulk) return Status(Code::protocol_error, "a bulk frame on a connection for calls");
+    return pairs_.on_bulk(stream, header);
+  }
+  auto frame = wire::Frame::decode(header, body);
+  if (!frame) return frame.status();
+  if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
+  std::shared_ptr<FrameStream> outgoing, incoming;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    outgoing = outgoing_;
+    incoming = incoming_;
+  }
+  const bool from_caller = incoming.get() == &stream;
+  Status status;
+  switch (header.kind) {
+    case wire::Kind::request:
+      status = from_caller ? on_request(*frame, {incoming, header.call, 0, nullptr, {}})
+                           : Status(Code::protocol_error, "a request where replies belong");
+      break;
+    case wire::Kind::reply:
+      status = !from_caller ? on_reply(&stream, *frame) : Status(Code::protocol_error, "a reply where requests belong");
+      break;
+    case wire::Kind::cancel:
+      if (from_caller) on_cancel(header.call);
+      break;
+    case wire::Kind::control:
+      status = from_caller ? pairs_.on_control(header.call, frame->payload, std::move(descriptors))
+                           : Status(Code::protocol_error, "a control frame where replies belong");
+      break;
+    case wire::Kind::ring:
+      status = on_ring(stream, frame->payload, std::move(descriptors));
+      break;
+    case wire::Kind::release:
+    case wire::Kind::pong:
+      break;
+    case wire::Kind::ping: {
+      wire::Header pong;
+      pong.kind = wire::Kind::pong;
+      if (const auto& back = from_caller ? incoming : outgoing)
+        transmit(back, wire::assemble(pong, {}, {}, {}), {}, true);
+      break;
+    }
+    case wire::Kind::goodbye:
+      leaving_ = true;
+      break;
+    default:
+      status = {Code::protocol_error, "a frame that has no place on an open connection"};
+  }
+  if (status.ok() && stream.unclaimed() != 0)
+    status = {Code::protocol_error, "more bytes stand behind a frame than its buffers have"};
+  if (!status.ok()) return status;
+  return Taken::yes;
+}
+
+bool Link::tick(Clock::time_point now) {
+  bool under_way = pending_.size() != 0;
+  for (const auto& stream : streams()) {
+    if (!stream->corked()) continue;
+    under_way = true;
+    if (!stream->write_some()) finish_writes(stream);
+  }
+  if (const auto releases = pairs_.take_releases(4096); !releases.empty()) {
+    Bytes extensions;
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
+    wire::Header header;
+    header.kind = wire::Kind::release;
+    send_control(wire::assemble(header, extensions, {}, {}), {});
+    under_way = true;
+  }
+  expect_relaxed(now - Milliseconds(1));
+  if (pending_.size() != 0 &&
+      now.time_since_epoch().count() - last_expiry_ > std::chrono::nanoseconds(Milliseconds(10)).count()) {
+    last_expiry_ = now.time_since_epoch().count();
+    for (const auto& call : pending_.all()) {
+      if (call->deadline && *call->deadline <= now) cancel(call, expired(*call));
+    }
+    if (ring_ready_.load(std::memory_order_acquire)) ring_out_->calls->reclaim();
+    expect_replies();  // of calls that nobody waits for
+  }
+  return under_way;
+}
+
+/// Between hosts nothing else tells that a peer is gone. True: it still is a link.
+bool Link::keep_alive(Clock::time_point now) {
+  if (closed() || local() || incarnation() == 0) return !closed();
+  const auto interval = std::chrono::duration_cast<Clock::duration>(engine_->options.heartbeat);
+  const auto heard = last_heard_.load();
+  // However long this process was stopped, between two looks the peer has been silent for one interval at most.
+  if (std::exchange(heard_at_last_look_, heard) != heard)
+    silent_ = {};
+  else
+    silent_ += std::min(now - last_look_, interval);
+  last_look_ = now;
+  if (silent_ > 3 * interval) {
+    close({Code::connection_lost,
+           "nothing was heard of it for " +
+               std::to_string(std::chrono::duration_cast<Milliseconds>(now - at(heard)).count()) + " ms"});
+    return false;
+  }
+  if (silent_ > interval && now - last_pinged_ > interval) {
+    last_pinged_ = now;
+    wire::Header ping;
+    ping.kind = wire::Kind::ping;
+    if (const auto stream = outgoing()) transmit(stream, wire::assemble(ping, {}, {}, {}), {}, true);
+    expect_replies();
+  }
+  return true;
+}
+
+Milliseconds Link::patience() const {
+  Milliseconds longest{0};
+  const std::lock_guard lock(connect_mutex_);
+  for (const auto& [call, message] : deferred_) {
+    if (!call->options.wait_for_ready) continue;
+    const auto left = call->deadline ? std::chrono::duration_cast<Milliseconds>(*call->deadline - Clock::now())
+                                     : std::chrono::hours(24);
+    longest = std::max(longest, left);
+  }
+  return longest;
+}
+
+Status Link::connect(Clock::time_point until) {
+  bool dial = false;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (!closed() && !outgoing_) dial = !std::exchange(dialling_, true);
+  }
+  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+  while (!closed() && !(outgoing() && ring_settled())) {
+    if (Clock::now() >= until) return {Code::deadline_exceeded, "no link to \"" + peer_.name + "\" yet"};
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  const std::lock_guard lock(connect_mutex_);
+  return status_;
+}
+
+void Link::say_goodbye() {
+  wire::Header goodbye;
+  goodbye.kind = wire::Kind::goodbye;
+  std::vector<std::shared_ptr<FrameStream>> both;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    both = {outgoing_, incoming_};
+  }
+  for (const auto& stream : both) {
+    if (stream) stream->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
+  }
+}
+
+}  // namespace tensorferry

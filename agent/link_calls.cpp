@@ -1,0 +1,350 @@
+// The caller's side of a link: requests out, replies in, and who reads them.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "agent/futex.h"
+#include "agent/link.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::size_t longest_name = 4096;
+constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may travel together
+
+/// What a request keeps until the peer has read all of its arguments.
+struct Arguments {
+  Arguments(std::shared_ptr<Call::State> of, std::shared_ptr<Link> by, std::size_t size)
+      : call(std::move(of)), link(std::move(by)), bytes(size) {
+    call->hold_arguments();
+  }
+  ~Arguments() {
+    call->release_arguments();
+    link->discharged(bytes);
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  std::shared_ptr<Call::State> call;
+  std::shared_ptr<Link> link;
+  std::size_t bytes;
+};
+
+std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
+  if (!deadline) return 0;
+  const auto left = std::chrono::ceil<Milliseconds>(*deadline - Clock::now()).count();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(left, 1, 0xffffffff));
+}
+
+}  // namespace
+
+Status Link::admit(std::size_t bytes, const CallOptions& options) {
+  const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
+  bool first = true;
+  while (true) {
+    const auto word = flow_word_.load();
+    {
+      const std::lock_guard lock(flow_mutex_);
+      if (closed() || bytes_in_flight_ == 0 || bytes_in_flight_ + bytes <= engine_->options.max_bytes_in_flight) {
+        bytes_in_flight_ += bytes;
+        return {};
+      }
+    }
+    if (until && Clock::now() >= *until) {
+      return {Code::deadline_exceeded, "\"" + peer_.name + "\" did not take in what was sent to it before (" +
+                                           std::to_string(engine_->options.max_bytes_in_flight) +
+                                           " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
+    }
+    if (std::exchange(first, false)) {
+      engine_->pool->about_to_block();
+      expect_replies();  // they say what has been read
+    }
+    futex_wait(flow_word_, word, until);
+  }
+}
+
+void Link::discharged(std::size_t bytes) {
+  if (bytes == 0) return;
+  {
+    const std::lock_guard lock(flow_mutex_);
+    bytes_in_flight_ -= bytes;
+  }
+  flow_word_.fetch_add(1);
+  futex_wake(flow_word_);
+}
+
+void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
+  pending_.add(call);
+  ++engine_->pending;
+  ++engine_->calls_sent;
+  if (call->deadline) engine_->housekeeping->kick();
+  std::unique_lock lock(connect_mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    if (pending_.remove(call->id)) finish(call, ended);
+    discharged(call->counted_bytes);
+    call->release_arguments();
+    return;
+  }
+  if (const auto stream = outgoing_) {
+    lock.unlock();
+    return send_request(stream, call, std::move(message));
+  }
+  deferred_.push_back({call, std::move(message)});
+  const bool dial = !std::exchange(dialling_, true);
+  lock.unlock();
+  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+}
+
+void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
+                        Message message, bool by_ring) {
+  if (const auto known = pairs_.probing(message)) {
+    // By socket then: whoever waits for the answer waits there by now.
+    return pairs_.when_probed(*known, [self = shared_from_this(), stream, call, held = std::move(message)]() mutable {
+      if (self->closed()) {  // which ends the call
+        self->discharged(call->counted_bytes);
+        return call->release_arguments();
+      }
+      self->send_request(stream, call, std::move(held), false);
+    });
+  }
+  // What has no buffers has been read when it is in its frame.
+  auto held =
+      message.buffers.empty() ? nullptr : std::make_shared<Arguments>(call, shared_from_this(), call->counted_bytes);
+  call->release_arguments();
+  if (!pending_.find(call->id)) return;  // it ended while the link was being dialled
+  wire::Header header;
+  header.kind = wire::Kind::request;
+  header.call = call->id;
+  header.remaining_ms = remaining_ms(call->deadline);
+  header.order = call->options.order;
+  Bytes extensions;
+  {
+    const std::lock_guard lock(numbers_mutex_);
+    if (const auto it = numbers_.find(call->function); it != numbers_.end()) header.function = it->second;
+  }
+  Status status;
+  if (header.function == 0) {
+    if (call->function.empty() || call->function.size() > longest_name) {
+      status = {Code::invalid_argument, "a function's name has 1 to " + std::to_string(longest_name) + " bytes"};
+    }
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::function_name,
+                        view_of(std::string_view(call->function).substr(0, longest_name)));
+  }
+  // A burst of calls shares system calls; whoever waits, and the tick, flush.
+  const auto now = Clock::now().time_since_epoch().count();
+  const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
+  last_flush_ = now;
+  auto built = status.ok()
+                   ? pairs_.build(header, std::move(extensions), std::move(message), call->options.require, held)
+                   : Result<Pairs::Built>(status);
+  held.reset();
+  if (!built) {
+    if (pending_.remove(call->id)) finish(call, built.status());
+    return;
+  }
+  if (by_ring && built->trailing.empty() && send_by_ring(call, built->frame)) return;
+  transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
+}
+
+bool Link::wait(Call::State& call, std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
+  if (call.in_ring.load(std::memory_order_acquire) && !wait_in_ring(call, until, interrupted)) return false;
+  if (call.done()) return true;
+  const auto stream_now = outgoing();
+  if (stream_now && stream_now->corked() && !stream_now->write_some()) finish_writes(stream_now);
+  engine_->pool->about_to_block();
+  call.waited = true;
+  bool stopped = false;
+  while (!call.done()) {
+    const auto now = Clock::now();
+    if (until && now >= *until) return false;
+    if (call.deadline && now >= *call.deadline) cancel(call.shared_from_this(), expired(call));
+    // Its reply is landing in the caller's own memory: it has come, and that memory must not be written later.
+    const bool bound = call.deadline && !call.lands_at_callers();
+    auto limit = until;
+    if (bound && (!limit || *call.deadline < *limit)) limit = call.deadline;
+    if (call.done()) break;
+
+    call.prepare_to_sleep();
+    auto stream = outgoing();
+    bool reader = false;
+    {
+      const std::lock_guard lock(wait_mutex_);
+      if (call.done()) break;
+      reader = stream && !stream->closed() && stream->begin_read();
+      if (!reader) waiters_.push_back(&call);
+    }
+    if (reader) {
+      reading_ = this;
+      read_until_done(call, stream, limit, interrupted, stopped);
+      reading_ = nullptr;
+      stop_reading(stream);
+    } else {
+      stopped = !call.sleep(limit) && interrupted && interrupted();
+      const std::lock_guard lock(wait_mutex_);
+      waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &call));
+    }
+    if (stopped) return false;
+  }
+  return true;
+}
+
+void Link::read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
+                           std::optional<Clock::time_point> until, const std::function<bool()>& interrupted,
+                           bool& stopped) {
+  while (!call.done() && !stream->closed()) {
+    pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudge_.get(), POLLIN, 0}};
+    timespec left{};
+    if (until) {
+      const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*until - Clock::now()).count());
+      left = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+    }
+    const int ready = ::ppoll(sources, 2, until ? &left : nullptr, nullptr);
+    if (ready == 0) return;
+    if (ready < 0) {
+      stopped = interrupted && interrupted();
+      if (stopped) return;
+      continue;
+    }
+    if (sources[1].revents != 0) {
+      std::uint64_t count = 0;
+      (void)!::read(nudge_.get(), &count, sizeof count);
+    }
+    if (sources[0].revents != 0 && stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
+  }
+}
+
+/// Hands the reading on: to another thread that waits, else to the pool where calls are in flight.
+void Link::stop_reading(const std::shared_ptr<FrameStream>& stream) {
+  stream->end_read();
+  const std::lock_guard lock(wait_mutex_);
+  for (auto* waiter : waiters_) {
+    if (waiter->done()) continue;
+    waiter->wake();
+    return;
+  }
+  // Also where nobody waits: the peer's answer to the offer of a ring.
+  const bool wanted = (pending_.size() != 0 || !ring_settled()) && !stream->closed();
+  if (wanted == armed_ && !std::exchange(missed_, false)) return;
+  armed_ = wanted;
+  if (wanted)
+    engine_->pool->arm(stream->fd());
+  else
+    engine_->pool->disarm(stream->fd());
+}
+
+void Link::expect_reply(Call::State& call) {
+  if (!call.in_ring.load(std::memory_order_seq_cst)) return expect_frames();
+  if (!ring_out_->calls->watch(call.slot)) look(call);
+}
+
+void Link::expect_replies() {
+  if (ring_ready_.load(std::memory_order_acquire)) {
+    for (const auto& call : pending_.all()) {
+      if (call->in_ring.load(std::memory_order_acquire)) expect_reply(*call);
+    }
+  }
+  expect_frames();
+}
+
+bool Link::scouts(const Call::State& call) {
+  const Call::State* none = nullptr;
+  if (scout_.compare_exchange_strong(none, &call)) return true;
+  relaxed_ = true;
+  engine_->housekeeping->kick();
+  return false;
+}
+
+void Link::scout_returned(const Call::State& call, bool completed) {
+  const auto* scout = &call;
+  if (scout_.load() != scout || !scout_.compare_exchange_strong(scout, nullptr)) return;
+  if (completed) expect_relaxed(Clock::time_point::max());
+}
+
+/// Nobody has come for these: the pool takes their replies.
+void Link::expect_relaxed(Clock::time_point made_before) {
+  if (!relaxed_.exchange(false)) return;
+  for (const auto& call : pending_.all()) {
+    if (!call->relaxed) continue;
+    if (call->made < made_before)
+      call->hurry();
+    else
+      relaxed_ = true;
+  }
+}
+
+void Link::expect_frames() {
+  const auto stream = outgoing();
+  if (!stream) return;
+  const std::lock_guard lock(wait_mutex_);
+  if (armed_) return;
+  armed_ = true;
+  engine_->pool->arm(stream->fd());
+}
+
+void Link::nudge() {
+  const std::uint64_t one = 1;
+  (void)!::write(nudge_.get(), &one, sizeof one);
+}
+
+Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
+  const auto [call, again] = pending_.land(frame.header.call);
+  if (!call) {  // cancelled or expired
+    pairs_.discard(stream, frame);
+    return {};
+  }
+  if (again) return {Code::protocol_error, "a second reply to one call"};
+  if (frame.function_number != 0) {
+    const std::lock_guard lock(numbers_mutex_);
+    numbers_[call->function] = frame.function_number;
+  }
+  if ((frame.header.flags & wire::flag::error) != 0) {
+    auto status = wire::decode_status(frame.payload);
+    // The callee may notice first that the deadline has passed; the caller knows more to say of it.
+    const bool late = call->deadline && *call->deadline <= Clock::now();
+    if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
+    if (pending_.remove(call->id)) finish(call, std::move(status));
+    return {};
+  }
+  pairs_.receive(
+      stream, frame, call->options.into, [self = shared_from_this(), call = call](Status status, Received received) {
+        if (!self->pending_.remove(call->id)) return;
+        self->finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
+      });
+  return {};
+}
+
+void Link::finish(const std::shared_ptr<Call::State>& call, Result<Received> result) {
+  --engine_->pending;
+  if (!result) ++engine_->calls_failed;
+  call->complete(std::move(result));
+  if (call->in_ring.load(std::memory_order_acquire)) ring_out_->calls->abandon(call->slot);
+  if (call->waited && reading_ != this) nudge();  // its thread may be reading, and sleep in poll()
+}
+
+void Link::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
+  if (!pending_.give_up(call->id)) return;
+  wire::Header header;
+  header.kind = wire::Kind::cancel;
+  header.call = call->id;
+  if (const auto stream = outgoing()) transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
+  finish(call, why);
+}
+
+Status Link::expired(const Call::State& call) const {
+  const auto seconds = [](auto duration) {
+    const auto tenths = std::chrono::duration_cast<Milliseconds>(duration).count() / 100;
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+  };
+  return {Code::deadline_exceeded, "\"" + call.function + "\" on \"" + peer_.name + "\" did not answer in " +
+                                       seconds(call.options.timeout) + " (sent " + seconds(Clock::now() - call.made) +
+                                       " ago, " + (outgoing() ? "link up" : "no link yet") +
+                                       "). Raise timeout= or the deadline around the call"};
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,216 @@
+// The callee's side of a link: requests in, handlers, replies out.
+#include <utility>
+
+#include "agent/link.h"
+#include "agent/log.h"
+#include "channels/completion.h"
+
+namespace tensorferry {
+
+class Reply::State final {
+ public:
+  State(std::shared_ptr<Link> to, AnswerWay by, std::shared_ptr<Serving> of)
+      : link(std::move(to)), way(std::move(by)), serving(std::move(of)) {}
+
+  std::shared_ptr<Link> link;
+  AnswerWay way;
+  std::shared_ptr<Serving> serving;
+};
+
+Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Reply::Reply(Reply&&) noexcept = default;
+Reply& Reply::operator=(Reply&& other) noexcept {
+  if (this != &other) {
+    const Reply dropped(std::move(*this));
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+Reply::~Reply() {
+  if (state_) fail({Code::internal, "the handler ended without an answer"});
+}
+
+void Reply::send(Message message) {
+  const bool late = cancelled();
+  const auto state = std::move(state_);
+  if (!state) return;
+  const bool expired = state->serving->deadline && *state->serving->deadline <= Clock::now();
+  if (late)
+    state->link->refuse(state->way, {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
+  else
+    state->link->answer(state->way, std::move(message));
+  state->link->served(state->way.call, *state->serving);
+}
+
+void Reply::fail(Status status) {
+  const auto state = std::move(state_);
+  if (!state) return;
+  state->link->refuse(state->way, status);
+  state->link->served(state->way.call, *state->serving);
+}
+
+void Reply::tell(std::uint32_t number) {
+  if (state_) state_->way.tell_number = number;
+}
+
+bool Reply::cancelled() const {
+  if (!state_) return true;
+  const auto& serving = *state_->serving;
+  if (serving.cancelled || (serving.deadline && *serving.deadline <= Clock::now())) return true;
+  return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);
+}
+
+std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->serving->deadline : std::nullopt; }
+
+Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
+  const auto& header = frame.header;
+  std::shared_ptr<const Function> function;
+  std::string name(text_of(frame.function_name));
+  if (header.function != 0) {
+    function = engine_->functions.find(header.function);
+    if (!function)
+      return {Code::protocol_error,
+              "a request for function number " + std::to_string(header.function) + ", which was never given"};
+  } else if (name.empty()) {
+    return {Code::protocol_error, "a request without a function"};
+  } else {
+    function = engine_->functions.find(name);
+  }
+  auto serving = std::make_shared<Serving>();
+  if (header.remaining_ms != 0) serving->deadline = Clock::now() + Milliseconds(header.remaining_ms);
+  serving->order = header.order;
+  if (header.order != 0) serving->turn = std::make_shared<Turn>();
+  {
+    const std::lock_guard lock(serving_mutex_);
+    if (!serving_.emplace(header.call, serving).second)
+      return {Code::protocol_error, "a request under the id of one that has not been answered"};
+    if (closed()) serving->cancelled = true;  // close() has been here already
+    if (serving->turn) ordered_[header.order].push_back(serving->turn);
+  }
+  ++engine_->serving;
+  if (header.function == 0 && function) way.tell_number = function->number;
+  auto* stream = way.ring ? nullptr : way.stream.get();
+  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(way), serving));
+  pairs_.receive(
+      stream, frame, {},
+      [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, serving](
+          Status status, Received received) mutable {
+        if (!status.ok()) return reply->fail(std::move(status));
+        if (!serving->turn)
+          return self->dispatch(std::move(function), std::move(name), std::move(received), std::move(*reply));
+        self->take_turn(serving->order, *serving->turn,
+                        [self, function, name, received = std::move(received), reply]() mutable {
+                          self->dispatch(std::move(function), std::move(name), std::move(received), std::move(*reply));
+                        });
+      });
+  return {};
+}
+
+void Link::dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply) {
+  auto& pool = *engine_->pool;
+  if (pool.saturated()) {
+    return reply.fail({Code::resource_exhausted, "all " + std::to_string(engine_->options.max_threads) +
+                                                     " handlers of \"" + engine_->self.name +
+                                                     "\" are busy, and as many calls wait. Raise max_threads there"});
+  }
+  const bool executor = !function || function->options.executor;  // names that are not known yet may be the executor's
+  auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
+              arguments = std::move(arguments), reply = std::move(reply)]() mutable {
+    self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
+  };
+  pool.submit_handler(std::move(job), executor);
+}
+
+/// Runs `start` now, or when those before it in its order have been answered.
+void Link::take_turn(std::uint32_t order, Turn& turn, UniqueFunction<void()> start) {
+  {
+    const std::lock_guard lock(serving_mutex_);
+    if (ordered_[order].front().get() != &turn) {
+      turn.start = std::move(start);
+      return;
+    }
+  }
+  start();
+}
+
+void Link::end_turn(std::uint32_t order, const Turn& turn) {
+  UniqueFunction<void()> next;
+  {
+    const std::lock_guard lock(serving_mutex_);
+    auto& queue = ordered_[order];
+    const bool was_first = queue.front().get() == &turn;
+    std::erase_if(queue, [&](const auto& other) { return other.get() == &turn; });
+    if (queue.empty())
+      ordered_.erase(order);
+    else if (was_first)
+      next = std::move(queue.front()->start);
+  }
+  // Where it is refused at once, so may be the next: thousands of them must not be as many stack frames.
+  if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
+}
+
+void Link::on_cancel(std::uint64_t call) {
+  const std::lock_guard lock(serving_mutex_);
+  if (const auto it = serving_.find(call); it != serving_.end()) it->second->cancelled = true;
+}
+
+void Link::served(std::uint64_t call, const Serving& serving) {
+  {
+    const std::lock_guard lock(serving_mutex_);
+    serving_.erase(call);
+  }
+  --engine_->serving;
+  ++engine_->calls_served;
+  if (serving.turn) end_turn(serving.order, *serving.turn);
+}
+
+namespace {
+
+wire::Header reply_to(const AnswerWay& way, Bytes& extensions) {
+  wire::Header header;
+  header.kind = wire::Kind::reply;
+  header.call = way.call;
+  if (way.tell_number != 0) {
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::function_number, std::as_bytes(std::span(&way.tell_number, 1)));
+  }
+  return header;
+}
+
+}  // namespace
+
+void Link::answer(const AnswerWay& way, Message message) {
+  if (closed() || way.stream->closed()) return;
+  if (const auto known = pairs_.probing(message)) {
+    return pairs_.when_probed(*known, [self = shared_from_this(), way, held = std::move(message)]() mutable {
+      self->answer(way, std::move(held));
+    });
+  }
+  Bytes extensions;
+  const auto header = reply_to(way, extensions);
+  auto built = pairs_.build(header, std::move(extensions), std::move(message), {}, nullptr);
+  if (!built) return refuse(way, built.status());
+  send_answer(way, std::move(*built));
+}
+
+void Link::refuse(const AnswerWay& way, const Status& status) {
+  if (closed() || way.stream->closed()) return;
+  Bytes extensions;
+  auto header = reply_to(way, extensions);
+  header.flags = wire::flag::error;
+  send_answer(way, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
+}
+
+void Link::send_answer(const AnswerWay& way, Pairs::Built built) {
+  if (way.ring) {
+    const bool fits = built.trailing.empty() && built.frame.size() <= CallRing::most_reply;
+    // Where the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.
+    if (fits && way.ring->answer(way.slot, built.frame)) return;
+    if (!fits) way.ring->answer_by_socket(way.slot);
+  }
+  // Replies of handlers that follow one another share a system call; the last one, and the tick, flush.
+  transmit(way.stream, std::move(built.frame), std::move(built.trailing), engine_->pool->caught_up());
+}
+
+}  // namespace tensorferry

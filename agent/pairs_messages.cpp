@@ -1,0 +1,285 @@
+// What becomes of the buffers of one message: offered and recorded on the way out, pulled on the way in.
+#include <algorithm>
+#include <utility>
+
+#include "agent/pairs.h"
+#include "agent/pairs_slot.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::size_t room_for_records = 48 * 1024;  // records and payload beyond it make a buffer of their own
+constexpr std::size_t typical_ticket = 32;
+
+Buffer buffer_of(Bytes bytes) {
+  auto owner = std::make_shared<Bytes>(std::move(bytes));
+  return {{}, owner->data(), owner->size(), nullptr, owner};
+}
+
+}  // namespace
+
+struct Pairs::Draft final : public Outgoing {
+  Bytes records;
+  std::vector<FrameStream::Part> trailing;
+  std::uint64_t trailing_bytes = 0;
+  std::vector<std::pair<std::uint64_t, Offered>> offered;
+  std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
+  bool may_append = true;
+  bool last = false;  // no other channel will be asked
+  std::size_t inline_room = 0;
+
+  [[nodiscard]] bool appends() const override { return may_append; }
+  void append(Buffer buffer, Completion written) override {
+    trailing_bytes += buffer.bytes;
+    trailing.push_back({std::move(buffer), std::move(written)});
+  }
+  [[nodiscard]] bool last_resort() const override { return last; }
+};
+
+/// Records one buffer: inside the frame, or by the first channel of its pair that takes it.
+Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Sharing sharing, const std::string& require,
+                    const std::shared_ptr<void>& held) {
+  Writer records(draft.records);
+  wire::BufferRecord record;
+  record.source = buffer.device;
+  record.destination = destination;
+  record.bytes = buffer.bytes;
+  const bool host = buffer.device.type == DeviceType::cpu && destination.type == DeviceType::cpu;
+  if (host && sharing == Sharing::by_value && buffer.bytes <= std::min(inline_bytes, draft.inline_room)) {
+    draft.inline_room -= buffer.bytes;
+    record.ticket = ByteView(buffer.data, buffer.bytes);
+    record.encode(records);
+    draft.carried.emplace_back(Engine::most_drivers, buffer.bytes);
+    return {};
+  }
+  std::string reasons;
+  bool fell_back = false;  // not while a probe is under way: others carry meanwhile, as they should
+  const auto& way = this->way({buffer.device, destination});
+  for (auto* slot : way.slots) {
+    if (!require.empty() && slot->name() != require) continue;
+    if (const auto state = slot->state(); state != Slot::State::usable) {
+      fell_back = fell_back || state == Slot::State::failed;
+      reasons += std::string("\n  ") + std::string(slot->name()) + ": " + slot->reason();
+      continue;
+    }
+    draft.last = !require.empty() || slot == way.slots.back();
+    auto offer = slot->channel->offer(buffer, sharing, draft, [held](const Status&) {});
+    if (auto* refusal = std::get_if<Refusal>(&offer)) {
+      fell_back = fell_back || !refusal->passing;
+      reasons += std::string("\n  ") + std::string(slot->name()) + ": " + refusal->reason;
+      continue;
+    }
+    auto& ticket = std::get<Ticket>(offer);
+    if (ticket.acknowledge) {
+      const std::lock_guard lock(mutex_);
+      record.release = next_release_++;
+    }
+    record.channel = static_cast<std::uint8_t>(slot->driver());
+    record.after = ticket.after;
+    record.ticket = ticket.opaque;
+    record.encode(records);
+    draft.carried.emplace_back(slot->driver(), buffer.bytes);
+    if (fell_back) {
+      const auto what = text_of(buffer.device) + " -> " + text_of(destination);
+      warn_once(std::string(slot->name()) + what, "peer=" + link_.peer().name +
+                                                      " channel=" + std::string(slot->name()) +
+                                                      " fallback: faster ones cannot carry " + what + ":" + reasons);
+    }
+    draft.offered.emplace_back(record.release, Offered{slot, std::move(ticket)});
+    return {};
+  }
+  for (const auto& [name, reason] : way.reasons) {
+    if (require.empty() || name == require) reasons += "\n  " + name + ": " + reason;
+  }
+  if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists those that are";
+  const std::string_view what =
+      sharing == Sharing::shared ? "no channel shares memory without a copy, " : "no channel carries ";
+  return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + link_.peer().name + " " +
+                                         text_of(destination) +
+                                         (require.empty() ? "" : " with require=\"" + require + "\"") + ":" + reasons};
+}
+
+void Pairs::withdraw(Draft& draft) {
+  for (auto& [id, offered] : draft.offered) offered.slot->channel->withdraw(offered.ticket);
+}
+
+Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message message, const std::string& require,
+                                  const std::shared_ptr<void>& held) {
+  const auto releases = take_releases(64);
+  if (!releases.empty()) {
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
+  }
+  if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
+    return Built{wire::assemble(header, extensions, {}, message.payload), {}};
+  const auto estimate = message.buffers.size() * (wire::BufferRecord::size + typical_ticket) + message.payload.size();
+  auto built = attempt(header, extensions, message, require, held, estimate > room_for_records);
+  // Tickets longer than typical ones: then so, too.
+  if (built && built->frame.size() > wire::Header::max_length) {
+    built = attempt(header, extensions, message, require, held, true);
+  }
+  if (!built) {
+    const std::lock_guard lock(mutex_);
+    releases_.insert(releases_.end(), releases.begin(), releases.end());
+  }
+  return built;
+}
+
+/// `spill`: count, records and payload travel as a buffer, because they do not fit a frame; nothing but that buffer can
+/// then stand behind the frame, since its reader does not know the records yet.
+Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions, const Message& message,
+                                    const std::string& require, const std::shared_ptr<void>& held, bool spill) {
+  Draft draft;
+  draft.may_append = !spill;
+  if (!spill) {
+    draft.inline_room = room_for_records - message.payload.size() - message.buffers.size() * wire::BufferRecord::size;
+  }
+  Status status;
+  for (std::size_t i = 0; i < message.buffers.size() && status.ok(); ++i) {
+    status = offer(draft, message.buffers[i], message.destination_of(i), message.sharing_of(i), require, held);
+  }
+  ByteView payload = message.payload;
+  header.buffers = static_cast<std::uint16_t>(message.buffers.size());
+  if (status.ok() && spill) {
+    Bytes body;
+    Writer writer(body);
+    writer.put(static_cast<std::uint32_t>(message.buffers.size()));
+    writer.raw(draft.records);
+    writer.raw(message.payload);
+    payload = {};
+    draft.records.clear();
+    draft.may_append = true;
+    header.buffers = 1;
+    header.flags |= wire::flag::spilled;
+    status = offer(draft, buffer_of(std::move(body)), {}, Sharing::by_value, "", held);
+  }
+  header.trailing = draft.trailing_bytes;
+  Built built{{}, std::move(draft.trailing)};
+  if (status.ok()) built.frame = wire::assemble(header, extensions, draft.records, payload);
+  if (!status.ok() || built.frame.size() > wire::Header::max_length) {
+    withdraw(draft);
+    const Status why = status.ok() ? Status(Code::cancelled, "sent in another way") : status;
+    for (auto& part : built.trailing) part.written(why);
+    if (!status.ok()) return status;
+    return built;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) status = status_;
+    for (auto& [id, offered] : draft.offered) {
+      if (id != 0 && !closed_) offered_.emplace(id, std::move(offered));
+    }
+  }
+  if (!status.ok()) {  // the closed channels have ended their offers
+    for (auto& part : built.trailing) part.written(status);
+    return status;
+  }
+  for (const auto& [counter, bytes] : draft.carried) engine_.bytes_sent[counter] += bytes;
+  return built;
+}
+
+void Pairs::receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
+                    Landing::Arrived arrived) {
+  if (frame.buffers.empty()) return arrived({}, {Bytes(frame.payload.begin(), frame.payload.end()), {}});
+  Slot::reading = stream;
+  if ((frame.header.flags & wire::flag::spilled) != 0) {
+    auto held = std::make_shared<std::pair<std::vector<Buffer>, Landing::Arrived>>(into, std::move(arrived));
+    auto landing = land(
+        frame.buffers, {}, {},
+        [this, link = link_.shared_from_this(), held](Status status, Received spill) {
+          if (!status.ok())
+            held->second(std::move(status), {});
+          else
+            land_spilled(std::move(spill), held->first, std::move(held->second));
+        },
+        true);
+    Slot::reading = nullptr;
+    landing->landed({});
+    return;
+  }
+  auto landing = land(frame.buffers, frame.payload, into, std::move(arrived));
+  Slot::reading = nullptr;
+  landing->landed({});
+}
+
+/// Starts a pull for each record. The caller ends the landing's own part.
+std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& records, ByteView payload,
+                                     const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill) {
+  auto landing = std::make_shared<Landing>(Bytes(payload.begin(), payload.end()), std::move(arrived));
+  std::vector<BufferSink*> sinks;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    auto& sink = landing->add(engine_.memory_of(records[i].destination.type), records[i].destination);
+    if (i < into.size()) sink.use(into[i]);
+    if (spill) sink.copy();
+    sinks.push_back(&sink);
+  }
+  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], landing);
+  return landing;
+}
+
+void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
+  if ((frame.header.flags & wire::flag::spilled) != 0) {
+    // Its records are inside the buffer, so it has to be read to end their tickets.
+    receive(stream, frame, {}, [](const Status&, const Received&) {});
+    return;
+  }
+  Slot::reading = stream;
+  for (const auto& record : frame.buffers) {
+    if (record.channel == wire::BufferRecord::inline_channel) continue;
+    auto* slot = slot_of_peer(record.channel, {record.source, record.destination});
+    if (slot == nullptr || !slot->channel) continue;
+    slot->channel->discard(
+        {record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0});
+    want_release(record.release);
+  }
+  Slot::reading = nullptr;
+}
+
+void Pairs::land_spilled(Received spill, const std::vector<Buffer>& into, Landing::Arrived arrived) {
+  const auto& body = spill.buffers.front();
+  Reader in(ByteView(body.data, body.bytes));
+  const auto count = in.get<std::uint32_t>();
+  std::vector<wire::BufferRecord> records;
+  auto status = in.failed() ? Status(Code::protocol_error, "malformed frame: a buffer too short to hold the rest of it")
+                            : wire::BufferRecord::decode_all(in, count, records);
+  if (!status.ok()) {
+    link_.close(status);
+    arrived(std::move(status), {});
+    return;
+  }
+  land(records, in.rest(), into, std::move(arrived))->landed({});
+}
+
+void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing) {
+  // The rest of the message may never come, so a peer that broke the rules is not waited for.
+  const auto landed = [link = link_.shared_from_this(), landing](const Status& status) {
+    if (status.code() == Code::protocol_error) link->close(status);
+    landing->landed(status);
+  };
+  if (record.channel == wire::BufferRecord::inline_channel) {
+    if (record.destination != Device()) {  // the host copies them
+      return landed({Code::protocol_error, "bytes inside a frame for " + text_of(record.destination)});
+    }
+    const auto memory = sink.reserve(record.bytes);
+    if (memory && record.bytes != 0) std::memcpy(memory->data, record.ticket.data(), record.bytes);
+    engine_.bytes_received[Engine::most_drivers] += record.bytes;
+    return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
+  }
+  auto* slot = slot_of_peer(record.channel, {record.source, record.destination});
+  if (slot == nullptr || !slot->channel) {
+    return landed({Code::protocol_error, "a ticket of a channel that does not reach"});
+  }
+  Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
+  engine_.bytes_received[slot->driver()] += record.bytes;
+  auto pull = [this, link = link_.shared_from_this(), slot, ticket = std::move(ticket), &sink, landed,
+               id = record.release](const Status& failed) {
+    if (!failed.ok()) return landed(failed);
+    slot->channel->pull(ticket, sink, landed, [this, link, id](const Status&) { want_release(id); });
+  };
+  if (record.after == 0)
+    pull({});
+  else
+    pull_when(record.after, std::move(pull));
+}
+
+}  // namespace tensorferry

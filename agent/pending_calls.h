@@ -1,0 +1,97 @@
+/// The calls of one link that wait for a reply: slots with generations, so that a late reply never reaches the call
+/// that uses its slot next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "agent/call_state.h"
+
+namespace tensorferry {
+
+/// Thread-safe. An id is generation << 32 | slot, never 0, and opaque to the peer.
+class PendingCalls final {
+ public:
+  /// Gives the call its id, which is also returned, before anybody else can see the call: its link may end at any
+  /// moment.
+  std::uint64_t add(std::shared_ptr<Call::State> call) {
+    const std::lock_guard lock(mutex_);
+    std::uint32_t index = 0;
+    if (free_.empty()) {
+      index = static_cast<std::uint32_t>(slots_.size());
+      slots_.emplace_back();
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    auto& slot = slots_[index];
+    const auto id = call->id = std::uint64_t{slot.generation} << 32 | index;
+    slot.call = std::move(call);
+    ++count_;
+    return id;
+  }
+  /// Null: the call has ended, or never was.
+  std::shared_ptr<Call::State> find(std::uint64_t id) const {
+    const std::lock_guard lock(mutex_);
+    const auto* slot = slot_of(id);
+    return slot != nullptr ? slot->call : nullptr;
+  }
+  struct Landing {
+    std::shared_ptr<Call::State> call;  // as for find()
+    bool again = false;                 // a reply had come before
+  };
+  /// A reply has come. From now on the caller's own memory may be written, so give_up() leaves the call alone.
+  Landing land(std::uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto* slot = slot_of(id);
+    if (slot == nullptr) return {};
+    return {slot->call, slot->call->landing.exchange(true)};
+  }
+  /// Takes the call out; only one of several callers gets it.
+  std::shared_ptr<Call::State> remove(std::uint64_t id) { return take(id, true); }
+  /// The same, but for a call whose reply is landing in the caller's own memory: that ends when the landing does.
+  std::shared_ptr<Call::State> give_up(std::uint64_t id) { return take(id, false); }
+  [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Call::State>> calls;
+    for (const auto& slot : slots_) {
+      if (slot.call) calls.push_back(slot.call);
+    }
+    return calls;
+  }
+  [[nodiscard]] std::size_t size() const {
+    const std::lock_guard lock(mutex_);
+    return count_;
+  }
+
+ private:
+  std::shared_ptr<Call::State> take(std::uint64_t id, bool landing_too) {
+    const std::lock_guard lock(mutex_);
+    auto* slot = const_cast<Slot*>(slot_of(id));
+    if (slot == nullptr || (!landing_too && slot->call->lands_at_callers())) return nullptr;
+    ++slot->generation;
+    free_.push_back(static_cast<std::uint32_t>(id));
+    --count_;
+    return std::move(slot->call);
+  }
+
+  struct Slot {
+    std::shared_ptr<Call::State> call;
+    std::uint32_t generation = 1;
+  };
+  [[nodiscard]] const Slot* slot_of(std::uint64_t id) const {
+    const auto index = static_cast<std::uint32_t>(id);
+    if (index >= slots_.size()) return nullptr;
+    const auto& slot = slots_[index];
+    return slot.call && slot.generation == id >> 32 ? &slot : nullptr;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,478 @@
+#include "agent/pool.h"
+
+#include <openssl/crypto.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <utility>
+
+#include "agent/agent.h"
+#include "channels/thread_signals.h"
+
+namespace tensorferry {
+namespace {
+
+// The pool and worker that the calling thread belongs to.
+thread_local Pool* current_pool = nullptr;
+thread_local void* current_worker = nullptr;
+
+constexpr std::uint64_t wake_key = ~std::uint64_t{0};
+constexpr int most_woken_per_tick = 8;
+constexpr std::chrono::milliseconds patience_with_handlers{50};
+constexpr int own_threads =
+    16;  // beyond those for handlers, so that a full pool still reads, dials and completes calls
+
+}  // namespace
+
+Pool::Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick)
+    : limits_(limits),
+      executor_(std::move(executor)),
+      kick_(std::move(kick)),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;  // never read: each write is an edge
+  event.data.u64 = wake_key;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+}
+
+Pool::~Pool() = default;
+
+void Pool::start() {
+  const std::lock_guard lock(mutex_);
+  for (int i = 0; i < limits_.least; ++i) wake_one();
+}
+
+void Pool::watch(int fd, Watch kind, bool armed, bool fresh) {
+  epoll_event event{};
+  event.data.u64 = static_cast<std::uint64_t>(fd);
+  switch (kind) {
+    case Watch::always:
+      event.events = EPOLLIN | EPOLLRDHUP;
+      break;
+    case Watch::closing:
+      event.events = EPOLLRDHUP | EPOLLET | (armed ? std::uint32_t{EPOLLIN} : 0U);
+      break;
+    case Watch::blocking:
+      event.events = EPOLLONESHOT | (armed ? EPOLLIN | EPOLLRDHUP : 0U);
+      break;
+  }
+  ::epoll_ctl(epoll_.get(), fresh ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event);
+}
+
+void Pool::add(int fd, std::shared_ptr<Readable> readable, Watch kind) {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  entries_[fd] = {std::move(readable), kind};
+  watch(fd, kind, kind == Watch::blocking, true);
+}
+
+void Pool::arm(int fd) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = entries_.find(fd); it != entries_.end()) watch(fd, it->second.watch, true, false);
+}
+
+void Pool::disarm(int fd) {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = entries_.find(fd); it != entries_.end()) watch(fd, it->second.watch, false, false);
+}
+
+void Pool::remove(int fd) {
+  std::shared_ptr<Readable> dropped;  // may be the last holder: destroyed outside the lock
+  const std::lock_guard lock(mutex_);
+  const auto it = entries_.find(fd);
+  if (it == entries_.end()) return;
+  dropped = std::move(it->second.readable);
+  entries_.erase(it);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+bool Pool::submit(UniqueFunction<void()> job, bool with_executor) {
+  return push({.run = std::move(job), .with_executor = with_executor && executor_ != nullptr}, false);
+}
+
+bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor) {
+  return push({.run = std::move(job), .with_executor = with_executor && executor_ != nullptr, .handler = true}, false);
+}
+
+bool Pool::submit_long(UniqueFunction<void()> job) { return push({.run = std::move(job), .takes_long = true}, true); }
+
+bool Pool::push(Job job, bool wake) {
+  auto* worker = current_pool == this ? static_cast<Worker*>(current_worker) : nullptr;
+  const bool serving = worker != nullptr && worker->serving;
+  if (serving && !worker->direct.run && !job.takes_long && job.with_executor == worker->entered) {
+    worker->direct = std::move(job);  // what a request comes to runs at once, on the thread that took the request
+    return true;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+    busy_.fetch_add(1, std::memory_order_seq_cst);
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    // A job that the leader finds is the leader's: it comes back from on_readable and runs it, and so does a thread
+    // that serves a ring. Others need a thread.
+    const bool by_leader = worker != nullptr && (serving || worker == leader_);
+    const bool taken_care_of = by_leader || (job.with_executor && entering_);
+    queue_of(job).push_back(std::move(job));
+    if (wake || (!taken_care_of && parked_ > wakes_)) {
+      wake_one();
+    } else if (!taken_care_of && polling_) {
+      const std::uint64_t one = 1;
+      (void)!::write(wake_.get(), &one, sizeof one);
+    }
+  }
+  kick_();
+  return true;
+}
+
+void Pool::about_to_block() {
+  if (current_pool != this) return;
+  const std::lock_guard lock(mutex_);
+  auto& self = *static_cast<Worker*>(current_worker);
+  if (leader_ == &self)
+    resign(self);
+  else if (jobs_without_thread() != 0)
+    wake_one();
+}
+
+/// Those for the executor have one where a thread is on its way into it.
+std::size_t Pool::jobs_without_thread() const { return plain_.size() + (entering_ ? 0 : in_executor_.size()); }
+
+void Pool::add(std::shared_ptr<RequestSource> source) {
+  const std::lock_guard lock(mutex_);
+  auto sources = std::make_shared<Sources>(*sources_);
+  sources->push_back(std::move(source));
+  sources_ = std::move(sources);
+  wake_one();  // requests may be there already
+}
+
+void Pool::remove(const RequestSource* source) {
+  std::shared_ptr<const Sources> dropped;  // outside the lock
+  const std::lock_guard lock(mutex_);
+  auto sources = std::make_shared<Sources>(*sources_);
+  std::erase_if(*sources, [&](const auto& one) { return one.get() == source; });
+  dropped = std::exchange(sources_, std::move(sources));
+}
+
+std::shared_ptr<const Pool::Sources> Pool::sources() const {
+  const std::lock_guard lock(mutex_);
+  return sources_;
+}
+
+bool Pool::unattended(const Sources& sources) const {
+  return std::any_of(sources.begin(), sources.end(), [this](const auto& source) {
+    return !source->empty() && !(executor_ && entering_ && source->needs_executor());
+  });
+}
+
+void Pool::begin_polling(Worker& self) {
+  if (!std::exchange(self.polling, true)) doorbell_->begin_polling();
+}
+
+/// Before the thread sleeps or runs anything: requests that came while it was counted are seen here or by another.
+void Pool::end_polling(Worker& self) {
+  if (!std::exchange(self.polling, false)) return;
+  doorbell_->end_polling();
+  if (unattended(*self.sources)) doorbell_->ring();
+}
+
+bool Pool::saturated() const {
+  const std::lock_guard lock(mutex_);
+  return held_.size() >= static_cast<std::size_t>(limits_.most) &&
+         Clock::now() - last_turnover_ > patience_with_handlers;
+}
+
+int Pool::threads() const {
+  const std::lock_guard lock(mutex_);
+  return threads_;
+}
+
+bool Pool::on_pool_thread() const noexcept { return current_pool == this; }
+
+/// Something runs for longer than a tick: others must read, and take what waits.
+void Pool::tick() {
+  const std::lock_guard lock(mutex_);
+  const bool stuck = finished_ == finished_at_tick_;
+  finished_at_tick_ = finished_;
+  if (stopping_ || !stuck) return;
+  if (leader_ != nullptr && !polling_) leader_ = nullptr;
+  auto needed = std::min<std::size_t>(jobs_without_thread() + (unattended(*sources_) ? 1 : 0), most_woken_per_tick);
+  if (leader_ == nullptr) needed = std::max<std::size_t>(needed, 1);
+  // Those on their way count: on a busy machine a thread may take many ticks to come.
+  for (auto coming = wakes_ + starting_; coming < static_cast<int>(needed); ++coming) wake_one();
+}
+
+void Pool::stop(std::chrono::milliseconds patience) {
+  std::unordered_map<int, Entry> entries;
+  std::unique_lock lock(mutex_);
+  if (!stopping_) {
+    // The threads that there are may all be stuck: what was taken shall run all the same.
+    const auto left = std::min<std::size_t>(jobs_without_thread(), most_woken_per_tick);
+    for (std::size_t i = 0; i < left; ++i) wake_one();
+  }
+  stopping_ = true;
+  entries.swap(entries_);
+  doorbell_->wake_all();
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+  const int mine = on_pool_thread() ? 1 : 0;
+  ended_.wait_for(lock, patience, [&] { return threads_ <= mine; });
+  lock.unlock();
+}
+
+/// Under mutex_. A parked thread, or a new one.
+void Pool::wake_one() {
+  if (stopping_) return;
+  if (parked_ > wakes_) {
+    ++wakes_;
+    doorbell_->wake();
+    return;
+  }
+  if (threads_ >= limits_.most + own_threads) return;
+  ++threads_;
+  ++starting_;
+  try {
+    std::thread([pool = shared_from_this()] { pool->main(); }).detach();
+  } catch (const std::system_error&) {
+    --threads_;  // no thread to be had: those that run will come back
+    --starting_;
+  }
+}
+
+void Pool::resign(Worker& self) {
+  if (leader_ == &self) leader_ = nullptr;
+  wake_one();
+}
+
+void Pool::main() {
+  block_signals_of_others();
+  ::pthread_setname_np(::pthread_self(), "tf-pool");
+  Worker self;
+  current_pool = this;
+  current_worker = &self;
+  std::unique_lock lock(mutex_);
+  --starting_;
+  while (next(self, lock)) {
+  }
+  if (leader_ == &self) leader_ = nullptr;
+  ++ending_;
+  lock.unlock();
+  end_polling(self);
+  if (unattended(*sources())) doorbell_->ring();  // of one that was added since this thread last looked
+  leave(self);
+  if (self.attached) executor_->detach(self.runtime);
+  current_pool = nullptr;
+  // What the library keeps for each thread, freed while somebody still waits for the thread: it is detached.
+  ::OPENSSL_thread_stop();
+  lock.lock();
+  --threads_;
+  --ending_;
+  if (stopping_ && threads_ == 0) {
+    epoll_.reset();
+    wake_.reset();
+  }
+  ended_.notify_all();
+}
+
+/// One step of a thread's life; false ends it.
+bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
+  self.sources = sources_;
+  if (!plain_.empty()) {
+    if (self.entered) {
+      lock.unlock();
+      leave(self);
+      lock.lock();
+    }
+    if (!plain_.empty()) run(self, plain_, lock);
+    return true;
+  }
+  if (!in_executor_.empty() && (self.entered || !entering_.exchange(true))) {
+    if (!self.entered) {
+      // First the executor, then the job: a handler that lets the executor go hands over by itself, and a thread that
+      // is stuck here has taken nothing that another could run.
+      lock.unlock();
+      begin_polling(self);  // it comes back with the executor, to look at the rings, too
+      enter(self);
+      lock.lock();
+      entering_ = false;
+    }
+    if (!in_executor_.empty()) run(self, in_executor_, lock);
+    return true;
+  }
+  if (!stopping_ && !self.sources->empty()) {
+    // serve() lets the lock go: a job that came meanwhile has woken nobody where nobody slept.
+    if (serve(self, lock) || jobs_without_thread() != 0) return true;
+  }
+  if (self.entered) {
+    lock.unlock();
+    if (!keeps_executor(self)) leave(self);
+    lock.lock();
+    return true;
+  }
+  if (stopping_) return false;
+  if (leader_ == nullptr || leader_ == &self) {
+    if (self.polling) {
+      lock.unlock();
+      end_polling(self);
+      lock.lock();
+      return true;  // look again: something may have come meanwhile
+    }
+    leader_ = &self;
+    poll(lock);
+    return true;
+  }
+  return park(self, lock);
+}
+
+/// Takes one request of each ring in turn. False: there was none for this thread.
+bool Pool::serve(Worker& self, std::unique_lock<std::mutex>& lock) {
+  const auto sources = self.sources;
+  lock.unlock();
+  bool any = false;
+  const auto first = self.turn++;
+  for (std::size_t i = 0; i < sources->size(); ++i) {
+    auto& source = *(*sources)[(first + i) % sources->size()];
+    if (!source.empty()) any = serve(self, source, lock) || any;
+  }
+  lock.lock();
+  return any;
+}
+
+/// One request of one ring. Called and left without the lock.
+bool Pool::serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock) {
+  const bool in_executor = executor_ && source.needs_executor();
+  if (in_executor && !self.entered) {
+    // First the executor, then the request, for the same reasons as in next().
+    if (entering_.exchange(true)) return false;
+    busy_.fetch_add(1, std::memory_order_seq_cst);  // requests that need no executor shall not wait for it: tick()
+    kick_();
+    begin_polling(self);  // others leave to it what they see now: it shall look before it runs anything
+    enter(self);
+    entering_ = false;
+    busy_.fetch_sub(1, std::memory_order_seq_cst);
+  } else if (!in_executor && self.entered) {
+    leave(self);
+  }
+  self.serving = true;
+  const bool served = source.serve_one();
+  self.serving = false;
+  spin_.met(source.peer_cpu());
+  if (!self.direct.run) return served;
+  auto job = std::exchange(self.direct, {});
+  busy_.fetch_add(1, std::memory_order_seq_cst);
+  kick_();
+  lock.lock();
+  run(self, std::move(job), lock);
+  lock.unlock();
+  begin_polling(self);
+  return true;
+}
+
+void Pool::run(Worker& self, std::deque<Job>& queue, std::unique_lock<std::mutex>& lock) {
+  auto job = std::move(queue.front());
+  queue.pop_front();
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  run(self, std::move(job), lock);
+}
+
+void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
+  if (job.handler && handlers_ >= limits_.most) return held_.push_back(std::move(job));
+  if (job.handler) {
+    ++handlers_;
+    last_turnover_ = Clock::now();
+  }
+  if (job.takes_long && (leader_ == &self || leader_ == nullptr)) resign(self);
+  lock.unlock();
+  end_polling(self);
+  job.run();
+  job.run = nullptr;
+  lock.lock();
+  ++finished_;
+  busy_.fetch_sub(1, std::memory_order_seq_cst);
+  if (!job.handler) return;
+  --handlers_;
+  last_turnover_ = Clock::now();
+  if (held_.empty()) return;
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  queue_of(held_.front()).push_front(std::move(held_.front()));  // it is older than what waits there
+  held_.pop_front();
+}
+
+bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
+  const auto ticket = doorbell_->ticket();
+  self.sources = sources_;  // with the ticket: whoever adds one later rings
+  ++parked_;
+  lock.unlock();
+  begin_polling(self);
+  const auto& sources = *self.sources;
+  bool woken = spin_.until([&] { return doorbell_->rung_since(ticket) || unattended(sources); });
+  if (!woken) {
+    doorbell_->park();
+    woken = unattended(sources) || doorbell_->sleep(ticket, limits_.idle);
+    doorbell_->unpark();
+  }
+  lock.lock();
+  --parked_;
+  if (wakes_ > 0) --wakes_;
+  return woken || threads_ - ending_ <= limits_.least;
+}
+
+void Pool::poll(std::unique_lock<std::mutex>& lock) {
+  polling_ = true;
+  lock.unlock();
+  std::array<epoll_event, 16> events{};
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+  lock.lock();
+  polling_ = false;
+  for (int i = 0; i < count && !stopping_; ++i) {
+    if (events[static_cast<std::size_t>(i)].data.u64 != wake_key)
+      report(events[static_cast<std::size_t>(i)].data.u64, lock);
+  }
+}
+
+void Pool::report(std::uint64_t key, std::unique_lock<std::mutex>& lock) {
+  const auto it = entries_.find(static_cast<int>(key));
+  if (it == entries_.end()) return;
+  auto readable = it->second.readable;
+  if (it->second.watch == Watch::blocking) {
+    busy_.fetch_add(1, std::memory_order_seq_cst);
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    plain_.push_back({.run = [readable = std::move(readable)] { readable->on_readable(); }, .takes_long = true});
+    return;
+  }
+  lock.unlock();
+  readable->on_readable();
+  readable.reset();
+  lock.lock();
+}
+
+void Pool::enter(Worker& self) {
+  if (!self.attached) {
+    self.runtime = executor_->attach();
+    self.attached = true;
+  }
+  const auto begin = Clock::now();
+  executor_->enter(self.runtime);
+  executor_is_dear_.store(Clock::now() - begin > executor_is_dear_from, std::memory_order_relaxed);
+  self.entered = true;
+}
+
+/// Where other threads of the runtime compute, whoever lets the executor go is without it for milliseconds: it pays to
+/// wait a little for the next request. True: there is one.
+bool Pool::keeps_executor(Worker& self) {
+  if (!executor_is_dear_.load(std::memory_order_relaxed) || self.sources->empty()) return false;
+  begin_polling(self);
+  return spin_.until([&] { return unattended(*self.sources) || waiting_.load(std::memory_order_relaxed) != 0; },
+                     executor_patience);
+}
+
+void Pool::leave(Worker& self) {
+  if (!std::exchange(self.entered, false)) return;
+  executor_->leave(self.runtime);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,380 @@
+#include "agent/rendezvous/directory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/log.h"
+#include "agent/rendezvous/blocking_io.h"
+
+namespace tensorferry {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::string_view kVoid = "void";
+// Between a claim's add() and its set() lie microseconds; one that takes longer than this has died there.
+constexpr milliseconds kClaimGrace{2000};
+constexpr std::int64_t kMostGenerations = 100'000;  // of one slot: each may have to be looked at
+constexpr milliseconds kVerdictGrace{5000};         // for the others to read the result of a barrier; one may have died
+constexpr milliseconds kSlice{1000};                // how long one get() waits where something else may happen as well
+constexpr milliseconds kShortSlice{50};
+constexpr int kMostAttempts = 100;
+constexpr std::size_t kMostNamed = 16;  // members in a message
+
+std::string name_slot(std::string_view name) { return fmt::format("n/{}", name); }
+std::string rank_slot(std::int64_t rank) { return fmt::format("r/{}", rank); }
+
+milliseconds until(Deadline deadline) {
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(deadline - steady_clock::now()));
+}
+
+bool absent(const Status& status) { return status.code() == Code::deadline_exceeded; }
+
+std::string seconds_of(milliseconds time) { return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1000); }
+
+std::string who(const Record& record) {
+  return fmt::format("\"{}\" (rank {}, pid {} on {})", record.name, record.rank, record.pid, record.host);
+}
+
+Status taken(const std::string& slot, const Record& by) {
+  const auto what =
+      slot.starts_with("n/") ? fmt::format("the name \"{}\"", slot.substr(2)) : fmt::format("rank {}", slot.substr(2));
+  return {Code::invalid_argument,
+          fmt::format("{} is taken by the agent {}, which is alive: choose another, or end that "
+                      "process",
+                      what, who(by))};
+}
+
+std::string listed(const std::vector<std::string>& parts) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(parts.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + parts[i];
+  if (parts.size() > kMostNamed) text += fmt::format(" and {} more", parts.size() - kMostNamed);
+  return text;
+}
+
+bool left_after_meeting(const Record& record, std::uint64_t incarnation) {
+  return std::find(record.world.begin(), record.world.end(), incarnation) != record.world.end();
+}
+
+}  // namespace
+
+Directory::Directory(std::shared_ptr<Store> store, std::string prefix, Key signing)
+    : store_(std::move(store)), prefix_(std::move(prefix)), signing_(std::move(signing)) {}
+
+std::string Directory::record_key(std::string_view slot, std::int64_t generation) const {
+  return fmt::format("{}/rec/{}/{}", prefix_, slot, generation);
+}
+
+std::string Directory::counter_key(std::string_view slot) const { return fmt::format("{}/gen/{}", prefix_, slot); }
+
+// ---- Claims
+
+Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
+  if (up_to < 0 || up_to > kMostGenerations) {
+    return Status(Code::protocol_error, fmt::format("the store counts {} claims of \"{}\": something else writes there",
+                                                    up_to, slot.substr(2)));
+  }
+  const auto deadline = deadline_after(grace);
+  Newest found;
+  for (auto generation = up_to; generation > 0; --generation) {
+    const auto bytes = store_->get(record_key(slot, generation), until(deadline));
+    if (!bytes && !absent(bytes.status())) return bytes.status();
+    if (!bytes) {
+      found.hole = true;
+      continue;
+    }
+    if (text_of(*bytes) == kVoid) continue;
+    auto record = decode_record(*bytes, signing_, slot, generation);
+    if (!record) return record.status();
+    if (slot != name_slot(record->name) && slot != rank_slot(record->rank)) {
+      return Status(Code::protocol_error, fmt::format("the store holds the record of \"{}\" in place of \"{}\"'s",
+                                                      record->name, slot.substr(2)));
+    }
+    found.record = std::move(*record);
+    found.generation = generation;
+    break;
+  }
+  return found;
+}
+
+Status Directory::publish(const Claim& claim, const Record& record) {
+  return store_->set(record_key(claim.slot, claim.generation),
+                     encode_record(record, signing_, claim.slot, claim.generation));
+}
+
+Status Directory::give_up(const Claim& claim) {
+  return store_->set(record_key(claim.slot, claim.generation), view_of(kVoid));
+}
+
+Result<Directory::Claim> Directory::claim(const std::string& slot, const Record& record, const Alive& alive) {
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    const auto seen = store_->add(counter_key(slot), 0);
+    if (!seen) return seen.status();
+    const auto holder = newest(slot, *seen, kClaimGrace);
+    if (!holder) {
+      return Status(holder.status().code(), fmt::format("claiming \"{}\": {}", slot.substr(2), holder.status().what()));
+    }
+    if (holder->record && !holder->record->left && alive(*holder->record)) return taken(slot, *holder->record);
+
+    const auto number = store_->add(counter_key(slot), 1);
+    if (!number) return number.status();
+    Claim mine{slot, *number};
+    if (*number != *seen + 1) {  // somebody came in between: that one's record decides now
+      if (auto status = give_up(mine); !status) return status;
+      continue;
+    }
+    if (auto status = publish(mine, record); !status) return status;
+    if (auto status = confirm(mine, holder->hole, alive); !status) return status;
+    return mine;
+  }
+  return Status(Code::resource_exhausted, fmt::format("too many agents claim \"{}\" at once", slot.substr(2)));
+}
+
+// One that was stopped between its add() and its set() for longer than the grace has been passed over meanwhile, and
+// may have set its record just now. Both look again, once their own record is there: at most one of them stays.
+Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& alive) {
+  const auto top = store_->add(counter_key(claim.slot), 0);
+  if (!top) return top.status();
+  const auto later = newest(claim.slot, *top, milliseconds(0));
+  if (!later) return later.status();
+  auto rival = later->generation > claim.generation && !later->record->left ? later->record : std::nullopt;
+  if (!rival && after_hole) {
+    const auto earlier = newest(claim.slot, claim.generation - 1, milliseconds(0));
+    if (!earlier) return earlier.status();
+    if (earlier->record && !earlier->record->left && alive(*earlier->record)) rival = earlier->record;
+  }
+  if (!rival) return {};
+  static_cast<void>(give_up(claim));
+  return taken(claim.slot, *rival);
+}
+
+Status Directory::join(const Record& record, const Alive& alive) {
+  if (auto status = check_name(record.name); !status) return status;
+  if (record.rank < -1) return {Code::invalid_argument, fmt::format("{} is no rank", record.rank)};
+  // A restarted agent meets its predecessor in both slots: one dial tells about both.
+  std::map<std::uint64_t, bool> known;
+  const Alive ask_once = [&](const Record& other) {
+    const auto [entry, first] = known.try_emplace(other.incarnation, false);
+    if (first) entry->second = alive(other);
+    return entry->second;
+  };
+  auto name = claim(name_slot(record.name), record, ask_once);
+  if (!name) return name.status();
+  std::vector<Claim> claims{*name};
+  if (record.rank >= 0) {
+    auto rank = claim(rank_slot(record.rank), record, ask_once);
+    if (!rank) {
+      static_cast<void>(give_up(*name));
+      return rank.status();
+    }
+    claims.push_back(*rank);
+  }
+  const std::lock_guard lock(mutex_);
+  self_ = record;
+  claims_ = std::move(claims);
+  return {};
+}
+
+void Directory::leave() noexcept try {
+  std::vector<Claim> claims;
+  Record last;
+  {
+    const std::lock_guard lock(mutex_);
+    claims.swap(claims_);
+    last = self_;
+    for (const auto& member : world_) last.world.push_back(member.incarnation);
+  }
+  last.left = true;
+  for (const auto& claim : claims) {
+    if (const auto status = publish(claim, last); !status) {
+      log_info(fmt::format("leaving name=\"{}\": {}", last.name, status.text()));  // the store went first: as good
+      return;
+    }
+  }
+} catch (...) {  // no memory for it: the others will find out that nobody answers
+}
+
+// ---- Looking up
+
+Result<Record> Directory::find(std::string_view name, milliseconds timeout) {
+  return find_slot(name_slot(name), fmt::format("agent \"{}\"", name), timeout,
+                   [](const Record& record) { return !record.left; });
+}
+
+Result<Record> Directory::find(int rank, milliseconds timeout) {
+  return find_slot(rank_slot(rank), fmt::format("agent of rank {}", rank), timeout,
+                   [](const Record& record) { return !record.left; });
+}
+
+Result<Record> Directory::find_slot(const std::string& slot, const std::string& whom, milliseconds timeout,
+                                    const Accept& accept) {
+  const auto deadline = deadline_after(timeout);
+  for (;;) {
+    const auto top = store_->add(counter_key(slot), 0);
+    if (!top) return top.status();
+    auto holder = newest(slot, *top, milliseconds(0));
+    if (!holder) {
+      return Status(holder.status().code(), fmt::format("{}: {}", whom, holder.status().what()));
+    }
+    if (holder->record && accept(*holder->record)) return std::move(*holder->record);
+    const auto left = until(deadline);
+    if (left.count() == 0) {
+      return Status(Code::not_found, holder->record ? fmt::format("{} has left (it was pid {} on {})", whom,
+                                                                  holder->record->pid, holder->record->host)
+                                     : timeout.count() > 0
+                                         ? fmt::format("no {} has joined within {}", whom, seconds_of(timeout))
+                                         : fmt::format("no {} has joined", whom));
+    }
+    // A claim under way sets its record in a moment; else the next one to come is waited for.
+    const auto next = record_key(slot, holder->hole ? *top : *top + 1);
+    const auto woken = store_->get(next, std::min(left, holder->hole ? kShortSlice : kSlice));
+    if (!woken && !absent(woken.status())) return woken.status();
+  }
+}
+
+Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds timeout) {
+  Record self;
+  {
+    const std::lock_guard lock(mutex_);
+    self = self_;
+  }
+  if (self.rank < 0 || self.rank >= size) {
+    return Status(Code::invalid_argument, fmt::format("rank {} is not within a world of {}", self.rank, size));
+  }
+  const auto deadline = deadline_after(timeout);
+  std::vector<Record> world;
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < size; ++rank) {
+    // One that was here, saw everybody and left already has done its part; one that left an earlier world has not.
+    auto member = find_slot(
+        rank_slot(rank), fmt::format("agent of rank {}", rank), until(deadline),
+        [&self](const Record& record) { return !record.left || left_after_meeting(record, self.incarnation); });
+    if (member) {
+      world.push_back(std::move(*member));
+    } else if (member.status().code() == Code::not_found) {
+      missing.push_back(std::to_string(rank));
+    } else {
+      return member.status();
+    }
+  }
+  if (!missing.empty()) {
+    return Status(
+        Code::deadline_exceeded,
+        fmt::format("{} of {} agents had joined after {}; missing: rank{} {}. Are their processes running, with "
+                    "the same rendezvous and world size?",
+                    world.size(), size, seconds_of(timeout), missing.size() > 1 ? "s" : "", listed(missing)));
+  }
+  const std::lock_guard lock(mutex_);
+  world_ = world;
+  return world;
+}
+
+// ---- Barriers
+
+// Arrivals are named by incarnation, so that neither an earlier world in the same store nor a restarted member counts.
+Status Directory::barrier(const std::string& tag, milliseconds timeout) {
+  std::vector<Record> world;
+  std::string barrier;
+  std::uint64_t self = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (world_.empty()) return {Code::invalid_argument, "a barrier needs a world: join with a world size"};
+    world = world_;
+    self = self_.incarnation;
+    barrier = fmt::format("{}/barrier/{}/{}", prefix_, tag, ++barriers_[tag]);
+  }
+  if (auto status = store_->set(fmt::format("{}/{:016x}", barrier, self), view_of("here")); !status) return status;
+  return world.front().incarnation == self ? gather(barrier, world, timeout) : follow(barrier, world, timeout);
+}
+
+/// Rank 0 waits for everybody and publishes what came of it: n reads in all, not n for each.
+Status Directory::gather(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
+  const auto deadline = deadline_after(timeout);
+  std::vector<std::string> missing;
+  bool hopeless = false;  // one that has left will not come: look who else is missing, and end
+  for (const auto& member : world) {
+    const auto arrival = fmt::format("{}/{:016x}", barrier, member.incarnation);
+    for (bool left = false;;) {
+      const auto arrived = store_->get(arrival, hopeless || left ? milliseconds(0) : std::min(until(deadline), kSlice));
+      if (arrived) break;
+      if (!absent(arrived.status())) return arrived.status();
+      if (!hopeless && !left && until(deadline).count() > 0) {
+        left = gone(member);  // and then once more: it may have come and gone since
+        continue;
+      }
+      hopeless = hopeless || left;
+      missing.push_back(who(member) + (left ? ", which has left" : ""));
+      break;
+    }
+  }
+  Status verdict;
+  if (!missing.empty()) {
+    verdict = {Code::deadline_exceeded,
+               fmt::format("{} of {} agents did not come to the barrier within {}: {}", missing.size(), world.size(),
+                           seconds_of(timeout), listed(missing))};
+  }
+  const auto leader = world.front().incarnation;
+  const auto present = world.size() - missing.size();
+  Bytes said;
+  Writer out(said);
+  out.varint(present);
+  out.raw(view_of(verdict.what()));
+  const auto published = store_->set(fmt::format("{}/verdict/{:016x}", barrier, leader), said);
+  // Mostly the store is served by this very process, which may end once this returns: the others read the verdict
+  // first.
+  if (published && present > 1) {
+    static_cast<void>(store_->get(fmt::format("{}/read/{:016x}", barrier, leader), kVerdictGrace));
+  }
+  return verdict ? published : verdict;
+}
+
+Status Directory::follow(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
+  const auto deadline = deadline_after(timeout);
+  const auto& leader = world.front();
+  const auto verdict = fmt::format("{}/verdict/{:016x}", barrier, leader.incarnation);
+  for (bool left = false;;) {
+    const auto said = store_->get(verdict, left ? milliseconds(0) : std::min(until(deadline), kSlice));
+    if (said) {
+      Reader in(*said);
+      const auto present = in.varint();
+      const std::string text(text_of(in.rest()));
+      const auto readers = store_->add(fmt::format("{}/readers/{:016x}", barrier, leader.incarnation), 1);
+      if (readers && *readers + 1 == static_cast<std::int64_t>(present)) {  // the last one tells the leader
+        static_cast<void>(store_->set(fmt::format("{}/read/{:016x}", barrier, leader.incarnation), view_of("all")));
+      }
+      return text.empty() ? Status() : Status(Code::deadline_exceeded, text);
+    }
+    if (!absent(said.status())) return said.status();
+    if (!left && until(deadline).count() > 0) {
+      left = gone(leader);  // and then once more: it may have finished and gone since
+      continue;
+    }
+
+    std::vector<std::string> missing;
+    for (const auto& member : world) {
+      const auto arrived = store_->get(fmt::format("{}/{:016x}", barrier, member.incarnation), milliseconds(0));
+      if (!arrived && !absent(arrived.status())) return arrived.status();
+      if (!arrived) missing.push_back(who(member));
+    }
+    if (missing.empty()) missing.push_back(who(leader) + ", which did not finish it");
+    return {Code::deadline_exceeded,
+            fmt::format("{} of {} agents did not come to the barrier within {}: {}{}", missing.size(), world.size(),
+                        seconds_of(timeout), listed(missing), left ? "; rank 0 has left" : "")};
+  }
+}
+
+// Whether a member left in order, or was started anew: it will not come. One that died without a word is found by those
+// who hold links to it, not here.
+bool Directory::gone(const Record& member) {
+  const auto slot = rank_slot(member.rank);
+  const auto top = store_->add(counter_key(slot), 0);
+  if (!top) return false;
+  const auto now = newest(slot, *top, milliseconds(0));
+  return now.ok() && now->record && (now->record->left || now->record->incarnation != member.incarnation);
+}
+
+}  // namespace tensorferry

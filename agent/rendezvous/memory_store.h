@@ -1,0 +1,55 @@
+/// A store inside one process: a job of a single process, several agents in one, tests.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "agent/rendezvous/blocking_io.h"
+#include "agent/rendezvous/store.h"
+
+namespace tensorferry {
+
+class MemoryStore final : public Store {
+ public:
+  Status set(std::string_view key, ByteView value) override {
+    {
+      const std::lock_guard lock(mutex_);
+      values_.insert_or_assign(std::string(key), Bytes(value.begin(), value.end()));
+    }
+    changed_.notify_all();
+    return {};
+  }
+
+  Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) override {
+    const auto until = deadline_after(timeout);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (const auto found = values_.find(key); found != values_.end()) return found->second;
+      if (changed_.wait_until(lock, until) == std::cv_status::timeout && !values_.contains(key)) {
+        return Status(Code::deadline_exceeded,
+                      "key \"" + std::string(key) + "\" was not set within " + std::to_string(timeout.count()) + " ms");
+      }
+    }
+  }
+
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
+    const std::lock_guard lock(mutex_);
+    auto& sum = counters_.try_emplace(std::string(key), 0).first->second;
+    sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) + static_cast<std::uint64_t>(amount));  // wraps
+    return sum;
+  }
+
+  [[nodiscard]] bool loopback() const override { return true; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Bytes, std::less<>> values_;
+  std::map<std::string, std::int64_t, std::less<>> counters_;
+};
+
+}  // namespace tensorferry

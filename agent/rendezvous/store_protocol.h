@@ -1,0 +1,52 @@
+/// The bytes between a TcpStore's client and its server, behind the greeting: requests and replies in turn, each a
+/// little-endian u32 length and a body of that many bytes.
+///
+///     request  u8 op, key (varint length, bytes), then   set: value (varint length, bytes)
+///                                                        get: u32 milliseconds to wait
+///                                                        add: i64 amount
+///     reply    u8 code, then   ok: get: the value's bytes; add: i64 sum
+///                              else: text, for people
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "channels/bytes.h"
+#include "channels/status.h"
+
+namespace tensorferry::store_protocol {
+
+constexpr std::size_t kMostKey = 1 << 10;
+constexpr std::size_t kMostValue = 1 << 20;
+constexpr std::size_t kMostBody = kMostKey + kMostValue + 64;
+constexpr std::size_t kHeaderBytes = sizeof(std::uint32_t);
+
+enum class Op : std::uint8_t { set = 1, get = 2, add = 3 };
+
+/// Views into the bytes that it was parsed from, or is to be encoded from.
+struct Request {
+  Op op = Op::get;
+  std::string_view key{};
+  ByteView value{};                // set
+  std::uint32_t milliseconds = 0;  // get: how long the server may wait before it answers DeadlineExceeded
+  std::int64_t amount = 0;         // add
+};
+
+struct Reply {
+  Code code = Code::ok;
+  ByteView value{};         // ok, get
+  std::int64_t sum = 0;     // ok, add
+  std::string_view text{};  // not ok
+};
+
+/// With the length in front. InvalidArgument: the key is empty, or key or value too long.
+Result<Bytes> encode(const Request& request);
+Bytes encode(Op op, const Reply& reply);
+
+/// ProtocolError: longer than any body may be. To be asked before memory is reserved for one.
+Result<std::uint32_t> parse_length(ByteView header);
+/// ProtocolError: malformed, out of bounds, or bytes left over.
+Result<Request> parse_request(ByteView body);
+Result<Reply> parse_reply(Op op, ByteView body);
+
+}  // namespace tensorferry::store_protocol

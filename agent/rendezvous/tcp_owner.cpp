@@ -1,0 +1,63 @@
+#include "agent/rendezvous/tcp_owner.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+namespace tensorferry {
+
+std::string proc_net_address(const sockaddr_storage& address, bool as_v6) {
+  // The kernel prints 32-bit words in host order as they lie in memory, and the port as a number.
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    const char* mapped = as_v6 ? "0000000000000000FFFF0000" : "";
+    return fmt::format("{}{:08X}:{:04X}", mapped, v4.sin_addr.s_addr, ntohs(v4.sin_port));
+  }
+  if (address.ss_family != AF_INET6) return {};
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  std::array<std::uint32_t, 4> words{};
+  std::memcpy(words.data(), &v6.sin6_addr, sizeof words);
+  return fmt::format("{:08X}{:08X}{:08X}{:08X}:{:04X}", words[0], words[1], words[2], words[3], ntohs(v6.sin6_port));
+}
+
+std::optional<uid_t> uid_in_proc_net_tcp(std::string_view text, std::string_view local, std::string_view remote) {
+  constexpr std::size_t kLocal = 1, kRemote = 2, kUid = 7;
+  while (!text.empty()) {
+    auto line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    std::array<std::string_view, kUid + 1> columns;
+    for (auto& column : columns) {
+      line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+      column = line.substr(0, line.find(' '));
+      line.remove_prefix(column.size());
+    }
+    if (columns[kLocal] != local || columns[kRemote] != remote) continue;
+    uid_t uid = 0;
+    const auto digits = columns[kUid];
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), uid);
+    if (error == std::errc{} && end == digits.data() + digits.size()) return uid;
+  }
+  return std::nullopt;
+}
+
+std::optional<uid_t> tcp_peer_uid(int fd) {
+  sockaddr_storage ours{}, theirs{};
+  socklen_t ours_size = sizeof ours, theirs_size = sizeof theirs;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &ours_size) != 0) return std::nullopt;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &theirs_size) != 0) return std::nullopt;
+  for (const bool v6 : {false, true}) {
+    if (!v6 && ours.ss_family != AF_INET) continue;
+    std::ifstream file(v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    // The line of the peer's end: what is its local address is remote to us.
+    if (auto uid = uid_in_proc_net_tcp(text, proc_net_address(theirs, v6), proc_net_address(ours, v6))) return uid;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tensorferry

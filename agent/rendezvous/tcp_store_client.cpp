@@ -1,0 +1,232 @@
+// Blocking sockets, one request at a time on each: a thread takes an idle connection or opens one, so that a get() that
+// waits holds up nobody. One or two connections stay open in between.
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "agent/address.h"
+#include "agent/auth.h"
+#include "agent/rendezvous/blocking_io.h"
+#include "agent/rendezvous/store_protocol.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "channels/fork.h"
+
+namespace tensorferry {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using store_protocol::Op;
+
+constexpr std::size_t kIdleConnections = 2;
+constexpr milliseconds kOperation{30000};     // a server that takes longer for one is gone or stuck
+constexpr milliseconds kWaitAtServer{10000};  // a longer get() asks again, and so finds out that the server has gone
+
+class Client final : public Store {
+ public:
+  Client(std::string host, std::uint16_t port, Key key) : host_(std::move(host)), port_(port), key_(std::move(key)) {}
+
+  /// The first connection, which is retried.
+  Status open(milliseconds timeout);
+
+  Status set(std::string_view key, ByteView value) override {
+    return exchange({.op = Op::set, .key = key, .value = value}, deadline_after(kOperation)).status();
+  }
+  Result<Bytes> get(std::string_view key, milliseconds timeout) override;
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
+    const auto answer = exchange({.op = Op::add, .key = key, .amount = amount}, deadline_after(kOperation));
+    if (!answer) return answer.status();
+    return answer->sum;
+  }
+  [[nodiscard]] bool loopback() const override { return loopback_; }
+
+ private:
+  struct Answer {
+    Bytes value;
+    std::int64_t sum = 0;
+  };
+  Result<Answer> exchange(const store_protocol::Request& request, Deadline deadline);
+  Result<Answer> exchange_on(int fd, Op op, ByteView request, Deadline deadline) const;
+  struct Connection {
+    FileDescriptor socket;
+    bool loopback = false;
+  };
+  Result<Connection> connect(Deadline deadline) const;
+  Result<FileDescriptor> connect_to(const std::string& address, Deadline deadline) const;
+  FileDescriptor take_idle();
+  void give_back(FileDescriptor socket);
+
+  [[nodiscard]] Status named(const Status& status) const {
+    return {status.code(), fmt::format("store at {}: {}", join_host_port(host_, port_), status.what())};
+  }
+
+  const std::string host_;
+  const std::uint16_t port_;
+  const Key key_;
+  bool loopback_ = false;  // written by open() alone
+
+  std::mutex mutex_;
+  std::uint32_t forks_ = forks();
+  std::vector<FileDescriptor> idle_;
+};
+
+Status Client::open(milliseconds timeout) {
+  const auto deadline = deadline_after(timeout);
+  for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
+    auto connection = connect(deadline);
+    if (connection) {
+      loopback_ = connection->loopback;
+      give_back(std::move(connection->socket));
+      return {};
+    }
+    const auto code = connection.status().code();
+    const bool hopeless = code == Code::unauthenticated || code == Code::protocol_error;
+    if (hopeless) return named(connection.status());
+    if (steady_clock::now() + pause >= deadline) {
+      return {Code::deadline_exceeded,
+              fmt::format("no store at {} within {:.1f} s ({}): is the process that serves it running, and are its "
+                          "address and port (MASTER_ADDR, MASTER_PORT) right?",
+                          join_host_port(host_, port_), static_cast<double>(timeout.count()) / 1000,
+                          connection.status().what())};
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
+  const auto until = deadline_after(timeout);
+  for (;;) {
+    const auto left = std::chrono::ceil<milliseconds>(until - steady_clock::now());
+    const auto wait = std::clamp(left, milliseconds(0), kWaitAtServer);
+    auto answer = exchange({.op = Op::get, .key = key, .milliseconds = static_cast<std::uint32_t>(wait.count())},
+                           deadline_after(wait + kOperation));
+    if (answer) return std::move(answer->value);
+    const bool not_set = answer.status().code() == Code::not_found;  // exchange() says so: see there
+    if (!not_set) return answer.status();
+    if (steady_clock::now() >= until) {
+      return named({Code::deadline_exceeded, fmt::format("key \"{}\" was not set within {} ms", key, timeout.count())});
+    }
+  }
+}
+
+Result<Client::Answer> Client::exchange(const store_protocol::Request& request, Deadline deadline) {
+  const auto bytes = encode(request);
+  if (!bytes) return bytes.status();
+  for (bool again = false;; again = true) {
+    auto socket = take_idle();
+    if (!socket) {
+      auto fresh = connect(deadline);
+      if (!fresh) return named(fresh.status());
+      socket = std::move(fresh->socket);
+    }
+    auto answer = exchange_on(socket.get(), request.op, *bytes, deadline);
+    const auto code = answer.status().code();
+    const bool in_step = answer.ok() || code == Code::not_found || code == Code::resource_exhausted;
+    if (in_step) give_back(std::move(socket));
+    if (code == Code::deadline_exceeded) {
+      return named({Code::connection_lost, "did not answer in time: its process hangs, or its host is gone"});
+    }
+    if (code != Code::connection_lost) return answer.ok() ? std::move(answer) : named(answer.status());
+    if (request.op == Op::add) {
+      return named({code, fmt::format("{}: the amount may or may not have been added", answer.status().what())});
+    }
+    if (again) return named(answer.status());
+  }
+}
+
+// DeadlineExceeded is the network's here; the server's own ("not set in that time") comes out as NotFound, after which
+// the connection is in step.
+Result<Client::Answer> Client::exchange_on(int fd, Op op, ByteView request, Deadline deadline) const {
+  if (auto status = write_all(fd, request, deadline); !status) return status;
+  std::array<std::byte, store_protocol::kHeaderBytes> header;
+  if (auto status = read_exactly(fd, header, deadline); !status) return status;
+  const auto length = store_protocol::parse_length(header);
+  if (!length) return length.status();
+  Bytes body(*length);
+  if (auto status = read_exactly(fd, body, deadline); !status) return status;
+  const auto reply = store_protocol::parse_reply(op, body);
+  if (!reply) return reply.status();
+  if (reply->code == Code::deadline_exceeded) return Status(Code::not_found, std::string(reply->text));
+  if (reply->code != Code::ok) return Status(reply->code, std::string(reply->text));
+  return Answer{.value = Bytes(reply->value.begin(), reply->value.end()), .sum = reply->sum};
+}
+
+Result<Client::Connection> Client::connect(Deadline deadline) const {
+  const auto addresses = resolve_host(host_);
+  Status failure(Code::connection_lost, fmt::format("the host \"{}\" has no address", host_));
+  for (const auto& address : addresses) {
+    auto socket = connect_to(address, deadline);
+    if (!socket) {
+      failure = socket.status();
+      continue;
+    }
+    const bool local = is_loopback(address);
+    Terms terms{.key = &key_, .demands_proof = !key_.empty() || !local, .purpose = "store"};
+    const auto greeted = greet_dialler(socket->get(), std::move(terms), deadline);
+    if (!greeted) return greeted.status();
+    return Connection{std::move(*socket), local};
+  }
+  return failure;
+}
+
+Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline deadline) const {
+  if (key_.empty() && !is_loopback(address)) {
+    return Status(Code::unauthenticated,
+                  fmt::format("it is on another host or can be reached from others, and there is "
+                              "no cluster key. {}. For one host alone, use 127.0.0.1",
+                              how_to_set_a_key()));
+  }
+  auto socket = start_connect_tcp(address, port_);
+  if (!socket) return socket;
+  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline); !status) return status;
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return Status(Code::connection_lost, std::strerror(error));
+  const int one = 1;
+  ::setsockopt(socket->get(), SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+  return socket;
+}
+
+FileDescriptor Client::take_idle() {
+  const std::lock_guard lock(mutex_);
+  if (forks_ != forks()) {  // a forked child must not speak on its parent's connections
+    idle_.clear();
+    forks_ = forks();
+  }
+  while (!idle_.empty()) {
+    auto socket = std::move(idle_.back());
+    idle_.pop_back();
+    if (!spoiled(socket.get())) return socket;
+  }
+  return {};
+}
+
+void Client::give_back(FileDescriptor socket) {
+  const std::lock_guard lock(mutex_);
+  if (idle_.size() < kIdleConnections) idle_.push_back(std::move(socket));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
+                                                 milliseconds timeout) {
+  auto loaded = Key::load(key);
+  if (!loaded) return loaded.status();
+  auto client = std::make_shared<Client>(host, port, std::move(*loaded));
+  if (auto status = client->open(timeout); !status) return status;
+  return std::shared_ptr<Store>(std::move(client));
+}
+
+}  // namespace tensorferry

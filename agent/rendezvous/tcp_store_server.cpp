@@ -1,0 +1,350 @@
+// One thread runs everything: a coroutine accepts, and one serves each connection. So the table needs no lock, and a
+// connection that misbehaves can only end its own coroutine.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <list>
+#include <map>
+#include <thread>
+#include <unordered_map>
+
+#include "agent/address.h"
+#include "agent/auth.h"
+#include "agent/log.h"
+#include "agent/rendezvous/store_protocol.h"
+#include "agent/rendezvous/tcp_owner.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "channels/fork.h"
+#include "channels/thread_signals.h"
+
+namespace tensorferry {
+
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+// A client asks again after so long at the latest, so that the wait of one that has died does not stay for ever.
+constexpr milliseconds kLongestWait{30000};
+
+/// Keys and values, and who waits for them.
+class Table {
+ public:
+  explicit Table(TcpStoreBounds bounds) : bounds_(bounds) {}
+
+  Status set(std::string_view key, ByteView value) {
+    const auto found = values_.find(std::string(key));
+    const auto before = found == values_.end() ? 0 : key.size() + found->second.size();
+    const auto after = key.size() + value.size();
+    if (auto status = admit(found == values_.end(), bytes_ - before + after); !status) return status;
+    bytes_ = bytes_ - before + after;
+    values_.insert_or_assign(std::string(key), Bytes(value.begin(), value.end()));
+    const auto [first, last] = waiters_.equal_range(std::string(key));
+    for (auto one = first; one != last; ++one) one->second->cancel();
+    return {};
+  }
+
+  [[nodiscard]] const Bytes* find(std::string_view key) const {
+    const auto found = values_.find(std::string(key));
+    return found == values_.end() ? nullptr : &found->second;
+  }
+
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) {
+    auto found = counters_.find(std::string(key));
+    if (found == counters_.end()) {
+      const auto after = bytes_ + key.size() + sizeof amount;
+      if (auto status = admit(true, after); !status) return status;
+      bytes_ = after;
+      found = counters_.emplace(std::string(key), 0).first;
+    }
+    // Unsigned: a sum that wraps is the client's business, not undefined behaviour.
+    found->second =
+        static_cast<std::int64_t>(static_cast<std::uint64_t>(found->second) + static_cast<std::uint64_t>(amount));
+    return found->second;
+  }
+
+  /// While it lives, set() of the key cancels the timer.
+  class Waiter {
+   public:
+    Waiter(Table& table, const std::string& key, asio::steady_timer& timer)
+        : table_(table), at_(table.waiters_.emplace(key, &timer)) {}
+    ~Waiter() { table_.waiters_.erase(at_); }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+   private:
+    Table& table_;
+    std::multimap<std::string, asio::steady_timer*>::iterator at_;
+  };
+
+ private:
+  Status admit(bool new_key, std::size_t bytes_after) const {
+    if ((new_key && values_.size() + counters_.size() >= bounds_.keys) || bytes_after > bounds_.bytes) {
+      return {Code::resource_exhausted,
+              fmt::format("the store is full: {} of {} keys, {} of {} bytes", values_.size() + counters_.size(),
+                          bounds_.keys, bytes_, bounds_.bytes)};
+    }
+    return {};
+  }
+
+  const TcpStoreBounds bounds_;
+  std::unordered_map<std::string, Bytes> values_;
+  std::unordered_map<std::string, std::int64_t> counters_;
+  std::multimap<std::string, asio::steady_timer*> waiters_;
+  std::size_t bytes_ = 0;
+};
+
+/// A connection, and the clock that ends it when its client stops in the middle of something.
+class Session {
+ public:
+  explicit Session(tcp::socket connected) : socket(std::move(connected)), watchdog_(socket.get_executor()) {
+    error_code error;
+    const auto remote = socket.remote_endpoint(error);
+    peer = error ? "?" : join_host_port(remote.address().to_string(), remote.port());
+    socket.set_option(tcp::no_delay(true), error);
+    socket.set_option(asio::socket_base::keep_alive(true), error);  // ends connections whose host has gone
+  }
+
+  static void limit(const std::shared_ptr<Session>& session, milliseconds time) {
+    session->watchdog_.expires_after(time);
+    session->watchdog_.async_wait([session](error_code error) {
+      // The wait may have ended well and the limit have been moved before this ran: the expiry that counts is the
+      // newest.
+      if (error || session->watchdog_.expiry() > steady_clock::now()) return;
+      session->slow = true;
+      session->socket.close(error);
+    });
+  }
+  void unlimited() { watchdog_.expires_at(steady_clock::time_point::max()); }
+
+  tcp::socket socket;
+  std::string peer;
+  bool slow = false;
+
+ private:
+  asio::steady_timer watchdog_;
+};
+
+class Server final : public TcpStoreServer {
+ public:
+  Server(Key key, TcpStoreBounds bounds) : key_(std::move(key)), bounds_(bounds), table_(bounds) {}
+  ~Server() override;
+
+  Status start(TcpListener listener);
+  [[nodiscard]] std::uint16_t port() const override { return port_; }
+
+ private:
+  asio::awaitable<void> accept_all(tcp::acceptor acceptor);
+  asio::awaitable<void> serve(std::shared_ptr<Session> session);
+  asio::awaitable<Status> greet(std::shared_ptr<Session> session);
+  asio::awaitable<Status> serve_one(std::shared_ptr<Session> session);
+  asio::awaitable<Bytes> answer(store_protocol::Request request);
+
+  [[nodiscard]] Status same_user(Session& session) const;
+
+  const Key key_;
+  const TcpStoreBounds bounds_;
+  const std::uint32_t forks_ = forks();
+  std::uint16_t port_ = 0;
+  Table table_;
+  std::size_t connections_ = 0;
+  std::thread thread_;
+  // Last: destroying it destroys the coroutines that it still holds, which use what stands above.
+  std::unique_ptr<asio::io_context> io_ = std::make_unique<asio::io_context>(1);
+};
+
+Status Server::start(TcpListener listener) {
+  port_ = listener.port;
+  tcp::acceptor acceptor(*io_);
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  ::getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  error_code error;
+  acceptor.assign(bound.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), listener.socket.get(), error);
+  if (error) return {Code::internal, fmt::format("the store's listener: {}", error.message())};
+  static_cast<void>(listener.socket.release());
+  co_spawn(*io_, accept_all(std::move(acceptor)), asio::detached);
+
+  const auto before = block_signals_of_others();
+  thread_ = std::thread([this] { io_->run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return {};
+}
+
+Server::~Server() {
+  if (forks_ != forks()) {  // the thread exists in the parent alone, and so does whatever it was just changing
+    thread_.detach();
+    static_cast<void>(io_.release());
+    return;
+  }
+  io_->stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
+  for (;;) {
+    auto [error, socket] = co_await acceptor.async_accept(kAwait);
+    if (error) {  // mostly no descriptor left: others may close theirs
+      log_warning(fmt::format("store port={}: accepting: {}", port_, error.message()));
+      asio::steady_timer pause(*io_, milliseconds(200));
+      co_await pause.async_wait(kAwait);
+      continue;
+    }
+    if (connections_ >= bounds_.connections) {
+      log_warning(fmt::format("store port={}: turned a client away, {} are connected", port_, connections_));
+      continue;
+    }
+    ++connections_;
+    co_spawn(*io_, serve(std::make_shared<Session>(std::move(socket))), [this](const std::exception_ptr& failure) {
+      --connections_;
+      if (failure) log_warning(fmt::format("store port={}: out of memory for a client", port_));
+    });
+  }
+}
+
+asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
+  Session::limit(session, bounds_.handshake);
+  auto status = co_await greet(session);
+  session->unlimited();
+  while (status) status = co_await serve_one(session);
+  session->unlimited();
+  error_code ignored;
+  session->socket.close(ignored);
+  // Clients come and go; what is worth a line is one that did not keep to the protocol or did not know the key.
+  if (session->slow) status = Status(Code::deadline_exceeded, "stopped in the middle of a message");
+  if (status.code() == Code::connection_lost) co_return;
+  log_warning(fmt::format("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
+}
+
+Status Server::same_user(Session& session) const {
+  const auto uid = tcp_peer_uid(session.socket.native_handle());
+  if (uid && !key_needed(uid, ::geteuid())) return {};
+  // As SO_PEERCRED does for unix sockets: without a key, this store (and the cluster key in it) is this user's alone.
+  return {Code::unauthenticated, fmt::format("a process of {} may not use the store of uid {} without a key. {}",
+                                             uid ? fmt::format("uid {}", *uid) : std::string("an unknown user"),
+                                             ::geteuid(), how_to_set_a_key())};
+}
+
+asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
+  const Status gone(Code::connection_lost, "left during the greeting");
+  AcceptorGreeting greeting({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
+
+  std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;
+  // The magic first: what speaks another protocol is told from a client by its first bytes, however few they are.
+  auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), kAwait);
+  if (no_magic) co_return gone;
+  if (text_of(ByteView(hello).first(4)) != "TFRY") {
+    co_return Status(Code::protocol_error, "does not speak the tensorferry protocol");
+  }
+  auto [no_hello, hello_bytes] =
+      co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), kAwait);
+  if (no_hello) co_return gone;
+  if (key_.empty()) {
+    if (auto status = same_user(*session); !status) co_return status;
+  }
+  const auto answer = greeting.answer(hello);
+  if (!answer) co_return answer.status();
+  auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), kAwait);
+  if (!answer->verdict) co_return answer->verdict;
+  if (no_answer) co_return gone;
+  Digest proof;
+  auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), kAwait);
+  if (no_proof && greeting.agreement().proven && !session->slow) {
+    co_return Status(Code::unauthenticated, "left when it saw this store's proof: its key is another");
+  }
+  if (no_proof) co_return gone;
+  co_return greeting.check(proof);
+}
+
+asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
+  const Status gone(Code::connection_lost, "left");
+  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, kAwait);  // idle as long as it likes
+  if (ended) co_return gone;
+
+  Session::limit(session, bounds_.handshake);
+  std::array<std::byte, store_protocol::kHeaderBytes> header;
+  auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), kAwait);
+  if (no_header) co_return gone;
+  const auto length = store_protocol::parse_length(header);
+  if (!length) co_return length.status();
+  Bytes body(*length);
+  auto [no_body, body_bytes] = co_await asio::async_read(session->socket, asio::buffer(body), kAwait);
+  if (no_body) co_return gone;
+  session->unlimited();
+
+  const auto request = store_protocol::parse_request(body);
+  if (!request) co_return request.status();
+  const auto reply = co_await answer(*request);
+  Session::limit(session, bounds_.handshake);
+  auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), kAwait);
+  session->unlimited();
+  if (no_reply) co_return gone;
+  co_return Status();
+}
+
+// `request` views bytes of the caller, which waits.
+asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
+  using store_protocol::Op;
+  const auto failed = [&request](const Status& status) {
+    return encode(request.op, store_protocol::Reply{.code = status.code(), .text = status.what()});
+  };
+  if (request.op == Op::set) {
+    const auto status = table_.set(request.key, request.value);
+    co_return status ? encode(Op::set, store_protocol::Reply{}) : failed(status);
+  }
+  if (request.op == Op::add) {
+    const auto sum = table_.add(request.key, request.amount);
+    co_return sum ? encode(Op::add, store_protocol::Reply{.sum = *sum}) : failed(sum.status());
+  }
+  const auto* value = table_.find(request.key);
+  if (value == nullptr && request.milliseconds > 0) {
+    asio::steady_timer timer(*io_, std::min(milliseconds(request.milliseconds), kLongestWait));
+    const Table::Waiter waiter(table_, std::string(request.key), timer);
+    co_await timer.async_wait(kAwait);
+    value = table_.find(request.key);
+  }
+  if (value == nullptr) co_return failed(Status(Code::deadline_exceeded, "not set"));
+  co_return encode(Op::get, store_protocol::Reply{.value = *value});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::listen(const std::string& host, std::uint16_t port,
+                                                               std::string key, TcpStoreBounds bounds) {
+  auto loaded = Key::load(key);
+  if (!loaded) return loaded.status();
+  if (loaded->empty() && !is_loopback(host)) {
+    return Status(
+        Code::unauthenticated,
+        fmt::format("a store on {} could be reached from other hosts, and there is no cluster key. {}. For one "
+                    "host alone, use 127.0.0.1",
+                    join_host_port(host, port), how_to_set_a_key()));
+  }
+  const auto addresses = resolve_host(host);
+  if (addresses.empty()) return Status(Code::invalid_argument, fmt::format("the host \"{}\" has no address", host));
+  auto listener = listen_tcp(addresses.front(), {port, port});
+  if (!listener) {
+    return Status(listener.status().code(), fmt::format("the store cannot listen: {}", listener.status().what()));
+  }
+  auto server = std::make_unique<Server>(std::move(*loaded), bounds);
+  if (auto status = server->start(std::move(*listener)); !status) return status;
+  return std::unique_ptr<TcpStoreServer>(std::move(server));
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,282 @@
+#include "agent/transport/call_ring.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "agent/futex.h"
+#include "agent/transport/two_views.h"
+#include "agent/wire/frame.h"
+
+namespace tensorferry {
+namespace {
+
+using State = CallRing::State;
+
+constexpr std::uint32_t generation_mask = (1U << 28) - 1;
+
+constexpr std::uint32_t word_of(SlotId slot, State state) {
+  return slot.generation << 4 | static_cast<std::uint32_t>(state);
+}
+constexpr State state_of(std::uint32_t word) { return static_cast<State>(word & 0xf); }
+constexpr bool is_of(std::uint32_t word, SlotId slot) { return word >> 4 == slot.generation; }
+
+/// In front of each request in the ring.
+struct Entry {
+  std::uint32_t length;
+  std::uint32_t slot;
+  std::uint32_t generation;
+  std::int32_t cpu;
+};
+
+constexpr std::size_t padded(std::size_t bytes) { return (bytes + 15) & ~std::size_t{15}; }
+
+}  // namespace
+
+CallRing::CallRing(SharedMemory memory)
+    : memory_(std::move(memory)), shared_(*std::launder(reinterpret_cast<Layout*>(memory_.data()))) {
+  for (std::uint32_t i = 0; i < slots; ++i) free_[i] = slots - 1 - i;  // low indices first: fewer pages in use
+}
+
+Result<std::shared_ptr<CallRing>> CallRing::create(std::uint64_t nonce) {
+  auto memory = SharedMemory::create(sizeof(Layout));
+  if (!memory) return memory.status();
+  auto ring = std::shared_ptr<CallRing>(new CallRing(std::move(*memory)));
+  ring->shared_.nonce = nonce;
+  return ring;
+}
+
+Result<std::shared_ptr<CallRing>> CallRing::map(FileDescriptor fd, std::uint64_t nonce) {
+  auto memory = SharedMemory::map(std::move(fd), sizeof(Layout));
+  if (!memory) return memory.status();
+  auto ring = std::shared_ptr<CallRing>(new CallRing(std::move(*memory)));
+  if (ring->shared_.nonce != nonce) return Status(Code::protocol_error, "shared memory of another link");
+  return ring;
+}
+
+// ---- Caller
+
+std::optional<SlotId> CallRing::reserve() {
+  SlotId slot;
+  {
+    const std::lock_guard lock(slot_mutex_);
+    if (free_count_ == 0) return std::nullopt;
+    slot.index = free_[--free_count_];
+    slot.generation = generations_[slot.index] = (generations_[slot.index] + 1) & generation_mask;
+  }
+  shared_.slot[slot.index].word.store(word_of(slot, State::pending), std::memory_order_relaxed);  // push() publishes
+  return slot;
+}
+
+void CallRing::release(std::uint32_t index) {
+  const std::lock_guard lock(slot_mutex_);
+  free_[free_count_++] = index;
+}
+
+void CallRing::unreserve(SlotId slot) {
+  shared_.slot[slot.index].word.store(word_of(slot, State::free), std::memory_order_relaxed);
+  release(slot.index);
+}
+
+void CallRing::copy_in(std::uint64_t at, ByteView bytes) {
+  const auto begin = at % ring_bytes;
+  const auto first = std::min(bytes.size(), ring_bytes - begin);
+  std::memcpy(shared_.ring.data() + begin, bytes.data(), first);
+  std::memcpy(shared_.ring.data(), bytes.data() + first, bytes.size() - first);
+}
+
+void CallRing::copy_out(std::uint64_t at, std::span<std::byte> into) const {
+  const auto begin = at % ring_bytes;
+  const auto first = std::min(into.size(), ring_bytes - begin);
+  std::memcpy(into.data(), shared_.ring.data() + begin, first);
+  std::memcpy(into.data() + first, shared_.ring.data(), into.size() - first);
+}
+
+bool CallRing::push(SlotId slot, ByteView frame) {
+  const Entry entry{static_cast<std::uint32_t>(frame.size()), slot.index, slot.generation, ::sched_getcpu()};
+  const auto needed = sizeof entry + padded(frame.size());
+  const std::lock_guard lock(push_mutex_);
+  const auto head = shared_.head.load(std::memory_order_relaxed);
+  const auto used = head - shared_.tail.load(std::memory_order_acquire);
+  if (used > ring_bytes || needed > ring_bytes - used) return false;  // more than all: a callee that writes nonsense
+  copy_in(head, std::as_bytes(std::span(&entry, 1)));
+  copy_in(head + sizeof entry, frame);
+  TwoViews::publishes(shared_.nonce, slot.index);
+  shared_.head.store(head + needed, std::memory_order_seq_cst);  // then the doorbell's counts are read
+  return true;
+}
+
+CallRing::State CallRing::state(SlotId slot) const {
+  const auto word = shared_.slot[slot.index].word.load(std::memory_order_acquire);
+  return is_of(word, slot) ? state_of(word) : State::free;
+}
+
+bool CallRing::sleep(SlotId slot, FutexDeadline until) {
+  auto& word = shared_.slot[slot.index].word;
+  const auto sleeping = word_of(slot, State::sleeping);
+  auto seen = word.load(std::memory_order_acquire);
+  while (seen == word_of(slot, State::pending) || seen == word_of(slot, State::watched)) {
+    if (word.compare_exchange_weak(seen, sleeping, std::memory_order_seq_cst)) seen = sleeping;
+  }
+  if (seen != sleeping) return true;
+  return shared_futex_wait(word, sleeping, until);
+}
+
+bool CallRing::watch(SlotId slot) {
+  auto expected = word_of(slot, State::pending);
+  return shared_.slot[slot.index].word.compare_exchange_strong(expected, word_of(slot, State::watched),
+                                                               std::memory_order_seq_cst);
+}
+
+std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
+  auto& place = shared_.slot[slot.index];
+  valid = true;
+  // The word is the peer's to write, too: who takes the reply is decided by the caller's own generation.
+  {
+    const std::lock_guard lock(slot_mutex_);
+    if (generations_[slot.index] != slot.generation ||
+        place.word.load(std::memory_order_acquire) != word_of(slot, State::full)) {
+      return std::nullopt;
+    }
+    generations_[slot.index] = (slot.generation + 1) & generation_mask;
+  }
+  TwoViews::has_taken(shared_.nonce, slot.index);
+  const auto length = place.length;  // read once: the peer may change it
+  valid = length <= most_reply;
+  Bytes frame(place.bytes.begin(), place.bytes.begin() + (valid ? length : 0));
+  release(slot.index);
+  if (!valid) return std::nullopt;
+  return frame;
+}
+
+void CallRing::take_by_socket(SlotId slot) {
+  {
+    const std::lock_guard lock(slot_mutex_);
+    if (generations_[slot.index] != slot.generation) return;
+    generations_[slot.index] = (slot.generation + 1) & generation_mask;
+  }
+  release(slot.index);
+}
+
+void CallRing::abandon(SlotId slot) {
+  auto& word = shared_.slot[slot.index].word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (is_of(seen, slot) &&
+         (state_of(seen) == State::pending || state_of(seen) == State::sleeping || state_of(seen) == State::watched)) {
+    if (!word.compare_exchange_weak(seen, word_of(slot, State::abandoned), std::memory_order_seq_cst)) continue;
+    if (state_of(seen) == State::sleeping) shared_futex_wake(word, INT_MAX);
+    const std::lock_guard lock(slot_mutex_);
+    if (!std::exchange(abandoned_[slot.index], true)) ++abandoned_count_;
+    return;
+  }
+  // Answered in the same moment: the answer is dropped, and the slot is free.
+  if (is_of(seen, slot) && (state_of(seen) == State::full || state_of(seen) == State::by_socket)) take_by_socket(slot);
+}
+
+void CallRing::reclaim() {
+  const std::lock_guard lock(slot_mutex_);
+  for (std::uint32_t i = 0; i < slots && abandoned_count_ != 0; ++i) {
+    // The word is the peer's to write, too: only what this side has given up comes back this way.
+    auto& word = shared_.slot[i].word;
+    if (!abandoned_[i] || state_of(word.load(std::memory_order_acquire)) != State::late) continue;
+    abandoned_[i] = false;
+    --abandoned_count_;
+    word.store(0, std::memory_order_relaxed);
+    generations_[i] = (generations_[i] + 1) & generation_mask;
+    free_[free_count_++] = i;
+  }
+}
+
+void CallRing::wake_all() {
+  for (auto& slot : shared_.slot) {
+    if (slot.word.load(std::memory_order_relaxed) != 0) shared_futex_wake(slot.word, INT_MAX);
+  }
+}
+
+bool CallRing::any_done() const {
+  return shared_.done_head.load(std::memory_order_seq_cst) != shared_.done_tail.load(std::memory_order_relaxed);
+}
+
+std::optional<SlotId> CallRing::next_done() {
+  const auto tail = shared_.done_tail.load(std::memory_order_relaxed);
+  if (shared_.done_head.load(std::memory_order_acquire) == tail) return std::nullopt;
+  const auto entry = shared_.done[tail % slots].load(std::memory_order_relaxed);
+  shared_.done_tail.store(tail + 1, std::memory_order_release);
+  const SlotId slot{static_cast<std::uint32_t>(entry), static_cast<std::uint32_t>(entry >> 32)};
+  if (slot.index >= slots) return SlotId{0, ~0U};  // nonsense: of no call
+  return slot;
+}
+
+// ---- Callee
+
+bool CallRing::empty() const {
+  return shared_.head.load(std::memory_order_seq_cst) == shared_.tail.load(std::memory_order_relaxed);
+}
+
+std::optional<std::uint32_t> CallRing::peek_function() {
+  const std::lock_guard lock(pop_mutex_);
+  if (empty()) return std::nullopt;
+  std::array<std::byte, sizeof(std::uint32_t)> bytes{};
+  copy_out(shared_.tail.load(std::memory_order_relaxed) + sizeof(Entry) + wire::Header::function_at, bytes);
+  std::uint32_t number = 0;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return number;
+}
+
+std::optional<CallRing::Request> CallRing::pop(std::span<std::byte> into, bool& valid) {
+  valid = true;
+  const std::unique_lock lock(pop_mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  const auto tail = shared_.tail.load(std::memory_order_relaxed);
+  const auto used = shared_.head.load(std::memory_order_acquire) - tail;
+  if (used == 0) return std::nullopt;
+  Entry entry{};
+  copy_out(tail, std::as_writable_bytes(std::span(&entry, 1)));
+  const auto whole = sizeof entry + padded(entry.length);
+  valid = used <= ring_bytes && whole <= used && entry.length <= into.size() && entry.slot < slots;
+  if (!valid) return std::nullopt;
+  TwoViews::has_taken(shared_.nonce, entry.slot);
+  copy_out(tail + sizeof entry, into.first(entry.length));
+  shared_.tail.store(tail + whole, std::memory_order_release);
+  return Request{{entry.slot, entry.generation & generation_mask}, entry.length, entry.cpu};
+}
+
+CallRing::Answered CallRing::change(SlotId slot, State to) {
+  auto& word = shared_.slot[slot.index].word;
+  auto seen = word.load(std::memory_order_acquire);
+  while (is_of(seen, slot)) {
+    const auto was = state_of(seen);
+    const bool open = was == State::pending || was == State::sleeping || was == State::watched;
+    if (!open && was != State::abandoned) break;
+    if (!word.compare_exchange_weak(seen, word_of(slot, open ? to : State::late), std::memory_order_seq_cst)) continue;
+    if (was == State::sleeping) shared_futex_wake(word, INT_MAX);
+    if (was != State::watched) return open ? Answered::quietly : Answered::too_late;
+    const std::lock_guard lock(done_mutex_);
+    const auto head = shared_.done_head.load(std::memory_order_relaxed);
+    shared_.done[head % slots].store(std::uint64_t{slot.generation} << 32 | slot.index, std::memory_order_relaxed);
+    shared_.done_head.store(head + 1, std::memory_order_seq_cst);
+    return Answered::to_watcher;
+  }
+  return Answered::too_late;
+}
+
+CallRing::Answered CallRing::answer(SlotId slot, ByteView frame) {
+  auto& place = shared_.slot[slot.index];
+  const auto seen = place.word.load(std::memory_order_acquire);
+  if (!is_of(seen, slot)) return Answered::too_late;
+  if (state_of(seen) != State::abandoned) {
+    place.cpu.store(::sched_getcpu(), std::memory_order_relaxed);
+    place.length = static_cast<std::uint32_t>(frame.size());
+    std::memcpy(place.bytes.data(), frame.data(), frame.size());
+  }
+  TwoViews::publishes(shared_.nonce, slot.index);
+  return change(slot, State::full);
+}
+
+CallRing::Answered CallRing::answer_by_socket(SlotId slot) { return change(slot, State::by_socket); }
+
+}  // namespace tensorferry

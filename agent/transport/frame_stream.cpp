@@ -1,0 +1,362 @@
+#include "agent/transport/frame_stream.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "agent/log.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::size_t input_bytes = 2 * (wire::Header::max_length + wire::Header::size);
+constexpr std::size_t cork_bytes = 32 * 1024;  // queued bytes that are written without being asked
+constexpr std::size_t max_iovecs = 64;
+constexpr std::size_t max_descriptors = 64;  // received and not yet claimed by a frame
+
+}  // namespace
+
+/// A part whose bytes have been written. Its owner may be a program's own, which takes locks of the program's when it
+/// is dropped: so not under ours.
+struct FrameStream::Written {
+  Completion written;
+  Owner owner;
+};
+
+void FrameStream::complete(std::vector<Written>& written) {
+  for (auto& part : written) {
+    part.owner.reset();
+    if (part.written) part.written({});
+  }
+}
+
+FrameStream::FrameStream(FileDescriptor fd, bool local, Use use)
+    : fd_(std::move(fd)), local_(local), use_(use), in_(new std::byte[input_bytes]) {}
+
+FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
+
+bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush) {
+  std::vector<Written> written;
+  std::vector<Part> unsent;
+  Status failed;
+  bool done = true;
+  {
+    const std::lock_guard lock(write_mutex_);
+    if (!status_.ok()) {
+      failed = status_;
+      unsent = std::move(trailing);
+    } else {
+      auto bytes = frame.size();
+      for (const auto& part : trailing) bytes += part.buffer.bytes;
+      const bool alone = trailing.empty() && descriptors.empty();
+      if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
+        queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
+      } else {
+        queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
+      }
+      unwritten_ += bytes;
+      if (flush || unwritten_ >= cork_bytes) done = write_queue(written);
+    }
+  }
+  complete(written);
+  for (const auto& part : unsent) part.written(failed);
+  return done;
+}
+
+bool FrameStream::write_some() {
+  std::vector<Written> written;
+  bool done = true;
+  {
+    const std::lock_guard lock(write_mutex_);
+    if (status_.ok()) done = write_queue(written);
+  }
+  complete(written);
+  return done;
+}
+
+/// Under write_mutex_. A socket error is left to the reader, which sees it too and closes the stream with it.
+bool FrameStream::write_queue(std::vector<Written>& written) {
+  while (!queue_.empty()) {
+    std::array<iovec, max_iovecs> iov{};
+    std::size_t count = 0;
+    const auto add = [&](std::byte* data, std::size_t bytes) {
+      if (bytes != 0 && count < iov.size()) iov[count++] = {data, bytes};
+    };
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
+    msghdr message{};
+    for (auto& out : queue_) {
+      const bool first = &out == &queue_.front();
+      // Descriptors ride on the first byte of their own frame, so that the receiver can tell whose they are.
+      if (!first && !out.descriptors.empty()) break;
+      if (first && !out.descriptors.empty() && out.done == 0) {
+        message.msg_control = ancillary.data();
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * out.descriptors.size());
+        auto* header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int) * out.descriptors.size());
+        for (std::size_t i = 0; i < out.descriptors.size(); ++i) {
+          const int fd = out.descriptors[i].get();
+          std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
+        }
+      }
+      add(out.bytes.data() + out.done, out.bytes.size() - out.done);
+      for (auto part = out.part; part < out.parts.size(); ++part) {
+        const auto skip = part == out.part ? out.part_done : 0;
+        add(out.parts[part].buffer.data + skip, out.parts[part].buffer.bytes - skip);
+      }
+      if (count == iov.size()) break;
+    }
+    message.msg_iov = iov.data();
+    message.msg_iovlen = count;
+    const auto sent = count == 0 ? 0 : ::sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+      if (errno == EFAULT) {  // not the socket's: the reader would never hear of it
+        log_warning("a buffer's memory was gone before it had been sent: its connection ends");
+        ::shutdown(fd_.get(), SHUT_RDWR);
+      }
+      return true;
+    }
+    advance(static_cast<std::size_t>(sent), written);
+  }
+  return true;
+}
+
+void FrameStream::advance(std::size_t bytes, std::vector<Written>& written) {
+  unwritten_ -= bytes;
+  while (!queue_.empty()) {
+    auto& out = queue_.front();
+    const auto head = std::min(bytes, out.bytes.size() - out.done);
+    out.done += head;
+    bytes -= head;
+    if (out.done < out.bytes.size()) return;
+    out.descriptors.clear();
+    for (; out.part < out.parts.size(); ++out.part, out.part_done = 0) {
+      auto& part = out.parts[out.part];
+      const auto some = std::min(bytes, part.buffer.bytes - out.part_done);
+      out.part_done += some;
+      bytes -= some;
+      if (out.part_done < part.buffer.bytes) return;
+      written.push_back({std::move(part.written), std::move(part.buffer.owner)});
+    }
+    queue_.pop_front();
+  }
+}
+
+bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_acq_rel); }
+
+void FrameStream::end_read() noexcept {
+  if (closed_.load(std::memory_order_acquire)) fail_reads();
+  reading_.store(false, std::memory_order_release);
+  // close() between the two lines found a reader and left the rest to it.
+  if (closed_.load(std::memory_order_acquire) && begin_read()) {
+    fail_reads();
+    reading_.store(false, std::memory_order_release);
+  }
+}
+
+FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
+  if (closed()) return Progress::closed;
+  if (const auto held = parse(sink)) return *held;  // what was read earlier, after a hold
+  const auto got = receive();
+  if (got < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Progress::none;
+    close({Code::connection_lost, std::string("receiving failed: ") + std::strerror(errno)});
+    return Progress::closed;
+  }
+  if (got == 0) {
+    const bool between = begin_ == end_ && behind_.empty() && unclaimed_ == 0;
+    close({Code::connection_lost,
+           between ? "the peer closed the connection" : "the peer closed the connection in the middle of a frame"});
+    return Progress::closed;
+  }
+  if (const auto ended = parse(sink)) return *ended;
+  return Progress::some;
+}
+
+/// One recvmsg: behind a frame, into the destinations first; what follows goes to the input buffer.
+std::ptrdiff_t FrameStream::receive() {
+  std::array<iovec, max_iovecs> iov{};
+  std::size_t count = 0;
+  std::size_t direct = 0;
+  for (auto it = behind_.begin(); it != behind_.end() && count < iov.size() - 1; ++it) {
+    if (it->destination.data == nullptr) break;  // dropped by way of the input buffer
+    iov[count++] = {it->destination.data + it->done, it->destination.bytes - it->done};
+    direct += it->destination.bytes - it->done;
+  }
+  if (begin_ == end_) begin_ = end_ = 0;
+  if (begin_ != 0 && end_ == input_bytes) {
+    std::memmove(in_.get(), in_.get() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  std::size_t room = input_bytes - end_;
+  if (use_ == Use::bulk) {
+    const bool dropping = !behind_.empty() && behind_.front().destination.data == nullptr;
+    const auto dropped = dropping ? behind_.front().destination.bytes - behind_.front().done : unclaimed_;
+    if (direct != 0)
+      room = 0;
+    else if (dropped != 0)
+      room = std::min<std::size_t>(room, dropped);
+    else
+      room = wire::Header::size - (end_ - begin_);
+  }
+  if (room != 0) iov[count++] = {in_.get() + end_, room};
+
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
+  msghdr message{};
+  message.msg_iov = iov.data();
+  message.msg_iovlen = count;
+  if (local_) {
+    message.msg_control = ancillary.data();
+    message.msg_controllen = ancillary.size();
+  }
+  const auto got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got <= 0) return got;
+  for (auto* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+      FileDescriptor descriptor(fd);
+      if (descriptors_.size() < max_descriptors) descriptors_.push_back(std::move(descriptor));
+    }
+  }
+  const auto straight = std::min(static_cast<std::size_t>(got), direct);
+  end_ += static_cast<std::size_t>(got) - straight;
+  land(straight);
+  return got;
+}
+
+/// `bytes` more have arrived in the destinations.
+void FrameStream::land(std::size_t bytes) {
+  while (!behind_.empty()) {
+    auto& front = behind_.front();
+    const auto some = std::min(bytes, front.destination.bytes - front.done);
+    front.done += some;
+    bytes -= some;
+    if (front.done < front.destination.bytes) return;
+    auto landed = std::move(front.landed);
+    behind_.pop_front();
+    if (landed) landed({});
+  }
+}
+
+/// Moves buffered bytes to where they belong. True: no destination is open.
+bool FrameStream::fill_behind() {
+  while (!behind_.empty()) {
+    auto& front = behind_.front();
+    const auto some = std::min(end_ - begin_, front.destination.bytes - front.done);
+    if (some != 0 && front.destination.data != nullptr) {
+      std::memcpy(front.destination.data + front.done, in_.get() + begin_, some);
+    }
+    begin_ += some;
+    const bool whole = front.done + some == front.destination.bytes;
+    land(some);
+    if (!whole) return false;
+  }
+  const auto dropped = std::min<std::uint64_t>(end_ - begin_, unclaimed_);
+  begin_ += dropped;
+  unclaimed_ -= dropped;
+  return unclaimed_ == 0;
+}
+
+/// Takes every complete frame from the input buffer. A value: read_some ends with it.
+std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
+  while (!closed()) {
+    if (!fill_behind()) return std::nullopt;
+    const ByteView bytes(in_.get() + begin_, end_ - begin_);
+    if (bytes.size() < wire::Header::size) return std::nullopt;
+    const auto header = wire::Header::decode(bytes.first(wire::Header::size));
+    Status error = header.status();
+    if (error.ok() && header->length > bytes.size() - wire::Header::size) {
+      if (use_ == Use::calls) {
+        // Everything from begin_ to the end of this frame must fit behind begin_.
+        if (begin_ + wire::Header::size + header->length > input_bytes) {
+          std::memmove(in_.get(), in_.get() + begin_, bytes.size());
+          begin_ = 0;
+          end_ = bytes.size();
+        }
+        return std::nullopt;
+      }
+      error = {Code::protocol_error, "malformed frame: a body on a bulk connection"};
+    }
+    if (error.ok() && header->descriptors > descriptors_.size()) {
+      error = {Code::protocol_error, "malformed frame: it names file descriptors that did not come"};
+    }
+    if (error.ok()) {
+      Descriptors descriptors;
+      for (int i = 0; i < header->descriptors; ++i)
+        descriptors.push_back(std::move(descriptors_[static_cast<std::size_t>(i)]));
+      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + header->descriptors);
+      unclaimed_ = header->trailing;
+      const auto taken =
+          sink.on_frame(*this, *header, bytes.subspan(wire::Header::size, header->length), std::move(descriptors));
+      if (taken.ok()) {
+        if (*taken == FrameSink::Taken::hold) {
+          unclaimed_ = 0;
+          return Progress::held;
+        }
+        begin_ += wire::Header::size + header->length;
+        continue;
+      }
+      error = taken.status();
+    }
+    close(error);
+    return Progress::closed;
+  }
+  return Progress::closed;
+}
+
+void FrameStream::read(Buffer destination, Completion landed) {
+  if (destination.bytes > unclaimed_) {
+    unclaimed_ = 0;
+    landed({Code::protocol_error, "fewer bytes stand behind the frame than its buffers have"});
+    return;
+  }
+  unclaimed_ -= destination.bytes;
+  behind_.push_back({std::move(destination), 0, std::move(landed)});
+}
+
+void FrameStream::close(Status status) {
+  std::deque<Outgoing> unsent;
+  Status why;
+  {
+    const std::lock_guard lock(write_mutex_);
+    if (!status_.ok()) return;
+    why = status_ = std::move(status);
+    unsent.swap(queue_);
+    unwritten_ = 0;
+    closed_.store(true, std::memory_order_release);
+  }
+  ::shutdown(fd_.get(), SHUT_RDWR);
+  for (auto& out : unsent) {
+    for (; out.part < out.parts.size(); ++out.part) {
+      if (out.parts[out.part].written) out.parts[out.part].written(why);
+    }
+  }
+  // Whoever is reading (perhaps this very thread, further down) finds closed_ in end_read().
+  if (begin_read()) end_read();
+}
+
+void FrameStream::fail_reads() {
+  const auto why = status();
+  while (!behind_.empty()) {
+    auto landed = std::move(behind_.front().landed);
+    behind_.pop_front();
+    if (landed) landed(why);
+  }
+}
+
+Status FrameStream::status() const {
+  const std::lock_guard lock(write_mutex_);
+  return status_;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,256 @@
+#include "agent/wire/frame.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tensorferry::wire {
+namespace {
+
+Status malformed(std::string what) { return {Code::protocol_error, "malformed frame: " + std::move(what)}; }
+
+constexpr std::size_t max_drivers = 64;
+constexpr std::size_t max_devices = 64;
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;  // so that sums do not overflow
+
+void put_device(Writer& out, Device device) {
+  out.put(device.type);
+  out.put(device.index);
+}
+
+Device get_device(Reader& in) {
+  const auto type = in.get<std::uint8_t>();
+  const auto index = in.get<std::uint8_t>();
+  return {static_cast<DeviceType>(type), index};
+}
+
+}  // namespace
+
+void Header::encode(std::byte* out) const {
+  const auto put = [&out](auto value) {
+    std::memcpy(out, &value, sizeof value);
+    out += sizeof value;
+  };
+  put(kind);
+  put(flags);
+  put(buffers);
+  put(extensions);
+  put(descriptors);
+  put(std::uint8_t{0});
+  put(length);
+  put(function);
+  put(call);
+  put(remaining_ms);
+  put(order);
+  put(trailing);
+}
+
+void Header::forget_descriptors(Bytes& frame) { frame[6] = std::byte{0}; }
+
+Result<Header> Header::decode(ByteView bytes) {
+  Reader in(bytes);
+  Header header;
+  const auto kind = in.get<std::uint8_t>();
+  header.kind = static_cast<Kind>(kind);
+  header.flags = in.get<std::uint8_t>();
+  header.buffers = in.get<std::uint16_t>();
+  header.extensions = in.get<std::uint16_t>();
+  header.descriptors = in.get<std::uint8_t>();
+  (void)in.get<std::uint8_t>();
+  header.length = in.get<std::uint32_t>();
+  header.function = in.get<std::uint32_t>();
+  header.call = in.get<std::uint64_t>();
+  header.remaining_ms = in.get<std::uint32_t>();
+  header.order = in.get<std::uint32_t>();
+  header.trailing = in.get<std::uint64_t>();
+  if (in.failed()) return malformed("shorter than a header");
+  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::ring)) {
+    return malformed("unknown kind " + std::to_string(kind));
+  }
+  if (header.length > max_length) {
+    return malformed("body of " + std::to_string(header.length) + " bytes, at most " + std::to_string(max_length));
+  }
+  if (header.extensions > header.length) return malformed("extension records longer than the body");
+  const bool message = header.kind == Kind::request || header.kind == Kind::reply;
+  if (header.trailing != 0 && header.kind != Kind::bulk && !(message && header.buffers != 0)) {
+    return malformed("bytes behind a frame that carries no buffers");
+  }
+  if (header.trailing >= most_bytes) return malformed("2^62 bytes or more behind it");
+  return header;
+}
+
+void put_extension(Writer& out, std::uint16_t id, ByteView bytes) {
+  out.put(id);
+  out.put(static_cast<std::uint16_t>(bytes.size()));
+  out.raw(bytes);
+}
+
+void BufferRecord::encode(Writer& out) const {
+  out.put(channel);
+  put_device(out, source);
+  put_device(out, destination);
+  out.put(std::uint8_t{0});
+  out.put(static_cast<std::uint16_t>(channel == inline_channel ? 0 : ticket.size()));
+  out.put(bytes);
+  out.put(release);
+  out.put(after);
+  out.raw(ticket);
+}
+
+namespace {
+
+Status read_extensions(Reader in, Frame& frame) {
+  while (!in.empty()) {
+    const auto id = in.get<std::uint16_t>();
+    const auto length = in.get<std::uint16_t>();
+    const auto bytes = in.raw(length);
+    if (in.failed()) return malformed("an extension record ends outside its frame");
+    Reader record(bytes);
+    if (id == extension::function_name) frame.function_name = bytes;
+    if (id == extension::function_number) frame.function_number = record.get<std::uint32_t>();
+    if (id == extension::releases) {
+      frame.releases.reserve(bytes.size() / 8);
+      for (std::size_t i = 0; i < bytes.size() / 8; ++i) frame.releases.push_back(record.get<std::uint64_t>());
+    }
+    if (record.failed()) return malformed("extension record " + std::to_string(id) + " is too short");
+  }
+  return {};
+}
+
+Result<BufferRecord> read_record(Reader& in) {
+  BufferRecord record;
+  record.channel = in.get<std::uint8_t>();
+  record.source = get_device(in);
+  record.destination = get_device(in);
+  (void)in.get<std::uint8_t>();
+  const auto ticket = in.get<std::uint16_t>();
+  record.bytes = in.get<std::uint64_t>();
+  record.release = in.get<std::uint64_t>();
+  record.after = in.get<std::uint64_t>();
+  record.ticket = in.raw(record.channel == BufferRecord::inline_channel ? record.bytes : ticket);
+  if (in.failed()) return malformed("a buffer record ends outside its frame");
+  if (record.bytes >= most_bytes) return malformed("a buffer of 2^62 bytes or more");
+  return record;
+}
+
+}  // namespace
+
+Status BufferRecord::decode_all(Reader& in, std::size_t count, std::vector<BufferRecord>& records) {
+  if (count > in.rest().size() / size) return malformed("more buffers than fit its body");
+  records.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    auto record = read_record(in);
+    if (!record) return record.status();
+    records.push_back(*record);
+  }
+  return {};
+}
+
+Result<Frame> Frame::decode(const Header& header, ByteView body) {
+  if (body.size() != header.length) return malformed("body of another length than its header says");
+  Frame frame;
+  frame.header = header;
+  if (auto status = read_extensions(Reader(body.first(header.extensions)), frame); !status) return status;
+  Reader in(body.subspan(header.extensions));
+  if (auto status = BufferRecord::decode_all(in, header.buffers, frame.buffers); !status) return status;
+  if ((header.flags & flag::spilled) != 0 && frame.buffers.size() != 1) {
+    return malformed("one buffer is said to hold the rest of it, and there is another number of them");
+  }
+  if ((header.flags & flag::spilled) != 0 && frame.buffers.front().destination != Device()) {
+    return malformed("the buffer that holds the rest of it is for " + text_of(frame.buffers.front().destination));
+  }
+  frame.payload = in.rest();
+  return frame;
+}
+
+Bytes Hello::encode() const {
+  Bytes out;
+  Writer writer(out);
+  writer.put(purpose);
+  writer.sized(name);
+  writer.put(rank);
+  writer.put(incarnation);
+  writer.put(expected);
+  writer.varint(devices.size());
+  for (const auto device : devices) put_device(writer, device);
+  writer.varint(drivers.size());
+  for (const auto& driver : drivers) {
+    writer.sized(driver.name);
+    writer.varint(driver.endpoints.size());
+    for (const auto& endpoint : driver.endpoints) {
+      put_device(writer, endpoint.device);
+      writer.sized(endpoint.descriptor);
+    }
+  }
+  writer.put(features);
+  return out;
+}
+
+Result<Hello> Hello::decode(ByteView bytes) {
+  Reader in(bytes);
+  Hello hello;
+  const auto purpose = in.get<std::uint8_t>();
+  hello.purpose = static_cast<Purpose>(purpose);
+  hello.name = std::string(in.text());
+  hello.rank = in.get<std::int32_t>();
+  hello.incarnation = in.get<std::uint64_t>();
+  hello.expected = in.get<std::uint64_t>();
+  const auto devices = in.count(2);
+  if (devices > max_devices) in.fail();
+  for (std::uint64_t i = 0; i < devices && !in.failed(); ++i) hello.devices.push_back(get_device(in));
+  const auto drivers = in.count(2);
+  if (drivers > max_drivers) in.fail();
+  for (std::uint64_t i = 0; i < drivers && !in.failed(); ++i) {
+    Driver driver;
+    driver.name = std::string(in.text());
+    const auto endpoints = in.count(3);
+    if (endpoints > max_devices) in.fail();
+    for (std::uint64_t e = 0; e < endpoints && !in.failed(); ++e) {
+      const auto device = get_device(in);
+      const auto descriptor = in.sized();
+      driver.endpoints.push_back({device, Bytes(descriptor.begin(), descriptor.end())});
+    }
+    hello.drivers.push_back(std::move(driver));
+  }
+  hello.features = in.get<std::uint32_t>();
+  // What follows is a later version's.
+  if (in.failed()) return malformed("a hello that ends early or has more devices or channels than any agent");
+  if (purpose != static_cast<int>(Purpose::calls) && purpose != static_cast<int>(Purpose::bulk)) {
+    return malformed("a hello of unknown purpose " + std::to_string(purpose));
+  }
+  if (hello.name.empty() || hello.incarnation == 0) return malformed("a hello without a name or an incarnation");
+  return hello;
+}
+
+Bytes encode_status(const Status& status) {
+  Bytes out;
+  Writer writer(out);
+  writer.put(status.code());
+  // An error's text is for people: its tail matters less than that it fits into a frame.
+  writer.sized(status.what().substr(0, 32 * 1024));
+  return out;
+}
+
+Status decode_status(ByteView payload) {
+  Reader in(payload);
+  const auto code = in.get<std::uint8_t>();
+  std::string what(in.text());
+  if (in.failed() || code == 0 || code > static_cast<int>(Code::internal)) {
+    return {Code::protocol_error, "an error reply that cannot be read"};
+  }
+  return {static_cast<Code>(code), std::move(what)};
+}
+
+Bytes assemble(Header header, ByteView extensions, ByteView records, ByteView payload) {
+  header.extensions = static_cast<std::uint16_t>(extensions.size());
+  header.length = static_cast<std::uint32_t>(extensions.size() + records.size() + payload.size());
+  Bytes out;
+  out.reserve(Header::size + header.length);
+  out.resize(Header::size);
+  header.encode(out.data());
+  out.insert(out.end(), extensions.begin(), extensions.end());
+  out.insert(out.end(), records.begin(), records.end());
+  out.insert(out.end(), payload.begin(), payload.end());
+  return out;
+}
+
+}  // namespace tensorferry::wire

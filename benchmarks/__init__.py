@@ -1,0 +1,1 @@
+"""TensorFerry beside its peers, measured in one invocation and in turns."""

@@ -1,0 +1,204 @@
+"""Who measures: contestants made of a workload between Python processes, or of a C++ program of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hogs import Hogs
+from benchmarks.native import Missing, Programs
+from benchmarks.placement import Placement
+from benchmarks.teams import CALLEE, CALLER, PAIR, Team
+
+TORCH = "torch.distributed.rpc"
+OURS = "tensorferry"
+ALONE = "tensorferry, undisturbed"
+EMPTY_CALL = "empty rpc_sync of ours"
+FEWER = "tensorferry, 16 actors"
+BARE_UNIX = "bare unix round trip"
+BARE_TCP = "bare TCP round trip"
+BARE_COPY = "process_vm_readv, warm, one thread"
+MODULES = {OURS: "tensorferry.rpc", ALONE: "tensorferry.rpc", TORCH: "torch.distributed.rpc"}
+
+SMALL = 3  # processes; a larger team is forked also where others are new, for it would take longer to start than to run
+
+# What a turn measured: figures of single operations, less is better; by name where there are several series.
+Samples = Sequence[float]
+Turn = Mapping[str, Samples]
+
+
+class Lab:
+    """What contestants measure with: teams, started when first needed, programs, and busy processes."""
+
+    def __init__(self, seconds: float, programs: Path | None, quick: bool) -> None:
+        self.seconds = seconds  # of one turn
+        self.quick = quick
+        self.programs = Programs(programs)
+        self.hogs = Hogs()
+        self._teams: dict[object, Team] = {}
+
+    def team(self, who: str, size: int = PAIR, options: Mapping[str, Any] | None = None) -> Team:
+        key = MODULES[who], size, tuple(sorted((options or {}).items()))
+        if key not in self._teams:
+            forked = self.quick or size > SMALL
+            self._teams[key] = Team(MODULES[who], size, options, forked=forked)
+        return self._teams[key]
+
+    def dismiss(self, larger_than: int = 0) -> None:
+        """Ends teams: all after a failure, for one of them may hang; the large ones when their row is done."""
+        for key, team in list(self._teams.items()):
+            if team.size > larger_than:
+                del self._teams[key]
+                team.close()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+        self.hogs.close()
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`prepare` starts what has to be there before the first turn and raises native.Missing where it cannot; `measure`
+    takes one turn."""
+
+    prepare: Callable[[Lab], Any]
+    measure: Callable[[Lab, Placement], Samples | Turn]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How often something is done: less often in --quick."""
+
+    full: int
+    quick: int
+
+    def of(self, quick: bool) -> int:
+        return self.quick if quick else self.full
+
+
+def python(who: str, workload: str, options: Mapping[str, Any] | None = None, **arguments: Any) -> Contestant:
+    """A workload of so many seconds between two Python processes."""
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        patience = 60 + 10 * lab.seconds
+        team = lab.team(who, options=options)
+        samples: Samples = team.call(placement, workload, patience=patience, seconds=lab.seconds, **arguments)
+        return samples
+
+    return Contestant(lambda lab: lab.team(who, options=options), measure)
+
+
+def program(name: str, **options: str) -> Contestant:
+    """A C++ program of this folder."""
+    return Contestant(
+        lambda lab: lab.programs.check(name),
+        lambda lab, placement: lab.programs.run(name, placement, lab.seconds / 4, **options),
+    )
+
+
+def carried(
+    workload: str, options: Mapping[str, Any], transport: str = "", channel: str = "", **arguments: Any
+) -> Contestant:
+    """Ours with options that leave one transport or channel, which is checked: a row never measures another one."""
+
+    def prepare(lab: Lab) -> None:
+        if channel:
+            _, _, reasons = lab.team(OURS).call(Placement.UNPINNED, "explained")
+            if channel not in reasons:
+                raise Missing(f"there is no channel {channel}")
+        *found, reasons = lab.team(OURS, options=options).call(Placement.UNPINNED, "explained")
+        for wanted, got in zip((transport, channel), found):
+            if wanted and wanted != got:
+                why = reasons.get(wanted) or f"{got or 'nothing'} carries"
+                raise Missing(f"{wanted} does not carry: {why}")
+
+    return Contestant(prepare, python(OURS, workload, options, **arguments).measure)
+
+
+def idle(who: str) -> Contestant:
+    """The share of a core that an agent without work uses."""
+    return Contestant(lambda lab: lab.team(who), lambda lab, _: [lab.team(who).idle(lab.seconds * 2)])
+
+
+def threads(who: str) -> Contestant:
+    """The threads that an agent adds to its process."""
+    return Contestant(lambda lab: lab.team(who), lambda lab, _: [lab.team(who).threads()])
+
+
+def beside_blocking(who: str, each: float) -> Contestant:
+    """Empty calls of one caller while another one's calls block for `each` seconds; of none where it is 0."""
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        jobs: dict[int, tuple[str, dict[str, Any]]] = {CALLER: ("sync", {"seconds": lab.seconds})}
+        if each:
+            jobs[2] = "blocking", {"seconds": lab.seconds, "each": each}
+        samples: Samples = lab.team(who, size=3).run(placement, jobs, 60 + 10 * lab.seconds)[CALLER]
+        return samples
+
+    def prepare(lab: Lab) -> None:
+        lab.team(who, size=3).run(Placement.UNPINNED, {CALLER: ("touch", {}), 2: ("touch", {})})
+
+    return Contestant(prepare, measure)
+
+
+def actors(who: str, count: int) -> Contestant:
+    """Actors that think between empty calls to one learner: nanoseconds that pass for each call, that each call takes,
+    and that all processes compute for each call."""
+
+    def measure(lab: Lab, placement: Placement) -> Turn:
+        team, seconds = lab.team(who, size=count + 1), 4 * lab.seconds
+        ranks = [rank for rank in range(count + 1) if rank != CALLEE]
+        computed = team.cpu_time()
+        found = team.run(
+            placement, {rank: ("actor", {"seconds": seconds, "seed": rank}) for rank in ranks}, 60 + 10 * seconds
+        ).values()
+        computed = team.cpu_time() - computed
+        calls: list[float] = [sample for _, _, samples in found for sample in samples]
+        passed = max(end for _, end, _ in found) - min(begin for begin, _, _ in found)
+        return {"each": calls, "passed": [passed / len(calls)], "computed": [computed / len(calls)]}
+
+    def prepare(lab: Lab) -> None:
+        team = lab.team(who, size=count + 1)
+        team.run(Placement.UNPINNED, {rank: ("touch", {}) for rank in range(count + 1) if rank != CALLEE})
+
+    return Contestant(prepare, measure)
+
+
+def whole_lives(who: str, count: int) -> Contestant:
+    """Agents of new processes that have imported everything: from the first one's init_rpc to the end of the last
+    one's shutdown."""
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        with Team(MODULES[who], count, joined=False, forked=True) as team:
+            jobs = {rank: ("whole_life", {"rank": rank, "world_size": count}) for rank in range(count)}
+            found = team.run(placement, jobs, patience=180).values()
+        return [max(end for _, end in found) - min(begin for begin, _ in found)]
+
+    return Contestant(lambda lab: None, measure)
+
+
+def in_new_pair(workload: str, series: Sequence[str], count: Scale, size: int, needs: int = 0) -> Contestant:
+    """Ours, in two processes that have done nothing before; `needs`: bytes of memory for each operation."""
+
+    def prepare(lab: Lab) -> None:
+        if (wanted := needs * count.of(lab.quick)) > (there := _available_memory()):
+            raise Missing(f"needs {wanted / 2**30:.1f} GB of memory, {there / 2**30:.1f} GB are there")
+
+    def measure(lab: Lab, placement: Placement) -> Turn:
+        with Team(MODULES[OURS], forked=lab.quick) as team:
+            found = team.call(placement, workload, patience=580, count=count.of(lab.quick), size=size)
+        return {name: [figure] for name, figure in zip(series, found)}
+
+    return Contestant(prepare, measure)
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,99 @@
+/// Empty calls between two agents of two processes: what our agent costs without Python and without torch.
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "benchmarks/samples.h"
+
+namespace tensorferry::benchmarks {
+namespace {
+
+constexpr Milliseconds patience{20000};
+
+[[noreturn]] void die(std::string_view what, const Status& status) {
+  std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(what.size()), what.data(), status.text().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T value_or_die(std::string_view what, Result<T> result) {
+  if (!result) die(what, result.status());
+  return *std::move(result);
+}
+
+std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const Arguments& arguments) {
+  AgentOptions options;
+  options.name = name;
+  options.store = value_or_die("connect_tcp_store", connect_tcp_store("127.0.0.1", port, "", patience));
+  options.unix_sockets = arguments.transport != "tcp";
+  options.shared_memory = arguments.transport == "ring";
+  return value_or_die("Agent::join", Agent::join(std::move(options)));
+}
+
+/// Serves until the caller's end of the socket closes. The socket carries the port of the store to the callee, and a
+/// byte back when it serves: a name is registered before its functions are.
+void serve(int socket, const Arguments& arguments) {
+  std::uint16_t port = 0;
+  if (read(socket, &port, sizeof port) != sizeof port) return;  // the caller failed, and has said so
+  pin(arguments.callee_cpu);
+  const auto agent = join("callee", port, arguments);
+  agent->serve("noop", [](Request, Reply reply) { reply.send({}); });
+  char byte = 0;
+  if (write(socket, &byte, 1) != 1) return;
+  while (read(socket, &byte, 1) > 0) {
+  }
+  agent->leave();
+}
+
+void call(int socket, const Arguments& arguments) {
+  const auto store = value_or_die("TcpStoreServer::listen", TcpStoreServer::listen("127.0.0.1", 0, ""));
+  const std::uint16_t port = store->port();
+  if (write(socket, &port, sizeof port) != sizeof port) die("write", Status(Code::internal, "the callee is gone"));
+  pin(arguments.caller_cpu);
+  const auto agent = join("caller", port, arguments);
+  char serving = 0;
+  if (read(socket, &serving, 1) != 1) die("read", Status(Code::internal, "the callee is gone"));
+  const auto once = [&] {
+    Call call = agent->call("callee", "noop", {});
+    call.wait();
+    if (const auto reply = call.take(); !reply) die("call", reply.status());
+  };
+  once();
+  print(repeat(once, arguments.seconds));
+  agent->leave();
+}
+
+int main(int argc, char** argv) {
+  const Arguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    die("socketpair", Status(Code::internal, "no descriptors left"));
+  }
+  const pid_t child = fork();  // before either side has a thread
+  if (child < 0) die("fork", Status(Code::internal, "no process left"));
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(ends[1]);
+    serve(ends[0], arguments);
+    return 0;
+  }
+  close(ends[0]);
+  call(ends[1], arguments);
+  close(ends[1]);
+  int how = 0;
+  waitpid(child, &how, 0);
+  return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
+}
+
+}  // namespace
+}  // namespace tensorferry::benchmarks
+
+int main(int argc, char** argv) { return tensorferry::benchmarks::main(argc, argv); }

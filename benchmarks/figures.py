@@ -1,0 +1,92 @@
+"""The figures in README.md and docs/performance.md: written from one kept run, never by hand.
+
+Each page has a block between two comments that this file fills; a test compares the blocks with the kept run.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.contestants import TORCH
+from benchmarks.report import times
+from benchmarks.results import RowResult, Run, Speedup
+from benchmarks.units import ABSOLUTE, Unit
+
+ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "docs" / "images" / "benchmark.json"
+BLOCK = re.compile(r"(<!-- figures: [^\n]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def readme(run: Run) -> str:
+    """The picture, and what it says in words."""
+    beside = {row.name: row.speedups()[TORCH].ratio for row in run.rows if TORCH in row.speedups()}
+    tensors = [beside[name] for name in ("tensor-1mb", "tensor-16mb", "tensor-64mb")]
+    torch = f"`{TORCH}` {run.machine['versions'].get('torch', '')}".strip()
+    words = (
+        f"Beside {torch}, in one run and in turns on {run.machine['cores']} cores: an empty Python call is "
+        f"answered **{times(beside['noop-unpinned'])}** faster, 256 calls in flight are done "
+        f"**{times(beside['in-flight'])}** faster, and tensors of 1 to 64 MB travel "
+        f"**{times(min(tensors))} to {times(max(tensors))}** faster. Run it yourself with `make bench`; "
+        "[docs/performance.md](docs/performance.md) says how it is measured, and what is not reached."
+    )
+    return f"![Times faster than {TORCH}](docs/images/benchmark.svg)\n\n{paragraph(words)}"
+
+
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def results(run: Run) -> str:
+    """Every ratio of the run."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.machine["versions"].items())
+    machine = run.machine
+    words = (
+        f"Run `{run.id[:8]}` of {run.started[:10]}: {machine['cores']} cores ({machine['processor']}), {versions}. "
+        f"Other programs used {machine['busy_before']:.0%} of the machine before it, "
+        f"{machine['busy_after']:.0%} after it."
+    )
+    lines = [
+        paragraph(words),
+        "| what | placement | beside | we are faster | single rounds | target |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for row in run.rows:
+        lines += [_line(row, theirs, s) for theirs, s in row.speedups().items() if row.unit not in ABSOLUTE]
+    lines += ["", *[_absolute(row) for row in run.rows if row.unit in ABSOLUTE]]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: RowResult, theirs: str, s: Speedup) -> str:
+    wanted = row.targets.get(theirs)
+    target = "" if wanted is None else f"{times(wanted)}, {'reached' if s.ratio >= wanted else '**missed**'}"
+    rounds = f"{times(s.least)} to {times(s.greatest)}"
+    return f"| {row.title} | {row.placement} | {theirs} | {times(s.ratio)} | {rounds} | {target} |"
+
+
+def _absolute(row: RowResult) -> str:
+    """What does not depend on how fast the machine is, said as it is."""
+    unit = Unit(row.unit, row.work, row.rate)
+    costs = [f"{unit.value(m.p50):.3g} {unit.text} ({m.contestant})" for m in row.contestants]
+    said = f"- {row.title[0].upper()}{row.title[1:]}: {', '.join(costs)}"
+    if row.limit is not None:
+        said += f"; at most {row.limit:g}: {'reached' if unit.value(row.ours.p50) <= row.limit else '**missed**'}"
+    return said + "."
+
+
+PAGES: dict[Path, Callable[[Run], str]] = {ROOT / "README.md": readme, ROOT / "docs" / "performance.md": results}
+
+
+def filled(page: Path, run: Run) -> str:
+    """The page with its block as this run says it."""
+    text, blocks = BLOCK.subn(lambda found: found[1] + PAGES[page](run) + found[2], page.read_text())
+    if blocks != 1:
+        raise ValueError(f"{page.name} has {blocks} blocks of figures, not one")
+    return text
+
+
+def write(run: Run) -> None:
+    for page in PAGES:
+        page.write_text(filled(page, run))

@@ -1,0 +1,312 @@
+"""Every row of the benchmark: what is measured, by whom, where, and what it is held to.
+
+A new row is an entry of ROWS; a new kind of contestant is a function of contestants.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.contestants import (
+    ALONE,
+    BARE_COPY,
+    BARE_TCP,
+    BARE_UNIX,
+    EMPTY_CALL,
+    FEWER,
+    OURS,
+    TORCH,
+    Contestant,
+    Scale,
+    actors,
+    beside_blocking,
+    carried,
+    idle,
+    in_new_pair,
+    program,
+    python,
+    threads,
+    whole_lives,
+)
+from benchmarks.placement import Placement
+from benchmarks.units import (
+    MICROSECONDS,
+    PERCENT,
+    SECONDS,
+    SHARE_OF_CORE,
+    THREADS,
+    TIMES_ITS_BYTES,
+    Figure,
+    gigabytes,
+    maximum,
+    p99,
+    per_second,
+)
+from benchmarks.workloads import IN_FLIGHT
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ours beside its peers, measured once for all its figures."""
+
+    name: str
+    title: str  # "{count}" is how often something is done, where that depends on --quick
+    figures: tuple[Figure, ...]
+    ours: Contestant
+    peers: dict[str, Contestant] = field(default_factory=dict)
+    placement: Placement = Placement.UNPINNED
+    hogs: int = 0  # busy processes beside it
+    count: Scale | None = None
+    quick: bool = False  # also in --quick
+    rounds: int | None = None  # fewer than the run's where a turn is long
+    once: bool = False  # in the first life only
+
+    def contestants(self) -> dict[str, Contestant]:
+        return {OURS: self.ours, **self.peers}
+
+    def place(self) -> str:
+        return self.placement.value + (f", {self.hogs} busy processes" if self.hogs else "")
+
+    def titled(self, quick: bool) -> str:
+        return self.title.format(count=f"{self.count.of(quick):,}" if self.count else "")
+
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def _times(placement: Placement, unpinned: float, two_cores: float) -> float | None:
+    return {Placement.UNPINNED: unpinned, Placement.TWO_CORES: two_cores}.get(placement)
+
+
+def _targets(**peers: float | None) -> dict[str, float]:
+    names = {"torch": TORCH, "bare": BARE_UNIX}
+    return {names[peer]: times for peer, times in peers.items() if times is not None}
+
+
+def _slug(placement: Placement) -> str:
+    return placement.value.replace(" ", "-")
+
+
+def _empty_call(placement: Placement) -> Row:
+    targets = _targets(torch=_times(placement, 40, 100), bare=_times(placement, 1, 4))
+    return Row(
+        f"noop-{_slug(placement)}",
+        "empty rpc_sync",
+        (Figure(MICROSECONDS, targets),),
+        ours=python(OURS, "sync"),
+        peers={TORCH: python(TORCH, "sync"), BARE_UNIX: program("bare_roundtrip", transport="unix")},
+        placement=placement,
+        quick=placement is Placement.UNPINNED,
+    )
+
+
+def _cpp_call(placement: Placement) -> Row:
+    return Row(
+        f"cpp-{_slug(placement)}",
+        "empty call from C++",
+        (Figure(MICROSECONDS, _targets(bare=_times(placement, 1 / 0.75, 1 / 0.15))),),
+        ours=program("cpp_call", transport="ring"),
+        peers={BARE_UNIX: program("bare_roundtrip", transport="unix")},
+        placement=placement,
+    )
+
+
+def _cpp_call_over(transport: str, peer: str, targets: dict[str, float]) -> Row:
+    return Row(
+        f"cpp-{transport}",
+        f"empty call from C++ over {transport} sockets",
+        (Figure(MICROSECONDS, targets),),
+        ours=program("cpp_call", transport=transport),
+        peers={peer: program("bare_roundtrip", transport=transport)},
+    )
+
+
+# What leaves one transport only; the ring is the default and has the rows without a transport in their name, too.
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "ring": {},
+    "unix": {"shared_memory": False},
+    "tcp": {"unix_sockets": False},
+}
+
+
+def _empty_call_over(transport: str, placement: Placement) -> Row:
+    bare, name = ("tcp", BARE_TCP) if transport == "tcp" else ("unix", BARE_UNIX)
+    return Row(
+        f"transport-{transport}-{_slug(placement)}",
+        f"empty rpc_sync by transport {transport}",
+        (Figure(MICROSECONDS),),
+        ours=carried("sync", TRANSPORTS[transport], transport=transport),
+        peers={TORCH: python(TORCH, "sync"), name: program("bare_roundtrip", transport=bare)},
+        placement=placement,
+        rounds=2,
+    )
+
+
+def _empty_call_beside_hogs(placement: Placement) -> Row:
+    """Whoever sleeps until its reply comes is the measure: spinning must not cost more than it gains."""
+    return Row(
+        f"hogs-{_slug(placement)}",
+        "empty rpc_sync",
+        (Figure(MICROSECONDS, {BARE_UNIX: 1}),),
+        ours=python(OURS, "sync"),
+        peers={BARE_UNIX: program("bare_roundtrip", transport="unix"), TORCH: python(TORCH, "sync")},
+        placement=placement,
+        hogs=2,
+        rounds=3,
+    )
+
+
+def _empty_call_beside_python(where: str, process: str) -> Row:
+    return Row(
+        f"gil-{process}",
+        f"empty rpc_sync, a busy Python thread in the {process}",
+        (Figure(MICROSECONDS, {ALONE: 1 / 5}),),
+        ours=python(OURS, "sync_beside_python", where=where),
+        peers={ALONE: python(ALONE, "sync"), TORCH: python(TORCH, "sync_beside_python", where=where)},
+        rounds=3,
+    )
+
+
+TENSOR_TARGETS = {1: {TORCH: 5.0}, 16: {TORCH: 2.5}, 64: {TORCH: 8.0, BARE_COPY: 1.5}}
+
+
+def _tensors(megabytes: int, hogs: int = 0) -> Row:
+    size = megabytes << 20
+    peers = {TORCH: python(TORCH, "tensors", size=size)}
+    if megabytes == 64:
+        peers[BARE_COPY] = program("bare_copy", bytes=str(size))
+    targets = {TORCH: 4.5} if hogs else TENSOR_TARGETS[megabytes]
+    return Row(
+        f"tensor-{megabytes}mb" + ("-busy" if hogs else ""),
+        f"{megabytes} MB tensor, sent and received",
+        (Figure(gigabytes(size), targets),),
+        ours=python(OURS, "tensors", size=size),
+        peers=peers,
+        hogs=hogs,
+        quick=not hogs,
+    )
+
+
+def _tensors_by(name: str, channel: str, options: Mapping[str, Any], megabytes: int) -> Row:
+    size = megabytes << 20
+    return Row(
+        f"channel-{name}-{megabytes}mb",
+        f"{megabytes} MB tensor by channel {channel}" + (" over TCP" if name == "tcp" else ""),
+        (Figure(gigabytes(size)),),
+        ours=carried("tensors", {**options, "channels": channel}, channel=channel, size=size),
+        peers={TORCH: python(TORCH, "tensors", size=size)},
+        rounds=2,
+    )
+
+
+def _actors(count: int, peers: dict[str, Contestant], better: dict[str, float]) -> Row:
+    return Row(
+        f"actors-{count}",
+        f"{count} actors that think 0.1 to 1 ms, one learner",
+        (
+            Figure(per_second("calls/s", 1), better, "rate", series="passed"),
+            Figure(MICROSECONDS, better, "p99", "p99 of a call", series="each", of=p99),
+            Figure(MICROSECONDS, better, "cpu", "CPU time a call, all processes", series="computed"),
+        ),
+        ours=actors(OURS, count),
+        peers=peers,
+        rounds=1,
+    )
+
+
+def _memory(name: str, title: str, count: Scale, size: int) -> Row:
+    return Row(
+        f"memory-{name}",
+        title,
+        (
+            Figure(PERCENT, {}, "caller", "caller's resident set over the last 90 %", "caller", limit=2),
+            Figure(PERCENT, {}, "callee", "callee's resident set over the last 90 %", "callee", limit=2),
+        ),
+        ours=in_new_pair("growth", ("caller", "callee"), count, size),
+        count=count,
+        rounds=1,
+        once=True,
+    )
+
+
+HELD = 5120  # bytes of a tensor in a replay buffer
+CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
+
+ROWS = [
+    *[_empty_call(placement) for placement in Placement],
+    Row(
+        "in-flight",
+        f"{IN_FLIGHT} calls in flight, tensorferry.wait_all",
+        (Figure(per_second("calls/s", IN_FLIGHT), {TORCH: 40}),),
+        ours=python(OURS, "in_flight_own_wait_all"),
+        peers={TORCH: python(TORCH, "in_flight_torch_wait_all")},
+        quick=True,
+    ),
+    Row(
+        "in-flight-torch-futures",
+        f"{IN_FLIGHT} calls in flight, torch.futures.wait_all",
+        (Figure(per_second("calls/s", IN_FLIGHT), {TORCH: 20}),),
+        ours=python(OURS, "in_flight_torch_wait_all"),
+        peers={TORCH: python(TORCH, "in_flight_torch_wait_all")},
+    ),
+    *[_tensors(megabytes) for megabytes in TENSOR_TARGETS],
+    _tensors(64, hogs=CORES),
+    Row(
+        "shared-256mb",
+        "256 MB handed over by tensorferry.share",
+        (Figure(MICROSECONDS, {EMPTY_CALL: 1 / 3}),),
+        ours=python(OURS, "shared", size=256 << 20),
+        peers={EMPTY_CALL: python(OURS, "sync")},
+    ),
+    *[_cpp_call(placement) for placement in Placement],
+    _cpp_call_over("unix", BARE_UNIX, {}),
+    _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),
+    *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],
+    *[_tensors_by(channel, channel, {}, size) for channel in ("shm", "cma", "basic") for size in TENSOR_TARGETS],
+    *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
+    _empty_call_beside_hogs(Placement.UNPINNED),
+    _empty_call_beside_hogs(Placement.TWO_CORES),
+    _empty_call_beside_python("caller", "caller"),
+    _empty_call_beside_python("callee", "server"),
+    Row(
+        "blocking-handler",
+        "empty rpc_sync while a handler blocks 10 ms for another caller",
+        (
+            Figure(MICROSECONDS),
+            Figure(MICROSECONDS, {}, "p99", "p99", of=p99),
+            Figure(MICROSECONDS, {}, "max", "longest", of=maximum),
+        ),
+        ours=beside_blocking(OURS, 0.01),
+        peers={ALONE: beside_blocking(ALONE, 0), TORCH: beside_blocking(TORCH, 0.01)},
+        rounds=3,
+    ),
+    Row(
+        "start-16",
+        "16 agents start, each calls each, shut down",
+        (Figure(SECONDS, {TORCH: 1}),),
+        ours=whole_lives(OURS, 16),
+        peers={TORCH: whole_lives(TORCH, 16)},
+        rounds=1,
+    ),
+    _actors(16, {TORCH: actors(TORCH, 16)}, {TORCH: 1}),
+    _actors(64, {FEWER: actors(OURS, 16)}, {}),
+    _memory("calls", "{count} empty calls", CALLS, 0),
+    _memory("tensors", "{count} tensors of 1 MB, sent and received", MEGABYTES, 1 << 20),
+    Row(
+        "memory-replay",
+        "{count} tensors of 5 KB held by the callee",
+        (
+            Figure(TIMES_ITS_BYTES, {}, "", "its resident set", "callee", limit=1.3),
+            Figure(TIMES_ITS_BYTES, {}, "both", "memory of both processes", "both", limit=1.3),
+        ),
+        ours=in_new_pair("replay", ("callee", "both"), REPLAY, HELD, needs=2 * HELD),
+        count=REPLAY,
+        rounds=1,
+        once=True,
+    ),
+    Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
+    Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
+]

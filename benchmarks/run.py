@@ -1,0 +1,184 @@
+"""Runs us and our peers in one invocation, in turns, and says how they compare.
+
+python -m benchmarks.run [--quick] [--only NAME] [--json FILE] [--plot FILE]
+python -m benchmarks.run --show FILE [--plot FILE]
+
+All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benchmarks import figures
+from benchmarks.contestants import Contestant, Lab
+from benchmarks.native import Missing
+from benchmarks.plot import draw
+from benchmarks.report import summary, table
+from benchmarks.results import Measurement, Round, RowResult, Run, busy_share, describe_machine
+from benchmarks.rows import ROWS, Row
+from benchmarks.teams import PAIR
+from benchmarks.units import Figure
+
+# A pair of processes keeps what it was dealt at its start (addresses, heap, the core that it likes): the full run
+# starts new ones several times, so that no row stands on one deal.
+LIVES, ROUNDS, SECONDS = 4, 5, 0.4
+QUICK_LIVES, QUICK_ROUNDS, QUICK_SECONDS = 1, 5, 0.3
+
+
+Turns = dict[str, list[Round]]  # by contestant
+
+
+class Failed(RuntimeError):
+    """A contestant of a row failed, or did not end in time: there is a mistake somewhere."""
+
+
+def turn(contestant: Contestant, row: Row, lab: Lab) -> list[Round]:
+    """One turn: a round for each figure of the row."""
+    with lab.hogs.busy(row.hogs, row.placement):
+        measured = contestant.measure(lab, row.placement)
+    series = measured if isinstance(measured, Mapping) else {"": measured}
+    return [Round.of(figure.of(series[figure.series])) for figure in row.figures]
+
+
+def measure(row: Row, lab: Lab, rounds: int) -> list[Turns]:
+    """Each contestant takes its turn in each round, every other round in the opposite order; the result is in the
+    order of the row's figures. Raises Missing where the row cannot be measured here."""
+    if row.placement.cpus() is None:
+        raise Missing("needs two cores")
+    contestants = row.contestants()
+    turns: list[Turns] = [{who: [] for who in contestants} for _ in row.figures]
+    who = ""
+    try:
+        for who in contestants:
+            contestants[who].prepare(lab)
+        for number in range(rounds):
+            for who in list(contestants) if number % 2 == 0 else reversed(list(contestants)):
+                for into, measured in zip(turns, turn(contestants[who], row, lab)):
+                    into[who].append(measured)
+    except Missing:
+        raise
+    except Exception as error:
+        lab.dismiss()
+        raise Failed(f"{row.name}: {who}: {type(error).__name__}: {error}") from error
+    lab.dismiss(larger_than=PAIR)
+    return turns
+
+
+def result(row: Row, figure: Figure, run: Run, turns: Turns) -> RowResult:
+    name = f"{row.name}-{figure.name}" if figure.name else row.name
+    title = row.titled(run.quick) + (f": {figure.title}" if figure.title else "")
+    measured = [Measurement(run.id, name, who, tuple(rounds)) for who, rounds in turns.items()]
+    unit, targets = figure.unit, dict(figure.targets)
+    return RowResult(name, title, unit.text, unit.work, unit.rate, row.place(), targets, figure.limit, measured)
+
+
+class Notes:
+    """What happened to rows, by name: their turns so far, and why some have none."""
+
+    def __init__(self) -> None:
+        self.turns: dict[str, list[Turns]] = {}
+        self.left_out: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, row: Row, turns: list[Turns]) -> None:
+        kept = self.turns.setdefault(row.name, turns)
+        if kept is not turns:
+            for into, more in zip(kept, turns):
+                for who, rounds in more.items():
+                    into[who].extend(rounds)
+
+    def lost(self, row: Row) -> bool:
+        return row.name in self.left_out or row.name in self.failed
+
+    def print(self, console: Console) -> None:
+        for name, reason in self.left_out.items():
+            console.print(f"[yellow]left out:[/yellow] {name}: {escape(reason)}")
+        for reason in self.failed.values():
+            console.print(f"[red]failed:[/red] {escape(reason)}")
+
+
+def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console) -> tuple[Run, bool]:
+    """All rows, once for each life of the processes, with a line that says what is going on; whether none failed."""
+    run = Run(quick=quick, machine=describe_machine())
+    lives, rounds, seconds = (QUICK_LIVES, QUICK_ROUNDS, QUICK_SECONDS) if quick else (LIVES, ROUNDS, SECONDS)
+    notes = Notes()
+    columns = SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=lives * len(rows))
+        for life in range(lives):
+            with Lab(seconds, bin, quick) as lab:
+                for row in rows:
+                    progress.update(task, description=f"{row.titled(quick)}, {row.place()}")
+                    if not notes.lost(row) and not (row.once and life > 0):
+                        try:
+                            notes.add(row, measure(row, lab, min(rounds, row.rounds or rounds)))
+                        except Missing as missing:
+                            notes.left_out[row.name] = str(missing)
+                        except Failed as failed:
+                            notes.failed[row.name] = str(failed)
+                    progress.advance(task)
+    notes.print(console)
+    for row in rows:
+        if not notes.lost(row):
+            run.rows += [result(row, figure, run, turns) for figure, turns in zip(row.figures, notes.turns[row.name])]
+    run.machine["busy_after"] = round(busy_share(0.5), 3)  # our processes are gone: what is left is other people's work
+    return run, not notes.failed
+
+
+def chosen(only: str, quick: bool) -> list[Row]:
+    """The row of that name, else those whose name contains it."""
+    rows = [row for row in ROWS if row.name == only] or [row for row in ROWS if only in row.name]
+    if not rows:
+        raise typer.BadParameter(f"no row is named like {only!r}; there are {', '.join(row.name for row in ROWS)}")
+    return rows if only else [row for row in rows if row.quick or not quick]
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    quick: Annotated[bool, typer.Option(help="Fewer rows and turns: under a minute.")] = False,
+    only: Annotated[str, typer.Option(help="The row of this name, else those whose name contains it.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Write the run here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the run here (.svg).")] = None,
+    show: Annotated[Path | None, typer.Option(help="Measure nothing; read this run.")] = None,
+    keep: Annotated[bool, typer.Option(help="Keep and quote this run in the docs; a full run always is.")] = False,
+    bin: Annotated[Path | None, typer.Option(help="Folder of the C++ programs; default: the newest build.")] = None,
+) -> None:
+    """Measures TensorFerry beside torch.distributed.rpc and the bare round trips, in turns."""
+    console, complete = Console(), True
+    if not console.is_terminal:
+        console = Console(width=140)  # a log, not a window
+    if show is not None:
+        run = Run.load(show)
+    else:
+        run, complete = measure_all(chosen(only, quick), bin, quick, console)
+    console.print(table(run))
+    busy = max(run.machine.get("busy_before", 0), run.machine.get("busy_after", 0))
+    if busy > 0.1:
+        console.print(f"[yellow]other programs used {busy:.0%} of this machine: figures are noisy[/yellow]")
+    if json is not None:
+        run.save(json)
+    if plot is not None:
+        draw(run, plot)
+    if complete and ((show is None and not quick and not only) or keep):
+        run.save(figures.KEPT)
+        draw(run, figures.KEPT.with_suffix(".svg"))
+        figures.write(run)
+        console.print(f"kept as {figures.KEPT.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
+    summary(run, console)
+    if not complete:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

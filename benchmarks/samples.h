@@ -1,0 +1,88 @@
+/// What the programs of this folder share: their command line, where they run, how they repeat and what they print.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tensorferry::benchmarks {
+
+struct Arguments {
+  std::string transport = "unix";
+  std::size_t bytes = 0;
+  double seconds = 0.2;
+  int caller_cpu = -1;  // -1: unpinned
+  int callee_cpu = -1;
+};
+
+[[noreturn]] inline void usage(const char* program) {
+  std::fprintf(stderr, "usage: %s [--transport T] [--bytes N] [--cpus CALLER,CALLEE] [--seconds S]\n", program);
+  std::exit(2);
+}
+
+/// Exits with a usage line on anything that it does not know.
+inline Arguments parse(int argc, char** argv, std::initializer_list<std::string_view> transports) {
+  Arguments arguments;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i];
+    const std::string value = argv[i + 1];
+    if (flag == "--transport" && std::find(transports.begin(), transports.end(), value) != transports.end()) {
+      arguments.transport = value;
+    } else if (flag == "--bytes") {
+      arguments.bytes = std::strtoull(value.c_str(), nullptr, 10);
+    } else if (flag == "--seconds") {
+      arguments.seconds = std::atof(value.c_str());
+    } else if (flag == "--cpus" &&
+               std::sscanf(value.c_str(), "%d,%d", &arguments.caller_cpu, &arguments.callee_cpu) == 2) {
+    } else {
+      usage(argv[0]);
+    }
+  }
+  if (argc % 2 == 0) usage(argv[0]);
+  return arguments;
+}
+
+/// Pins the calling thread and those that it makes from now on.
+inline void pin(int cpu) {
+  if (cpu < 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<unsigned>(cpu), &set);
+  if (sched_setaffinity(0, sizeof set, &set) != 0) std::perror("sched_setaffinity"), std::exit(1);
+}
+
+/// Nanoseconds of each repetition of `operation`, for `seconds` of which the first fifth is not counted, and longer
+/// where a busy machine let it run a few times only.
+template <class Operation>
+std::vector<std::int64_t> repeat(Operation operation, double seconds) {
+  using Steady = std::chrono::steady_clock;
+  const auto begin = Steady::now();
+  const auto counted = begin + std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 0.2e9));
+  const auto end = begin + std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+  std::vector<std::int64_t> samples;
+  constexpr std::size_t few = 20;
+  for (auto before = Steady::now(); before < end || samples.size() < few;) {
+    operation();
+    const auto after = Steady::now();
+    if (before >= counted) samples.push_back(std::chrono::nanoseconds(after - before).count());
+    before = after;
+  }
+  return samples;
+}
+
+/// One JSON line, read by native.py.
+inline void print(const std::vector<std::int64_t>& samples) {
+  std::string line = "{\"samples_ns\": [";
+  for (std::size_t i = 0; i < samples.size(); ++i) line += (i == 0 ? "" : ", ") + std::to_string(samples[i]);
+  std::puts((line + "]}").c_str());
+}
+
+}  // namespace tensorferry::benchmarks

@@ -1,0 +1,186 @@
+#include "channels/basic/basic_channel.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "channels/completion.h"
+
+namespace tensorferry {
+
+namespace {
+
+/// First byte of a ticket.
+enum class Way : std::uint8_t {
+  nothing = 0,   // the buffer is empty
+  appended = 1,  // the bytes follow the frame
+  bulk = 2,      // + varint: the sequence under which they come on the bulk connection
+};
+
+struct Route {
+  Way way;
+  std::uint64_t sequence;
+};
+
+Ticket ticket_of(std::size_t bytes, Route route) {
+  Ticket ticket{.bytes = bytes, .opaque = {}};
+  Writer out(ticket.opaque);
+  out.put(route.way);
+  if (route.way == Way::bulk) out.varint(route.sequence);
+  return ticket;
+}
+
+std::optional<Route> route_of(const Ticket& ticket) {
+  Reader in(ticket.opaque);
+  const auto way = in.get<std::uint8_t>();
+  if (in.failed() || way > static_cast<std::uint8_t>(Way::bulk)) return std::nullopt;
+  Route route{static_cast<Way>(way), 0};
+  if (route.way == Way::bulk) route.sequence = in.varint();
+  if (in.failed() || !in.empty() || (route.way == Way::nothing) != (ticket.bytes == 0)) return std::nullopt;
+  return route;
+}
+
+/// A destination that reads and drops.
+Buffer nowhere(std::uint64_t bytes) {
+  Buffer buffer;
+  buffer.bytes = bytes;
+  return buffer;
+}
+
+class BasicChannel final : public Channel {
+ public:
+  explicit BasicChannel(Wire& wire) : wire_(wire) {}
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
+    if (closed_.load(std::memory_order_acquire)) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (sharing == Sharing::shared) return Refusal{"basic copies bytes and cannot share them"};
+    if (buffer.device.type != DeviceType::cpu)
+      return Refusal{fmt::format("basic carries CPU memory, not {}", text_of(buffer.device))};
+    if (buffer.bytes == 0) {
+      complete(std::move(released), {});
+      return ticket_of(0, {Way::nothing, 0});
+    }
+    if (buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
+    if (buffer.bytes < BasicDriver::bulk_from && message.appends()) {
+      message.append(buffer, std::move(released));
+      return ticket_of(buffer.bytes, {Way::appended, 0});
+    }
+    const auto sequence = next_sequence_.fetch_add(1, std::memory_order_relaxed);
+    wire_.send_bulk(sequence, buffer, std::move(released));
+    return ticket_of(buffer.bytes, {Way::bulk, sequence});
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    if (auto ended = end(); !ended.ok()) return fail(std::move(landed), std::move(consumed), ended);
+    const auto route = route_of(ticket);
+    if (!route) {
+      return fail(std::move(landed), std::move(consumed),
+                  Status(Code::protocol_error, fmt::format("{} sent a ticket that basic cannot read", wire_.peer())));
+    }
+    auto destination = sink.reserve(ticket.bytes);
+    if (!destination || destination->bytes < ticket.bytes) {
+      // The bytes come all the same: they are read and dropped, so that what follows them is found.
+      receive(*route, nowhere(ticket.bytes), std::move(consumed));
+      return complete(std::move(landed),
+                      Status(Code::resource_exhausted,
+                             fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
+    }
+    destination->bytes = ticket.bytes;
+    receive(*route, std::move(*destination),
+            [landed = std::move(landed), consumed = std::move(consumed)](Status status) mutable {
+              complete(std::move(landed), status);
+              complete(std::move(consumed), std::move(status));
+            });
+  }
+
+  void discard(const Ticket& ticket) override {
+    const auto route = route_of(ticket);
+    if (route && end().ok()) receive(*route, nowhere(ticket.bytes), [](Status) {});
+  }
+
+  void acknowledged(const Ticket&) override {}  // `released` ran, or will run, when the bytes are written
+
+  void withdraw(const Ticket& ticket) override {
+    const auto route = route_of(ticket);
+    if (!route || route->way != Way::bulk || !end().ok()) return;  // appended bytes go, or do not, with their message
+    Bytes dropped;
+    Writer out(dropped);
+    out.varint(route->sequence);
+    out.varint(ticket.bytes);
+    wire_.control(std::move(dropped), {});
+  }
+
+  /// The one message: the bulk data of this sequence and size belong to no message, and are to be dropped.
+  void control(ByteView message, Descriptors) override {
+    Reader in(message);
+    const auto sequence = in.varint();
+    const auto bytes = in.varint();
+    if (in.failed() || !in.empty() || bytes == 0 || !end().ok()) return;
+    if (dropping_->fetch_add(1) >= most_dropped_at_once) {
+      dropping_->fetch_sub(1);
+      return;
+    }
+    wire_.receive_bulk(sequence, nowhere(bytes), [dropping = dropping_](Status) { dropping->fetch_sub(1); });
+  }
+
+  void close(Status status) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (closed_.load(std::memory_order_relaxed)) return;
+    end_ = std::move(status);
+    closed_.store(true, std::memory_order_release);
+  }
+
+ private:
+  /// A peer that withdraws what it never sent costs us no more memory than this many entries.
+  static constexpr int most_dropped_at_once = 1 << 16;
+
+  void receive(Route route, Buffer destination, Completion landed) {
+    switch (route.way) {
+      case Way::nothing:
+        return complete(std::move(landed), {});
+      case Way::appended:
+        return wire_.read(std::move(destination), std::move(landed));
+      case Way::bulk:
+        return wire_.receive_bulk(route.sequence, std::move(destination), std::move(landed));
+    }
+  }
+
+  static void fail(Completion landed, Completion consumed, const Status& status) {
+    complete(std::move(landed), status);
+    complete(std::move(consumed), status);
+  }
+
+  /// Ok until close().
+  Status end() {
+    if (!closed_.load(std::memory_order_acquire)) return {};
+    std::lock_guard lock(mutex_);
+    return end_.ok() ? Status(Code::connection_lost, "the link has ended") : end_;
+  }
+
+  Wire& wire_;
+  std::atomic<std::uint64_t> next_sequence_{1};
+  std::shared_ptr<std::atomic<int>> dropping_ = std::make_shared<std::atomic<int>>(0);
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;
+  Status end_;
+};
+
+}  // namespace
+
+std::variant<Bytes, Refusal> BasicDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cpu) return Refusal{fmt::format("basic carries CPU memory, not {}", text_of(device))};
+  return Bytes{};
+}
+
+std::optional<Refusal> BasicDriver::reaches(ByteView, ByteView) { return std::nullopt; }  // every link carries bytes
+
+std::unique_ptr<Channel> BasicDriver::open(Wire& wire, DevicePair) {
+  auto channel = std::make_unique<BasicChannel>(wire);
+  wire.ready({});
+  return channel;
+}
+
+}  // namespace tensorferry

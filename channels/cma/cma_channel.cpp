@@ -1,0 +1,326 @@
+#include "channels/cma/cma_channel.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "channels/cma/messages.h"
+#include "channels/cma/process.h"
+#include "channels/completion.h"
+#include "channels/copy.h"
+#include "channels/fork.h"
+#include "channels/host.h"
+#include "channels/offers.h"
+
+namespace tensorferry {
+
+/// What the channels of a driver share.
+struct CmaDriver::State {
+  explicit State(cma::Options o) : options(o) {}
+
+  const cma::Options options;
+  Copier copier;
+};
+
+namespace {
+
+using cma::Identity;
+using cma::Process;
+
+constexpr std::size_t part = std::size_t{1} << 20;  // of a buffer that two threads copy
+
+/// The peer's process, and the word in it that says that its sources are still held.
+class Source {
+ public:
+  Source(Process process, std::uint64_t address, std::uint64_t word)
+      : process_(std::move(process)), address_(address), word_(word) {}
+
+  /// 0, or errno; ESRCH: the bytes, if there are any, cannot be trusted, for the peer has ended.
+  int read(Copier& copier, std::byte* to, std::uint64_t from, std::size_t bytes) const {
+    const int failed = copy(copier, to, from, bytes);
+    if (failed != 0 && failed != EFAULT) return failed;
+    const int gone = check();
+    return gone != 0 ? gone : failed;
+  }
+
+  [[nodiscard]] int check() const {
+    std::uint64_t found = 0;
+    const int failed = process_.read(reinterpret_cast<std::byte*>(&found), address_, sizeof found);
+    if (failed != 0) return failed == EFAULT ? ESRCH : failed;
+    return found == word_ && process_.alive() ? 0 : ESRCH;
+  }
+
+ private:
+  int copy(Copier& copier, std::byte* to, std::uint64_t from, std::size_t bytes) const {
+    if (bytes < Copier::shares_from) return process_.read(to, from, bytes);
+    std::atomic<int> failed{0};
+    copier.in_parts(bytes, part, [&](std::size_t at, std::size_t n) {
+      if (failed.load(std::memory_order_relaxed) != 0) return;
+      if (const int error = process_.read(to + at, from + at, n); error != 0) failed = error;
+    });
+    return failed;
+  }
+
+  const Process process_;
+  const std::uint64_t address_;
+  const std::uint64_t word_;
+};
+
+class CmaChannel final : public Channel {
+ public:
+  CmaChannel(Wire& wire, const cma::Options& options, Copier& copier)
+      : wire_(wire), options_(options), copier_(copier) {
+    wire_.control(encode(cma::Control(cma::Challenge{challenge_})), {});
+  }
+  ~CmaChannel() override { CmaChannel::close({}); }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
+    if (sharing == Sharing::shared) return Refusal{"cma copies bytes and cannot share them"};
+    if (buffer.device.type != DeviceType::cpu)
+      return Refusal{fmt::format("cma carries CPU memory, not {}", text_of(buffer.device))};
+    if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
+    const auto ended = [&] { return Refusal{fmt::format("the link to {} has ended", wire_.peer())}; };
+    if (!end().ok()) return ended();
+    if (refused_) return Refusal{"the kernel did not let the peer's memory be read"};
+    const auto after = answered_in_.load(std::memory_order_acquire);
+    if (after == 0) return Refusal{"its probe is under way", true};
+    if (buffer.bytes == 0) {
+      complete(std::move(released), {});
+      return Ticket{.bytes = 0, .opaque = encode(cma::Opaque(cma::Nothing{}))};
+    }
+    if (buffer.bytes < options_.least_bytes && !message.last_resort())
+      return Refusal{fmt::format("below {} bytes others are faster", options_.least_bytes), true};
+    const auto number = offers_->add(buffer, std::move(released));
+    if (!number) return ended();
+    const auto place = cma::Place{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(cma::Opaque(place)), .after = after, .acknowledge = true};
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    const auto finish = [&](const Status& status) {
+      complete(std::move(landed), status);
+      complete(std::move(consumed), status);
+    };
+    if (auto status = end(); !status.ok()) return finish(status);
+    const auto opaque = cma::opaque_of(ticket.opaque);
+    const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr;
+    if (!opaque || (place == nullptr) != (ticket.bytes == 0) ||
+        (place != nullptr && place->address + ticket.bytes < place->address)) {
+      return finish({Code::protocol_error, fmt::format("{} sent a ticket that cma cannot read", wire_.peer())});
+    }
+    const auto source = this->source();
+    if (place != nullptr && !source)
+      return finish({Code::protocol_error, fmt::format("{} sent a ticket before cma was ready", wire_.peer())});
+    auto memory = sink.reserve(ticket.bytes);
+    if (!memory || memory->bytes < ticket.bytes) {
+      return finish({Code::resource_exhausted,
+                     fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())});
+    }
+    if (place == nullptr) return finish({});
+    const int failed = source->read(copier_, memory->data, place->address, ticket.bytes);
+    if (failed == 0) return finish({});
+    if (failed == ESRCH) return finish(lost());
+    memory->bytes = ticket.bytes;
+    ask_again(*place, std::move(*memory), std::move(landed), std::move(consumed));
+    if (cma::is_refusal(failed)) refuse(failed);
+  }
+
+  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
+  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
+  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+
+  void control(ByteView message, Descriptors) override {
+    const auto parsed = cma::control_of(message);
+    if (!parsed || !end().ok()) return;
+    std::visit([&](const auto& each) { on(each); }, *parsed);
+  }
+
+  void close(Status status) noexcept override {
+    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    {
+      const std::lock_guard lock(mutex_);
+      if (!end_.ok()) return;
+      end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
+      status = end_;
+      source_.reset();
+      word_.store(0, std::memory_order_seq_cst);  // before a source is given back: who reads one now finds out
+    }
+    offers_->close(std::move(status));
+  }
+
+ private:
+  /// The buffer comes by the link's bulk connection instead.
+  void ask_again(const cma::Place& place, Buffer memory, Completion landed, Completion consumed) {
+    const std::uint64_t bytes = memory.bytes;
+    const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
+    wire_.receive_bulk(sequence, std::move(memory),
+                       [landed = std::move(landed), consumed = std::move(consumed)](const Status& status) mutable {
+                         complete(std::move(landed), status);
+                         complete(std::move(consumed), status);
+                       });
+    wire_.control(encode(cma::Control(cma::Resend{sequence, place.offer, bytes})), {});
+  }
+
+  /// The next buffer would be refused as well.
+  void refuse(int error) {
+    if (!refused_.exchange(true)) wire_.ready({Code::channel_unavailable, cma::text_of_refusal(error)});
+  }
+
+  [[nodiscard]] Status lost() const {
+    return {Code::connection_lost,
+            fmt::format("{} ended, or closed the link, while cma read a buffer from its memory", wire_.peer())};
+  }
+
+  void on(const cma::Challenge& challenge) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!end_.ok() || std::exchange(challenged_, true)) return;
+      word_.store(~challenge.random, std::memory_order_seq_cst);
+    }
+    const auto self = cma::own_identity().value_or(Identity{});
+    const cma::Answer answer{self, reinterpret_cast<std::uintptr_t>(&word_)};
+    answered_in_.store(wire_.control(encode(cma::Control(answer)), {}), std::memory_order_release);
+  }
+
+  void on(const cma::Answer& answer) {
+    if (std::exchange(answered_, true)) return;
+    auto status = probe(answer);
+    wire_.ready(std::move(status));
+  }
+
+  Status probe(const cma::Answer& answer) {
+    if (answer.process.pid == ::getpid() && !options_.within_process)
+      return {Code::channel_unavailable, "the peer says that it is this process"};
+    auto process = Process::find(answer.process);
+    if (!process.ok()) return {Code::channel_unavailable, std::string(process.status().what())};
+    auto found = std::make_shared<const Source>(std::move(*process), answer.address, ~challenge_);
+    if (const int failed = found->check(); failed == ESRCH) {
+      return {Code::channel_unavailable,
+              fmt::format("process {} is not the peer, or has ended: what it was to write is not in its memory",
+                          answer.process.pid)};
+    } else if (failed != 0) {
+      refused_ = true;
+      return {Code::channel_unavailable, cma::text_of_refusal(failed)};
+    }
+    const std::lock_guard lock(mutex_);
+    if (end_.ok()) source_ = std::move(found);
+    return {};
+  }
+
+  void on(const cma::Resend& resend) {
+    const auto source = offers_->begin_copy(resend.offer, resend.bytes);
+    if (!source.ok()) return;  // a peer that makes offers up waits for ever
+    Buffer buffer;
+    buffer.data = source->buffer.data;
+    buffer.bytes = resend.bytes;
+    wire_.send_bulk(resend.sequence, std::move(buffer),
+                    [offers = offers_, offer = resend.offer](const Status&) { offers->end_copy(offer); });
+  }
+
+  void end_offer(const Ticket& ticket) {
+    const auto opaque = cma::opaque_of(ticket.opaque);
+    if (const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr) offers_->end(place->offer);
+  }
+
+  /// Ok until close().
+  Status end() {
+    const std::lock_guard lock(mutex_);
+    return end_;
+  }
+  std::shared_ptr<const Source> source() {
+    const std::lock_guard lock(mutex_);
+    return source_;
+  }
+
+  Wire& wire_;
+  const cma::Options options_;
+  Copier& copier_;
+  const std::uint32_t born_in_ = forks();
+  const std::uint64_t challenge_ = random_word();
+  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();  // the wire's completions may outlive the channel
+  std::atomic<std::uint64_t> word_{0};     // which the peer reads: the answer to its challenge; 0 before and after
+  std::atomic<ControlId> answered_in_{0};  // the message that tells the peer where to read; 0: not yet
+  std::atomic<bool> refused_{false};       // no more by cma
+  std::atomic<std::uint64_t> resends_{0};
+  bool challenged_ = false;
+  bool answered_ = false;  // the reader's
+
+  std::mutex mutex_;
+  Status end_;
+  std::shared_ptr<const Source> source_;  // null before the probe and after the end
+};
+
+}  // namespace
+
+CmaDriver::CmaDriver(cma::Options options) : state_(std::make_unique<State>(options)) {}
+CmaDriver::~CmaDriver() = default;
+
+std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cpu) return Refusal{fmt::format("cma carries CPU memory, not {}", text_of(device))};
+  const auto host = boot_id();
+  const auto self = cma::own_identity();
+  const auto pids = own_namespace("pid"), users = own_namespace("user");
+  if (host.empty() || !self || pids == 0 || users == 0)
+    return Refusal{"the system does not say who this process is: /proc is missing, or another pid namespace's"};
+  if (auto refusal = cma::own_scope_refusal()) return Refusal{std::move(*refusal)};
+  Bytes bytes;
+  Writer out(bytes);
+  out.put(cma::version);
+  out.put(static_cast<std::uint32_t>(::geteuid()));
+  out.put(pids);
+  out.put(users);
+  out.put(self->pid);
+  out.put(self->started);
+  out.sized(host);
+  return bytes;
+}
+
+namespace {
+
+struct Descriptor {
+  std::uint32_t uid;
+  std::uint64_t pids, users;
+  Identity process;
+  std::string_view host;
+};
+
+/// nullopt: of another version, or nonsense.
+std::optional<Descriptor> descriptor_of(ByteView bytes) {
+  Reader in(bytes);
+  Descriptor descriptor{};
+  const auto version = in.get<std::uint8_t>();
+  descriptor.uid = in.get<std::uint32_t>();
+  descriptor.pids = in.get<std::uint64_t>();
+  descriptor.users = in.get<std::uint64_t>();
+  descriptor.process.pid = in.get<std::int32_t>();
+  descriptor.process.started = in.get<std::uint64_t>();
+  descriptor.host = in.text();
+  if (version != cma::version || in.failed() || !in.empty()) return std::nullopt;
+  return descriptor;
+}
+
+}  // namespace
+
+std::optional<Refusal> CmaDriver::reaches(ByteView mine, ByteView theirs) {
+  const auto ours = descriptor_of(mine), others = descriptor_of(theirs);
+  if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
+  if (ours->host != others->host) return Refusal{"another host"};
+  if (ours->pids != others->pids) return Refusal{"another pid namespace (another container)"};
+  if (ours->users != others->users) return Refusal{"another user namespace"};
+  if (ours->uid != others->uid) return Refusal{fmt::format("another user: uid {}, here {}", others->uid, ours->uid)};
+  if (ours->process == others->process && !state_->options.within_process)
+    return Refusal{"the same process, within which xth carries"};
+  return std::nullopt;
+}
+
+std::unique_ptr<Channel> CmaDriver::open(Wire& wire, DevicePair) {
+  return std::make_unique<CmaChannel>(wire, state_->options, state_->copier);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,45 @@
+#include "channels/completion.h"
+
+#include <utility>
+#include <vector>
+
+namespace tensorferry {
+
+namespace {
+
+struct Postponed {
+  Completion completion;
+  Status status;
+};
+
+// Trivially destructible, so that a completion which runs while its thread ends finds them intact. The list lives on
+// the stack of the outermost complete().
+thread_local int nesting = 0;
+thread_local std::vector<Postponed>* postponed = nullptr;
+
+}  // namespace
+
+void complete(Completion completion, Status status) noexcept {
+  if (!completion) return;
+  if (nesting == max_nesting) {
+    postponed->push_back({std::move(completion), std::move(status)});
+    return;
+  }
+  if (nesting > 0) {
+    ++nesting;
+    completion(std::move(status));
+    --nesting;
+    return;
+  }
+  std::vector<Postponed> later;
+  postponed = &later;
+  nesting = 1;
+  completion(std::move(status));
+  while (!later.empty()) {
+    for (auto& each : std::exchange(later, {})) each.completion(std::move(each.status));
+  }
+  nesting = 0;
+  postponed = nullptr;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,18 @@
+/// Runs completions without unbounded recursion.
+#pragma once
+
+#include "channels/buffer.h"
+#include "channels/status.h"
+
+namespace tensorferry {
+
+/// Runs `completion` (nothing where it is empty): now, on this thread, as long as this thread is inside fewer than
+/// `max_nesting` completions run by this function; else as soon as the outermost of them has returned. A chain of
+/// operations that each complete at once and start the next thereby uses a bounded stack.
+///
+/// Call it with no lock held. A completion must neither throw nor wait for another completion of the same thread.
+void complete(Completion completion, Status status) noexcept;
+
+inline constexpr int max_nesting = 8;
+
+}  // namespace tensorferry

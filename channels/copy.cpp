@@ -1,0 +1,250 @@
+#include "channels/copy.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "channels/file_descriptor.h"
+#include "channels/fork.h"
+#include "channels/thread_signals.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tensorferry {
+
+namespace {
+
+#if defined(__x86_64__)
+
+constexpr std::size_t line = 64;
+constexpr std::size_t page = 4096;
+constexpr std::size_t stride = 4 * page;  // more write-combining streams at once than pages in it are no faster
+
+/// Whole strides, to a destination at a cache line. Four pages take turns so that the memory's banks do, too.
+__attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += stride) {
+    for (std::size_t i = 0; i < page; i += 2 * line) {
+      for (std::size_t p = 0; p < stride; p += page) {
+        const auto* const source = from + at + p + i;
+        auto* const target = to + at + p + i;
+        _mm_prefetch(source + 4 * line, _MM_HINT_T0);
+        _mm_prefetch(source + 5 * line, _MM_HINT_T0);
+        const auto first = _mm512_loadu_si512(source);
+        const auto second = _mm512_loadu_si512(source + line);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(target), first);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(target + line), second);
+      }
+    }
+  }
+  _mm_sfence();  // these stores are outside what atomics order
+}
+
+__attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte* from, std::size_t bytes) {
+  constexpr std::size_t half = line / 2;
+  for (std::size_t at = 0; at < bytes; at += stride) {
+    for (std::size_t i = 0; i < page; i += 2 * line) {
+      for (std::size_t p = 0; p < stride; p += page) {
+        const auto* const source = from + at + p + i;
+        auto* const target = to + at + p + i;
+        _mm_prefetch(source + 4 * line, _MM_HINT_T0);
+        _mm_prefetch(source + 5 * line, _MM_HINT_T0);
+        const auto first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+        const auto second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + half));
+        const auto third = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + 2 * half));
+        const auto fourth = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + 3 * half));
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(target), first);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(target + half), second);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(target + 2 * half), third);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(target + 3 * half), fourth);
+      }
+    }
+  }
+  _mm_sfence();
+}
+
+#endif
+
+/// How many threads of the machine run, those that wait for a core included; nullopt where the system does not say.
+std::optional<int> running_threads() noexcept {
+  const FileDescriptor file(::open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+  std::array<char, 128> text{};
+  const auto got = file ? ::read(file.get(), text.data(), text.size()) : -1;
+  if (got <= 0) return std::nullopt;
+  const auto* at = text.data();
+  const auto* const end = text.data() + got;
+  for (int spaces = 0; spaces < 3; ++spaces) {  // "0.20 0.18 0.12 1/80 11206": the fourth
+    at = std::find(at, end, ' ');
+    if (at != end) ++at;
+  }
+  int running = 0;
+  if (std::from_chars(at, end, running).ec != std::errc()) return std::nullopt;
+  return running;
+}
+
+/// Whether, beside those that run, `more` threads would find a core each that this process may use.
+bool room_for(int more) noexcept {
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  const int cores = CPU_COUNT(&allowed);
+  if (cores < 2) return false;
+  // Each thread that runs is on one core: where fewer run than this process may use, one of these is idle.
+  const auto running = running_threads();
+  return running && *running + more <= cores;
+}
+
+}  // namespace
+
+Streaming best_streaming() noexcept {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return Streaming::avx512;
+  if (__builtin_cpu_supports("avx2")) return Streaming::avx2;
+#endif
+  return Streaming::none;
+}
+
+std::string_view name_of(Streaming streaming) noexcept {
+  switch (streaming) {
+    case Streaming::none:
+      break;
+    case Streaming::avx2:
+      return "avx2";
+    case Streaming::avx512:
+      return "avx512";
+  }
+  return "none";
+}
+
+void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes, Streaming streaming) noexcept {
+#if defined(__x86_64__)
+  if (streaming != Streaming::none && bytes >= 2 * stride) {
+    const auto head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
+    std::memcpy(to, from, head);
+    const auto middle = (bytes - head) / stride * stride;
+    (streaming == Streaming::avx512 ? stream_avx512 : stream_avx2)(to + head, from + head, middle);
+    to += head + middle;
+    from += head + middle;
+    bytes -= head + middle;
+  }
+#else
+  (void)streaming;
+#endif
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+bool Copier::Work::step() {
+  const auto at = next.fetch_add(chunk, std::memory_order_relaxed);
+  if (at >= total) return false;
+  call(target, at, std::min(chunk, total - at));
+  return true;
+}
+
+/// The second thread, and the work that it may join.
+struct Copier::Helper {
+  static constexpr std::chrono::seconds idle_for{2};
+  static constexpr int parts_a_look = 4;  // a look at the load costs about ten microseconds
+
+  /// Offers the work to the thread, which is started where there is none.
+  void offer(Work& offered) {
+    const std::lock_guard lock(mutex);
+    work = &offered;
+    if (!alive) {
+      if (thread.joinable()) thread.join();  // it has ended, but for its last instructions
+      try {
+        thread = std::thread([this] { live(); });
+        alive = true;
+      } catch (const std::system_error&) {
+        return;  // then alone
+      }
+    }
+    changed.notify_all();
+  }
+
+  /// Returns when the thread is not in the work, and will not be.
+  void withdraw() {
+    std::unique_lock lock(mutex);
+    work = nullptr;
+    changed.wait(lock, [&] { return !busy; });
+  }
+
+  void live() {
+    block_signals_of_others();
+    std::unique_lock lock(mutex);
+    while (changed.wait_for(lock, idle_for, [&] { return work != nullptr || ended; }) && !ended) {
+      auto& mine = *std::exchange(work, nullptr);
+      busy = true;
+      lock.unlock();
+      for (int parts = 1; mine.step(); ++parts) {
+        if (parts % parts_a_look == 0 && !room_for(0)) break;
+      }
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+    alive = false;
+  }
+
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      ended = true;
+      changed.notify_all();
+    }
+    if (thread.joinable()) thread.join();
+  }
+
+  const std::uint32_t born_in = forks();
+  std::mutex turn;  // of one piece of work
+  std::mutex mutex;
+  std::condition_variable changed;
+  Work* work = nullptr;
+  bool busy = false;
+  bool alive = false;
+  bool ended = false;
+  std::thread thread;
+};
+
+Copier::Copier() : helper_(std::make_unique<Helper>()) {}
+
+Copier::~Copier() {
+  if (helper_->born_in == forks()) {
+    helper_->end();
+  } else {
+    (void)helper_.release();  // its thread is the parent's, and its locks may be held for ever
+  }
+}
+
+void Copier::run(Work work) {
+  const bool helped = helper_->born_in == forks() && work.total > work.chunk && room_for(1) && helper_->turn.try_lock();
+  if (helped) helper_->offer(work);
+  while (work.step()) continue;
+  if (!helped) return;
+  helper_->withdraw();
+  helper_->turn.unlock();
+}
+
+void Copier::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes < shares_from) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return;
+  }
+  static const auto streaming = best_streaming();
+  const bool streams = bytes >= streams_from;
+  const std::size_t chunk = streams ? std::size_t{1} << 20 : std::size_t{512} << 10;
+  in_parts(bytes, chunk, [&](std::size_t at, std::size_t n) {
+    copy_streaming(to + at, from + at, n, streams ? streaming : Streaming::none);
+  });
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,80 @@
+#include "channels/region.h"
+
+#include <atomic>
+#include <iterator>
+#include <utility>
+
+#include "channels/fork.h"
+
+namespace tensorferry {
+
+namespace {
+
+constexpr std::size_t page = 4096;
+
+struct OfProcess {
+  const std::uint32_t born_in = forks();
+  Regions regions;
+};
+
+}  // namespace
+
+Region::Region(SharedMemory memory, std::uint64_t id, Regions& regions)
+    : memory_(std::move(memory)), id_(id), regions_(regions), born_in_(forks()) {}
+
+Region::~Region() {
+  if (born_in_ != forks()) return;  // in a child, where locks may be held for ever
+  regions_.remove(memory_.data());
+  for (const auto& each : told_) {
+    if (const auto user = each.lock()) user->gone(id_);
+  }
+}
+
+void Region::tell_when_gone(std::weak_ptr<RegionUser> user) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(told_, [](const auto& each) { return each.expired(); });
+  told_.push_back(std::move(user));
+}
+
+Regions& Regions::of_this_process() {
+  // Never destroyed: regions outlive statics, and a child's parent may have held the lock.
+  static std::atomic<OfProcess*> current{new OfProcess};
+  auto* known = current.load(std::memory_order_acquire);
+  while (known->born_in != forks()) {
+    auto* const fresh = new OfProcess;
+    if (current.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh->regions;
+    delete fresh;
+  }
+  return known->regions;
+}
+
+Result<Buffer> Regions::make(std::size_t bytes) {
+  const auto whole = bytes <= ~page ? (bytes + page - 1) / page * page : bytes;
+  auto memory = SharedMemory::create(whole, SharedMemory::InChild::inherited);
+  if (!memory.ok()) return memory.status();
+  auto* const data = memory->data();
+  const std::lock_guard lock(mutex_);
+  auto region = std::make_shared<Region>(std::move(*memory), ++last_id_, *this);
+  by_begin_.insert_or_assign(data, region);
+  return Buffer{Device{}, data, bytes, nullptr, std::move(region)};
+}
+
+std::optional<Regions::Found> Regions::find(const std::byte* data, std::size_t bytes) {
+  std::shared_ptr<Region> region;  // may be the last owner, whose end takes the lock
+  {
+    const std::lock_guard lock(mutex_);
+    const auto after = by_begin_.upper_bound(data);
+    if (after != by_begin_.begin()) region = std::prev(after)->second.lock();
+  }
+  if (region == nullptr) return std::nullopt;
+  const auto offset = static_cast<std::size_t>(data - region->memory().data());
+  if (offset >= region->memory().bytes() || bytes > region->memory().bytes() - offset) return std::nullopt;
+  return Found{std::move(region), offset};
+}
+
+void Regions::remove(const std::byte* begin) {
+  const std::lock_guard lock(mutex_);
+  by_begin_.erase(begin);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,97 @@
+#include "channels/registry.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "channels/basic/basic_channel.h"
+#include "channels/cma/cma_channel.h"
+#include "channels/shm/shm_channel.h"
+#include "channels/xth/xth_channel.h"
+
+namespace tensorferry {
+
+Registry Registry::built_in() {
+  Registry registry;
+  registry.add("xth", 100, std::make_unique<XthDriver>);
+  registry.add("shm", 80, [] { return std::make_unique<ShmDriver>(); });
+  registry.add("cma", 60, [] { return std::make_unique<CmaDriver>(); });
+  registry.add("basic", 0, std::make_unique<BasicDriver>);
+  return registry;
+}
+
+void Registry::add(std::string name, int priority, Factory factory) {
+  std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
+  const auto place = std::upper_bound(entries_.begin(), entries_.end(), priority,
+                                      [](int wanted, const Entry& entry) { return wanted > entry.priority; });
+  entries_.insert(place, Entry{std::move(name), priority, std::move(factory)});
+}
+
+namespace {
+
+/// "-a, b" -> {"-a", "b"}: commas separate, spaces around a name do not count, empty names are nothing.
+std::vector<std::string_view> words_of(std::string_view choice) {
+  std::vector<std::string_view> words;
+  while (!choice.empty()) {
+    const auto comma = std::min(choice.find(','), choice.size());
+    auto word = choice.substr(0, comma);
+    choice.remove_prefix(std::min(comma + 1, choice.size()));
+    while (!word.empty() && word.front() == ' ') word.remove_prefix(1);
+    while (!word.empty() && word.back() == ' ') word.remove_suffix(1);
+    if (!word.empty()) words.push_back(word);
+  }
+  return words;
+}
+
+bool contains(const std::vector<std::string_view>& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+}  // namespace
+
+Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view choice) const {
+  std::vector<std::string_view> allowed, removed;
+  for (const auto word : words_of(choice)) {
+    const bool removes = word.front() == '-';
+    const auto name = word.substr(removes ? 1 : 0);
+    if (std::none_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; })) {
+      return Status(Code::invalid_argument,
+                    fmt::format("there is no channel \"{}\"; known are: {}", name, fmt::join(names(), ", ")));
+    }
+    auto& list = removes ? removed : allowed;
+    if (!contains(list, name)) list.push_back(name);
+  }
+  if (!allowed.empty() && !removed.empty()) {
+    return Status(Code::invalid_argument,
+                  fmt::format("\"{}\" both allows and removes channels; name those to allow, or those to remove with a "
+                              "minus sign before each",
+                              choice));
+  }
+  if (allowed.empty()) {
+    for (const auto& entry : entries_) {
+      if (!contains(removed, entry.name)) allowed.push_back(entry.name);
+    }
+  }
+  std::vector<std::unique_ptr<Driver>> drivers;
+  for (const auto name : allowed) {
+    const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.name == name; });
+    auto driver = entry->factory ? entry->factory() : nullptr;
+    // Frames name a channel by what its driver says, options by the registry's name: they must be one.
+    if (!driver || driver->name() != name) {
+      return Status(Code::invalid_argument, fmt::format("what is registered as channel \"{}\" made {}", name,
+                                                        driver ? fmt::format("\"{}\"", driver->name()) : "nothing"));
+    }
+    drivers.push_back(std::move(driver));
+  }
+  return drivers;
+}
+
+std::vector<std::string> Registry::names() const {
+  std::vector<std::string> names;
+  for (const auto& entry : entries_) names.push_back(entry.name);
+  return names;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,42 @@
+/// Which drivers an agent has, and in which order it tries them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "channels/channel.h"
+#include "channels/status.h"
+
+namespace tensorferry {
+
+/// A list of named driver factories with priorities; a value, copied into each agent's options. Not thread-safe.
+class Registry {
+ public:
+  using Factory = std::function<std::unique_ptr<Driver>()>;
+
+  /// The channels of this build (channels/registry.cpp lists them, one line each).
+  static Registry built_in();
+
+  /// Higher priorities are tried first; equal ones in order of adding. A name added again replaces the earlier one.
+  void add(std::string name, int priority, Factory factory);
+
+  /// Drivers in the order in which an agent tries them. `choice` overrides: "cma,basic" allows these alone, in this
+  /// order; "-cma" removes names from the default order; "" changes nothing. An unknown name is InvalidArgument, and
+  /// lists the known ones.
+  [[nodiscard]] Result<std::vector<std::unique_ptr<Driver>>> drivers(std::string_view choice) const;
+
+  [[nodiscard]] std::vector<std::string> names() const;
+
+ private:
+  struct Entry {
+    std::string name;
+    int priority;
+    Factory factory;
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace tensorferry

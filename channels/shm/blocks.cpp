@@ -1,0 +1,318 @@
+#include "channels/shm/blocks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "channels/fork.h"
+
+namespace tensorferry::shm {
+
+namespace {
+
+constexpr std::size_t smallest_slab = std::size_t{256} << 10;
+constexpr std::size_t largest_slab = std::size_t{8} << 20;
+constexpr std::size_t populated_at_once = std::size_t{1}
+                                          << 20;  // an allocation elsewhere in the process may wait for it
+constexpr std::chrono::seconds retry_after{1};
+constexpr std::uint32_t no_slot = ~0U;
+constexpr std::size_t collected_at_once = 4096;
+
+double megabytes(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+}  // namespace
+
+std::size_t Limits::default_held_bytes() {
+  const auto pages = ::sysconf(_SC_PHYS_PAGES);
+  const auto quarter = pages > 0 ? static_cast<std::size_t>(pages) / 4 * page : std::size_t{1} << 30;
+  return std::min(quarter, std::size_t{4} << 30);
+}
+
+/// One memfd of blocks of one size. Kept by those that copy into one of them, beside the pool.
+struct Blocks::Segment {
+  Segment(SharedMemory m, Geometry g, std::size_t c, std::uint32_t s)
+      : memory(std::move(m)), geometry(g), index(c), slot(s), generations(g.blocks), out(g.blocks) {
+    for (std::uint32_t block = g.blocks; block-- > 0;) free.push_back(block);  // the first is used first
+  }
+  [[nodiscard]] Word word(std::uint32_t block) const {
+    return word_at(memory, geometry.words_at() + block * sizeof(std::uint64_t));
+  }
+  [[nodiscard]] bool idle() const { return lent == 0; }
+
+  const SharedMemory memory;
+  const Geometry geometry;
+  const std::size_t index;  // of its size class
+  const std::uint32_t slot;
+  ControlId after = 0;
+  std::vector<std::uint32_t> generations;  // of the last lending
+  std::vector<bool> out;
+  std::vector<std::uint32_t> free;  // the one used last comes last
+  std::uint32_t lent = 0;           // how many are out
+  std::uint32_t spent = 0;
+  Clock::time_point idle_since = Clock::now();
+};
+
+Blocks::Blocks(Wire& wire, SharedMemory ledger, const Limits& limits, std::shared_ptr<Usage> usage,
+               Background& background)
+    : wire_(wire),
+      ledger_(std::move(ledger)),
+      limits_(limits),
+      usage_(std::move(usage)),
+      background_(background),
+      born_in_(forks()) {}
+
+Blocks::~Blocks() {
+  if (born_in_ == forks()) close();
+}
+
+std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_resort) {
+  if (bytes > limits_.held_bytes) {
+    return Refusal{
+        fmt::format("the buffer is larger than what receivers may hold, {:.0f} MB", megabytes(limits_.held_bytes))};
+  }
+  const auto index = size_class::of(bytes);
+  const auto size = size_class::bytes_of(index);
+  std::unique_lock lock(mutex_);
+  if (closed_) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+  collect();
+  if (const auto held = usage_->held.load(std::memory_order_relaxed); held + size > limits_.held_bytes) {
+    return Refusal{fmt::format("receivers hold {:.0f} MB of shared memory, of {:.0f} that they may", megabytes(held),
+                               megabytes(limits_.held_bytes))};
+  }
+  auto& of_size = classes_[index];
+  for (bool failed = false; last_resort && !failed && of_size.open.empty();) {  // others may take what is new
+    lock.unlock();
+    grow(index, false);
+    lock.lock();
+    failed = !of_size.failure.empty();
+    if (closed_) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+  }
+  if (of_size.open.empty()) {
+    want_more(index);
+    if (!of_size.failure.empty()) return Refusal{of_size.failure};
+    return Refusal{fmt::format("no warm block of {:.1f} MB yet", megabytes(size)), true};
+  }
+
+  auto& segment = *of_size.open.back();
+  const auto block = segment.free.back();
+  segment.free.pop_back();
+  if (segment.free.empty()) of_size.open.pop_back();
+  segment.out[block] = true;
+  ++segment.lent;
+  auto& generation = segment.generations[block];
+  generation = (generation + 1) % Lending::generations;
+  usage_->idle.fetch_sub(size, std::memory_order_relaxed);
+  usage_->held.fetch_add(size, std::memory_order_relaxed);
+  return Block{segment.memory.data() + block * segment.geometry.block_bytes,
+               {segment.slot, block, generation},
+               segment.after,
+               segments_[segment.slot]};
+}
+
+void Blocks::put_back(const Lending& lending) {
+  const std::lock_guard lock(mutex_);
+  auto* const segment = lending.slot < segments_.size() ? segments_[lending.slot].get() : nullptr;
+  const bool out = segment != nullptr && lending.block < segment->geometry.blocks && segment->out[lending.block] &&
+                   segment->generations[lending.block] == lending.generation;
+  if (!out) return;
+  segment->out[lending.block] = false;
+  free(*segment, lending.block, false);
+}
+
+/// Takes the list of blocks that the receiver has given back, or a part of a long one, for an offer waits. Whatever the
+/// receiver has made of the list, the walk ends: no block is found out twice.
+void Blocks::collect() {
+  if (next_returned_ == 0) {
+    auto head = word_at(ledger_, Ledger::returned_at);
+    if (head.load(std::memory_order_relaxed) == 0) return;
+    next_returned_ = static_cast<std::uint32_t>(head.exchange(0, std::memory_order_acquire));
+  }
+  while (next_returned_ != 0 && returned_.size() < collected_at_once) {
+    const auto number = std::exchange(next_returned_, 0);
+    const auto slot = (number - 1) / Geometry::most_blocks, block = (number - 1) % Geometry::most_blocks;
+    auto* const segment = slot < segments_.size() ? segments_[slot].get() : nullptr;
+    if (segment == nullptr || block >= segment->geometry.blocks) break;
+    const auto returned = Returned::of(segment->word(block).load(std::memory_order_relaxed));
+    if (!segment->out[block] || segment->generations[block] != returned.generation) break;
+    segment->out[block] = false;
+    returned_.push_back({segment, block, returned.spent});
+    next_returned_ = returned.next;
+  }
+  // The list begins with what was given back last, which is to be used first.
+  for (; !returned_.empty(); returned_.pop_back()) {
+    const auto& last = returned_.back();
+    free(*last.segment, last.block, last.spent);
+  }
+}
+
+void Blocks::free(Segment& segment, std::uint32_t block, bool spent) {
+  const auto size = segment.geometry.block_bytes;
+  auto& of_size = classes_[segment.index];
+  --segment.lent;
+  usage_->held.fetch_sub(size, std::memory_order_relaxed);
+  if (spent && segment.spent++ == 0) {  // nothing of it is lent again, so that it is given back as a whole
+    usage_->idle.fetch_sub(segment.free.size() * size, std::memory_order_relaxed);
+    segment.free.clear();
+    std::erase(of_size.open, &segment);
+  }
+  if (segment.spent == 0) {
+    if (segment.free.empty()) of_size.open.push_back(&segment);
+    segment.free.push_back(block);
+    const auto idle = usage_->idle.fetch_add(size, std::memory_order_relaxed) + size;
+    if (idle > limits_.idle_bytes && !std::exchange(trimming_soon_, true)) trim_at(Clock::time_point::min());
+  }
+  if (!segment.idle()) return;
+  segment.idle_since = Clock::now();
+  if (segment.spent > 0) retire(segment.slot);
+}
+
+/// Forgets an idle segment here and at the peer; unmapping it takes long, and is left to the background.
+void Blocks::retire(std::uint32_t slot) {
+  auto segment = std::move(segments_[slot]);
+  auto& of_size = classes_[segment->index];
+  std::erase(of_size.open, segment.get());
+  of_size.bytes -= segment->geometry.words_at();
+  usage_->idle.fetch_sub(segment->free.size() * segment->geometry.block_bytes, std::memory_order_relaxed);
+  wire_.control(encode(Drop{slot}), {});
+  free_slots_.push_back(slot);
+  background_.submit([segment = std::move(segment)]() mutable { segment.reset(); });
+}
+
+std::uint32_t Blocks::new_slot() {
+  if (!free_slots_.empty()) {
+    const auto slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  if (segments_.size() == most_slots) return no_slot;
+  segments_.push_back(nullptr);
+  return static_cast<std::uint32_t>(segments_.size() - 1);
+}
+
+/// As much again as there is, so that many blocks need few segments and few blocks little memory.
+Geometry Blocks::next_segment(std::size_t index) const {
+  const auto size = size_class::bytes_of(index);
+  const auto wanted = std::clamp(classes_[index].bytes, smallest_slab, largest_slab);
+  return {size, static_cast<std::uint32_t>(std::max<std::size_t>(1, wanted / size))};
+}
+
+void Blocks::want_more(std::size_t index) {
+  auto& of_size = classes_[index];
+  if (of_size.growing || Clock::now() < of_size.retry_at) return;
+  of_size.growing = true;
+  background_.submit([weak = weak_from_this(), index] {
+    if (const auto blocks = weak.lock()) blocks->grow(index, true);
+  });
+}
+
+void Blocks::grow(std::size_t index, bool populate) {
+  Geometry geometry;
+  {
+    const std::lock_guard lock(mutex_);
+    geometry = next_segment(index);
+  }
+  auto memory = SharedMemory::create(geometry.bytes());
+  for (std::size_t at = 0; memory.ok() && populate && at < geometry.bytes(); at += populated_at_once) {
+    if (ended_.load(std::memory_order_relaxed)) return;
+    if (!memory->populate(at, std::min(populated_at_once, geometry.bytes() - at)))
+      memory = Status(Code::resource_exhausted, fmt::format("no memory for {} blocks", geometry.blocks));
+  }
+  settle(index, std::move(memory), geometry);
+}
+
+/// Makes a new segment known to the peer and its blocks free.
+void Blocks::settle(std::size_t index, Result<SharedMemory> memory, Geometry geometry) {
+  auto descriptor = memory.ok() ? memory->share() : Result<FileDescriptor>(memory.status());
+  if (memory.ok()) memory->seclude();
+  const std::lock_guard lock(mutex_);
+  auto& of_size = classes_[index];
+  of_size.growing = false;
+  if (closed_) return;
+  const auto slot = descriptor.ok() ? new_slot() : no_slot;
+  of_size.failure.clear();
+  if (slot == no_slot) {
+    of_size.failure = descriptor.ok() ? "too many segments of shared memory" : std::string(descriptor.status().what());
+    of_size.retry_at = Clock::now() + retry_after;
+    return;
+  }
+  auto segment = std::make_shared<Segment>(std::move(*memory), geometry, index, slot);
+  Descriptors descriptors;
+  descriptors.push_back(std::move(*descriptor));
+  segment->after = wire_.control(encode(shm::Segment{slot, geometry}), std::move(descriptors));
+  of_size.bytes += geometry.words_at();
+  of_size.open.push_back(segment.get());
+  segments_[slot] = std::move(segment);
+  usage_->idle.fetch_add(geometry.words_at(), std::memory_order_relaxed);
+  if (!std::exchange(trimming_, true)) trim_at(Clock::now() + limits_.idle_for);
+}
+
+void Blocks::trim_at(Clock::time_point when) {
+  background_.submit(
+      [weak = weak_from_this()] {
+        if (const auto blocks = weak.lock()) blocks->trim();
+      },
+      when);
+}
+
+void Blocks::trim() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  do collect();
+  while (next_returned_ != 0);
+  std::vector<Segment*> idle;
+  for (const auto& segment : segments_) {
+    if (segment != nullptr && segment->idle()) idle.push_back(segment.get());
+  }
+  std::sort(idle.begin(), idle.end(), [](auto* a, auto* b) { return a->idle_since < b->idle_since; });
+  const auto now = Clock::now();
+  for (const auto* segment : idle) {
+    const auto bytes = usage_->idle.load(std::memory_order_relaxed);
+    const bool old = segment->idle_since + limits_.idle_for <= now;
+    if (bytes > limits_.idle_bytes || (old && bytes > limits_.floor_bytes)) retire(segment->slot);
+  }
+  trimming_soon_ = false;
+  // As long as there is something that may have to go; the next segment asks again.
+  trimming_ =
+      usage_->held.load(std::memory_order_relaxed) + usage_->idle.load(std::memory_order_relaxed) > limits_.floor_bytes;
+  if (trimming_) trim_at(now + limits_.idle_for);
+}
+
+void Blocks::unmapped(std::uint32_t slot, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  auto* const segment = slot < segments_.size() ? segments_[slot].get() : nullptr;
+  if (segment == nullptr || segment->spent > 0) return;
+  auto& of_size = classes_[segment->index];
+  of_size.failure = fmt::format("{} cannot map more shared memory: {}", wire_.peer(), why);
+  of_size.retry_at = Clock::now() + retry_after;
+  // What is out already will not come back; nothing more of it is lent.
+  std::erase(of_size.open, segment);
+  usage_->idle.fetch_sub(segment->free.size() * segment->geometry.block_bytes, std::memory_order_relaxed);
+  segment->free.clear();
+  ++segment->spent;
+  if (segment->idle()) retire(slot);
+}
+
+bool Blocks::answered(std::uint64_t nonce) const {
+  return word_at(ledger_, Ledger::answer_at).load(std::memory_order_acquire) == ~nonce;
+}
+
+void Blocks::close() noexcept {
+  std::vector<std::shared_ptr<Segment>> segments;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    ended_.store(true, std::memory_order_relaxed);
+    segments.swap(segments_);
+    for (auto& of_size : classes_) of_size.open.clear();
+    for (const auto& segment : segments) {
+      if (segment == nullptr) continue;
+      usage_->held.fetch_sub(segment->lent * segment->geometry.block_bytes, std::memory_order_relaxed);
+      usage_->idle.fetch_sub(segment->free.size() * segment->geometry.block_bytes, std::memory_order_relaxed);
+    }
+  }
+  background_.submit([segments = std::move(segments)]() mutable { segments.clear(); });
+}
+
+}  // namespace tensorferry::shm

@@ -1,0 +1,201 @@
+#include "channels/shm/mappings.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "channels/fork.h"
+
+namespace tensorferry::shm {
+
+/// A slot's memory. Kept by what was handed out of it.
+struct Mappings::Mapping {
+  struct Block {
+    std::atomic<bool> held{false};
+    std::uint32_t generation = 0;  // of the last lending; under the lock
+  };
+  Mapping(SharedMemory m, Geometry g, std::shared_ptr<const SharedMemory> l)
+      : memory(std::move(m)), geometry(g), ledger(std::move(l)), blocks(g.blocks) {}
+
+  const SharedMemory memory;
+  const Geometry geometry;
+  const std::shared_ptr<const SharedMemory> ledger;
+  std::vector<Block> blocks;
+};
+
+/// One block at its owner's.
+struct Mappings::Held {
+  Held(std::shared_ptr<Mapping> m, const Lending& l) : mapping(std::move(m)), lending(l) {}
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    if (forks() == born_in) give_back();
+  }
+
+  void give_back() const {
+    const auto word = word_at(mapping->memory, mapping->geometry.words_at() + lending.block * sizeof(std::uint64_t));
+    auto head = word_at(*mapping->ledger, Ledger::returned_at);
+    const bool spent = children() != children_before;
+    mapping->blocks[lending.block].held.store(false, std::memory_order_release);
+    auto last = head.load(std::memory_order_relaxed);
+    do {
+      const Returned returned{static_cast<std::uint32_t>(last), lending.generation, spent};
+      word.store(returned.word(), std::memory_order_relaxed);
+    } while (!head.compare_exchange_weak(last, lending.number(), std::memory_order_release, std::memory_order_relaxed));
+  }
+
+  const std::shared_ptr<Mapping> mapping;
+  const Lending lending;
+  const std::uint32_t born_in = forks();
+  const std::uint32_t children_before = children();
+};
+
+Status Mappings::map_ledger(FileDescriptor descriptor, std::uint64_t nonce) {
+  auto memory = SharedMemory::map(std::move(descriptor), Ledger::bytes, SharedMemory::InChild::inherited);
+  if (!memory.ok()) return memory.status();
+  if (word_at(*memory, Ledger::nonce_at).load(std::memory_order_acquire) != nonce) {
+    return {Code::protocol_error, "shared memory does not hold what it was said to"};
+  }
+  word_at(*memory, Ledger::answer_at).store(~nonce, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  if (!closed_ && ledger_ == nullptr) ledger_ = std::make_shared<const SharedMemory>(std::move(*memory));
+  return {};
+}
+
+Status Mappings::map(const Segment& segment, FileDescriptor descriptor) {
+  const auto bytes = segment.geometry.bytes();
+  return keep(segment.slot, SharedMemory::map(std::move(descriptor), bytes, SharedMemory::InChild::inherited),
+              segment.geometry);
+}
+
+Status Mappings::keep(std::uint32_t slot, Result<SharedMemory> memory, Geometry geometry) {
+  Place replaced;  // unmapped with no lock held
+  const std::lock_guard lock(mutex_);
+  if (closed_ || ledger_ == nullptr) return {};
+  auto& place = slots_[slot];
+  std::swap(replaced, place);
+  if (memory.ok()) place.mapping = std::make_shared<Mapping>(std::move(*memory), geometry, ledger_);
+  return memory.status();
+}
+
+void Mappings::drop(std::uint32_t slot) {
+  Place dropped;
+  const std::lock_guard lock(mutex_);
+  if (auto found = slots_.extract(slot)) dropped = std::move(found.mapped());
+}
+
+/// Under the lock.
+Result<std::shared_ptr<Mappings::Mapping>> Mappings::find(std::uint32_t slot) {
+  if (closed_) return Status(Code::connection_lost, "the link has ended");
+  const auto found = slots_.find(slot);
+  if (found == slots_.end()) {
+    return Status(Code::protocol_error, fmt::format("a ticket names slot {} of shared memory, which is empty", slot));
+  }
+  if (found->second.mapping == nullptr) {
+    return Status(Code::resource_exhausted, "the shared memory of a buffer could not be mapped");
+  }
+  return found->second.mapping;
+}
+
+Result<Buffer> Mappings::claim(const Lending& lending, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(lending.slot);
+  if (!found.ok()) return found.status();
+  const auto& mapping = *found;
+  const auto size = mapping->geometry.block_bytes;
+  if (lending.block >= mapping->geometry.blocks || bytes == 0 || bytes > size) {
+    return Status(Code::protocol_error,
+                  fmt::format("a ticket names {} bytes of block {} in slot {}, which has {} of {}", bytes,
+                              lending.block, lending.slot, mapping->geometry.blocks, size));
+  }
+  auto& block = mapping->blocks[lending.block];
+  if (block.held.load(std::memory_order_acquire) || block.generation == lending.generation) {
+    return Status(Code::protocol_error, fmt::format("a ticket names block {} in slot {}, which is {}", lending.block,
+                                                    lending.slot, block.held ? "lent already" : "given back already"));
+  }
+  block.generation = lending.generation;
+  block.held.store(true, std::memory_order_relaxed);
+  return Buffer{Device{}, mapping->memory.data() + lending.block * size, static_cast<std::size_t>(bytes), nullptr,
+                std::make_shared<Held>(mapping, lending)};
+}
+
+// ---- Memory that is handed over
+
+Status Mappings::map(const Handover& handover, FileDescriptor descriptor) {
+  auto mapped = SharedMemory::map(std::move(descriptor), handover.bytes, SharedMemory::InChild::inherited);
+  std::shared_ptr<const SharedMemory> replaced;  // unmapped with no lock held
+  const std::lock_guard lock(mutex_);
+  if (closed_) return {};
+  if (regions_.size() >= 2 * most_regions && !regions_.contains(handover.region)) {  // some are on their way out
+    return {Code::resource_exhausted, fmt::format("{} pieces of memory are shared already", regions_.size())};
+  }
+  auto& region = regions_[handover.region];
+  replaced = std::move(region.memory);
+  if (mapped.ok()) region.memory = std::make_shared<const SharedMemory>(std::move(*mapped));
+  return mapped.status();
+}
+
+void Mappings::gone(const Gone& gone) {
+  std::shared_ptr<const SharedMemory> dropped;
+  const std::lock_guard lock(mutex_);
+  const auto region = regions_.find(gone.region);
+  if (region == regions_.end()) return;
+  region->second.last = gone.tickets;
+  if (region->second.tickets < gone.tickets) return;
+  dropped = std::move(region->second.memory);
+  regions_.erase(region);
+}
+
+/// One of its tickets has come: its memory. Under the lock.
+std::shared_ptr<const SharedMemory> Mappings::count(Regions::iterator region) {
+  auto& [number, entry] = *region;
+  auto memory = entry.memory;
+  if (++entry.tickets >= entry.last.value_or(~std::uint64_t{0})) regions_.erase(region);
+  return memory;
+}
+
+void Mappings::skip(const Handed& handed) {
+  std::shared_ptr<const SharedMemory> dropped;
+  const std::lock_guard lock(mutex_);
+  auto region = regions_.find(handed.region);
+  // What is not pulled waits for no control message, so it may be here before the memory.
+  if (region == regions_.end() && !closed_ && regions_.size() < 2 * most_regions) {
+    region = regions_.try_emplace(handed.region).first;
+  }
+  if (region != regions_.end()) dropped = count(region);
+}
+
+Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes) {
+  std::shared_ptr<const SharedMemory> memory;
+  const std::lock_guard lock(mutex_);
+  if (closed_) return Status(Code::connection_lost, "the link has ended");
+  const auto region = regions_.find(handed.region);
+  if (region == regions_.end()) {
+    return Status(Code::protocol_error,
+                  fmt::format("a ticket names region {} of shared memory, which was not handed over", handed.region));
+  }
+  memory = count(region);
+  if (memory == nullptr) return Status(Code::resource_exhausted, "shared memory could not be mapped");
+  if (bytes == 0 || handed.offset > memory->bytes() || bytes > memory->bytes() - handed.offset) {
+    return Status(Code::protocol_error, fmt::format("a ticket names {} bytes at {} of region {}, which has {}", bytes,
+                                                    handed.offset, handed.region, memory->bytes()));
+  }
+  auto* const data = memory->data() + handed.offset;
+  return Buffer{Device{}, data, static_cast<std::size_t>(bytes), nullptr,
+                std::shared_ptr<void>(std::const_pointer_cast<SharedMemory>(std::move(memory)))};
+}
+
+void Mappings::close() noexcept {
+  std::unordered_map<std::uint32_t, Place> slots;
+  Regions regions;
+  std::shared_ptr<const SharedMemory> ledger;
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  slots.swap(slots_);
+  regions.swap(regions_);
+  ledger.swap(ledger_);
+}
+
+}  // namespace tensorferry::shm

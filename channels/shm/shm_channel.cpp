@@ -1,0 +1,251 @@
+#include "channels/shm/shm_channel.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "channels/completion.h"
+#include "channels/copy.h"
+#include "channels/fork.h"
+#include "channels/host.h"
+#include "channels/region.h"
+#include "channels/shm/handovers.h"
+#include "channels/shm/mappings.h"
+
+namespace tensorferry {
+
+/// What the channels of a driver share.
+struct ShmDriver::State {
+  explicit State(shm::Limits l) : limits(l) {}
+
+  const shm::Limits limits;
+  const std::shared_ptr<shm::Usage> usage = std::make_shared<shm::Usage>();
+  Copier copier;
+  shm::Background background;  // the first to end: its jobs use the rest
+};
+
+namespace {
+
+using shm::Place;
+
+class ShmChannel final : public Channel {
+ public:
+  ShmChannel(Wire& wire, const shm::Limits& limits, std::shared_ptr<shm::Usage> usage, Copier& copier,
+             shm::Background& background)
+      : wire_(wire), copier_(copier) {
+    auto ledger = SharedMemory::create(shm::Ledger::bytes);
+    auto descriptor = ledger.ok() ? ledger->share() : Result<FileDescriptor>(ledger.status());
+    if (!descriptor.ok()) {
+      unusable_ = fmt::format("there is no shared memory: {}", descriptor.status().what());
+      wire_.ready({descriptor.status().code(), unusable_});
+      return;
+    }
+    ledger->seclude();
+    shm::word_at(*ledger, shm::Ledger::nonce_at).store(nonce_, std::memory_order_release);
+    blocks_ = std::make_shared<shm::Blocks>(wire_, std::move(*ledger), limits, std::move(usage), background);
+    Descriptors descriptors;
+    descriptors.push_back(std::move(*descriptor));
+    wire_.control(encode(shm::Control(shm::Hello{nonce_})), std::move(descriptors));
+  }
+  ~ShmChannel() override { ShmChannel::close({}); }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
+    if (const auto status = end(); !status.ok()) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (blocks_ == nullptr) return Refusal{unusable_};
+    if (buffer.device.type != DeviceType::cpu)
+      return Refusal{fmt::format("shm carries CPU memory, not {}", text_of(buffer.device))};
+    if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
+    if (sharing == Sharing::shared) return hand_over(buffer, std::move(released));
+    if (buffer.bytes == 0) {
+      complete(std::move(released), {});
+      return ticket_of(0, shm::Nothing{}, 0);
+    }
+    auto taken = blocks_->take(buffer.bytes, message.last_resort());
+    if (auto* refusal = std::get_if<Refusal>(&taken)) return std::move(*refusal);
+    const auto& block = std::get<shm::Blocks::Block>(taken);
+    copier_.copy(block.data, buffer.data, buffer.bytes);
+    complete(std::move(released), {});
+    return ticket_of(buffer.bytes, block.lending, block.after);
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    const auto status = fetch(ticket, sink);
+    complete(std::move(landed), status);
+    complete(std::move(consumed), status);
+  }
+
+  void discard(const Ticket& ticket) override {
+    if (const auto place = shm::place_of(ticket.opaque); place && end().ok()) {
+      if (const auto* lending = std::get_if<shm::Lending>(&*place)) (void)mappings_.claim(*lending, ticket.bytes);
+      if (const auto* handed = std::get_if<shm::Handed>(&*place)) mappings_.skip(*handed);
+    }
+  }
+
+  void acknowledged(const Ticket&) override {}  // `released` ran inside offer
+
+  void withdraw(const Ticket& ticket) override {
+    const auto place = shm::place_of(ticket.opaque);
+    if (!place || blocks_ == nullptr) return;
+    if (const auto* lending = std::get_if<shm::Lending>(&*place)) blocks_->put_back(*lending);
+    if (const auto* handed = std::get_if<shm::Handed>(&*place)) handovers_->withdrawn(handed->region);
+  }
+
+  void control(ByteView message, Descriptors descriptors) override {
+    auto parsed = shm::control_of(message);
+    if (!parsed || !end().ok()) return;
+    auto descriptor = descriptors.empty() ? FileDescriptor() : std::move(descriptors.front());
+    std::visit([&](auto& each) { on(each, std::move(descriptor)); }, *parsed);
+  }
+
+  void close(Status status) noexcept override {
+    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    {
+      const std::lock_guard lock(mutex_);
+      if (!end_.ok()) return;
+      end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
+    }
+    if (blocks_) blocks_->close();
+    handovers_->close();
+    mappings_.close();
+  }
+
+ private:
+  static Ticket ticket_of(std::size_t bytes, const Place& place, ControlId after) {
+    return {.bytes = bytes, .opaque = encode(place), .after = after};
+  }
+
+  Offer hand_over(const Buffer& buffer, Completion released) {
+    if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
+    const auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
+    if (!found) return Refusal{"only memory that was made to be shared can be"};
+    const auto told = handovers_->hand(found->region);
+    if (const auto* refusal = std::get_if<Refusal>(&told)) return *refusal;
+    complete(std::move(released), {});
+    return ticket_of(buffer.bytes, shm::Handed{found->region->id(), found->offset}, std::get<ControlId>(told));
+  }
+
+  Status fetch(const Ticket& ticket, Sink& sink) {
+    if (auto ended = end(); !ended.ok()) return ended;
+    const auto place = shm::place_of(ticket.opaque);
+    const bool nothing = place && std::holds_alternative<shm::Nothing>(*place);
+    if (!place || nothing != (ticket.bytes == 0)) {
+      return {Code::protocol_error, fmt::format("{} sent a ticket that shm cannot read", wire_.peer())};
+    }
+    if (nothing) return sink.reserve(0) ? Status() : no_memory(0);
+    const bool shared = std::holds_alternative<shm::Handed>(*place);
+    auto claimed = shared ? mappings_.claim(std::get<shm::Handed>(*place), ticket.bytes)
+                          : mappings_.claim(std::get<shm::Lending>(*place), ticket.bytes);
+    if (!claimed.ok()) {
+      return {claimed.status().code(), fmt::format("from {}: {}", wire_.peer(), claimed.status().what())};
+    }
+    if (sink.adopt(*claimed)) return {};
+    if (shared) {
+      return {Code::channel_unavailable,
+              fmt::format("{} shares memory, which cannot land in memory that is there already", wire_.peer())};
+    }
+    const auto mine = sink.reserve(ticket.bytes);
+    if (!mine || mine->bytes < ticket.bytes) return no_memory(ticket.bytes);
+    copier_.copy(mine->data, claimed->data, ticket.bytes);
+    return {};
+  }
+
+  [[nodiscard]] Status no_memory(std::uint64_t bytes) const {
+    return {Code::resource_exhausted, fmt::format("no memory for a buffer of {} bytes from {}", bytes, wire_.peer())};
+  }
+
+  void on(const shm::Hello& hello, FileDescriptor descriptor) {
+    std::string failure;
+    if (!descriptor) {
+      failure = "descriptors cannot travel: no unix socket in common";
+    } else if (const auto status = mappings_.map_ledger(std::move(descriptor), hello.nonce); !status.ok()) {
+      failure = std::string(status.what());
+    }
+    wire_.control(encode(shm::Control(shm::Probed{std::move(failure)})), {});
+  }
+  void on(const shm::Probed& probed, FileDescriptor) {
+    if (blocks_ == nullptr || std::exchange(probed_, true)) return;
+    if (!probed.failure.empty()) return wire_.ready({Code::channel_unavailable, probed.failure});
+    if (!blocks_->answered(nonce_))
+      return wire_.ready({Code::channel_unavailable, "the peer did not find the memory that it was sent"});
+    wire_.ready({});
+  }
+  void on(const shm::Segment& segment, FileDescriptor descriptor) {
+    report(segment.slot, mappings_.map(segment, std::move(descriptor)));
+  }
+  void on(const shm::Handover& handover, FileDescriptor descriptor) {
+    const auto mapped = mappings_.map(handover, std::move(descriptor));
+    if (!mapped.ok()) wire_.control(encode(shm::Control(shm::Missed{handover.region, std::string(mapped.what())})), {});
+  }
+  void on(const shm::Gone& gone, FileDescriptor) { mappings_.gone(gone); }
+  void on(const shm::Missed& missed, FileDescriptor) { handovers_->missed(missed.region); }
+  void on(const shm::Drop& drop, FileDescriptor) { mappings_.drop(drop.slot); }
+  void on(const shm::Unmapped& unmapped, FileDescriptor) {
+    if (blocks_) blocks_->unmapped(unmapped.slot, unmapped.why);
+  }
+  void report(std::uint32_t slot, const Status& mapped) {
+    if (!mapped.ok()) wire_.control(encode(shm::Control(shm::Unmapped{slot, std::string(mapped.what())})), {});
+  }
+
+  /// Ok until close().
+  Status end() {
+    const std::lock_guard lock(mutex_);
+    return end_;
+  }
+
+  Wire& wire_;
+  Copier& copier_;
+  const std::uint32_t born_in_ = forks();
+  const std::uint64_t nonce_ = random_word();
+  std::string unusable_;  // why there is no pool; set by the constructor alone
+  std::shared_ptr<shm::Blocks> blocks_;
+  const std::shared_ptr<shm::Handovers> handovers_ = std::make_shared<shm::Handovers>(wire_);
+  shm::Mappings mappings_;
+  bool probed_ = false;  // the reader's
+
+  std::mutex mutex_;
+  Status end_;
+};
+
+}  // namespace
+
+ShmDriver::ShmDriver(shm::Limits limits) : state_(std::make_unique<State>(limits)) {}
+ShmDriver::~ShmDriver() = default;
+
+const shm::Usage& ShmDriver::usage() const { return *state_->usage; }
+
+std::variant<Bytes, Refusal> ShmDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cpu) return Refusal{fmt::format("shm carries CPU memory, not {}", text_of(device))};
+  const auto host = boot_id();
+  if (host.empty()) return Refusal{"the system does not say which host this is (/proc/sys/kernel/random/boot_id)"};
+  if (const auto memory = SharedMemory::create(shm::page); !memory.ok()) {
+    return Refusal{fmt::format("there is no shared memory: {}", memory.status().what())};
+  }
+  Bytes bytes;
+  Writer out(bytes);
+  out.put(shm::layout_version);
+  out.put(static_cast<std::uint32_t>(::geteuid()));
+  out.sized(host);
+  return bytes;
+}
+
+std::optional<Refusal> ShmDriver::reaches(ByteView mine, ByteView theirs) {
+  Reader ours(mine), others(theirs);
+  const auto our_version = ours.get<std::uint8_t>(), their_version = others.get<std::uint8_t>();
+  if (others.failed()) return Refusal{"its descriptor cannot be read"};
+  if (our_version != their_version) return Refusal{"another version of shm"};
+  const auto our_uid = ours.get<std::uint32_t>(), their_uid = others.get<std::uint32_t>();
+  const auto our_host = ours.text(), their_host = others.text();
+  if (others.failed() || !others.empty() || ours.failed()) return Refusal{"its descriptor cannot be read"};
+  if (our_host != their_host) return Refusal{"another host"};
+  if (our_uid != their_uid) return Refusal{fmt::format("another user: uid {}, here {}", their_uid, our_uid)};
+  return std::nullopt;
+}
+
+std::unique_ptr<Channel> ShmDriver::open(Wire& wire, DevicePair) {
+  return std::make_unique<ShmChannel>(wire, state_->limits, state_->usage, state_->copier, state_->background);
+}
+
+}  // namespace tensorferry

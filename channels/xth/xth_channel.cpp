@@ -1,0 +1,183 @@
+#include "channels/xth/xth_channel.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "channels/completion.h"
+#include "channels/fork.h"
+#include "channels/offers.h"
+#include "channels/region.h"
+#include "channels/xth/directory.h"
+
+namespace tensorferry {
+
+namespace {
+
+using xth::Directory;
+using xth::Id;
+
+/// A number that this process alone has; a forked child draws one of its own.
+Id nonce_of_this_process() {
+  static std::mutex mutex;
+  static std::optional<Id> nonce;
+  static std::uint32_t drawn_at = 0;
+  std::lock_guard lock(mutex);
+  if (!nonce || drawn_at != forks()) {
+    nonce = xth::random_id();
+    drawn_at = forks();
+  }
+  return *nonce;
+}
+
+/// Which offer of which channel end.
+struct Place {
+  Id end;
+  std::uint64_t number;
+};
+
+Ticket ticket_of(std::size_t bytes, const Place& place) {
+  Ticket ticket{.bytes = bytes, .opaque = {}, .acknowledge = true};
+  Writer out(ticket.opaque);
+  out.put(place.end[0]);
+  out.put(place.end[1]);
+  out.varint(place.number);
+  return ticket;
+}
+
+std::optional<Place> place_of(const Ticket& ticket) {
+  Reader in(ticket.opaque);
+  Place place{};
+  place.end[0] = in.get<std::uint64_t>();
+  place.end[1] = in.get<std::uint64_t>();
+  place.number = in.varint();
+  if (in.failed() || !in.empty()) return std::nullopt;
+  return place;
+}
+
+class XthChannel final : public Channel {
+ public:
+  explicit XthChannel(Wire& wire) : wire_(wire) { Directory::of_this_process().enter(id_, offers_); }
+  ~XthChannel() override { XthChannel::close({}); }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
+    if (buffer.device.type != DeviceType::cpu)
+      return Refusal{fmt::format("xth carries CPU memory, not {}", text_of(buffer.device))};
+    if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
+    auto offered = buffer;
+    if (sharing == Sharing::shared) {
+      if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
+      auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
+      if (!found) return Refusal{"only memory that was made to be shared can be"};
+      offered.owner = std::move(found->region);
+    }
+    const auto number = offers_->add(std::move(offered), std::move(released), sharing == Sharing::shared);
+    if (!number) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    return ticket_of(buffer.bytes, {id_, *number});
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    const auto status = copy(ticket, sink);
+    complete(std::move(landed), status);
+    complete(std::move(consumed), status);
+  }
+
+  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
+  void acknowledged(const Ticket& ticket) override { end(ticket); }
+  void withdraw(const Ticket& ticket) override { end(ticket); }
+  void control(ByteView, Descriptors) override {}  // xth sends none
+
+  void close(Status status) noexcept override {
+    Directory::of_this_process().leave(id_);
+    {
+      std::lock_guard lock(mutex_);
+      closed_ = true;
+      theirs_.reset();
+    }
+    offers_->close(std::move(status));
+  }
+
+ private:
+  Status copy(const Ticket& ticket, Sink& sink) {
+    const auto place = place_of(ticket);
+    if (!place) return Status(Code::protocol_error, fmt::format("{} sent a ticket that xth cannot read", wire_.peer()));
+    const auto theirs = find(place->end);
+    if (!theirs.ok()) return theirs.status();
+    const auto source = (*theirs)->begin_copy(place->number, ticket.bytes);
+    if (!source.ok() && source.status().code() != Code::protocol_error) {  // why it closed is the other end's affair
+      return Status(Code::connection_lost,
+                    fmt::format("the end of {} that offered the buffer is closed", wire_.peer()));
+    }
+    if (!source.ok()) return source.status();
+
+    if (source->shared) {
+      const bool taken = sink.adopt(source->buffer);
+      (*theirs)->end_copy(place->number);
+      if (taken) return {};
+      return Status(Code::channel_unavailable,
+                    fmt::format("{} shares memory, which cannot land in memory that is there "
+                                "already",
+                                wire_.peer()));
+    }
+    const auto destination = sink.reserve(ticket.bytes);
+    const bool fits = destination && destination->bytes >= ticket.bytes;
+    if (fits && ticket.bytes > 0) std::memcpy(destination->data, source->buffer.data, ticket.bytes);
+    (*theirs)->end_copy(place->number);
+    if (fits) return {};
+    return Status(Code::resource_exhausted,
+                  fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
+  }
+
+  /// The other end's offers; remembered, for they are the same from ticket to ticket.
+  Result<std::shared_ptr<Offers>> find(const Id& end) {
+    std::lock_guard lock(mutex_);
+    if (closed_) return Status(Code::connection_lost, fmt::format("the link to {} has ended", wire_.peer()));
+    if (theirs_ && theirs_id_ == end) return theirs_;
+    auto found = Directory::of_this_process().find(end);
+    if (!found) {  // an agent of this process left a moment ago, rather than a peer that makes tickets up
+      return Status(Code::connection_lost,
+                    fmt::format("the end of {} that offered the buffer is closed, or never was", wire_.peer()));
+    }
+    theirs_id_ = end;
+    theirs_ = found;
+    return found;
+  }
+
+  void end(const Ticket& ticket) {
+    if (const auto place = place_of(ticket); place && place->end == id_) offers_->end(place->number);
+  }
+
+  Wire& wire_;
+  const Id id_ = xth::random_id();
+  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
+  std::mutex mutex_;
+  bool closed_ = false;
+  Id theirs_id_{};
+  std::shared_ptr<Offers> theirs_;
+};
+
+}  // namespace
+
+std::variant<Bytes, Refusal> XthDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cpu) return Refusal{fmt::format("xth carries CPU memory, not {}", text_of(device))};
+  const auto nonce = nonce_of_this_process();
+  const auto bytes = std::as_bytes(std::span(nonce));
+  return Bytes(bytes.begin(), bytes.end());
+}
+
+std::optional<Refusal> XthDriver::reaches(ByteView mine, ByteView theirs) {
+  if (mine.size() == sizeof(Id) && text_of(mine) == text_of(theirs)) return std::nullopt;
+  return Refusal{"another process"};
+}
+
+std::unique_ptr<Channel> XthDriver::open(Wire& wire, DevicePair) {
+  auto channel = std::make_unique<XthChannel>(wire);
+  wire.ready({});
+  return channel;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,40 @@
+# Language level, warnings, sanitizers, compiler cache: what holds for every target.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # the libraries end up inside the Python module
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)    # clang-tidy and editors read it
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# Carries the warnings of our own code only; third-party headers are included as system headers.
+add_library(tensorferry_warnings INTERFACE)
+target_compile_options(tensorferry_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow
+  $<$<BOOL:${TENSORFERRY_WERROR}>:-Werror>)
+
+if(TENSORFERRY_SANITIZE)
+  add_compile_options(-fsanitize=${TENSORFERRY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${TENSORFERRY_SANITIZE})
+endif()
+if(TENSORFERRY_SANITIZE MATCHES thread)
+  # For tests to skip what the tool itself cannot do: a forked child that ends or starts threads.
+  add_compile_definitions(TENSORFERRY_UNDER_TSAN)
+endif()
+if(TENSORFERRY_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "TENSORFERRY_FUZZERS needs clang: -DCMAKE_CXX_COMPILER=clang++-16")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
+# Sources without torch share one cache between build folders and clones: paths inside the tree are hashed relative to
+# it. Precompiled headers hold absolute paths and need the sloppiness that ccache's manual asks for.
+find_program(TENSORFERRY_CCACHE ccache)
+if(TENSORFERRY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_ABSSTDERR=1 ${TENSORFERRY_CCACHE})
+  set(TENSORFERRY_PCH_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${TENSORFERRY_CCACHE})
+endif()

@@ -1,0 +1,36 @@
+# Libraries of the system. Each becomes one target, tensorferry::NAME, or an imported target of CMake's own module.
+
+find_package(Threads REQUIRED)
+find_package(OpenSSL 3 REQUIRED COMPONENTS Crypto SSL)
+
+# Headers only: find_package(Boost) would want the compiled libraries' configuration too.
+find_path(TENSORFERRY_BOOST_INCLUDE boost/asio.hpp)
+if(NOT TENSORFERRY_BOOST_INCLUDE)
+  message(FATAL_ERROR "Boost headers not found: install libboost1.81-dev (Debian 12) or libboost-dev (Ubuntu 24.04)")
+endif()
+file(STRINGS "${TENSORFERRY_BOOST_INCLUDE}/boost/version.hpp" boost_version REGEX "#define BOOST_VERSION [0-9]+")
+string(REGEX MATCH "[0-9]+" boost_version "${boost_version}")
+if(boost_version LESS 108100)
+  message(FATAL_ERROR "Boost ${boost_version} in ${TENSORFERRY_BOOST_INCLUDE} is older than 1.81 (108100): "
+                      "install libboost1.81-dev, or set TENSORFERRY_BOOST_INCLUDE")
+endif()
+add_library(tensorferry_boost INTERFACE)
+add_library(tensorferry::boost ALIAS tensorferry_boost)
+target_include_directories(tensorferry_boost SYSTEM INTERFACE "${TENSORFERRY_BOOST_INCLUDE}")
+target_compile_definitions(tensorferry_boost INTERFACE BOOST_ASIO_NO_DEPRECATED)
+target_link_libraries(tensorferry_boost INTERFACE Threads::Threads)
+
+# Header-only, and in sources only: torch bundles an fmt of its own.
+find_path(TENSORFERRY_FMT_INCLUDE fmt/format.h)
+if(NOT TENSORFERRY_FMT_INCLUDE)
+  message(FATAL_ERROR "fmt headers not found: install libfmt-dev")
+endif()
+add_library(tensorferry_fmt INTERFACE)
+add_library(tensorferry::fmt ALIAS tensorferry_fmt)
+target_include_directories(tensorferry_fmt SYSTEM INTERFACE "${TENSORFERRY_FMT_INCLUDE}")
+target_compile_definitions(tensorferry_fmt INTERFACE FMT_HEADER_ONLY)
+
+if(TENSORFERRY_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()

@@ -1,0 +1,135 @@
+# The functions that the folders' CMakeLists.txt are written in. cmake/README.md shows each in use.
+
+# Adds a folder. Folders that hold no CMakeLists.txt are skipped.
+function(tensorferry_add_folder folder)
+  if(EXISTS "${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt")
+    add_subdirectory("${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_BINARY_DIR}/${folder}")
+  endif()
+endfunction()
+
+function(tensorferry_cache_precompiled_headers name)
+  if(TENSORFERRY_PCH_LAUNCHER)
+    set_target_properties(${name} PROPERTIES CXX_COMPILER_LAUNCHER "${TENSORFERRY_PCH_LAUNCHER}")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+      target_compile_options(${name} PRIVATE -fpch-preprocess)
+    endif()
+  endif()
+endfunction()
+
+# What every target of ours has: the repository as include root, warnings as errors, and torch's headers precompiled
+# where TORCH is given.
+function(tensorferry_target name torch)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE tensorferry_warnings)
+  if(torch)
+    tensorferry_cache_precompiled_headers(${name})
+    # The flags must be those of the precompiled header: -fPIC, also where an executable would have -fPIE.
+    target_precompile_headers(${name} REUSE_FROM tensorferry_torch_pch)
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${name} PRIVATE -fPIC)
+  endif()
+endfunction()
+
+# tensorferry_library(NAME [TORCH] [SOURCES ...] [HEADERS ...] [LINK ...])
+# A static library; with no SOURCES a header-only one. LINK is public. TORCH adds tensorferry::torch.
+function(tensorferry_library name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;HEADERS;LINK" ${ARGN})
+  if(arg_TORCH)
+    list(APPEND arg_LINK tensorferry::torch)
+  endif()
+  if(NOT arg_SOURCES)
+    add_library(${name} INTERFACE ${arg_HEADERS})
+    target_include_directories(${name} INTERFACE "${PROJECT_SOURCE_DIR}")
+    target_link_libraries(${name} INTERFACE ${arg_LINK})
+    return()
+  endif()
+  add_library(${name} STATIC ${arg_SOURCES} ${arg_HEADERS})
+  target_include_directories(${name} INTERFACE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PUBLIC ${arg_LINK})
+  tensorferry_target(${name} ${arg_TORCH})
+endfunction()
+
+# tensorferry_executable(NAME [TORCH] SOURCES ... LINK ...)
+function(tensorferry_executable name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;LINK" ${ARGN})
+  if(arg_TORCH)
+    list(APPEND arg_LINK tensorferry::torch)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINK})
+  tensorferry_target(${name} ${arg_TORCH})
+endfunction()
+
+# tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
+#                  [ONE_PROCESS])
+# A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default), except
+# with NEEDS_TORCH or ONE_PROCESS: loading libtorch once a case would take longer than the cases.
+# NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
+function(tensorferry_test name)
+  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK" ${ARGN})
+  if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))
+    return()
+  endif()
+  set(torch)
+  if(arg_NEEDS_TORCH)
+    set(torch TORCH)
+  endif()
+  tensorferry_executable(${name} ${torch} SOURCES ${arg_SOURCES} LINK ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+
+  set(timeout 60)
+  if(arg_TIMEOUT)
+    set(timeout ${arg_TIMEOUT})
+  endif()
+  if(arg_NEEDS_TORCH OR arg_ONE_PROCESS)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES
+      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}")
+    return()
+  endif()
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases)
+  # Set by a file that CTest reads last: gtest_discover_tests' own PROPERTIES cannot carry a list.
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
+  file(WRITE "${file}" "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
+    "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT ${timeout} LABELS \"${arg_LABELS}\""
+    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\")\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
+endfunction()
+
+# tensorferry_fuzzer(NAME SOURCES ... LINK ...)
+# A libFuzzer binary, only with TENSORFERRY_FUZZERS; scripts/fuzz.sh runs all of them over tests/fuzz/corpus/NAME.
+function(tensorferry_fuzzer name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  if(NOT TENSORFERRY_FUZZERS)
+    return()
+  endif()
+  tensorferry_executable(${name} SOURCES ${arg_SOURCES} LINK ${arg_LINK})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
+endfunction()
+
+# tensorferry_python_module(SOURCES ... LINK ...)
+# tensorferry._C, and the package around it in ${build}/python, ready for PYTHONPATH.
+function(tensorferry_python_module)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  set(package "${PROJECT_BINARY_DIR}/python/tensorferry")
+
+  Python_add_library(tensorferry_python MODULE WITH_SOABI ${arg_SOURCES})
+  target_link_libraries(tensorferry_python PRIVATE ${arg_LINK} tensorferry::torch_python)
+  tensorferry_target(tensorferry_python OFF)
+  tensorferry_cache_precompiled_headers(tensorferry_python)
+  target_precompile_headers(tensorferry_python PRIVATE <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
+  target_compile_definitions(tensorferry_python PRIVATE TORCH_EXTENSION_NAME=_C)
+  # pybind11 types are hidden; so is what the static libraries bring, Boost above all.
+  set_target_properties(tensorferry_python PROPERTIES
+    OUTPUT_NAME _C CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    LIBRARY_OUTPUT_DIRECTORY "${package}" INSTALL_RPATH "$ORIGIN/../torch/lib")
+  target_link_options(tensorferry_python PRIVATE -Wl,--exclude-libs,ALL)
+
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/build_info.py.in" "${package}/_build_info.py" @ONLY)
+  add_custom_target(tensorferry_python_package ALL
+    COMMAND ${CMAKE_COMMAND} -DFROM=${PROJECT_SOURCE_DIR}/python/tensorferry -DTO=${package}
+            -P "${PROJECT_SOURCE_DIR}/cmake/link_package.cmake"
+    COMMENT "" VERBATIM)
+  install(TARGETS tensorferry_python LIBRARY DESTINATION tensorferry COMPONENT python)
+  install(FILES "${package}/_build_info.py" DESTINATION tensorferry COMPONENT python)
+endfunction()

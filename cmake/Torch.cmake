@@ -1,0 +1,64 @@
+# torch as imported targets of our own, from what the chosen Python says about its torch.
+# find_package(Torch) is not used: with a CUDA torch it fails where no CUDA toolkit is installed.
+#
+#   tensorferry::torch         libtorch for C++: c10, torch_cpu, torch (and c10_cuda, torch_cuda with CUDA)
+#   tensorferry::torch_python  the same plus libtorch_python, Python's headers and torch's own pybind11
+#   TENSORFERRY_TORCH_VERSION, TENSORFERRY_TORCH_CUDA   such as 2.15.0+cu132 and 13.2 (empty: a CPU torch)
+
+if(NOT Python_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+  set(Python_EXECUTABLE "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+endif()
+set(Python_FIND_VIRTUALENV FIRST)
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/torch_info.py"
+  OUTPUT_VARIABLE torch_info RESULT_VARIABLE torch_result OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT torch_result EQUAL 0)
+  message(FATAL_ERROR "${Python_EXECUTABLE} has no torch. Pass -DPython_EXECUTABLE= one that has, "
+                      "or -DTENSORFERRY_TORCH=OFF for the parts that need none")
+endif()
+list(GET torch_info 0 TENSORFERRY_TORCH_VERSION)
+list(GET torch_info 1 torch_root)
+list(GET torch_info 2 torch_cxx11_abi)
+list(GET torch_info 3 TENSORFERRY_TORCH_CUDA)
+if(TENSORFERRY_TORCH_CUDA STREQUAL none)
+  set(TENSORFERRY_TORCH_CUDA "")
+endif()
+# Another torch in the same place is another build.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${torch_root}/version.py")
+message(STATUS "torch ${TENSORFERRY_TORCH_VERSION} (CUDA: ${TENSORFERRY_TORCH_CUDA}) in ${torch_root}")
+if(TENSORFERRY_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "torch ${TENSORFERRY_TORCH_VERSION} is too old: 2.11 to 2.15 are supported")
+endif()
+
+foreach(name c10 torch_cpu torch_python)
+  add_library(tensorferry::lib_${name} SHARED IMPORTED)
+  set_target_properties(tensorferry::lib_${name} PROPERTIES IMPORTED_LOCATION "${torch_root}/lib/lib${name}.so")
+endforeach()
+
+add_library(tensorferry_torch INTERFACE)
+add_library(tensorferry::torch ALIAS tensorferry_torch)
+target_include_directories(tensorferry_torch SYSTEM INTERFACE
+  "${torch_root}/include" "${torch_root}/include/torch/csrc/api/include")
+target_compile_definitions(tensorferry_torch INTERFACE
+  _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi} USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D_GLOO)
+# libstdc++ by name: a compiler that was set up to link it statically would put a second one beside libtorch's, and
+# locales made by one are freed by the other.
+target_link_libraries(tensorferry_torch INTERFACE
+  tensorferry::lib_torch_cpu tensorferry::lib_c10 -l:libstdc++.so.6 Threads::Threads)
+# libtorch's own dependencies (CUDA's libraries beside it) are its business, not the linker's.
+target_link_options(tensorferry_torch INTERFACE -Wl,--allow-shlib-undefined)
+
+add_library(tensorferry_torch_python INTERFACE)
+add_library(tensorferry::torch_python ALIAS tensorferry_torch_python)
+target_link_libraries(tensorferry_torch_python INTERFACE tensorferry::torch tensorferry::lib_torch_python Python::Module)
+
+# torch's headers take most of the compile time of every source that sees them: parse them once, twice with Python.
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/pch/empty.cpp" CONTENT "")
+add_library(tensorferry_torch_pch OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/pch/empty.cpp")
+target_link_libraries(tensorferry_torch_pch PRIVATE tensorferry::torch tensorferry_warnings)
+if(TENSORFERRY_PCH_LAUNCHER)
+  set_target_properties(tensorferry_torch_pch PROPERTIES CXX_COMPILER_LAUNCHER "${TENSORFERRY_PCH_LAUNCHER}")
+endif()
+target_precompile_headers(tensorferry_torch_pch PRIVATE <ATen/ATen.h> <functional> <memory> <optional> <string> <vector>)

@@ -1,0 +1,16 @@
+# Links every file and folder of the Python package FROM into TO, beside the built module, so that edits to Python
+# sources need no build. Links to files that have gone are removed.
+file(MAKE_DIRECTORY "${TO}")
+file(GLOB present RELATIVE "${TO}" "${TO}/*")
+foreach(name ${present})
+  if(IS_SYMLINK "${TO}/${name}" AND NOT EXISTS "${TO}/${name}")
+    file(REMOVE "${TO}/${name}")
+  endif()
+endforeach()
+file(GLOB sources RELATIVE "${FROM}" "${FROM}/*")
+list(REMOVE_ITEM sources __pycache__)
+foreach(name ${sources})
+  if(NOT EXISTS "${TO}/${name}")
+    file(CREATE_LINK "${FROM}/${name}" "${TO}/${name}" SYMBOLIC)
+  endif()
+endforeach()

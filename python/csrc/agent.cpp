@@ -1,0 +1,325 @@
+#include "python/csrc/agent.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "converters/cpu.h"
+#include "python/csrc/deadline.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/exceptions.h"
+#include "python/csrc/out.h"
+#include "python/csrc/references.h"
+#include "python/csrc/serve.h"
+
+namespace tensorferry::python {
+namespace {
+
+// Python objects of the process, changed with the GIL held. They outlive the interpreter: never destroyed.
+std::shared_ptr<PythonAgent>& default_slot() {
+  static auto& slot = *new std::shared_ptr<PythonAgent>;
+  return slot;
+}
+std::vector<std::shared_ptr<PythonAgent>>& living() {
+  static auto& agents = *new std::vector<std::shared_ptr<PythonAgent>>;
+  return agents;
+}
+
+thread_local PythonAgent* serving_agent = nullptr;
+thread_local const Reply* serving_reply = nullptr;
+
+// Long enough for a name that is being registered right now, short enough to learn of a wrong one.
+constexpr Milliseconds lookup_patience{2000};
+
+bool leaves_storages() { return closing(); }
+
+py::object python_text(std::string_view text) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+}  // namespace
+
+Serving::Serving(PythonAgent* agent, const Reply& answer)
+    : agent_before_(std::exchange(serving_agent, agent)), reply_before_(std::exchange(serving_reply, &answer)) {}
+Serving::~Serving() {
+  serving_agent = agent_before_;
+  serving_reply = reply_before_;
+}
+const Reply* Serving::reply() { return serving_reply; }
+
+PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
+PythonAgent::~PythonAgent() = default;
+
+std::shared_ptr<PythonAgent> PythonAgent::join(AgentOptions options, double default_timeout) {
+  auto self = std::make_shared<PythonAgent>(60.0);
+  self->set_default_timeout(default_timeout);
+  const auto converters = std::make_shared<Converters>();
+  const auto cpu = std::make_shared<CpuConverter>(std::make_shared<HostMemory>(), &leaves_storages);
+  converters->add(DeviceType::cpu, cpu);
+  options.memory.emplace(DeviceType::cpu, cpu->memory());
+  options.executor = make_executor();
+  self->codec_ = std::make_unique<Codec>(converters);
+  self->codec_->register_reference_type(reinterpret_cast<PyTypeObject*>(py::type::of<RRef>().ptr()));
+  options.prepare = [&self](Agent& agent) { self->prepare_to_serve(agent); };
+  Result<std::shared_ptr<Agent>> joined{nullptr};
+  {
+    GilReleased gil;
+    joined = Agent::join(std::move(options));
+  }
+  self->ownership_ = value_or_raise(std::move(joined));
+  living().push_back(self);
+  return self;
+}
+
+void PythonAgent::prepare_to_serve(Agent& agent) {
+  agent_ = &agent;
+  objects_ = std::make_unique<RemoteObjects>(*this);
+  agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->peers_stale_ = true;
+    self->objects_->tables().peer_lost({peer.name, peer.incarnation}, why);
+    const std::lock_guard lock(self->lost_mutex_);
+    self->lost_.push_back({peer, std::string(why.what())});
+  });
+  serve_python(shared_from_this());
+}
+
+std::shared_ptr<PythonAgent> PythonAgent::current() {
+  if (serving_agent != nullptr) return serving_agent->shared_from_this();
+  if (const auto& agent = default_slot()) return agent;
+  throw std::runtime_error("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.");
+}
+bool PythonAgent::is_serving() { return serving_agent != nullptr; }
+std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
+void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
+
+void PythonAgent::leave() {
+  if (std::exchange(left_, true)) return;
+  {
+    GilReleased gil;
+    objects_->tables().close();
+    agent_->leave();
+  }
+  std::erase(living(), shared_from_this());
+}
+
+void PythonAgent::leave_all() {
+  const auto agents = living();
+  for (const auto& agent : agents) agent->leave();
+  set_closing();
+}
+
+// ---- calls
+
+PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const std::optional<Creation>& creation) {
+  Prepared out;
+  out.peer_name = peer_name(invocation.to, out.peer);
+  out.function = wire_name_of(invocation.function);
+  out.options.timeout = within_ambient_deadline(timeout_of(invocation.timeout));
+  out.options.require = invocation.require;
+  if (invocation.out != nullptr) {
+    out.out = checked_out(invocation.out);
+    land_in(out.out, out.options);
+  }
+  write(out, out.function->by_value ? invocation.function : nullptr, invocation.args, invocation.kwargs, creation);
+  return out;
+}
+
+PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function,
+                                                    py::handle first, py::handle args, py::handle kwargs,
+                                                    double timeout, const std::optional<Creation>& creation) {
+  Prepared out;
+  out.peer = python_text(peer);
+  out.peer_name = peer_name(out.peer, out.peer);
+  out.function = std::move(function);
+  out.options.timeout = within_ambient_deadline(timeout_of(timeout));
+  write(out, first.ptr(), args.ptr(), kwargs.ptr(), creation);
+  return out;
+}
+
+void PythonAgent::write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs,
+                        const std::optional<Creation>& creation) {
+  Crossing crossing(*this, out.peer_name);
+  out.number = objects_->tables().begin_call();
+  if (!codec_->write_request({first, args, kwargs, creation, out.number}, &crossing, out.message)) {
+    objects_->tables().end_call(out.number);
+    throw py::error_already_set();
+  }
+  out.passage = crossing.take();
+}
+
+PendingCall PythonAgent::start(Prepared prepared) {
+  prepared.passage.sent();
+  // Only what carries bytes may have to wait, for the bound on bytes in flight.
+  const auto make = [&] {
+    return agent_->call(prepared.peer_name, prepared.function->name, std::move(prepared.message),
+                        std::move(prepared.options));
+  };
+  Call call;
+  if (prepared.message.bytes() == 0) {
+    call = make();
+  } else {
+    GilReleased gil;
+    call = make();
+  }
+  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage), prepared.number,
+          std::move(prepared.out)};
+}
+
+py::object PythonAgent::call(Prepared prepared) {
+  prepared.passage.sent();
+  PendingCall pending{
+      {}, std::string(prepared.peer_name), std::move(prepared.passage), prepared.number, std::move(prepared.out)};
+  const auto call = [&] {
+    pending.call =
+        agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
+  };
+  // Letting the GIL go, beside a busy thread, costs 5 ms; only a message with bytes may have to wait for room.
+  if (prepared.message.bytes() == 0) call();
+  bool done = pending.call && pending.call.look(gil_is_dear_ ? executor_patience : std::chrono::nanoseconds());
+  if (!done) {
+    Clock::time_point back;
+    {
+      GilReleased gil;
+      if (!pending.call) call();
+      done = pending.call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
+      back = Clock::now();
+    }
+    gil_is_dear_ = Clock::now() - back > executor_is_dear_from;
+  }
+  if (!done) {
+    const py::error_already_set interruption;
+    pending.call.cancel();
+    if (pending.out.defined()) {
+      GilReleased gil;
+      (void)pending.call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
+    }
+    PyErr_Clear();
+    settle(pending, Status(Code::cancelled, "interrupted"));
+    throw py::error_already_set(interruption);
+  }
+  return decode_reply(pending, pending.call.take());
+}
+
+void PythonAgent::settle(PendingCall& pending, const Status& status) {
+  pending.passage.ended(status);
+  objects_->tables().end_call(pending.number);
+}
+
+py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> reply) {
+  if (!reply.ok()) {
+    settle(pending, reply.status());
+    raise(reply.status());
+  }
+  Codec::Outcome outcome;
+  Crossing crossing(*this, pending.peer);
+  if (!codec_->read_reply(*reply, &crossing, outcome)) {
+    py::error_already_set unreadable;
+    settle(pending, {});
+    throw unreadable;
+  }
+  settle(pending, {});
+  if (outcome.described) {
+    raise_remote(*outcome.described, py::reinterpret_steal<py::object>(outcome.exception.release()));
+  }
+  auto value = py::reinterpret_steal<py::object>(outcome.value.release());
+  return pending.out.defined() ? bring_into(pending.out, value) : value;
+}
+
+Milliseconds PythonAgent::timeout_of(double seconds) const {
+  if (seconds == unset_timeout) seconds = default_timeout_;
+  if (seconds == 0 || seconds > 1e9) return Milliseconds(0);
+  if (!(seconds > 0)) throw py::value_error("a time-out must be more than 0 seconds, 0 (none), or -1 (the default)");
+  return Milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+}
+
+void PythonAgent::set_default_timeout(double seconds) {
+  if (!(seconds >= 0)) throw py::value_error("the default time-out must be 0 (none) or more seconds");
+  default_timeout_ = seconds;
+}
+
+// ---- peers
+
+std::string_view PythonAgent::peer_name(py::handle to, py::object& keep) {
+  if (PyUnicode_Check(to.ptr())) {
+    keep = py::reinterpret_borrow<py::object>(to);
+  } else if (PyLong_Check(to.ptr()) && !PyBool_Check(to.ptr())) {
+    keep = name_of_rank(to.cast<int>());
+  } else {
+    keep = py::reinterpret_steal<py::object>(PyObject_GetAttrString(to.ptr(), "name"));
+    if (!keep || !PyUnicode_Check(keep.ptr())) {
+      PyErr_Clear();
+      throw py::type_error("a peer is its name, its rank, or a WorkerInfo, not " + py::repr(to).cast<std::string>());
+    }
+  }
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(keep.ptr(), &size);
+  if (text == nullptr) throw py::error_already_set();
+  return {text, static_cast<std::size_t>(size)};
+}
+
+py::object PythonAgent::name_of_rank(int rank) {
+  forget_stale_peers();
+  if (const auto known = names_by_rank_.find(rank); known != names_by_rank_.end()) return known->second;
+  Result<PeerInfo> found = PeerInfo{};
+  {
+    GilReleased gil;
+    found = agent_->find(rank, lookup_patience);
+  }
+  const auto name = python_text(value_or_raise(std::move(found)).name);
+  names_by_rank_[rank] = name;
+  return name;
+}
+
+void PythonAgent::forget_stale_peers() {
+  if (!peers_stale_.exchange(false)) return;
+  names_by_rank_.clear();
+  ids_.clear();
+}
+
+AgentId PythonAgent::id_of(const std::string& peer) {
+  if (peer == self().name) return {peer, self().incarnation};
+  forget_stale_peers();
+  if (const auto known = ids_.find(peer); known != ids_.end()) return known->second;
+  Result<PeerInfo> found = PeerInfo{};
+  {
+    GilReleased gil;
+    found = agent_->find(peer, lookup_patience);
+  }
+  const AgentId id{peer, value_or_raise(std::move(found)).incarnation};
+  ids_[peer] = id;
+  return id;
+}
+
+PeerInfo PythonAgent::find(py::handle to) {
+  py::object keep;
+  const std::string name(peer_name(to, keep));
+  if (name == self().name) return self();
+  Result<PeerInfo> found = PeerInfo{};
+  {
+    GilReleased gil;
+    found = agent_->find(name, lookup_patience);
+  }
+  return value_or_raise(std::move(found));
+}
+
+std::vector<PeerInfo> PythonAgent::wait_for_world(int size, double timeout) {
+  const auto patience = timeout_of(timeout);
+  Result<std::vector<PeerInfo>> found = std::vector<PeerInfo>{};
+  {
+    GilReleased gil;
+    found = agent_->wait_for_world(size, patience);
+  }
+  auto world = value_or_raise(std::move(found));
+  for (const auto& peer : world) names_by_rank_[peer.rank] = python_text(peer.name);
+  return world;
+}
+
+std::vector<PythonAgent::LostPeer> PythonAgent::lost_peers() {
+  const std::lock_guard lock(lost_mutex_);
+  return lost_;
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,165 @@
+/// An agent of Python's: the torch-free agent with a codec for Python objects, functions found by import, and remote
+/// references.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "python/csrc/codec.h"
+#include "python/csrc/functions.h"
+#include "python/csrc/interpreter.h"
+#include "rpc/core/references.h"
+
+namespace tensorferry::python {
+
+class RemoteObjects;
+
+/// What `timeout=-1` stands for, as in torch: the agent's default.
+inline constexpr double unset_timeout = -1;
+
+/// One call as Python makes it: borrowed references, of the types that stand here.
+struct Invocation {
+  PyObject* to = nullptr;          // a name, a rank, or something with a name
+  PyObject* function = nullptr;    // a callable
+  PyObject* args = nullptr;        // a tuple
+  PyObject* kwargs = nullptr;      // a dict, or null
+  double timeout = unset_timeout;  // seconds; 0: none
+  std::string_view require;
+  PyObject* out = nullptr;  // a tensor, or null
+};
+
+/// A call under way, and what is to be settled when it ends: the references that it carried and may bring back.
+struct PendingCall {
+  Call call;
+  std::string peer;
+  Passage passage;
+  std::uint64_t number = 0;  // References::begin_call's
+  at::Tensor out;            // where the result goes; undefined: wherever it lands
+};
+
+/// All functions need the GIL unless they say otherwise.
+class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
+ public:
+  /// Joins; raises what went wrong. Lets the GIL go meanwhile. The agent lives until leave().
+  static std::shared_ptr<PythonAgent> join(AgentOptions options, double default_timeout);
+  explicit PythonAgent(double default_timeout);
+  ~PythonAgent();
+
+  /// The agent that serves the call which this thread is in, else the process's default one; raises where there is
+  /// none.
+  static std::shared_ptr<PythonAgent> current();
+  static bool is_serving();
+  static std::shared_ptr<PythonAgent> default_agent();
+  static void set_default_agent(std::shared_ptr<PythonAgent> agent);
+
+  /// A call as it will go out: what prepare() makes of Python's arguments.
+  struct Prepared {
+    py::object peer;  // keeps peer_name
+    std::string_view peer_name;
+    std::shared_ptr<const WireName> function;
+    Message message;
+    CallOptions options;
+    Passage passage;
+    std::uint64_t number = 0;
+    at::Tensor out;
+  };
+  /// With `creation` the result stays at the callee as a remote object.
+  Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
+  /// A call of one of the framework's own functions, "tf:...", with `first` before the arguments.
+  Prepared prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function, py::handle first,
+                            py::handle args, py::handle kwargs, double timeout,
+                            const std::optional<Creation>& creation = std::nullopt);
+  /// Makes the call and waits for its result. Ctrl-C cancels it; where the result is landing in the caller's own tensor
+  /// by then, the landing is waited for, unless by a second Ctrl-C.
+  py::object call(Prepared prepared);
+  /// Makes the call.
+  PendingCall start(Prepared prepared);
+  /// The value of a call's reply; raises what it raised. This or settle() once for each call that was made.
+  py::object decode_reply(PendingCall& pending, Result<Received> reply);
+  /// The call has ended so, and its reply will not be read. Needs no GIL.
+  void settle(PendingCall& pending, const Status& status);
+
+  /// The name of `to`: a name, a rank, or something that has a `name`. Good as long as `keep`.
+  std::string_view peer_name(py::handle to, py::object& keep);
+  /// The agent that `to` names.
+  PeerInfo find(py::handle to);
+  /// Which life of `peer` is meant by a call to it now.
+  AgentId id_of(const std::string& peer);
+  /// Waits for ranks 0 to size - 1.
+  std::vector<PeerInfo> wait_for_world(int size, double timeout);
+
+  /// Fails pending calls with AgentClosed, ends all threads. Idempotent. Lets the GIL go meanwhile.
+  void leave();
+  [[nodiscard]] bool left() const { return left_; }
+  /// For the process's end: leaves with every agent that has not, and keeps Python from being entered again.
+  static void leave_all();
+
+  /// 1 ms and above for a time-out in seconds; the default's for unset_timeout; 0: none. ValueError: another negative
+  /// one.
+  [[nodiscard]] Milliseconds timeout_of(double seconds) const;
+  [[nodiscard]] double default_timeout() const { return default_timeout_; }
+  void set_default_timeout(double seconds);
+
+  [[nodiscard]] Agent& agent() const { return *agent_; }
+  [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
+  [[nodiscard]] const Codec& codec() const { return *codec_; }
+  [[nodiscard]] RemoteObjects& objects() { return *objects_; }
+  /// Peers whose incarnation has ended, most recent last.
+  struct LostPeer {
+    PeerInfo peer;
+    std::string why;
+  };
+  std::vector<LostPeer> lost_peers();
+
+  /// Replies that have come and are not decoded yet, and handlers whose future has not completed yet.
+  std::atomic<std::int64_t> unfinished{0};
+
+ private:
+  void prepare_to_serve(Agent& agent);
+  void write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs, const std::optional<Creation>& creation);
+  void forget_stale_peers();
+  py::object name_of_rank(int rank);
+
+  Agent* agent_ = nullptr;            // from the moment when peers can find it
+  std::shared_ptr<Agent> ownership_;  // of agent_, once it has joined
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<RemoteObjects> objects_;
+  double default_timeout_;
+  bool left_ = false;
+
+  std::map<int, py::object> names_by_rank_;
+  std::map<std::string, AgentId> ids_;
+  std::atomic<bool> peers_stale_{false};  // one was lost: it may come back, under another name or incarnation
+  std::mutex lost_mutex_;
+  std::vector<LostPeer> lost_;
+  bool gil_is_dear_ = false;  // the last wait without it was followed by a long one for it; guarded by it
+};
+
+/// While one of these lives this thread serves a call: PythonAgent::current() is `agent`, and `answer` outlives it.
+class Serving {
+ public:
+  Serving(PythonAgent* agent, const Reply& answer);
+  ~Serving();
+  /// The duty to answer the call that this thread serves; null: it serves none.
+  static const Reply* reply();
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+
+ private:
+  PythonAgent* agent_before_;
+  const Reply* reply_before_;
+};
+
+void bind_agent(py::module_& module);
+
+}  // namespace tensorferry::python

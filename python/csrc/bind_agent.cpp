@@ -1,0 +1,189 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "agent/rendezvous/tcp_store.h"
+#include "python/csrc/agent.h"
+#include "python/csrc/call.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/references.h"
+#include "rpc/store_adapter.h"
+
+namespace tensorferry::python {
+namespace {
+
+py::bytes python_bytes(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+/// What blocks, without the GIL.
+template <class Operation>
+auto unlocked(Operation operation) {
+  GilReleased gil;
+  return operation();
+}
+
+// ---- rendezvous
+
+/// A store's get, in slices so that Ctrl-C is seen.
+py::object store_get(Store& store, const std::string& key, double timeout) {
+  const auto until = Clock::now() + milliseconds(timeout);
+  for (;;) {
+    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
+    auto got = unlocked([&] { return store.get(key, std::clamp(left, Milliseconds(0), Milliseconds(500))); });
+    if (got.ok()) return python_bytes(*got);
+    if (got.status().code() != Code::deadline_exceeded) raise(got.status());
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (Clock::now() >= until) return py::none();
+  }
+}
+
+void bind_stores(py::module_& module) {
+  py::class_<Store, std::shared_ptr<Store>>(module, "Store", "Where agents find one another.")
+      .def(
+          "set",
+          [](Store& store, const std::string& key, const std::string& value) {
+            check(unlocked([&] { return store.set(key, view_of(value)); }));
+          },
+          py::arg("key"), py::arg("value"))
+      .def("get", &store_get, py::arg("key"), py::arg("timeout"),
+           "The value as bytes; None where it is not set in time.")
+      .def(
+          "add",
+          [](Store& store, const std::string& key, std::int64_t amount) {
+            return value_or_raise(unlocked([&] { return store.add(key, amount); }));
+          },
+          py::arg("key"), py::arg("amount"));
+
+  module.def(
+      "adapt_store",
+      [](c10::intrusive_ptr<c10d::Store> store) -> std::shared_ptr<Store> {
+        return std::make_shared<StoreAdapter>(std::move(store));
+      },
+      py::arg("store"), "A c10d store as a Store.");
+
+  py::class_<TcpStoreServer>(module, "StoreServer", "Serves a Store until dropped.")
+      .def(py::init([](const std::string& host, std::uint16_t port, std::string key) {
+             return value_or_raise(unlocked([&] { return TcpStoreServer::listen(host, port, std::move(key)); }));
+           }),
+           py::arg("host"), py::arg("port"), py::arg("key"))
+      .def_property_readonly("port", &TcpStoreServer::port);
+  module.def(
+      "connect_store",
+      [](const std::string& host, std::uint16_t port, std::string key, double timeout) {
+        return value_or_raise(
+            unlocked([&] { return connect_tcp_store(host, port, std::move(key), milliseconds(timeout)); }));
+      },
+      py::arg("host"), py::arg("port"), py::arg("key"), py::arg("timeout"));
+}
+
+// ---- the agent
+
+AgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
+  AgentOptions options;
+  options.name = name;
+  options.rank = rank;
+  options.store = std::move(store);
+  py::set known;
+  const auto take = [&](const char* key, auto& field) {
+    known.add(key);
+    if (given.contains(key) && !given[key].is_none()) field = given[key].cast<std::decay_t<decltype(field)>>();
+  };
+  auto heartbeat = std::chrono::duration<double>(options.heartbeat).count();
+  take("prefix", options.prefix);
+  take("key", options.key);
+  take("channels", options.channels);
+  take("max_threads", options.max_threads);
+  take("max_bytes_in_flight", options.max_bytes_in_flight);
+  take("heartbeat", heartbeat);
+  take("interface", options.interface);
+  take("ports", options.ports);
+  take("reaches", options.reaches);
+  take("unix_sockets", options.unix_sockets);
+  take("shared_memory", options.shared_memory);
+  take("socket_dir", options.socket_dir);
+  options.heartbeat = milliseconds(heartbeat);
+  for (const auto& [key, value] : given) {
+    if (!known.contains(key)) throw py::type_error("an agent has no option " + py::repr(key).cast<std::string>());
+  }
+  return options;
+}
+
+py::tuple python_peer(const PeerInfo& peer) { return py::make_tuple(peer.name, peer.rank, peer.incarnation); }
+
+Device device_of(const std::pair<int, int>& device) {
+  return {static_cast<DeviceType>(device.first), static_cast<std::uint8_t>(device.second)};
+}
+
+py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local, std::pair<int, int> remote,
+                 std::size_t bytes) {
+  const auto name = agent.find(peer).name;
+  const auto route =
+      value_or_raise(unlocked([&] { return agent.agent().explain(name, device_of(local), device_of(remote), bytes); }));
+  py::list candidates;
+  for (const auto& candidate : route.candidates) {
+    candidates.append(py::make_tuple(candidate.channel, candidate.usable, candidate.reason));
+  }
+  using namespace py::literals;
+  return py::dict("peer"_a = name, "channel"_a = route.channel, "transport"_a = route.transport,
+                  "no_ring"_a = route.no_ring, "candidates"_a = candidates);
+}
+
+py::dict counters(PythonAgent& agent) {
+  const auto now = agent.agent().counters();
+  using namespace py::literals;
+  return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
+                  "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
+                  "bytes_received"_a = now.bytes_received);
+}
+
+}  // namespace
+
+void bind_agent(py::module_& module) {
+  bind_stores(module);
+  auto agent = py::class_<PythonAgent, std::shared_ptr<PythonAgent>>(module, "Agent");
+  agent
+      .def(py::init([](const std::string& name, int rank, std::shared_ptr<Store> store, double timeout,
+                       const py::dict& options) {
+             return PythonAgent::join(options_of(name, rank, std::move(store), options), timeout);
+           }),
+           py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"))
+      .def("_leave", &PythonAgent::leave)
+      .def_property_readonly("_left", &PythonAgent::left)
+      .def_property_readonly("_self", [](PythonAgent& self) { return python_peer(self.self()); })
+      .def("_find", [](PythonAgent& self, py::handle to) { return python_peer(self.find(to)); })
+      .def("_wait_for_world",
+           [](PythonAgent& self, int size, double timeout) {
+             py::list world;
+             for (const auto& peer : self.wait_for_world(size, timeout)) world.append(python_peer(peer));
+             return world;
+           })
+      .def("_in_flight",
+           [](PythonAgent& self) {
+             const auto [made, served] = self.agent().in_flight();
+             return py::make_tuple(made, served, self.unfinished.load(), !self.objects().tables().settled());
+           })
+      .def("_lost_peers",
+           [](PythonAgent& self) {
+             py::list lost;
+             for (const auto& [peer, why] : self.lost_peers()) {
+               lost.append(py::make_tuple(peer.name, peer.incarnation, why));
+             }
+             return lost;
+           })
+      .def("_explain", &explain)
+      .def("_counters", &counters)
+      .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);
+
+  module.def("default_agent", &PythonAgent::default_agent, "The agent of the module functions; None before init_rpc.");
+  module.def("set_default_agent", &PythonAgent::set_default_agent, py::arg("agent").none(true));
+  module.def("current_agent", &PythonAgent::current, "The agent that serves this call, else the default one.");
+  module.def("is_serving", &PythonAgent::is_serving, "Whether this thread runs a function that a peer called.");
+  module.def("leave_all", &PythonAgent::leave_all,
+             "At the process's end: leaves with every agent, enters Python no more.");
+  bind_calls(module, agent);
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,227 @@
+#include "python/csrc/call.h"
+
+#include <array>
+#include <string>
+
+#include "python/csrc/agent.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/future.h"
+#include "python/csrc/references.h"
+
+namespace tensorferry::python {
+namespace {
+
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+enum Slot : std::size_t { to_slot, func_slot, args_slot, kwargs_slot, timeout_slot, require_slot, out_slot, slots };
+constexpr std::size_t positional_slots = 5;
+constexpr std::array<const char*, slots> slot_names{"to", "func", "args", "kwargs", "timeout", "require", "out"};
+
+std::size_t slot_of(PyObject* name) {
+  static auto& interned = *new std::array<PyObject*, slots>([] {
+    std::array<PyObject*, slots> out{};
+    for (std::size_t i = 0; i < slots; ++i) out[i] = PyUnicode_InternFromString(slot_names[i]);
+    return out;
+  }());
+  for (std::size_t i = 0; i < slots; ++i) {
+    if (name == interned[i]) return i;
+  }
+  for (std::size_t i = 0; i < slots; ++i) {  // names that were made at run time are not interned
+    if (PyUnicode_CompareWithASCIIString(name, slot_names[i]) == 0) return i;
+  }
+  return slots;
+}
+
+/// The arguments of one of the entry points, and what was made of them.
+class Parsed {
+ public:
+  Parsed(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (static_cast<std::size_t>(count) > positional_slots) {
+      throw py::type_error(std::string(function) + "() takes at most 5 positional arguments");
+    }
+    std::array<PyObject*, slots> given{};
+    for (Py_ssize_t i = 0; i < count; ++i) given[static_cast<std::size_t>(i)] = args[i];
+    const auto keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    for (Py_ssize_t i = 0; i < keywords; ++i) {
+      auto* name = PyTuple_GET_ITEM(names, i);
+      const auto slot = slot_of(name);
+      if (slot == slots || given[slot] != nullptr) {
+        throw py::type_error(std::string(function) + "() got " + (slot == slots ? "an unexpected" : "a second") +
+                             " argument " + py::repr(name).cast<std::string>());
+      }
+      given[slot] = args[count + i];
+    }
+    for (const auto slot : {to_slot, func_slot}) {
+      if (given[slot] == nullptr) {
+        throw py::type_error(std::string(function) + "() is missing the argument '" + slot_names[slot] + "'");
+      }
+    }
+    fill(given);
+  }
+
+  Invocation invocation;
+
+ private:
+  void fill(const std::array<PyObject*, slots>& given) {
+    invocation.to = given[to_slot];
+    invocation.function = given[func_slot];
+    args_ = py::reinterpret_borrow<py::object>(given[args_slot]);
+    if (!args_ || args_.is_none()) {
+      args_ = py::tuple();
+    } else if (PyTuple_Check(args_.ptr()) == 0) {
+      args_ = py::reinterpret_steal<py::object>(PySequence_Tuple(args_.ptr()));
+      if (!args_) throw py::error_already_set();
+    }
+    invocation.args = args_.ptr();
+    if (auto* kwargs = given[kwargs_slot]; kwargs != nullptr && kwargs != Py_None) {
+      if (PyDict_Check(kwargs) == 0) throw py::type_error("kwargs must be a dict or None");
+      if (PyDict_GET_SIZE(kwargs) != 0) invocation.kwargs = kwargs;
+    }
+    if (auto* timeout = given[timeout_slot]; timeout != nullptr) {
+      invocation.timeout = PyFloat_AsDouble(timeout);
+      if (invocation.timeout == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    }
+    if (auto* require = given[require_slot]; require != nullptr && require != Py_None) {
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(require, &size);
+      if (text == nullptr) throw py::error_already_set();
+      invocation.require = {text, static_cast<std::size_t>(size)};
+    }
+    if (auto* out = given[out_slot]; out != nullptr && out != Py_None) invocation.out = out;
+  }
+
+  py::object args_;
+};
+
+/// Runs `body`; what it throws becomes the Python error.
+template <class Body>
+PyObject* guarded(Body body) noexcept {
+  try {
+    return body().release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+/// Module functions get the module as `self`, methods an agent.
+std::shared_ptr<PythonAgent> agent_of(PyObject* self) {
+  if (self == nullptr || PyModule_Check(self)) return PythonAgent::current();
+  return py::handle(self).cast<std::shared_ptr<PythonAgent>>();
+}
+
+PyObject* rpc_sync(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return guarded([&] {
+    const auto agent = agent_of(self);
+    const Parsed parsed("rpc_sync", args, count, names);
+    return agent->call(agent->prepare(parsed.invocation));
+  });
+}
+
+PyObject* rpc_async(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return guarded([&] {
+    const auto agent = agent_of(self);
+    const Parsed parsed("rpc_async", args, count, names);
+    return py::cast(Future::of(agent, agent->start(agent->prepare(parsed.invocation))));
+  });
+}
+
+PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return guarded([&] {
+    const auto agent = agent_of(self);
+    const Parsed parsed("remote", args, count, names);
+    if (parsed.invocation.out != nullptr) {
+      throw py::type_error("remote() takes no out: its result stays at the peer. to_here() takes one");
+    }
+    return agent->objects().create(parsed.invocation);
+  });
+}
+
+constexpr const char* rpc_sync_doc =
+    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+--
+
+Calls a function on a peer and waits for its result.
+
+Args:
+    to: the peer: its name, its rank, or a :class:`WorkerInfo`. An agent may call itself: values are copied then too.
+    func: a module-level function, a class, a bound method (its object travels), a torch operator, or a scripted function.
+    args: the positional arguments, a tuple.
+    kwargs: the keyword arguments, a dict.
+    timeout: seconds; 0: none; -1: the default that ``init_rpc`` was given (60).
+    require: the only channel that may carry tensors, such as ``"basic"``.
+    out: a dense CPU tensor that the result, one tensor of the same dtype and shape, is to land in. Where it is
+        contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it meanwhile.
+        Nothing is written to it after the call has ended, by a time-out for one; where that is with an error, what it
+        holds is undefined.
+
+Returns:
+    What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
+
+Raises:
+    DeadlineExceeded, ConnectionLost, NotFound, ChannelUnavailable: see :mod:`tensorferry.errors`.
+    ChannelUnavailable: also where the function returned memory marked by :func:`share`, which cannot land in ``out``.
+    ValueError: the result has another dtype or shape than ``out``; ``out`` is on a GPU, sparse, or requires grad.
+    TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none.
+    Whatever ``func`` raised, as its own type where that can be rebuilt, else as :class:`RemoteError`.
+
+Example::
+
+    total = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    rpc.rpc_sync("worker1", torch.add, args=(total, 1), out=total)
+)";
+
+constexpr const char* rpc_async_doc =
+    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+--
+
+Calls a function on a peer and returns a :class:`Future` of its result at once.
+
+Takes what :func:`rpc_sync` takes; what that raises, waiting for the future raises. Tensors among the arguments may be
+written again when the future has completed, or its ``sent`` has; ``out`` is filled when the future has completed.
+
+Example::
+
+    futures = [rpc.rpc_async(worker, step, args=(batch,)) for worker in workers]
+    losses = tensorferry.wait_all(futures)
+)";
+
+constexpr const char* remote_doc = R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None)
+--
+
+Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.
+
+Takes what :func:`rpc_sync` takes. An exception that ``func`` raises is kept there, and raised where the reference is
+used.
+
+Example::
+
+    model = rpc.remote("server", Model, args=(784, 10))
+    model.rpc_sync().step(batch)
+)";
+
+using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+PyMethodDef definition(const char* name, Entry entry, const char* doc) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry)), METH_FASTCALL | METH_KEYWORDS, doc};
+}
+
+}  // namespace
+
+void bind_calls(py::module_& module, const py::object& agent) {
+  static std::array<PyMethodDef, 4> definitions{definition("rpc_sync", rpc_sync, rpc_sync_doc),
+                                                definition("rpc_async", rpc_async, rpc_async_doc),
+                                                definition("remote", remote, remote_doc), PyMethodDef{}};
+  if (PyModule_AddFunctions(module.ptr(), definitions.data()) != 0) throw py::error_already_set();
+  for (auto& function : definitions) {
+    if (function.ml_name == nullptr) break;
+    auto* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(agent.ptr()), &function);
+    if (method == nullptr) throw py::error_already_set();
+    agent.attr(function.ml_name) = py::reinterpret_steal<py::object>(method);
+  }
+}
+
+}  // namespace tensorferry::python

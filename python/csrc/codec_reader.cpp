@@ -1,0 +1,253 @@
+#include "python/csrc/codec_reader.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "python/csrc/codec_arrays.h"
+#include "python/csrc/codec_pickle.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/interpreter.h"
+
+namespace tensorferry::python {
+namespace {
+
+const char* characters(ByteView bytes) { return reinterpret_cast<const char*>(bytes.data()); }
+Py_ssize_t length(ByteView bytes) { return static_cast<Py_ssize_t>(bytes.size()); }
+
+/// Copies into a new bytes or bytearray, whose memory `data` gives; large ones without the GIL.
+template <class Data>
+Object copied(Object object, ByteView from, Data data) {
+  constexpr std::size_t worth_releasing_gil = 1 << 20;
+  if (!object || from.empty()) return object;
+  auto* const to = data(object.get());
+  std::optional<GilReleased> released;
+  if (from.size() >= worth_releasing_gil) released.emplace();
+  std::memcpy(to, from.data(), from.size());
+  return object;
+}
+
+Object bytes_object(ByteView from) {
+  return copied(Object(PyBytes_FromStringAndSize(nullptr, length(from))), from, &PyBytes_AsString);
+}
+Object bytearray_object(ByteView from) {
+  return copied(Object(PyByteArray_FromStringAndSize(nullptr, length(from))), from, &PyByteArray_AsString);
+}
+
+}  // namespace
+
+std::nullptr_t ValueReader::failed() {
+  set_error(in_->status());
+  return nullptr;
+}
+
+std::nullptr_t ValueReader::failed(const char* why) {
+  in_->fail(why);
+  return failed();
+}
+
+Object ValueReader::numbered(std::uint32_t number, Object object) {
+  if (object && number != Decoder::unnumbered) {
+    if (objects_.size() <= number) objects_.resize(in_->numbers());
+    objects_[number] = borrow(object.get());
+  }
+  return object;
+}
+
+Object ValueReader::known(Object constant, const char* else_why) {
+  if (constant || PyErr_Occurred() != nullptr) return constant;
+  return failed(else_why);
+}
+
+Object ValueReader::read() {
+  const auto tag = in_->next();
+  switch (tag) {
+    case Tag::none:
+      return borrow(Py_None);
+    case Tag::false_:
+      return borrow(Py_False);
+    case Tag::true_:
+      return borrow(Py_True);
+    case Tag::integer:
+      return Object(PyLong_FromLongLong(in_->integer()));
+    case Tag::big_integer:
+      return read_big_integer();
+    case Tag::real:
+      return Object(PyFloat_FromDouble(in_->real()));
+    case Tag::complex:
+      return Object(PyComplex_FromDoubles(in_->real(), in_->imaginary()));
+    case Tag::text:
+      return read_text();
+    case Tag::bytes:
+      return numbered(in_->number(), bytes_object(in_->view()));
+    case Tag::bytearray:
+      return numbered(in_->number(), bytearray_object(in_->view()));
+    case Tag::tuple:
+      return read_tuple();
+    case Tag::list:
+      return read_list();
+    case Tag::dict:
+      return read_dict();
+    case Tag::set:
+    case Tag::frozenset:
+      return read_set(tag);
+    case Tag::tensor:
+    case Tag::sparse:
+      return read_tensor(tag);
+    case Tag::array:
+      return read_array();
+    case Tag::pickled:
+      return read_pickled();
+    case Tag::reference:
+      if (references_ == nullptr) return failed("holds a reference, where there can be none");
+      return numbered(in_->number(), Object(references_->read(in_->reference())));
+    case Tag::dtype:
+      return known(dtype_object(in_->dtype()), "names a dtype that this version of torch does not have");
+    case Tag::device:
+      return known(device_object(in_->text()), "names a device that this version of torch does not know");
+    case Tag::size:
+      return size_object(in_->size());
+    case Tag::layout:
+      return layout_object(in_->layout());
+    case Tag::memory_format:
+      return memory_format_object(in_->memory_format());
+    case Tag::again:
+      return read_again();
+    case Tag::record:
+      return failed("holds a record, which this agent cannot read");
+    case Tag::invalid:
+      break;
+  }
+  return failed();
+}
+
+Object ValueReader::read_big_integer() {
+  const bool negative = in_->negative();
+  const Object magnitude(PyBytes_FromStringAndSize(characters(in_->view()), length(in_->view())));
+  if (!magnitude) return nullptr;
+  Object number(
+      PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyLong_Type), "from_bytes", "Os", magnitude.get(), "little"));
+  return number && negative ? Object(PyNumber_Negative(number.get())) : std::move(number);
+}
+
+Object ValueReader::read_text() {
+  const auto number = in_->number();
+  Object text(PyUnicode_DecodeUTF8(characters(in_->view()), length(in_->view()), "surrogatepass"));
+  if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError) != 0) {
+    PyErr_Clear();
+    return failed("holds text that is not UTF-8");
+  }
+  return numbered(number, std::move(text));
+}
+
+Object ValueReader::read_tuple() {
+  const auto number = in_->number();
+  const auto count = static_cast<Py_ssize_t>(in_->count());
+  Object tuple(PyTuple_New(count));
+  if (!tuple) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto item = read();
+    if (!item) return nullptr;
+    PyTuple_SET_ITEM(tuple.get(), i, item.release());
+  }
+  in_->leave();
+  return numbered(number, std::move(tuple));
+}
+
+Object ValueReader::read_list() {
+  const auto count = static_cast<Py_ssize_t>(in_->count());
+  Object list(PyList_New(count));
+  if (!list) return nullptr;
+  // Memory for all, but never longer than what is there: a list may be seen, by a pickle that it holds and that holds
+  // it, before it is complete.
+  Py_SET_SIZE(list.get(), 0);
+  list = numbered(in_->number(), std::move(list));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const auto item = read();
+    if (!item || PyList_Append(list.get(), item.get()) != 0) return nullptr;
+  }
+  in_->leave();
+  return list;
+}
+
+Object ValueReader::read_dict() {
+  const auto count = in_->count();
+  auto dict = numbered(in_->number(), Object(PyDict_New()));
+  if (!dict) return nullptr;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto key = read();
+    if (!key) return nullptr;
+    const auto item = read();
+    if (!item || PyDict_SetItem(dict.get(), key.get(), item.get()) != 0) return nullptr;
+  }
+  in_->leave();
+  return dict;
+}
+
+Object ValueReader::read_set(Tag tag) {
+  const auto number = in_->number();
+  const auto count = in_->count();
+  Object set(tag == Tag::set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
+  if (!set) return nullptr;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto item = read();
+    if (!item || PySet_Add(set.get(), item.get()) != 0) return nullptr;
+  }
+  in_->leave();
+  return numbered(number, std::move(set));
+}
+
+Object ValueReader::read_tensor(Tag tag) {
+  const auto number = in_->number();
+  const bool sparse = tag == Tag::sparse;
+  const auto flags = sparse ? in_->sparse().flags : in_->tensor().flags;
+  const bool parameter = (flags & (sparse ? int{SparseLayout::parameter} : int{TensorLayout::parameter})) != 0;
+  auto tensor = tensors_.read(*in_, tag);
+  if (!tensor.ok()) {
+    set_error(tensor.status());
+    return nullptr;
+  }
+  auto* const type = parameter ? ParameterClass : THPVariableClass;
+  return numbered(number, Object(THPVariable_Wrap(*tensor, reinterpret_cast<PyTypeObject*>(type))));
+}
+
+Object ValueReader::read_array() {
+  const auto far = in_->far();
+  auto array = far ? wrap_array(in_->array(), in_->buffers()[*far]) : copy_array(in_->array(), in_->view());
+  return numbered(in_->number(), std::move(array));
+}
+
+Object ValueReader::read_pickled() {
+  if (!codec_->takes_pickle()) {
+    set_error(Status(Code::permission_denied, "a pickle came, and this agent reads none"));
+    return nullptr;
+  }
+  const auto number = in_->number();
+  const auto stream = in_->view();
+  std::vector<Object> buffers;
+  for (const auto& buffer : in_->pickle_buffers()) {
+    if (buffer.far) {
+      buffers.push_back(wrap_buffer(in_->buffers()[*buffer.far], buffer.read_only));
+    } else {
+      buffers.push_back(buffer.read_only ? bytes_object(buffer.bytes) : bytearray_object(buffer.bytes));
+    }
+    if (!buffers.back()) return nullptr;
+  }
+  std::vector<Object> parts;
+  for (auto count = in_->count(); count != 0; --count) {
+    parts.push_back(read());
+    if (!parts.back()) return nullptr;
+  }
+  in_->leave();
+  return numbered(number, load_pickle(stream, buffers, parts));
+}
+
+Object ValueReader::read_again() {
+  const auto number = in_->referred();
+  if (number >= objects_.size() || !objects_[number]) return failed("refers to a value that is not complete");
+  return borrow(objects_[number].get());
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,424 @@
+#include "python/csrc/codec_writer.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/csrc/codec_arrays.h"
+#include "python/csrc/codec_pickle.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/interpreter.h"
+#include "python/csrc/share.h"
+
+namespace tensorferry::python {
+namespace {
+
+/// Deeper values go by pickle. Below the codec's own bound, because a sparse tensor is one deeper than it looks.
+constexpr std::size_t scanned_depth = max_depth - 8;
+/// Copying less than this is done before another thread would have taken the GIL.
+constexpr std::size_t worth_releasing_gil = 256 * 1024;
+
+/// What Encoder wants to know an object by: null where nobody but one container (and we, `ours` times) holds it, so
+/// that it cannot come again.
+const void* identity_of(PyObject* object, int ours = 0) { return Py_REFCNT(object) > 1 + ours ? object : nullptr; }
+
+Owner keep(PyObject* object) { return share_with_any_thread(borrow(object)); }
+
+ByteView view_of_bytes(PyObject* bytes) {
+  return {reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes)),
+          static_cast<std::size_t>(PyBytes_GET_SIZE(bytes))};
+}
+
+bool changed() {
+  PyErr_SetString(PyExc_RuntimeError, "a value changed while it was being sent");
+  return false;
+}
+
+}  // namespace
+
+void set_write_error(const Status& status) {
+  if (status.code() != Code::invalid_argument) return set_error(status);
+  const auto what = status.what();
+  const Object text(PyUnicode_FromStringAndSize(what.data(), static_cast<Py_ssize_t>(what.size())));
+  if (text) PyErr_SetObject(PyExc_TypeError, text.get());
+}
+
+// ---- Scanning
+
+bool ValueWriter::scan(PyObject* value) {
+  const auto kind = kind_of(value, *codec_);
+  switch (kind) {
+    case Kind::other:
+      return false;
+    case Kind::tuple:
+    case Kind::list:
+    case Kind::dict:
+    case Kind::set:
+    case Kind::frozenset:
+      return scan_container(value, kind);
+    case Kind::tensor:
+      tensors_.note(THPVariable_Unpack(value));
+      return true;
+    default:
+      return true;
+  }
+}
+
+bool ValueWriter::scan_container(PyObject* value, Kind kind) {
+  if (Py_REFCNT(value) > 1) {
+    if (scanned_.find(value)) {
+      if (kind == Kind::list || kind == Kind::dict) return true;
+      // One that holds itself can only be pickled.
+      for (std::size_t i = 0; i < depth_; ++i) {
+        if (open_[i] == value) return false;
+      }
+      return true;
+    }
+    scanned_.insert(value, 0);
+  }
+  if (depth_ == scanned_depth) return false;
+  open_[depth_++] = value;
+  const bool native = scan_items(value, kind);
+  --depth_;
+  return native;
+}
+
+bool ValueWriter::scan_items(PyObject* value, Kind kind) {
+  if (kind == Kind::tuple || kind == Kind::list) {
+    auto** const items = PySequence_Fast_ITEMS(value);
+    const auto count = PySequence_Fast_GET_SIZE(value);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!scan(items[i])) return false;
+    }
+    return true;
+  }
+  if (kind == Kind::dict) {
+    PyObject* key = nullptr;
+    PyObject* item = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item) != 0;) {
+      if (!scan(key) || !scan(item)) return false;
+    }
+    return true;
+  }
+  const Object iterator(PyObject_GetIter(value));
+  while (iterator) {
+    const Object item(PyIter_Next(iterator.get()));
+    if (!item) break;
+    if (!scan(item.get())) return false;
+  }
+  PyErr_Clear();  // what is wrong here, write() meets again
+  return true;
+}
+
+bool ValueWriter::prepare() {
+  std::optional<GilReleased> released;
+  if (tensors_.copying() > worth_releasing_gil) released.emplace();
+  tensors_.prepare();
+  return true;
+}
+
+// ---- Writing
+
+bool ValueWriter::write(PyObject* value, int ours) {
+  const auto kind = kind_of(value, *codec_);
+  const void* identity = identity_of(value, ours);
+  switch (kind) {
+    // Always in the stream, or (text, bytes) looked up where they are written.
+    case Kind::none:
+    case Kind::boolean:
+    case Kind::integer:
+    case Kind::real:
+    case Kind::complex:
+    case Kind::dtype:
+    case Kind::device:
+    case Kind::size:
+    case Kind::layout:
+    case Kind::memory_format:
+    case Kind::text:
+    case Kind::bytes:
+      return write_leaf(value, kind, identity);
+    default:
+      break;
+  }
+  if (identity != nullptr && out_->again(identity)) return true;
+  switch (kind) {
+    case Kind::tuple:
+      return write_tuple(value, identity);
+    case Kind::list:
+      return write_list(value, identity);
+    case Kind::dict:
+      return write_dict(value, identity);
+    case Kind::set:
+    case Kind::frozenset:
+      return write_set(value, kind, identity);
+    case Kind::tensor:
+      return write_tensor(value, identity);
+    case Kind::shared:
+      return write_shared(value, identity);
+    case Kind::bytearray:
+      return write_bytearray(value, identity);
+    case Kind::array:
+    case Kind::scalar:
+      return write_array(value, identity);
+    case Kind::reference:
+      return write_reference(value, identity);
+    default:
+      return changed();
+  }
+}
+
+bool ValueWriter::write_leaf(PyObject* value, Kind kind, const void* identity) {
+  switch (kind) {
+    case Kind::none:
+      out_->none();
+      return true;
+    case Kind::boolean:
+      out_->boolean(value == Py_True);
+      return true;
+    case Kind::integer:
+      return write_integer(value);
+    case Kind::real:
+      out_->real(PyFloat_AS_DOUBLE(value));
+      return true;
+    case Kind::complex: {
+      const auto number = PyComplex_AsCComplex(value);
+      out_->complex(number.real, number.imag);
+      return true;
+    }
+    case Kind::text:
+      return write_text(value, identity);
+    case Kind::bytes: {
+      const auto bytes = view_of_bytes(value);
+      if (bytes.size() > inline_limit && identity != nullptr && out_->again(identity)) return true;
+      out_->bytes(
+          bytes, [value] { return keep(value); }, identity);
+      return true;
+    }
+    case Kind::dtype:
+      out_->dtype(*dtype_number(value));
+      return true;
+    case Kind::device:
+      out_->device(reinterpret_cast<THPDevice*>(value)->device.str());
+      return true;
+    case Kind::size:
+      return write_size(value);
+    case Kind::layout:
+      out_->layout(*layout_number(value));
+      return true;
+    default:
+      out_->memory_format(*memory_format_number(value));
+      return true;
+  }
+}
+
+bool ValueWriter::write_integer(PyObject* value) {
+  int overflow = 0;
+  const auto number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow == 0) [[likely]] {
+    out_->integer(number);
+    return true;
+  }
+  const Object magnitude(PyNumber_Absolute(value));
+  const Object bits(magnitude ? PyObject_CallMethod(magnitude.get(), "bit_length", nullptr) : nullptr);
+  if (!bits) return false;
+  const auto bytes = (PyLong_AsSsize_t(bits.get()) + 7) / 8;
+  const Object raw(PyObject_CallMethod(magnitude.get(), "to_bytes", "ns", bytes, "little"));
+  if (!raw) return false;
+  out_->big_integer(overflow < 0, view_of_bytes(raw.get()));
+  return true;
+}
+
+bool ValueWriter::write_text(PyObject* value, const void* identity) {
+  Py_ssize_t bytes = 0;
+  if (const auto* const text = PyUnicode_AsUTF8AndSize(value, &bytes)) {
+    const std::string_view view(text, static_cast<std::size_t>(bytes));
+    if (view.size() <= inline_limit) {
+      out_->text(view);
+    } else if (identity == nullptr || !out_->again(identity)) {
+      out_->text(
+          view, [value] { return keep(value); }, identity);
+    }
+    return true;
+  }
+  if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) return false;
+  PyErr_Clear();  // lone surrogates
+  if (identity != nullptr && out_->again(identity)) return true;
+  const Object encoded(PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass"));
+  if (!encoded) return false;
+  out_->text(
+      text_of(view_of_bytes(encoded.get())), [&encoded] { return keep(encoded.get()); }, identity);
+  return true;
+}
+
+bool ValueWriter::write_bytearray(PyObject* value, const void* identity) {
+  // A copy, also of a large one: while a buffer of its own is out, a bytearray cannot be resized, and its owner may
+  // well go on appending to it.
+  const ByteView bytes(reinterpret_cast<const std::byte*>(PyByteArray_AS_STRING(value)),
+                       static_cast<std::size_t>(PyByteArray_GET_SIZE(value)));
+  if (bytes.size() <= inline_limit) {
+    out_->bytearray(
+        bytes, [] { return Owner(); }, identity);
+    return true;
+  }
+  const auto copy = std::make_shared<Bytes>(bytes.begin(), bytes.end());
+  out_->bytearray(
+      *copy, [&copy] { return copy; }, identity);
+  return true;
+}
+
+bool ValueWriter::write_size(PyObject* value) {
+  Dims sizes;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+    sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(value, i)));
+  out_->size(sizes);
+  return true;
+}
+
+bool ValueWriter::write_tensor(PyObject* value, const void* identity) {
+  const bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(value)) == ParameterClass;
+  const auto status = tensors_.write(THPVariable_Unpack(value), parameter, identity);
+  if (!status.ok()) set_write_error(status);
+  return status.ok();
+}
+
+bool ValueWriter::write_shared(PyObject* value, const void* identity) {
+  auto* const tensor = tensor_of_shared(value);
+  const bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == ParameterClass;
+  const auto status = tensors_.write_shared(THPVariable_Unpack(tensor), parameter, identity);
+  if (!status.ok()) set_write_error(status);  // it was resized since
+  return status.ok();
+}
+
+bool ValueWriter::write_array(PyObject* value, const void* identity) {
+  ArrayView array;
+  if (!view_array(value, array)) return false;
+  out_->array(
+      array.layout, array.elements, [&array] { return keep(array.holder.get()); }, identity);
+  return true;
+}
+
+bool ValueWriter::write_reference(PyObject* value, const void* identity) {
+  if (references_ == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a remote reference cannot be sent in this message");
+    return false;
+  }
+  ReferenceRecord record;
+  if (!references_->write(value, record)) return false;
+  out_->reference(record, identity);
+  return true;
+}
+
+// Leaves may run Python code (references, numpy's copies), which may change the containers: their items are held while
+// they are written, and counted.
+
+bool ValueWriter::write_tuple(PyObject* value, const void* identity) {
+  const auto count = PyTuple_GET_SIZE(value);
+  if (!out_->begin_tuple(static_cast<std::size_t>(count), identity)) return true;  // the Encoder knows why
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!write(PyTuple_GET_ITEM(value, i))) return false;
+  }
+  out_->end();
+  return true;
+}
+
+bool ValueWriter::write_list(PyObject* value, const void* identity) {
+  const auto count = PyList_GET_SIZE(value);
+  if (!out_->begin_list(static_cast<std::size_t>(count), identity)) return true;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (i >= PyList_GET_SIZE(value)) return changed();
+    const auto item = borrow(PyList_GET_ITEM(value, i));
+    if (!write(item.get(), 1)) return false;
+  }
+  if (PyList_GET_SIZE(value) != count) return changed();
+  out_->end();
+  return true;
+}
+
+bool ValueWriter::write_dict(PyObject* value, const void* identity) {
+  const auto count = PyDict_GET_SIZE(value);
+  if (!out_->begin_dict(static_cast<std::size_t>(count), identity)) return true;
+  Py_ssize_t written = 0;
+  PyObject* key = nullptr;
+  PyObject* item = nullptr;
+  for (Py_ssize_t at = 0; written < count && PyDict_Next(value, &at, &key, &item) != 0; ++written) {
+    const auto held_key = borrow(key);
+    const auto held_item = borrow(item);
+    if (!write(key, 1) || !write(item, 1)) return false;
+  }
+  if (written != count || PyDict_GET_SIZE(value) != count) return changed();
+  out_->end();
+  return true;
+}
+
+bool ValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
+  const auto count = PySet_GET_SIZE(value);
+  const auto values = static_cast<std::size_t>(count);
+  if (!(kind == Kind::set ? out_->begin_set(values, identity) : out_->begin_frozenset(values, identity))) return true;
+  const Object iterator(PyObject_GetIter(value));
+  if (!iterator) return false;
+  Py_ssize_t written = 0;
+  for (; written < count; ++written) {
+    const Object item(PyIter_Next(iterator.get()));
+    if (!item) break;
+    if (!write(item.get(), 1)) return false;
+  }
+  if (PyErr_Occurred() != nullptr) return false;
+  if (written != count || PySet_GET_SIZE(value) != count) return changed();
+  out_->end();
+  return true;
+}
+
+// ---- Pickled
+
+bool ValueWriter::write_part(PyObject* part) {
+  // What arrives for an instance of a subclass is the plain tensor, which is not what would come again.
+  const bool subclass = is_tensor(part) && !THPVariable_CheckExact(part);
+  const auto* const identity = subclass ? nullptr : identity_of(part, 1);
+  if (identity != nullptr && out_->again(identity)) return true;
+  if (is_tensor(part)) return write_tensor(part, identity);
+  if (is_shared(part)) return write_shared(part, identity);
+  if (codec_->is_reference_type(Py_TYPE(part))) return write_reference(part, identity);
+  return write_array(part, identity);
+}
+
+bool ValueWriter::write_pickled(PyObject* value) {
+  if (!codec_->takes_pickle()) {
+    PyErr_Format(PyExc_TypeError,
+                 "this agent sends no pickles, and the codec has no form for something in a value of type %.200s",
+                 Py_TYPE(value)->tp_name);
+    return false;
+  }
+  Pickle pickle;
+  if (!make_pickle(value, *codec_, pickle)) return false;
+
+  tensors_ = TensorWriter(codec_->converters(), *out_);  // forget what scan() noted: the parts are all there is
+  for (const auto& part : pickle.parts) {
+    if (is_tensor(part.get())) tensors_.note(THPVariable_Unpack(part.get()));
+  }
+  if (!prepare()) return false;
+
+  std::vector<Encoder::PickleBuffer> buffers;
+  buffers.reserve(pickle.buffers.size());
+  for (const auto& buffer : pickle.buffers) {
+    const auto* const view = PyPickleBuffer_GetBuffer(buffer.get());
+    if (view == nullptr) return false;
+    const ByteView bytes(static_cast<const std::byte*>(view->buf), static_cast<std::size_t>(view->len));
+    buffers.push_back({bytes, view->readonly != 0, bytes.size() > inline_limit ? keep(buffer.get()) : nullptr});
+  }
+  const auto stream = std::make_shared<Bytes>(std::move(pickle.stream));
+  // A tensor (with attributes, or of a subclass) is a part of its own pickle, and known by its address as that.
+  const auto* const identity = is_tensor(value) ? nullptr : identity_of(value);
+  if (!out_->begin_pickled(*stream, stream, buffers, pickle.parts.size(), identity)) return true;
+  for (const auto& part : pickle.parts) {
+    if (!write_part(part.get())) return false;
+  }
+  out_->end();
+  return true;
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,60 @@
+/// One message being written from Python objects.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <optional>
+
+#include "python/csrc/codec_types.h"
+#include "rpc/core/identity_map.h"
+#include "rpc/tensor.h"
+
+namespace tensorferry::python {
+
+/// First scan() for every value; where all said true, prepare() and write() for each, else write_pickled() for one
+/// value that holds them all. False with a Python error set is final.
+class ValueWriter {
+ public:
+  ValueWriter(const Codec& codec, MessageReferences* references, Encoder& out)
+      : codec_(&codec), references_(references), out_(&out), tensors_(codec.converters(), out) {}
+
+  /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code.
+  bool scan(PyObject* value);
+  bool prepare();
+  /// `ours`: references to `value` that are held for the call's sake alone.
+  bool write(PyObject* value, int ours = 0);
+  bool write_pickled(PyObject* value);
+
+ private:
+  bool scan_container(PyObject* value, Kind kind);
+  bool scan_items(PyObject* value, Kind kind);
+
+  bool write_leaf(PyObject* value, Kind kind, const void* identity);
+  bool write_integer(PyObject* value);
+  bool write_text(PyObject* value, const void* identity);
+  bool write_bytearray(PyObject* value, const void* identity);
+  bool write_size(PyObject* value);
+  bool write_tensor(PyObject* value, const void* identity);
+  bool write_shared(PyObject* value, const void* identity);
+  bool write_array(PyObject* value, const void* identity);
+  bool write_reference(PyObject* value, const void* identity);
+  bool write_tuple(PyObject* value, const void* identity);
+  bool write_list(PyObject* value, const void* identity);
+  bool write_dict(PyObject* value, const void* identity);
+  bool write_set(PyObject* value, Kind kind, const void* identity);
+  bool write_part(PyObject* part);
+
+  const Codec* codec_;
+  MessageReferences* references_;
+  Encoder* out_;
+  TensorWriter tensors_;
+  IdentityMap scanned_;                    // containers
+  std::array<PyObject*, max_depth> open_;  // containers around the value being scanned
+  std::size_t depth_ = 0;
+};
+
+/// Sets the Python error for a status of the writing side: TypeError where the value cannot be sent.
+void set_write_error(const Status& status);
+
+}  // namespace tensorferry::python

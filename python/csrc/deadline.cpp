@@ -1,0 +1,67 @@
+#include "python/csrc/deadline.h"
+
+#include <algorithm>
+
+#include "python/csrc/agent.h"
+#include "python/csrc/errors.h"
+
+namespace tensorferry::python {
+namespace {
+
+/// A ContextVar of rpc.deadline()'s, in seconds of time.monotonic(): the steady clock's too. A variable of contexts, so
+/// that tasks inherit it; asking for one that nobody has set takes some nanoseconds.
+PyObject* variable = nullptr;
+
+}  // namespace
+
+std::optional<Clock::time_point> ambient_deadline() {
+  std::optional<Clock::time_point> until;
+  if (const auto* reply = Serving::reply()) until = reply->deadline();
+  PyObject* found = nullptr;
+  if (PyContextVar_Get(variable, nullptr, &found) != 0) throw py::error_already_set();
+  if (found == nullptr) return until;
+  const auto seconds = py::reinterpret_steal<py::object>(found).cast<double>();
+  const Clock::time_point set(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  return until ? std::min(*until, set) : set;
+}
+
+Milliseconds within_ambient_deadline(Milliseconds own) {
+  const auto until = ambient_deadline();
+  if (!until) return own;
+  const auto left = std::chrono::ceil<Milliseconds>(*until - Clock::now());
+  if (left.count() <= 0) {
+    raise(Status(Code::deadline_exceeded,
+                 "the call was not made: the deadline around it (rpc.deadline(), or that of the call being served "
+                 "here) has passed"));
+  }
+  return own.count() == 0 ? left : std::min(own, left);
+}
+
+void bind_deadline(py::module_& module) {
+  variable = PyContextVar_New("tensorferry.rpc.deadline", nullptr);
+  if (variable == nullptr) throw py::error_already_set();
+  module.attr("_deadline") = py::reinterpret_borrow<py::object>(variable);
+  module.def(
+      "cancelled",
+      [] {
+        const auto* reply = Serving::reply();
+        return reply != nullptr && reply->cancelled();
+      },
+      R"(Whether the answer of the call that this thread serves would be discarded.
+
+That is so when the caller has cancelled, its deadline has passed, or it is gone: a long function may stop then. Costs
+less than a microsecond.
+
+Returns:
+    False outside of functions that a peer called, and on threads and in callbacks that they start.
+
+Example::
+
+    def search(space):
+        for candidate in space:
+            if rpc.cancelled():
+                return None
+            ...)");
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,315 @@
+#include "python/csrc/future.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <utility>
+#include <vector>
+
+#include "python/csrc/errors.h"
+
+namespace tensorferry::python {
+namespace {
+
+/// The Python error that is set, as what a torch future can hold and raise again and again.
+std::exception_ptr current_python_error() {
+  python_error error;
+  error.persist();
+  return std::make_exception_ptr(std::move(error));
+}
+
+c10::IValue holding(const py::object& value) { return torch::jit::toIValue(value, c10::PyObjectType::get()); }
+
+/// Runs `callback`, which holds Python objects, with the GIL once `future` has completed: torch runs and drops
+/// callbacks without.
+template <class Callback>
+void on_completion(c10::ivalue::Future& future, Callback callback) {
+  future.addCallback([callback = share_with_any_thread(std::move(callback))](c10::ivalue::Future&) {
+    if (closing()) return;
+    GilHeld gil;
+    (*callback)();
+  });
+}
+
+/// What a signal's handler raised during a wait: kept apart while other Python code runs.
+class Interruption {
+ public:
+  Interruption() {
+    if (PyErr_Occurred() != nullptr) error_.emplace();
+  }
+  void rethrow() const {
+    if (error_) throw py::error_already_set(*error_);
+  }
+
+ private:
+  std::optional<py::error_already_set> error_;
+};
+
+[[noreturn]] void raise_time_out(const char* what) { raise(Status(Code::deadline_exceeded, what)); }
+
+}  // namespace
+
+std::optional<Clock::time_point> deadline_after(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  if (!(*seconds >= 0)) throw py::value_error("a time-out must be 0 or more seconds, or None");
+  if (*seconds > 1e9) return std::nullopt;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
+}
+
+std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> torch_future) {
+  auto* future = new Future(std::move(torch_future));
+  // Through torch's class, so that its shared_from_this works.
+  const std::shared_ptr<TorchFuture> owner(static_cast<TorchFuture*>(future),
+                                           [](TorchFuture* made) { delete static_cast<Future*>(made); });
+  return {owner, future};
+}
+
+std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {
+  auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()));
+  future->agent_ = std::move(agent);
+  future->pending_ = std::move(pending);
+  ++future->agent_->unfinished;
+  future->complete_on_arrival();
+  return future;
+}
+
+void Future::complete_on_arrival() {
+  std::shared_ptr<Future> self(TorchFuture::shared_from_this(), this);
+  pending_.call.on_done(
+      [self = std::move(self)](Result<Received> reply) mutable {
+        if (closing()) return;
+        GilHeld gil;  // also where the agent closes, and no thread of the pool's is left to enter Python
+        const auto future = std::exchange(self, nullptr);
+        future->complete(std::move(reply));
+      },
+      true, Call::Notice::relaxed);
+}
+
+void Future::complete(Result<Received> reply) {
+  py::object value;
+  std::exception_ptr error;
+  try {
+    value = agent_->decode_reply(pending_, std::move(reply));
+  } catch (py::error_already_set& raised) {
+    raised.restore();
+    error = current_python_error();
+  } catch (const py::builtin_exception& raised) {
+    raised.set_error();
+    error = current_python_error();
+  } catch (const std::exception& raised) {  // torch's own, from a copy into out=
+    PyErr_SetString(PyExc_RuntimeError, raised.what());
+    error = current_python_error();
+  }
+  if (error) {
+    fut->setErrorIfNeeded(std::move(error));
+  } else {
+    fut->markCompleted(holding(value));
+  }
+  --agent_->unfinished;
+}
+
+void Future::let_go() { complete_on_arrival(); }
+
+py::object Future::wait(std::optional<double> timeout) {
+  if (!fut->completed()) {
+    const auto until = deadline_after(timeout);
+    if (claim()) {
+      bool done = false;
+      {
+        GilReleased gil;
+        done = call().wait(until, [&] { return interrupted(gil.state()); });
+      }
+      if (!done) {
+        const Interruption interruption;
+        let_go();
+        interruption.rethrow();
+        raise_time_out("the future has not completed within wait(timeout=); its call goes on");
+      }
+      complete(call().take());
+    } else if (!wait_completed(until)) {
+      raise_time_out("the future has not completed within wait(timeout=)");
+    }
+  }
+  return value();
+}
+
+void Future::hurry() {
+  if (pending_.call && !fut->completed()) pending_.call.hurry();
+}
+
+bool Future::wait_completed(std::optional<Clock::time_point> until) {
+  const auto gate = std::make_shared<Gate>();
+  fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); });
+  return gate->wait(until);
+}
+
+py::object Future::value() {
+  if (!fut->completed()) raise(Status(Code::invalid_argument, "the future has not completed: wait() for it first"));
+  try {
+    return TorchFuture::value();
+  } catch (python_error& error) {
+    error.restore();
+    throw py::error_already_set();
+  }
+}
+
+py::object Future::exception(std::optional<double> timeout) {
+  try {
+    wait(timeout);
+  } catch (py::error_already_set& error) {
+    if (!fut->completed()) throw;  // a time-out or a signal, not the call's
+    return error.value();
+  }
+  return py::none();
+}
+
+void Future::cancel() {
+  if (call() && !fut->completed()) call().cancel();
+}
+
+std::shared_ptr<Future> Future::sent() {
+  if (sent_) return sent_;
+  if (!pending_.call) raise(Status(Code::invalid_argument, "only the future of a call, such as rpc_async's, has sent"));
+  auto said = c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get());
+  sent_ = make(said);
+  pending_.call.on_sent([said = std::move(said)](const Status&) { said->markCompleted(c10::IValue()); }, true);
+  return sent_;
+}
+
+std::shared_ptr<Future> Future::then(const py::object& self, py::function callback) {
+  hurry();
+  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get());
+  on_completion(*fut, [result, self, callback = std::move(callback)] {
+    try {
+      result->markCompleted(holding(callback(self)));
+    } catch (py::error_already_set& error) {
+      error.restore();
+      result->setErrorIfNeeded(current_python_error());
+    }
+  });
+  return make(std::move(result));
+}
+
+void Future::add_done_callback(const py::object& self, py::function callback) {
+  hurry();
+  on_completion(*fut, [self, callback = std::move(callback)] {
+    try {
+      callback(self);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      PyErr_WriteUnraisable(callback.ptr());
+    }
+  });
+}
+
+py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
+  struct Waited {
+    py::object object;
+    Future* future = nullptr;  // ours; null: one of torch's
+    bool claimed = false;
+    bool done = false;
+  };
+  std::vector<Waited> all;
+  for (const auto future : futures) {
+    auto& waited = all.emplace_back(Waited{py::reinterpret_borrow<py::object>(future)});
+    if (py::isinstance<Future>(future)) {
+      waited.future = future.cast<Future*>();
+      waited.claimed = waited.future->claim();
+    }
+  }
+  const auto until = deadline_after(timeout);
+  bool stopped = false;
+  {
+    GilReleased gil;
+    for (auto waited = all.rbegin(); waited != all.rend() && !stopped; ++waited) {
+      if (!waited->claimed) continue;
+      waited->done = waited->future->call().wait(until, [&] { return interrupted(gil.state()); });
+      stopped = !waited->done;
+    }
+  }
+  const Interruption interruption;
+  for (auto& waited : all) {
+    if (!waited.claimed) continue;
+    if (waited.done) {
+      waited.future->complete(waited.future->call().take());
+    } else {
+      waited.future->let_go();
+    }
+  }
+  interruption.rethrow();
+  if (stopped) raise_time_out("not all futures have completed within wait_all(timeout=); their calls go on");
+
+  py::list values(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto left = until ? std::optional(std::max(std::chrono::duration<double>(*until - Clock::now()).count(), 0.0))
+                            : std::nullopt;
+    values[i] = all[i].future != nullptr ? all[i].future->wait(left) : all[i].object.attr("wait")();
+  }
+  return values;
+}
+
+void bind_future(py::module_& module) {
+  // What torch's own functions (collect_all, wait_all) throw for a future of ours.
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (python_error& error) {
+      error.restore();
+    }
+  });
+
+  py::class_<Future, TorchFuture, std::shared_ptr<Future>>(module, "Future", R"(The result of a call that is under way.
+
+A :class:`torch._C.Future`: ``torch.futures.collect_all`` and ``wait_all`` take it. It can be awaited.)")
+      .def("wait", &Future::wait, py::arg("timeout") = py::none(), R"(Waits for the reply and returns its value.
+
+Args:
+    timeout: seconds to wait here at most; ``None``: as long as the call's own time-out. The call goes on after it.
+
+Raises:
+    DeadlineExceeded: ``timeout`` passed. Whatever the call raised.)")
+      .def("exception", &Future::exception, py::arg("timeout") = py::none(),
+           "Waits like :meth:`wait`, and returns the exception that it would raise, or ``None``.")
+      .def("done", &Future::done, "Whether :meth:`wait` would return at once.")
+      .def("value", &Future::value, "The value of a completed future; raises what the call raised.")
+      .def("cancel", &Future::cancel, "Gives the call up: it fails with :class:`Cancelled`, and the peer is told.")
+      .def_property_readonly("sent", &Future::sent, R"(A :class:`Future` of ``None``: the arguments may be overwritten.
+
+It completes when every tensor among the call's arguments has been read or copied, whichever channel carries it, which
+may be long before the reply. After a time-out it may complete later than the call; where the peer is lost, with the
+link to it. It never fails. Memory handed over by :func:`share` stays shared all the same.
+
+Raises:
+    InvalidArgument: the future is of no call (:meth:`then`'s, for one).
+
+Example::
+
+    future = rpc.rpc_async("server", push, args=(gradients,))
+    future.sent.wait()
+    gradients.zero_()   # while the server still works on its own copy
+    future.wait())")
+      .def(
+          "then",
+          [](const py::object& self, py::function callback) {
+            return self.cast<Future&>().then(self, std::move(callback));
+          },
+          py::arg("callback"), "A future of what ``callback(self)`` returns, which runs when this one has completed.")
+      .def(
+          "add_done_callback",
+          [](const py::object& self, py::function callback) {
+            self.cast<Future&>().add_done_callback(self, std::move(callback));
+          },
+          py::arg("callback"), "Runs ``callback(self)`` when this one has completed.")
+      .def("__await__", [](const py::object& self) { return attribute_of("tensorferry.futures", "await_")(self); });
+
+  module.def("wait_all", &wait_all, py::arg("futures"), py::arg("timeout") = py::none(),
+             R"(Waits for all futures and returns their values in order.
+
+Args:
+    futures: from :func:`rpc_async`; torch's own may be among them.
+    timeout: seconds to wait here at most; ``None``: as long as the calls' own time-outs.
+
+Raises:
+    DeadlineExceeded: ``timeout`` passed. Else, once all have completed, what the first failed one in the list raised.)");
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,76 @@
+/// Results that have not come yet: torch futures whose `wait` takes the reply itself.
+#pragma once
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+#include <optional>
+
+#include "python/csrc/agent.h"
+
+namespace tensorferry::python {
+
+using TorchFuture = torch::jit::PythonFutureWrapper;
+
+/// A second base of the kind that TorchFuture has keeps pybind11 from a dynamic_cast, which that class does not allow
+/// (it has no virtual function). Future::make does what std::make_shared then leaves out.
+struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
+
+/// tensorferry.Future. A torch._C.Future (so torch.futures' functions take it) of the reply to one Call.
+///
+/// Whoever waits here takes the reply off the wire and decodes it; one that nobody waits for is completed by a thread
+/// of the agent's pool, as torch's own machinery (then, collect_all) needs. Exactly one of the two does it:
+/// Call::claim. A reply that nobody has asked for by then() may be completed some milliseconds later. All functions
+/// need the GIL, and wait without it. Kept alive until completed by the call itself.
+class Future final : public TorchFuture, private SecondSharedBase {
+ public:
+  /// The future of a call's reply.
+  static std::shared_ptr<Future> of(std::shared_ptr<PythonAgent> agent, PendingCall pending);
+  /// A future that is completed by others, such as then()'s.
+  static std::shared_ptr<Future> make(c10::intrusive_ptr<c10::ivalue::Future> future);
+
+  /// The value, or the exception raised. DeadlineExceeded where `timeout` (seconds) passes first: the call goes on.
+  py::object wait(std::optional<double> timeout);
+  /// Like wait, but gives the exception instead of raising it; None where there is none.
+  py::object exception(std::optional<double> timeout);
+  /// The value or exception of a completed future. InvalidArgument where it has not completed.
+  py::object value();
+  bool done() const { return fut->completed() || (pending_.call && pending_.call.done()); }
+  /// Fails the call with Cancelled, here and at the peer. Nothing happens where it has completed.
+  void cancel();
+
+  /// The future, of None, that completes when the call's arguments may be overwritten; the same one each time.
+  /// InvalidArgument: this one is of no call.
+  std::shared_ptr<Future> sent();
+
+  /// `callback` gets the Python object of this future.
+  std::shared_ptr<Future> then(const py::object& self, py::function callback);
+  void add_done_callback(const py::object& self, py::function callback);
+
+  /// The call, where this thread may now wait for it and take its reply: then complete() or let_go() follows.
+  [[nodiscard]] bool claim() { return !fut->completed() && pending_.call && pending_.call.claim(); }
+  [[nodiscard]] Call& call() { return pending_.call; }
+  void complete(Result<Received> reply);
+  void let_go();
+
+ private:
+  explicit Future(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
+  void complete_on_arrival();
+  void hurry();
+  bool wait_completed(std::optional<Clock::time_point> until);
+
+  std::shared_ptr<PythonAgent> agent_;
+  PendingCall pending_;
+  std::shared_ptr<Future> sent_;
+};
+
+/// The values of `futures` (ours or torch's), in order. Waits for all, the last first, since its reply comes last; then
+/// raises the first exception in order.
+py::list wait_all(const py::iterable& futures, std::optional<double> timeout);
+
+void bind_future(py::module_& module);
+
+/// When a time-out of `seconds` from now passes; nullopt: never. ValueError: negative or not a number.
+std::optional<Clock::time_point> deadline_after(std::optional<double> seconds);
+
+}  // namespace tensorferry::python

@@ -1,0 +1,303 @@
+#include "python/csrc/references.h"
+
+#include <utility>
+
+#include "python/csrc/deadline.h"
+#include "python/csrc/errors.h"
+#include "python/csrc/future.h"
+#include "python/csrc/out.h"
+#include "rpc/core/envelope.h"
+
+namespace tensorferry::python {
+namespace {
+
+const std::shared_ptr<const WireName>& method_name() {
+  static const auto& name = *new auto(std::make_shared<const WireName>("tf:method", false));
+  return name;
+}
+const std::shared_ptr<const WireName>& fetch_name() {
+  static const auto& name = *new auto(std::make_shared<const WireName>(std::string(fetch_function), false));
+  return name;
+}
+
+std::string text_of_type_hint(const py::object& hint) {
+  if (hint.is_none()) return {};
+  if (PyType_Check(hint.ptr())) return hint.attr("__qualname__").cast<std::string>();
+  return py::str(hint).cast<std::string>();
+}
+
+}  // namespace
+
+Outcome outcome_of(py::object value, bool raised) {
+  return {std::shared_ptr<void>(share_with_any_thread(std::move(value))), raised};
+}
+py::object object_of(const Outcome& outcome) { return *static_cast<py::object*>(outcome.value.get()); }
+
+// ---- RRef
+
+RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::current()) {
+  reference_ = agent_->objects().tables().own(outcome_of(std::move(value), false), text_of_type_hint(type_hint));
+}
+
+py::object RRef::to_here(double timeout, const py::object& out) {
+  const auto patience = within_ambient_deadline(agent_->timeout_of(timeout));
+  const auto destination = out.is_none() ? at::Tensor() : checked_out(out);
+  if (is_owner()) {
+    auto value = agent_->objects().await(reference_->object(),
+                                         patience.count() == 0 ? std::nullopt : std::optional(Clock::now() + patience));
+    return destination.defined() ? bring_into(destination, value) : value;
+  }
+  check(reference_->status());
+  auto& tables = agent_->objects().tables();
+  PythonAgent::Prepared prepared;
+  prepared.number = tables.begin_call();
+  prepared.peer_name = reference_->owner().name;  // as long as this reference
+  prepared.function = fetch_name();
+  prepared.options.timeout = patience;
+  prepared.out = destination;
+  if (destination.defined()) land_in(destination, prepared.options);
+  Encoder message;
+  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.number});
+  prepared.message = message.take();
+  return agent_->call(std::move(prepared));
+}
+
+py::object RRef::local_value() {
+  if (!is_owner()) {
+    raise(Status(Code::invalid_argument, "the value is on \"" + owner_name() + "\": use to_here() for a copy of it"));
+  }
+  return agent_->objects().await(reference_->object(), std::nullopt);
+}
+
+std::string RRef::text() const {
+  const auto& id = reference_->object();
+  return "<RRef to " + (reference_->type_hint().empty() ? "an object" : reference_->type_hint()) + " on \"" +
+         owner_name() + "\", " + std::to_string(id.incarnation) + ":" + std::to_string(id.counter) + ">";
+}
+
+PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::args& args, const py::kwargs& kwargs,
+                                           double timeout, const std::optional<Creation>& creation) const {
+  check(reference_->status());
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
+  return agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, creation);
+}
+
+py::bytes MethodTarget::encoded() const {
+  Bytes out;
+  Writer writer(out);
+  writer.put(owner);
+  writer.put(object.incarnation);
+  writer.put(object.counter);
+  writer.raw(view_of(method));
+  return {reinterpret_cast<const char*>(out.data()), out.size()};
+}
+
+MethodTarget MethodTarget::decoded(py::handle bytes) {
+  MethodTarget target;
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
+  Reader reader(view_of(std::string_view(data, static_cast<std::size_t>(size))));
+  target.owner = reader.get<std::uint64_t>();
+  target.object.incarnation = reader.get<std::uint64_t>();
+  target.object.counter = reader.get<std::uint64_t>();
+  target.method = text_of(reader.rest());
+  if (reader.failed() || target.method.empty()) throw py::value_error("tf:method without a method");
+  return target;
+}
+
+// ---- objects
+
+RemoteObjects::RemoteObjects(PythonAgent& agent)
+    : agent_(agent),
+      tables_(References::make({agent.self().name, agent.self().incarnation},
+                               std::make_shared<AgentNetwork>(agent.agent()))) {
+  serve_references(agent.agent(), tables_);
+}
+
+py::object RemoteObjects::create(const Invocation& invocation) {
+  py::object keep;
+  const std::string owner(agent_.peer_name(invocation.to, keep));
+  return create(owner, [&](const Creation& ids) { return agent_.prepare(invocation, ids); });
+}
+
+py::object RemoteObjects::create(const std::string& owner,
+                                 const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare) {
+  if (agent_.left()) raise(Status(Code::agent_closed, "the agent \"" + agent_.self().name + "\" was shut down"));
+  auto reference = tables_->begin_creation(agent_.id_of(owner));
+  PythonAgent::Prepared prepared;
+  try {
+    prepared = prepare(reference->ids());
+  } catch (...) {
+    tables_->end_creation(*reference, Status(Code::cancelled, "the call that was to make the object was never made"));
+    throw;
+  }
+  settle(reference, agent_.start(std::move(prepared)));
+  return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference)));
+}
+
+void RemoteObjects::settle(const std::shared_ptr<Reference>& reference, PendingCall pending) {
+  auto call = std::move(pending.call);
+  ++agent_.unfinished;
+  call.on_done([agent = agent_.shared_from_this(), reference,
+                pending = std::move(pending)](Result<Received> reply) mutable {
+    auto status = reply.status();
+    // The object keeps what its function raised; an exception in the reply means that there is no object.
+    if (status.ok() && (reply->payload.empty() || reply->payload.front() != std::byte{0})) {
+      status =
+          Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that was to make the object");
+    }
+    agent->objects().tables().end_creation(*reference, status);
+    agent->settle(pending, status);
+    --agent->unfinished;
+  });
+}
+
+py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_point> until) {
+  struct Slot {
+    Gate gate;
+    std::optional<Result<Outcome>> outcome;
+  };
+  const auto slot = std::make_shared<Slot>();
+  tables_->fetch(object, until, [slot](Result<Outcome> outcome) {
+    slot->outcome = std::move(outcome);
+    slot->gate.open();
+  });
+  slot->gate.wait(std::nullopt);  // the fetch has the deadline
+  const auto outcome = value_or_raise(*std::move(slot->outcome));
+  auto value = object_of(outcome);
+  if (!outcome.raised) return value;
+  PyErr_SetObject(py::type::of(value).ptr(), value.ptr());
+  throw py::error_already_set();
+}
+
+// ---- references in messages
+
+bool Crossing::write(PyObject* object, ReferenceRecord& record) {
+  try {
+    if (!opened_) {
+      const auto receiver = id_ != nullptr ? *id_ : agent_.id_of(std::string(peer_));
+      passage_ = agent_.objects().tables().pass_to(receiver);
+      opened_ = true;
+    }
+    record = value_or_raise(passage_.add(py::handle(object).cast<RRef&>().reference()));
+    return true;
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return false;
+  }
+}
+
+PyObject* Crossing::read(const ReferenceRecord& record) {
+  try {
+    // A reply comes from whichever life of the peer the call went to; only the record knows that one.
+    const auto sender = id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation};
+    auto reference = value_or_raise(agent_.objects().tables().receive(record, sender));
+    return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference))).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// ---- bindings
+
+namespace {
+
+py::object proxy(const py::object& self, const char* verb, double timeout) {
+  return attribute_of("tensorferry.references", "Proxy")(self.attr(verb), timeout);
+}
+
+py::object sync_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
+                       const py::kwargs& kwargs) {
+  return self.agent().call(self.prepare_method(name, args, kwargs, timeout));
+}
+std::shared_ptr<Future> async_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
+                                     const py::kwargs& kwargs) {
+  auto& agent = self.agent();
+  return Future::of(agent.shared_from_this(), agent.start(self.prepare_method(name, args, kwargs, timeout)));
+}
+py::object remote_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
+                         const py::kwargs& kwargs) {
+  return self.agent().objects().create(
+      self.owner_name(), [&](const Creation& ids) { return self.prepare_method(name, args, kwargs, timeout, ids); });
+}
+
+}  // namespace
+
+void bind_references(py::module_& module) {
+  const auto timeout = py::arg("timeout") = unset_timeout;
+  py::class_<RRef, std::shared_ptr<RRef>>(module, "RRef", R"(A reference to an object on some agent, its owner.
+
+Made by :func:`remote`, or of a value here; passed to any agent among the arguments and results of calls. The object
+lives until nobody holds a reference to it.
+
+Args:
+    value: what to refer to; it is not copied.
+    type_hint: its type, for those who read the reference's text.
+
+Example::
+
+    counter = rpc.remote("worker1", collections.Counter, args=("hello",))
+    print(counter.rpc_sync().most_common(1), counter.to_here())
+)")
+      .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none())
+      .def("to_here", &RRef::to_here, timeout, py::kw_only(), py::arg("out") = py::none(),
+           R"(A copy of the value; at the owner the value itself.
+
+Args:
+    timeout: seconds; 0: none; -1: the agent's default.
+    out: a tensor that the value, one tensor of the same dtype and shape, is to land in, as :func:`rpc_sync` has it.
+
+Returns:
+    The value; ``out`` where it is given.
+
+Raises:
+    What the object's creation raised; ConnectionLost: its owner is gone; DeadlineExceeded.
+    ValueError, TypeError: the value does not fit ``out``.
+
+Example::
+
+    weights = torch.empty(1000, 1000)
+    while training:
+        rref.to_here(out=weights))")
+      .def("local_value", &RRef::local_value, "The value itself, at its owner.")
+      .def("is_owner", &RRef::is_owner, "Whether the object is here.")
+      .def("owner_name", &RRef::owner_name, "The name of the agent that has the object.")
+      .def_property_readonly("_agent", [](const RRef& self) { return self.agent().shared_from_this(); })
+      .def(
+          "owner", [](const py::object& self) { return attribute_of("tensorferry.references", "owner_of")(self); },
+          "The :class:`WorkerInfo` of the agent that has the object.")
+      .def("confirmed_by_owner", &RRef::confirmed_by_owner, "Whether the owner knows of this reference.")
+      .def(
+          "rpc_sync", [](const py::object& self, double seconds) { return proxy(self, "_rpc_sync", seconds); }, timeout,
+          "``rref.rpc_sync().method(...)`` calls a method of the object at its owner.")
+      .def(
+          "rpc_async", [](const py::object& self, double seconds) { return proxy(self, "_rpc_async", seconds); },
+          timeout, "``rref.rpc_async().method(...)`` gives a :class:`Future` of the method's result.")
+      .def(
+          "remote", [](const py::object& self, double seconds) { return proxy(self, "_remote", seconds); }, timeout,
+          "``rref.remote().method(...)`` gives an :class:`RRef` to the method's result, which stays at the owner.")
+      .def("_rpc_sync", &sync_method)
+      .def("_rpc_async", &async_method)
+      .def("_remote", &remote_method)
+      .def(
+          "_get_type",
+          [](const py::object& self, double seconds, bool blocking) {
+            return attribute_of("tensorferry.references", "type_of")(self, seconds, blocking);
+          },
+          timeout, py::arg("blocking") = true)
+      .def("__repr__", &RRef::text)
+      .def("__reduce__",
+           [](const py::object&) -> py::object {
+             throw py::type_error("a reference can be pickled only as a part of a call's arguments or result");
+           })
+      .def_static("__class_getitem__", [](const py::object& item) {
+        return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "RRef"), item);
+      });
+  module.attr("PyRRef") = module.attr("RRef");
+}
+
+}  // namespace tensorferry::python

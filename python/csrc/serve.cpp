@@ -1,0 +1,230 @@
+#include "python/csrc/serve.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "python/csrc/errors.h"
+#include "python/csrc/exceptions.h"
+#include "python/csrc/functions.h"
+#include "python/csrc/future.h"
+#include "python/csrc/references.h"
+#include "rpc/core/envelope.h"
+
+namespace tensorferry::python {
+
+// ---- answers
+
+bool Answer::begin(std::uint64_t call, const std::optional<Creation>& creation) {
+  call_ = call;
+  if (!creation) return true;
+  if (const auto refused = agent_->objects().tables().create(caller_, *creation); !refused.ok()) {
+    fail(refused);
+    return false;
+  }
+  creation_ = creation;
+  return true;
+}
+
+void Answer::send(Message message, Passage passage) {
+  passage.sent();
+  passage.replied(call_);
+  if (message.bytes() == 0) return reply_.send(std::move(message));
+  GilReleased gil;  // large ones may have to wait
+  reply_.send(std::move(message));
+}
+
+void Answer::value(py::handle result) {
+  if (creation_) {
+    agent_->objects().tables().fulfil(creation_->object, outcome_of(py::reinterpret_borrow<py::object>(result), false));
+    creation_.reset();
+    result = Py_None;
+  }
+  Message message;
+  Crossing crossing(*agent_, caller_.name, &caller_);
+  if (!agent_->codec().write_result(result.ptr(), &crossing, message)) {
+    py::error_already_set unsendable;
+    return error(unsendable);
+  }
+  send(std::move(message), crossing.take());
+}
+
+void Answer::error(py::error_already_set& raised) {
+  if (creation_) {
+    agent_->objects().tables().fulfil(creation_->object, outcome_of(raised.value(), true));
+    creation_.reset();
+    return value(py::none());
+  }
+  auto described = describe_exception(raised, agent_->self().name);
+  Message message;
+  Crossing crossing(*agent_, caller_.name, &caller_);
+  if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &crossing, message)) {
+    PyErr_Clear();
+    return fail(Status(Code::internal, "no memory for the exception that the function raised"));
+  }
+  send(std::move(message), crossing.take());
+}
+
+void Answer::outcome(const Result<Outcome>& outcome) {
+  if (!outcome.ok()) return fail(outcome.status());
+  const auto object = object_of(*outcome);
+  if (!outcome->raised) return value(object);
+  PyErr_SetObject(py::type::of(object).ptr(), object.ptr());
+  py::error_already_set raised;
+  error(raised);
+}
+
+void Answer::fail(const Status& status) { reply_.fail(status); }
+
+void Answer::future(py::object future) {
+  if (!py::isinstance<TorchFuture>(future)) {
+    throw py::type_error("a function under functions.async_execution must return a torch.futures.Future, not " +
+                         py::repr(py::type::of(future)).cast<std::string>());
+  }
+  struct Pending {
+    Answer answer;
+    py::object future;
+  };
+  auto& torch_future = *future.cast<TorchFuture&>().fut;
+  ++agent_->unfinished;
+  auto pending = share_with_any_thread(Pending{std::move(*this), std::move(future)});
+  torch_future.addCallback([pending](c10::ivalue::Future&) {
+    if (closing()) return;
+    GilHeld gil;
+    auto& answer = pending->answer;
+    const Serving serving(&answer.agent(), answer.reply());
+    try {
+      answer.value(pending->future.attr("value")());
+    } catch (py::error_already_set& raised) {
+      answer.error(raised);
+    }
+    --answer.agent().unfinished;
+  });
+}
+
+namespace {
+
+// ---- requests
+
+/// A request as Python has it.
+struct Incoming {
+  py::tuple args;
+  py::object kwargs;  // a dict, or null
+
+  [[nodiscard]] py::object first(const char* what) const {
+    if (args.empty()) throw py::value_error(what);
+    return args[0];
+  }
+  [[nodiscard]] py::tuple without_first() const {
+    return py::reinterpret_steal<py::tuple>(PyTuple_GetSlice(args.ptr(), 1, PY_SSIZE_T_MAX));
+  }
+};
+
+/// nullopt: answered already.
+std::optional<Incoming> read_arguments(const Received& received, Answer& answer) {
+  Codec::Arguments arguments;
+  Crossing crossing(answer.agent(), answer.caller().name, &answer.caller());
+  std::optional<py::error_already_set> unreadable;
+  if (!answer.agent().codec().read_request(received, &crossing, arguments)) unreadable.emplace();
+  if (!answer.begin(arguments.call, arguments.creation)) return std::nullopt;
+  if (unreadable) throw py::error_already_set(*unreadable);
+  return Incoming{py::reinterpret_steal<py::tuple>(arguments.args.release()),
+                  py::reinterpret_steal<py::object>(arguments.kwargs.release())};
+}
+
+void run(const ServedFunction::Found& found, const py::tuple& args, const py::object& kwargs, Answer& answer) {
+  auto result = call_object(found.callable, args, kwargs);
+  if (found.async) {
+    answer.future(std::move(result));
+  } else {
+    answer.value(result);
+  }
+}
+
+void run_function(ServedFunction& function, const Received& received, Answer& answer) {
+  const auto incoming = read_arguments(received, answer);
+  if (!incoming) return;
+  const auto& self = answer.agent().self().name;
+  if (!function.by_value()) return run(function.find(self, {}), incoming->args, incoming->kwargs, answer);
+  run(function.find(self, incoming->first("tf:call without a callable")), incoming->without_first(), incoming->kwargs,
+      answer);
+}
+
+Status other_life(const PythonAgent& agent) {
+  return {Code::connection_lost, "the object was on an earlier \"" + agent.self().name + "\", which has ended"};
+}
+
+void run_method(const Received& received, Answer& answer) {
+  const auto incoming = read_arguments(received, answer);
+  if (!incoming) return;
+  auto& agent = answer.agent();
+  const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
+  if (target.owner != agent.self().incarnation) raise(other_life(agent));
+  const auto object = agent.objects().await(target.object, answer.reply().deadline());
+  const auto method = object.attr(target.method.c_str());
+  run({method, is_async_execution(method)}, incoming->without_first(), incoming->kwargs, answer);
+}
+
+void answer_fetch(const Received& received, Answer answer) {
+  Decoder in(received.payload, received.buffers);
+  const auto fetch = read_fetch(in);
+  if (const auto malformed = in.finish(); !malformed.ok()) return answer.fail(malformed);
+  if (!answer.begin(fetch.call, std::nullopt)) return;
+  auto& agent = answer.agent();
+  if (fetch.owner != agent.self().incarnation) return answer.fail(other_life(agent));
+  const auto deadline = answer.reply().deadline();
+  const auto pending = share_with_any_thread(std::move(answer));
+  agent.objects().tables().fetch(fetch.object, deadline, [pending](const Result<Outcome>& outcome) {
+    if (closing()) return;
+    GilHeld gil;
+    const Serving serving(&pending->agent(), pending->reply());
+    pending->outcome(outcome);
+  });
+}
+
+/// `body` as a handler: with the GIL, current() set, and what it throws as the answer.
+template <class Body>
+Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
+  return [weak = std::weak_ptr(agent), body = std::move(body)](const Request& request, Reply reply) {
+    const auto self = weak.lock();
+    if (!self || closing()) return reply.fail(Status(Code::agent_closed, "the agent is leaving"));
+    Answer answer(self, request.peer, std::move(reply));
+    const Serving serving(self.get(), answer.reply());
+    try {
+      body(request.arguments, answer);
+      return;
+    } catch (py::error_already_set& raised) {
+      answer.error(raised);
+      return;
+    } catch (const py::builtin_exception& raised) {
+      raised.set_error();
+    } catch (const std::exception& raised) {
+      PyErr_SetString(PyExc_RuntimeError, raised.what());
+    }
+    py::error_already_set error;
+    answer.error(error);
+  };
+}
+
+}  // namespace
+
+void serve_python(const std::shared_ptr<PythonAgent>& agent) {
+  constexpr HandlerOptions with_gil{.executor = true};
+  agent->agent().serve("tf:method", handler(agent, &run_method), with_gil);
+  agent->agent().serve(
+      std::string(fetch_function),
+      handler(agent, [](const Received& received, Answer& answer) { answer_fetch(received, std::move(answer)); }),
+      with_gil);
+  agent->agent().resolve_with([weak = std::weak_ptr(agent)](std::string_view name) {
+    std::optional<std::pair<Handler, HandlerOptions>> served;
+    const auto self = weak.lock();
+    if (!self || !is_python_function(name)) return served;
+    const auto function = share_with_any_thread(ServedFunction(name));
+    served.emplace(handler(self, [function](const Received& received,
+                                            Answer& answer) { run_function(*function, received, answer); }),
+                   HandlerOptions{.executor = true});
+    return served;
+  });
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,43 @@
+"""Calls with tensors between processes, over the fastest way that their devices share.
+
+:mod:`tensorferry.rpc` has the names of ``torch.distributed.rpc``; :class:`Agent` has the same verbs as methods, for
+several agents in one process; :func:`empty` and :func:`share` hand memory over without a copy;
+:mod:`tensorferry.errors` says what can go wrong.
+"""
+
+from __future__ import annotations
+
+from . import _torch_check
+
+_torch_check.check()  # before _C: its libraries are torch's
+
+from . import errors, futures, rpc  # noqa: E402
+from ._build_info import VERSION as __version__  # noqa: E402
+from .agent import Agent, Counters, Explanation, WorkerInfo  # noqa: E402
+from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
+from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
+from .rendezvous import StoreServer, connect_store  # noqa: E402
+from .sharing import Shared, empty, share  # noqa: E402
+
+__all__ = [
+    "Agent",
+    "Counters",
+    "Error",
+    "Explanation",
+    "Future",
+    "RemoteError",
+    "RemoteTraceback",
+    "Shared",
+    "StoreServer",
+    "WorkerInfo",
+    "__version__",
+    "as_completed",
+    "awaitable",
+    "connect_store",
+    "empty",
+    "errors",
+    "futures",
+    "rpc",
+    "share",
+    "wait_all",
+]

@@ -1,0 +1,125 @@
+"""Results that have not come yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Generator, Iterable, Iterator
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import errors
+from ._C import Future, wait_all
+
+if TYPE_CHECKING:
+    import torch
+
+    AnyFuture = torch._C.Future[Any]
+
+__all__ = ["Future", "as_completed", "awaitable", "wait_all"]
+
+_T = TypeVar("_T")
+
+
+def as_completed(futures: Iterable[AnyFuture], timeout: float | None = None) -> Iterator[AnyFuture]:
+    """The futures in the order in which they complete, each as soon as it has: ``wait()`` on it returns at once.
+
+    Args:
+        futures: from :func:`rpc_async`; torch's own may be among them. One that stands there twice is given once.
+        timeout: seconds from now within which all must have completed; ``None``: as long as the calls' own time-outs.
+
+    Raises:
+        DeadlineExceeded: from the iterator, when ``timeout`` has passed; says how many are missing. Their calls go on.
+        ValueError: ``timeout`` is negative.
+
+    Example::
+
+        futures = {rpc.rpc_async(worker, evaluate): worker for worker in workers}
+        for future in tensorferry.as_completed(futures, timeout=30):
+            print(futures[future], future.wait())
+    """
+    if timeout is not None and not timeout >= 0:
+        raise ValueError("a time-out must be 0 or more seconds, or None")
+    until = None if timeout is None else time.monotonic() + timeout
+    waited = list(dict.fromkeys(futures))
+    completed: SimpleQueue[AnyFuture] = SimpleQueue()
+    for future in waited:
+        # Not what the callback gets: for torch's futures that may be another Python object.
+        future.add_done_callback(lambda _, future=future: completed.put(future))
+    return _take(completed, len(waited), until)
+
+
+def _take(completed: SimpleQueue[AnyFuture], count: int, until: float | None) -> Iterator[AnyFuture]:
+    for taken in range(count):
+        left = None if until is None else max(until - time.monotonic(), 0)
+        try:
+            future = completed.get(left != 0, left)
+        except Empty:
+            raise errors.DeadlineExceeded(
+                f"{count - taken} of {count} futures have not completed within as_completed(timeout=); "
+                "their calls go on"
+            ) from None
+        yield future
+        del future  # nobody holds it here while the next one is waited for
+
+
+def awaitable(future: torch._C.Future[_T]) -> Awaitable[_T]:
+    """What asyncio can await, as often as one likes, for any future: one that torch made, or one of ours itself.
+
+    Cancelling a task that awaits it cancels the call where the future is of one; torch's futures go on.
+
+    Args:
+        future: a ``torch.futures.Future``, ``torch.futures.collect_all``'s, or a :class:`Future`.
+
+    Returns:
+        ``future`` where it is a :class:`Future`, else something with ``__await__`` that gives what it holds, or raises
+        that.
+
+    Example::
+
+        both = torch.futures.collect_all([rpc.rpc_async("a", f), rpc.rpc_async("b", f)])
+        first, second = await tensorferry.awaitable(both)
+    """
+    if isinstance(future, Future):
+        return future
+    return _Awaitable(future)
+
+
+class _Awaitable(Awaitable[_T]):
+    __slots__ = ("_future",)
+
+    def __init__(self, future: torch._C.Future[_T]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        return (yield from _await(self._future))
+
+
+def _await(future: torch._C.Future[_T]) -> Generator[Any, None, _T]:
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def tell(_: object) -> None:
+        try:
+            loop.call_soon_threadsafe(wake)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+    if not future.done():
+        future.add_done_callback(tell)
+        yield from arrived
+    return future.wait()
+
+
+def await_(future: Future[_T]) -> Generator[Any, None, _T]:
+    """``await future``: the running loop goes on until the reply has come. A task that is cancelled meanwhile cancels
+    the call, here and at the peer."""
+    try:
+        return (yield from _await(future))
+    except asyncio.CancelledError:
+        future.cancel()
+        raise

@@ -1,0 +1,126 @@
+"""Where agents find one another: torch's stores, or one of our own."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+import torch.distributed as dist
+
+from . import _C
+from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+__all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
+
+
+class StoreServer(_C.StoreServer):
+    """Serves the built-in rendezvous, where there is no store of torch's, until it is dropped.
+
+    Args:
+        host: the address to listen on. Beyond this host a ``key`` is needed, and asked of every client.
+        port: 0: any free one; see :attr:`port`.
+        key: the cluster key.
+
+    Example::
+
+        server = tensorferry.StoreServer("127.0.0.1", 0)
+        store = tensorferry.connect_store("127.0.0.1", server.port)
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
+        super().__init__(host, port, key)
+
+
+def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) -> _C.Store:
+    """A client of a :class:`StoreServer`, for ``store=`` of ``init_rpc`` and ``Agent``.
+
+    Args:
+        timeout: seconds to go on trying to connect: the server may start later.
+    """
+    return _C.connect_store(host, port, key, timeout)
+
+
+@dataclass
+class Meeting:
+    """A store, who this process is among those that meet there, and the host that leads to them."""
+
+    store: _C.Store
+    rank: int
+    world_size: int | None
+    host: str
+    place: Hashable  # equal for meetings in one place, though a store of it be made anew
+    iterator: Iterator[Any] | None = None  # torch's: keeps the store's server
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    return int(text) if text else None
+
+
+def _place_of(store: Any) -> Hashable:
+    if isinstance(store, dist.TCPStore):
+        return store.host, store.port
+    if isinstance(store, dist.FileStore):
+        return str(getattr(store, "path"))  # noqa: B009, torch's stubs lack it
+    return weakref.ref(store)
+
+
+def _static(init_method: str, rank: int, world_size: int, host: str) -> Meeting:
+    place = init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    iterator = dist.rendezvous(init_method, rank=rank, world_size=world_size)
+    store, rank, world_size = next(iterator)
+    return Meeting(_C.adapt_store(store), rank, world_size, host, place, iterator)
+
+
+def _dynamic(init_method: str, rank: int, host: str) -> Meeting:
+    """A group that agents join and leave at any time: whoever has rank 0 serves the store."""
+    url = urlparse(init_method)
+    if url.scheme == "file":
+        return Meeting(_C.adapt_store(dist.FileStore(url.path, -1)), rank, None, host, init_method)
+    port = url.port if url.scheme == "tcp" else _number("MASTER_PORT")
+    if not host or not port:
+        raise InvalidArgument(f"{init_method} needs a host and a port: tcp://host:port, or MASTER_ADDR and MASTER_PORT")
+    torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and url.scheme == "env"
+    store = dist.TCPStore(
+        host, port, None, is_master=rank == 0 and not torchrun, timeout=timedelta(seconds=300),
+        wait_for_workers=False, multi_tenant=True,
+    )  # fmt: skip
+    return Meeting(_C.adapt_store(store), rank, None, host, init_method)
+
+
+def meet(init_method: str | None, store: Any, rank: int, world_size: int | None) -> Meeting:
+    """The store to join at.
+
+    Args:
+        init_method: ``env://`` (the default: what torchrun sets), ``tcp://host:port``, ``file:///path``; as for
+            ``torch.distributed.init_process_group``.
+        store: one of torch's stores or of :func:`connect_store`, instead.
+        rank: -1: the environment's, where ``init_method`` is ``env://``.
+        world_size: None: where neither it nor a rank is given, the environment's; else agents come and go.
+    """
+    if store is not None:
+        adapted = store if isinstance(store, _C.Store) else _C.adapt_store(store)
+        host = getattr(store, "host", "")
+        return Meeting(adapted, rank, world_size, host if isinstance(host, str) else "", _place_of(store))
+    init_method = init_method or "env://"
+    scheme = urlparse(init_method).scheme
+    if scheme not in ("env", "tcp", "file"):
+        raise InvalidArgument(f"init_method={init_method!r}: env://, tcp://host:port and file:///path are known")
+    host = urlparse(init_method).hostname or ""
+    if scheme == "env":
+        host = os.environ.get("MASTER_ADDR", "")
+        if rank < 0:
+            rank = -1 if (found := _number("RANK")) is None else found
+            world_size = world_size or _number("WORLD_SIZE")
+    if world_size:
+        if rank < 0:
+            raise InvalidArgument(f"a world of {world_size} needs this process's rank: rank=, or RANK (environment)")
+        return _static(init_method, rank, world_size, host)
+    return _dynamic(init_method, rank, host)

@@ -1,0 +1,159 @@
+"""Remote calls, with the names, positions and defaults of ``torch.distributed.rpc``.
+
+Example::
+
+    import tensorferry.rpc as rpc
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    print(rpc.rpc_sync("worker1", max, args=(1, 2)))
+    rpc.shutdown()
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _C
+from .._C import PyRRef, RRef, remote, rpc_async, rpc_sync
+from ..agent import Agent, Counters, Explanation, WorkerInfo
+from ..deadlines import cancelled, deadline
+from . import functions, options
+from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
+
+if TYPE_CHECKING:
+    from ..agent import Peer
+
+__all__ = [
+    "BackendType",
+    "PyRRef",
+    "RRef",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "cancelled",
+    "counters",
+    "deadline",
+    "explain",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_rpc",
+    "is_available",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+_lock = threading.Lock()
+
+
+def is_available() -> bool:
+    """True; torch's tells whether it was built with RPC."""
+    return True
+
+
+def init_rpc(
+    name: str | None = None,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+    *,
+    store: Any = None,
+    init_method: str | None = None,
+    timeout: float | None = None,
+    **agent_options: Any,
+) -> None:
+    """Starts this process's default agent, which the functions of this module use.
+
+    With a world size it returns when all have joined. Under torchrun no argument is needed.
+
+    Args:
+        name: unique; None: ``worker<rank>``.
+        backend: for torch's sake; there is one.
+        rank: unique, from 0; -1: the environment's, or none.
+        world_size: how many begin together; None: the environment's where the rank is too, else agents come and go.
+        rpc_backend_options: torch's, for ``rpc_timeout`` and ``init_method``.
+        store: where agents meet, instead of ``init_method``: a store of torch's, or of ``tensorferry.connect_store``.
+        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; before that of the options.
+        timeout: the default time-out of calls, seconds, before that of the options; 0: none.
+        agent_options: ``key``, ``channels``, ``join_timeout`` and others: see :class:`tensorferry.Agent`.
+
+    Raises:
+        RuntimeError: there is a default agent already. Otherwise what :class:`tensorferry.Agent` raises.
+    """
+    if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
+        raise TypeError("Argument backend must be a member of BackendType")
+    given = rpc_backend_options
+    if given is not None and not (hasattr(given, "rpc_timeout") and hasattr(given, "init_method")):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if timeout is None:
+        timeout = options.DEFAULT_RPC_TIMEOUT_SEC if given is None else given.rpc_timeout
+    if init_method is None and given is not None:
+        init_method = given.init_method
+    with _lock:
+        if _C.default_agent() is not None:
+            raise RuntimeError("RPC is already initialized")
+        agent = Agent(name, rank, world_size, store=store, init_method=init_method, timeout=timeout, **agent_options)
+        _C.set_default_agent(agent)
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Ends the default agent: see :meth:`tensorferry.Agent.shutdown`.
+
+    Args:
+        graceful: first wait for everybody's calls, and until everybody has come here.
+        timeout: seconds to wait at most; 0: as long as it takes.
+    """
+    agent = _default()
+    try:
+        agent.shutdown(graceful, timeout)
+    finally:
+        if agent._left:
+            _C.set_default_agent(None)
+
+
+def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
+    """Who the agent of that name (or rank) is; without one, this agent."""
+    return _current().get_worker_info(worker_name)
+
+
+def explain(peer: Peer, tensor: torch.Tensor | None = None) -> Explanation:
+    """Which channel carries tensors to ``peer``, and why not another: see :meth:`tensorferry.Agent.explain`."""
+    return _current().explain(peer, tensor)
+
+
+def counters() -> Counters:
+    """Calls and bytes of this agent so far: see :class:`tensorferry.Counters`."""
+    return _current().counters()
+
+
+def get_rpc_timeout() -> float:
+    """The default time-out of calls, seconds; 0: none."""
+    return _current().timeout
+
+
+def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
+    _current().timeout = rpcTimeoutSeconds
+
+
+def _is_current_rpc_agent_set() -> bool:
+    return _C.default_agent() is not None
+
+
+def _current() -> Agent:
+    agent = _C.current_agent()
+    assert isinstance(agent, Agent)
+    return agent
+
+
+def _default() -> Agent:
+    agent = _C.default_agent()
+    if agent is None:
+        raise RuntimeError("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.")
+    assert isinstance(agent, Agent)
+    return agent

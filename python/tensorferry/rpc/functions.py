@@ -1,0 +1,36 @@
+"""What a function can say of itself to those who call it from afar."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["async_execution"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def async_execution(fn: Callable[P, R]) -> Callable[P, R]:
+    """Marks a function that returns a future: its callers get the future's value, when it has one.
+
+    The thread that runs the function is free meanwhile. torch's decorator of the same name does as well. With
+    ``@staticmethod`` or ``@classmethod`` this is the inner decorator; with ``@torch.jit.script`` the outer one.
+
+    Args:
+        fn: returns a ``torch.futures.Future``, such as that of ``rpc_async`` or of ``then``.
+
+    Example::
+
+        @rpc.functions.async_execution
+        def add_twice(to, x, y):
+            return rpc.rpc_async(to, torch.add, args=(x, y)).then(lambda sum: sum.wait() + y)
+    """
+
+    @functools.wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        return fn(*args, **kwargs)
+
+    wrapper._wrapped_async_rpc_function = fn  # type: ignore[attr-defined]
+    return wrapper

@@ -1,0 +1,34 @@
+#include "rpc/core/agent_network.h"
+
+#include <string>
+#include <utility>
+
+namespace tensorferry {
+
+void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) {
+  // Long enough for a busy peer, short enough to send again where the message was lost with its connection.
+  CallOptions options;
+  options.timeout = Milliseconds(10000);
+  Message request;
+  request.payload = std::move(message);
+  auto call = agent_.call(peer.name, reference_function, std::move(request), std::move(options));
+  call.on_done([done = std::move(done)](Result<Received> reply) {
+    if (!reply.ok()) return done(reply.status());
+    // A payload too long for a frame is the agent's to put together again; buffers are none of ours.
+    done(std::move(reply->payload));
+  });
+}
+
+void serve_references(Agent& agent, const std::shared_ptr<References>& references) {
+  agent.serve(std::string(reference_function), [weak = std::weak_ptr(references)](const Request& request, Reply reply) {
+    const auto here = weak.lock();
+    if (!here) return reply.fail({Code::agent_closed, "the agent was shut down"});
+    auto answer = here->receive_mail({request.peer.name, request.peer.incarnation}, request.arguments.payload);
+    if (!answer.ok()) return reply.fail(answer.status());
+    Message message;
+    message.payload = *std::move(answer);
+    reply.send(std::move(message));
+  });
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,308 @@
+#include <fmt/format.h>
+
+#include "rpc/core/codec.h"
+
+namespace tensorferry {
+
+Tag Decoder::fail(const char* why) {
+  if (failure_ == nullptr) {
+    failure_ = why;
+    failed_at_ = whole_ - reader_.rest().size();
+  }
+  reader_.fail();
+  return Tag::invalid;
+}
+
+Status Decoder::status() const {
+  if (failure_ == nullptr) return {};
+  // A reader that ran out forgets where: only failures of our own know.
+  return {Code::protocol_error, fmt::format("a message {}{}{} (byte {} of {})", failure_, detail_.empty() ? "" : ": ",
+                                            detail_, failed_at_, whole_)};
+}
+
+Status Decoder::finish() {
+  if (failure_ == nullptr && !reader_.empty()) fail("has bytes after its last value");
+  return status();
+}
+
+bool Decoder::skip() {
+  std::size_t values = 0;
+  switch (next()) {
+    case Tag::invalid:
+      return false;
+    case Tag::dict:
+      values = count() * 2;
+      break;
+    case Tag::tuple:
+    case Tag::list:
+    case Tag::set:
+    case Tag::frozenset:
+    case Tag::record:
+    case Tag::pickled:
+    case Tag::sparse:
+      values = count();
+      break;
+    default:
+      return true;
+  }
+  for (; values != 0; --values) {
+    if (!skip()) return false;
+  }
+  leave();
+  return true;
+}
+
+Tag Decoder::composite(Tag tag) {
+  switch (tag) {
+    case Tag::big_integer:
+      return read_big_integer();
+    case Tag::complex:
+      real_ = reader_.get<double>();
+      imaginary_ = reader_.get<double>();
+      return checked(tag);
+    case Tag::text:
+    case Tag::bytes:
+    case Tag::bytearray:
+      return read_string(tag);
+    case Tag::tuple:
+    case Tag::set:
+    case Tag::frozenset:
+      return enter(tag, reader_.varint(), 1, false);
+    case Tag::list:
+      return enter(tag, reader_.varint(), 1, true);
+    case Tag::dict:
+      return enter(tag, reader_.varint(), 2, true);
+    case Tag::tensor:
+      return read_tensor();
+    case Tag::sparse:
+      return read_sparse();
+    case Tag::array:
+      return read_array();
+    case Tag::pickled:
+      return read_pickled();
+    case Tag::reference:
+      return read_reference();
+    case Tag::record:
+      return read_record();
+    case Tag::dtype:
+      leaf_ = reader_.get<std::uint8_t>();
+      return size_of(dtype()) != 0 ? checked(tag) : fail("names a dtype that there is not");
+    case Tag::layout:
+      return read_leaf(tag, static_cast<std::uint8_t>(LayoutNumber::jagged));
+    case Tag::memory_format:
+      return read_leaf(tag, static_cast<std::uint8_t>(MemoryFormatNumber::channels_last_3d));
+    case Tag::device:
+      view_ = reader_.sized();
+      far_.reset();
+      return checked(tag);
+    case Tag::size:
+      return read_size();
+    case Tag::again:
+      return read_again();
+    default:
+      return fail("holds a value of an unknown kind");
+  }
+}
+
+Tag Decoder::read_leaf(Tag tag, std::uint8_t most) {
+  leaf_ = reader_.get<std::uint8_t>();
+  return leaf_ <= most ? checked(tag) : fail("names a torch constant that there is not");
+}
+
+Tag Decoder::read_big_integer() {
+  const auto sign = reader_.get<std::uint8_t>();
+  view_ = reader_.sized();
+  far_.reset();
+  if (sign > 1) return fail("holds an integer with neither sign");
+  negative_ = sign == 1;
+  return checked(Tag::big_integer);
+}
+
+Tag Decoder::read_string(Tag tag) {
+  if (!read_blob(view_, far_)) return Tag::invalid;
+  if (tag == Tag::bytearray || far_) number_ = numbers_++;
+  return tag;
+}
+
+bool Decoder::read_blob(ByteView& view, std::optional<std::uint32_t>& far) {
+  const auto word = reader_.varint();
+  if ((word & 1) == 0) {
+    view = reader_.raw(word >> 1);
+    far.reset();
+    return checked(Tag::bytes) != Tag::invalid;
+  }
+  const auto index = word >> 1;
+  if (index >= buffers_.size()) {
+    fail("names a buffer that it does not have");
+    return false;
+  }
+  const auto& buffer = buffers_[index];
+  if (buffer.device.type != DeviceType::cpu) {
+    fail("has bytes on a device where only tensors can be");
+    return false;
+  }
+  if (uses_[index] != Use::none) {
+    fail("names one buffer as the bytes of two values");
+    return false;
+  }
+  uses_[index] = Use::bytes;
+  view = {buffer.data, buffer.bytes};
+  far = static_cast<std::uint32_t>(index);
+  return true;
+}
+
+void Decoder::read_dims(Dims& dims) {
+  dims.clear();
+  const auto rank = reader_.get<std::uint8_t>();
+  if (rank > Dims::max) {
+    fail("has a tensor of more than 64 dimensions");
+    return;
+  }
+  // A number of 2^63 and more becomes a negative one, which validate() refuses.
+  for (std::size_t i = 0; i < rank; ++i) dims.push_back(static_cast<std::int64_t>(reader_.varint()));
+}
+
+Tag Decoder::read_size() {
+  read_dims(tensor_.sizes);
+  for (std::size_t i = 0; i < tensor_.sizes.size(); ++i) {
+    const auto bits = static_cast<std::uint64_t>(tensor_.sizes[i]);
+    tensor_.sizes[i] = static_cast<std::int64_t>(bits >> 1) ^ -static_cast<std::int64_t>(bits & 1);
+  }
+  return checked(Tag::size);
+}
+
+Tag Decoder::read_tensor() {
+  tensor_.dtype = static_cast<DType>(reader_.get<std::uint8_t>());
+  const auto flags = reader_.get<std::uint8_t>();
+  constexpr auto ours = Encoder::tensor_has_offset | Encoder::tensor_has_device | Encoder::tensor_has_strides;
+  tensor_.flags = static_cast<std::uint8_t>(flags & ~ours);
+  tensor_.device = {};
+  if ((flags & Encoder::tensor_has_device) != 0) {
+    const auto type = reader_.get<std::uint8_t>();
+    if (type > static_cast<std::uint8_t>(DeviceType::cuda))
+      return fail("wants a tensor on a device of an unknown type");
+    tensor_.device = {static_cast<DeviceType>(type), reader_.get<std::uint8_t>()};
+  }
+  read_dims(tensor_.sizes);
+  if ((flags & Encoder::tensor_has_strides) != 0) {
+    tensor_.strides.clear();
+    for (std::size_t i = 0; i < tensor_.sizes.size(); ++i) {
+      tensor_.strides.push_back(static_cast<std::int64_t>(reader_.varint()));
+    }
+  } else if (!tensor_.set_contiguous()) {
+    return fail("has a tensor of more than 2^63 elements");
+  }
+  tensor_.storage_offset =
+      (flags & Encoder::tensor_has_offset) != 0 ? static_cast<std::int64_t>(reader_.varint()) : std::int64_t{0};
+  const auto index = reader_.varint();
+  if (checked(Tag::tensor) == Tag::invalid) return Tag::invalid;
+  if (index >= buffers_.size()) return fail("names a buffer that it does not have");
+  if (uses_[index] == Use::bytes) return fail("names one buffer as a tensor and as bytes");
+  uses_[index] = Use::tensors;
+  if (auto valid = validate(tensor_, buffers_[index].bytes); !valid.ok()) {
+    detail_ = valid.what();
+    return fail("has a tensor that cannot be");
+  }
+  buffer_ = static_cast<std::uint32_t>(index);
+  number_ = numbers_++;
+  return Tag::tensor;
+}
+
+Tag Decoder::read_sparse() {
+  const auto kind = reader_.get<std::uint8_t>();
+  sparse_.flags = reader_.get<std::uint8_t>();
+  read_dims(sparse_.sizes);
+  constexpr auto known = SparseLayout::requires_grad | SparseLayout::parameter | SparseLayout::coalesced;
+  if (kind > static_cast<std::uint8_t>(SparseLayout::Kind::bsc) || (sparse_.flags & ~known) != 0) {
+    return fail("has a sparse tensor of an unknown kind");
+  }
+  sparse_.kind = static_cast<SparseLayout::Kind>(kind);
+  for (const auto size : sparse_.sizes) {
+    if (size < 0) return fail("has a sparse tensor of a negative size");
+  }
+  if (checked(Tag::sparse) == Tag::invalid) return Tag::invalid;
+  return enter(Tag::sparse, sparse_.parts(), 1, false);
+}
+
+Tag Decoder::read_array() {
+  array_.flags = reader_.get<std::uint8_t>();
+  const auto dtype = reader_.text();
+  const auto item_bytes = reader_.varint();
+  read_dims(array_.sizes);
+  if (!read_blob(view_, far_)) return Tag::invalid;
+  if (dtype.size() > 32 || item_bytes > 0x7fffffff) return fail("has an array of a dtype that cannot be");
+  array_.dtype = dtype;
+  array_.item_bytes = static_cast<std::uint32_t>(item_bytes);
+  if (auto valid = validate(array_, view_.size()); !valid.ok()) {
+    detail_ = valid.what();
+    return fail("has an array that cannot be");
+  }
+  number_ = numbers_++;
+  return Tag::array;
+}
+
+Tag Decoder::read_pickled() {
+  ByteView stream;
+  std::optional<std::uint32_t> far;
+  if (!read_blob(stream, far)) return Tag::invalid;
+  const auto buffers = reader_.count(2);
+  pickle_buffers_.clear();
+  for (std::uint64_t i = 0; i < buffers; ++i) {
+    PickleBuffer buffer;
+    const auto read_only = reader_.get<std::uint8_t>();
+    if (read_only > 1) return fail("has a buffer of pickle's of an unknown kind");
+    buffer.read_only = read_only == 1;
+    if (!read_blob(buffer.bytes, buffer.far)) return Tag::invalid;
+    pickle_buffers_.push_back(buffer);
+  }
+  const auto parts = reader_.varint();
+  if (checked(Tag::pickled) == Tag::invalid) return Tag::invalid;
+  view_ = stream;
+  far_ = far;
+  return enter(Tag::pickled, parts, 1, false);
+}
+
+Tag Decoder::read_reference() {
+  reference_.owner.name = reader_.text();
+  reference_.owner.incarnation = reader_.get<std::uint64_t>();
+  reference_.object.incarnation = reader_.get<std::uint64_t>();
+  reference_.object.counter = reader_.get<std::uint64_t>();
+  reference_.fork.incarnation = reader_.get<std::uint64_t>();
+  reference_.fork.counter = reader_.get<std::uint64_t>();
+  reference_.parent.name = reader_.text();
+  reference_.parent.incarnation = reader_.get<std::uint64_t>();
+  reference_.receiver = reader_.get<std::uint64_t>();
+  reference_.type_hint = reader_.text();
+  if (checked(Tag::reference) == Tag::invalid) return Tag::invalid;
+  number_ = numbers_++;
+  return Tag::reference;
+}
+
+Tag Decoder::read_record() {
+  const auto kind = reader_.get<std::uint8_t>();
+  const auto schema = reader_.varint();
+  if (kind > static_cast<std::uint8_t>(RecordKind::structure) || schema > 0xffffffff) {
+    return fail("has a record of an unknown kind");
+  }
+  record_kind_ = static_cast<RecordKind>(kind);
+  schema_ = static_cast<std::uint32_t>(schema);
+  record_name_ = schema == 0 ? reader_.text() : std::string_view{};
+  const auto fields = reader_.varint();
+  if (checked(Tag::record) == Tag::invalid) return Tag::invalid;
+  return enter(Tag::record, fields, 1, false);
+}
+
+Tag Decoder::read_again() {
+  const auto number = reader_.varint();
+  if (checked(Tag::again) == Tag::invalid) return Tag::invalid;
+  if (number >= numbers_) return fail("refers to a value that has not come yet");
+  for (std::size_t i = 0; i < depth_; ++i) {
+    if (open_[i].number == number && !open_[i].may_hold_itself) {
+      return fail("has a value that holds itself, through something else than lists and dicts");
+    }
+  }
+  referred_ = static_cast<std::uint32_t>(number);
+  return Tag::again;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,150 @@
+/// What stands around the values of a call: how functions are named, and the payloads of requests and replies.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "rpc/core/codec.h"
+#include "rpc/core/reference_id.h"
+
+namespace tensorferry {
+
+// ---- Names of functions (Request::function)
+//
+//   py:<module>:<qualname>          a module-level Python callable, found by import
+//   op:<namespace>::<name>[.<overload>]   a torch operator
+//   tf:<what>                       the framework's own ("tf:ref", "tf:shutdown"); users cannot serve these
+//   anything else                   served by name, from C++ or by rpc.expose
+
+enum class FunctionKind : std::uint8_t { served, python, torch_operator, internal };
+
+struct FunctionName {
+  FunctionKind kind = FunctionKind::served;
+  std::string_view scope;  // python: module; torch_operator: namespace
+  std::string_view name;   // python: qualname; torch_operator: name with overload; internal: what; served: all of it
+};
+
+/// Parts of a name; views into it. nullopt: a prefix of ours with something after it that cannot be a name.
+std::optional<FunctionName> parse_function(std::string_view name);
+std::string python_function(std::string_view module, std::string_view qualname);
+std::string torch_operator(std::string_view space, std::string_view name);  // "aten", "add.Tensor"
+
+// ---- Requests
+//
+//   u8 kind | numbered: varint call | create: object id, fork id | count, that many values | count, that many (name,
+//   value)
+//
+// or, where the kind has the bit `packed`, because the arguments can only be pickled together (an object that appears
+// in two of them is one object):
+//
+//   u8 kind | numbered: varint call | create: object id, fork id | one value: a tuple (positional tuple, keyword dict
+//   or None)
+
+enum class RequestKind : std::uint8_t {
+  call = 0,      // the result is wanted
+  create = 1,    // the result becomes a remote object at the callee; the reply carries no value
+  packed = 2,    // added to either
+  numbered = 4,  // added to any: the call's number follows
+};
+
+/// Kind and ids. `call`: what References::begin_call() gave, so that the reply may bring references; 0: none.
+inline void begin_request_head(Encoder& out, bool packed, const std::optional<Creation>& creation, std::uint64_t call) {
+  const auto kind = creation ? RequestKind::create : RequestKind::call;
+  out.raw_u8(static_cast<std::uint8_t>(static_cast<int>(kind) | (packed ? static_cast<int>(RequestKind::packed) : 0) |
+                                       (call != 0 ? static_cast<int>(RequestKind::numbered) : 0)));
+  if (call != 0) out.raw_varint(call);
+  if (creation) {
+    out.raw_u64(creation->object.incarnation);
+    out.raw_u64(creation->object.counter);
+    out.raw_u64(creation->fork.incarnation);
+    out.raw_u64(creation->fork.counter);
+  }
+}
+/// Then the caller writes `positional` values, then begin_keywords.
+inline void begin_request(Encoder& out, std::size_t positional, const std::optional<Creation>& creation = {},
+                          std::uint64_t call = 0) {
+  begin_request_head(out, false, creation, call);
+  out.raw_varint(positional);
+}
+/// Then the caller writes the one value.
+inline void begin_packed_request(Encoder& out, const std::optional<Creation>& creation = {}, std::uint64_t call = 0) {
+  begin_request_head(out, true, creation, call);
+}
+/// Then `keywords` times raw_text(name) and a value.
+inline void begin_keywords(Encoder& out, std::size_t keywords) { out.raw_varint(keywords); }
+
+struct RequestHead {
+  std::uint64_t call = 0;  // the caller's number for it (Passage::replied); 0: the reply must bring no references
+  std::optional<Creation> creation;
+  bool packed = false;         // one value follows, and nothing else
+  std::size_t positional = 0;  // else: values that follow, then read_keywords
+};
+/// On bytes that are no request `in` has failed, and nothing follows.
+inline RequestHead read_request(Decoder& in) {
+  RequestHead head;
+  const auto kind = in.raw_u8();
+  constexpr auto create = static_cast<std::uint8_t>(RequestKind::create);
+  constexpr auto packed = static_cast<std::uint8_t>(RequestKind::packed);
+  constexpr auto numbered = static_cast<std::uint8_t>(RequestKind::numbered);
+  if ((kind & ~(create | packed | numbered)) != 0) in.fail("is a request of an unknown kind");
+  if ((kind & numbered) != 0) head.call = in.raw_varint();
+  if ((kind & create) != 0) {
+    Creation creation;
+    creation.object.incarnation = in.raw_u64();
+    creation.object.counter = in.raw_u64();
+    creation.fork.incarnation = in.raw_u64();
+    creation.fork.counter = in.raw_u64();
+    head.creation = creation;
+  }
+  head.packed = (kind & packed) != 0;
+  if (!head.packed) head.positional = static_cast<std::size_t>(in.raw_count());
+  return head;
+}
+/// How many (raw_text, value) follow.
+inline std::size_t read_keywords(Decoder& in) { return static_cast<std::size_t>(in.raw_count(2)); }
+
+// ---- Fetches: the value of a remote object ("tf:fetch")
+//
+//   u64 owner's incarnation | object id | varint call
+
+inline constexpr std::string_view fetch_function = "tf:fetch";
+
+struct Fetch {
+  std::uint64_t owner = 0;  // another life of the owner's answers ConnectionLost
+  RRefId object;
+  std::uint64_t call = 0;  // as RequestHead::call
+  bool operator==(const Fetch&) const = default;
+};
+inline void write_fetch(Encoder& out, const Fetch& fetch) {
+  out.raw_u64(fetch.owner);
+  out.raw_u64(fetch.object.incarnation);
+  out.raw_u64(fetch.object.counter);
+  out.raw_varint(fetch.call);
+}
+/// On bytes that are none `in` has failed.
+inline Fetch read_fetch(Decoder& in) {
+  Fetch fetch;
+  fetch.owner = in.raw_u64();
+  fetch.object.incarnation = in.raw_u64();
+  fetch.object.counter = in.raw_u64();
+  fetch.call = in.raw_varint();
+  return fetch;
+}
+
+// ---- Replies
+//
+//   u8 kind | value: one value | exception: see exception.h
+
+enum class ReplyKind : std::uint8_t { value = 0, exception = 1 };
+
+inline void begin_reply(Encoder& out, ReplyKind kind) { out.raw_u8(static_cast<std::uint8_t>(kind)); }
+
+inline ReplyKind read_reply(Decoder& in) {
+  const auto kind = in.raw_u8();
+  if (kind > static_cast<std::uint8_t>(ReplyKind::exception)) in.fail("is a reply of an unknown kind");
+  return static_cast<ReplyKind>(kind);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,46 @@
+/// Numbers seen, where almost all of 1..n are: runs of them.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+
+namespace tensorferry {
+
+class IntervalSet {
+ public:
+  /// More runs than this are not kept: the gap after the lowest one is then taken as seen. Gaps are numbers under way;
+  /// only somebody who leaves them on purpose gets there.
+  static constexpr std::size_t most_runs = 65536;
+
+  [[nodiscard]] bool contains(std::uint64_t number) const {
+    auto run = runs_.upper_bound(number);
+    return run != runs_.begin() && std::prev(run)->second >= number;
+  }
+  void insert(std::uint64_t number) {
+    if (contains(number)) return;
+    auto after = runs_.upper_bound(number);
+    auto first = number, last = number;
+    if (after != runs_.end() && after->first == number + 1) {
+      last = after->second;
+      after = runs_.erase(after);
+    }
+    if (after != runs_.begin() && std::prev(after)->second == number - 1) {
+      first = std::prev(after)->first;
+      runs_.erase(std::prev(after));
+    }
+    runs_[first] = last;
+    if (runs_.size() > most_runs) {
+      const auto second = std::next(runs_.begin());
+      const auto end = second->second;
+      runs_.erase(second);
+      runs_.begin()->second = end;
+    }
+  }
+  [[nodiscard]] std::size_t runs() const { return runs_.size(); }
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> runs_;  // first to last, disjoint, not touching
+};
+
+}  // namespace tensorferry

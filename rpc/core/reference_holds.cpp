@@ -1,0 +1,308 @@
+// At users: holds on others' objects, and forks of them on their way to somebody else.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "rpc/core/reference_turn.h"
+#include "rpc/core/references.h"
+
+namespace tensorferry {
+
+using references::Child;
+using references::Hold;
+using references::Object;
+
+namespace {
+
+Status gone(const AgentId& owner) {
+  return {Code::connection_lost, fmt::format("{}, which owned the object of this reference, is gone", owner.name)};
+}
+
+}  // namespace
+
+std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std::string type_hint) {
+  Turn turn(*this);
+  if (owner.incarnation == self_.incarnation) {
+    const RRefId id{self_.incarnation, ++last_object_};
+    if (!closed_) {
+      objects_[id].locals = 2;  // the handle, and the creation until end_creation()
+      ++awaited_;
+    }
+    return local_handle(id, std::move(type_hint));
+  }
+  Creation ids{{self_.incarnation, 0}, {self_.incarnation, ++last_fork_}};
+  if (!closed_) {
+    const bool dead = dead_.contains(owner.incarnation);
+    if (!dead) ids.object.counter = ++peer_of(owner).objects;
+    auto& hold = holds_[ids.fork];
+    hold.owner = owner;
+    hold.object = ids.object;
+    if (dead) lose(turn, hold, gone(owner));
+  }
+  return std::shared_ptr<Reference>(new Reference(shared_from_this(), owner, ids, std::move(type_hint), false));
+}
+
+void References::end_creation(const Reference& reference, const Status& status) {
+  Turn turn(*this);
+  if (reference.is_owner()) {
+    const auto object = objects_.find(reference.object());
+    if (object == objects_.end()) return;
+    --object->second.locals;
+    if (!status.ok() && object->second.state == Object::State::awaited) return finish(turn, object, status);
+    return free_if_unused(turn, object);
+  }
+  const auto hold = holds_.find(reference.ids().fork);
+  if (hold == holds_.end() || hold->second.state != Hold::State::creating) return;
+  if (status.ok()) {
+    confirm(turn, hold->second);
+  } else {
+    hold->second.abandon = true;
+    lose(turn, hold->second, status);
+  }
+  release_if_done(turn, hold);
+}
+
+Result<ReferenceRecord> References::pass(const Reference& reference, const AgentId& receiver) {
+  const std::lock_guard lock(mutex_);
+  if (reference.references_.get() != this) {
+    return Status(Code::invalid_argument, "a reference of one agent cannot be sent by another agent of the process");
+  }
+  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (receiver.incarnation == 0) {
+    return Status(Code::invalid_argument, "a reference can be sent only to an agent whose incarnation is known");
+  }
+  if (dead_.contains(receiver.incarnation)) {
+    return Status(Code::connection_lost, fmt::format("{}, to whom a reference was to be sent, is gone", receiver.name));
+  }
+  const ForkId fork{self_.incarnation, last_fork_ + 1};
+  Child child;
+  child.receiver = receiver;
+  child.object = reference.object();
+  if (reference.is_owner()) {
+    objects_.at(reference.object()).forks.emplace(fork, receiver.incarnation);
+  } else {
+    auto& hold = holds_.at(reference.ids().fork);
+    if (hold.state == Hold::State::lost) return hold.failure;
+    ++hold.passing;
+    child.via = reference.ids().fork;
+  }
+  ++last_fork_;
+  children_.emplace(fork, std::move(child));
+  return ReferenceRecord{reference.owner(),    reference.object(),   fork, self_,
+                         receiver.incarnation, reference.type_hint()};
+}
+
+void References::take_back(std::span<const ForkId> forks) {
+  Turn turn(*this);
+  for (const auto& fork : forks) drop_child(turn, fork, false);
+}
+
+void References::ended(std::span<const ForkId> forks, bool failed) {
+  Turn turn(*this);
+  for (const auto& fork : forks) {
+    const auto child = children_.find(fork);
+    if (child == children_.end()) continue;
+    child->second.askable = true;
+    // It failed: nobody may be about to accept, so do not wait.
+    child->second.ripe = failed;
+  }
+  if (failed) {
+    turn.later([weak = weak_from_this()] {
+      if (const auto references = weak.lock()) references->ask_now();
+    });
+  }
+  ask_later(turn);
+}
+
+void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
+  Turn turn(*this);
+  for (const auto& fork : forks) {
+    const auto child = children_.find(fork);
+    if (child == children_.end()) continue;
+    child->second.call = call;
+    child->second.askable = call != 0;  // without a number its caller cannot tell
+  }
+  ask_later(turn);
+}
+
+Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& record, const AgentId& sender) {
+  Turn turn(*this);
+  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (record.receiver != self_.incarnation) {
+    return Status(Code::protocol_error,
+                  fmt::format("a reference from {} was meant for another agent than {}, or for an "
+                              "earlier life of it",
+                              sender.name, self_.name));
+  }
+  if (record.parent != sender || record.fork.incarnation != sender.incarnation) {
+    return Status(Code::protocol_error, fmt::format("a reference from {} was passed on by somebody else", sender.name));
+  }
+  const auto parent = peers_.find(sender.incarnation);
+  if (parent != peers_.end() && parent->second.refused.contains(record.fork)) {
+    return Status(Code::cancelled,
+                  fmt::format("a reference from {} came after its call had failed there", sender.name));
+  }
+  auto accept = ReferenceOp::of(ReferenceOp::Kind::accept, record.fork);
+
+  if (record.owner.incarnation == self_.incarnation) {
+    const auto object = find_or_await(record.object);
+    post(turn, sender, std::move(accept));
+    if (object == objects_.end()) return Status(Code::not_found, why_gone(record.object));
+    ++object->second.locals;
+    return local_handle(record.object, record.type_hint);
+  }
+
+  const auto [at, is_new] = holds_.try_emplace(record.fork);
+  if (!is_new) return Status(Code::protocol_error, fmt::format("a reference from {} came twice", sender.name));
+  auto& hold = at->second;
+  hold.state = Hold::State::unconfirmed;
+  hold.owner = record.owner;
+  hold.object = record.object;
+  hold.parent = record.parent;
+  if (dead_.contains(record.owner.incarnation)) {
+    lose(turn, hold, gone(record.owner));
+    post(turn, sender, std::move(accept));
+  } else if (record.owner.incarnation == sender.incarnation) {
+    confirm(turn, hold);  // the owner made the fork itself
+    post(turn, sender, std::move(accept));
+  } else {
+    auto fork = ReferenceOp::of(ReferenceOp::Kind::fork, record.fork, record.object);
+    fork.parent = record.parent;
+    post(turn, record.owner, std::move(fork));
+  }
+  return std::shared_ptr<Reference>(
+      new Reference(shared_from_this(), record.owner, Creation{record.object, record.fork}, record.type_hint, false));
+}
+
+void References::confirm(Turn& turn, Hold& hold) {
+  hold.state = Hold::State::confirmed;
+  for (auto& waiter : std::exchange(hold.waiters, {})) {
+    turn.later([completion = std::move(waiter)] { completion({}); });
+  }
+}
+
+void References::lose(Turn& turn, Hold& hold, Status why) {
+  hold.state = Hold::State::lost;
+  hold.failure = std::move(why);
+  for (auto& waiter : std::exchange(hold.waiters, {})) {
+    turn.later([completion = std::move(waiter), why = hold.failure] { completion(why); });
+  }
+}
+
+void References::drop(const Reference& reference) {
+  Turn turn(*this);
+  if (reference.is_owner()) {
+    const auto object = objects_.find(reference.object());
+    if (object == objects_.end()) return;  // closed
+    --object->second.locals;
+    return free_if_unused(turn, object);
+  }
+  const auto hold = holds_.find(reference.ids().fork);
+  if (hold == holds_.end()) return;
+  hold->second.dropped = true;
+  release_if_done(turn, hold);
+}
+
+/// The owner may be told that a hold has ended when it knows of the hold and nothing that was made of it is on its way.
+void References::release_if_done(Turn& turn, Holds::iterator at) {
+  auto& hold = at->second;
+  if (hold.passing != 0) return;
+  if (hold.abandon) {
+    hold.abandon = false;
+    auto abandon = ReferenceOp::of(ReferenceOp::Kind::abandon, at->first, hold.object);
+    abandon.text = hold.failure.what();
+    post(turn, hold.owner, std::move(abandon));
+  }
+  if (!hold.dropped) return;
+  if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) return;
+  if (hold.state == Hold::State::confirmed) {
+    post(turn, hold.owner, ReferenceOp::of(ReferenceOp::Kind::remove, at->first, hold.object));
+  }
+  holds_.erase(at);
+}
+
+/// A fork of ours is no longer under way: its receiver holds it by itself, or will never have it.
+void References::drop_child(Turn& turn, const ForkId& fork, bool accepted) {
+  const auto at = children_.find(fork);
+  if (at == children_.end()) return;
+  const auto child = std::move(at->second);
+  children_.erase(at);
+  if (child.via != ForkId{}) {
+    const auto hold = holds_.find(child.via);
+    if (hold == holds_.end()) return;
+    --hold->second.passing;
+    return release_if_done(turn, hold);
+  }
+  // Ours: the fork is what kept the object. A receiver that is ourselves has taken a local hold.
+  if (accepted && child.receiver.incarnation != self_.incarnation) return;
+  const auto object = objects_.find(child.object);
+  if (object == objects_.end()) return;
+  object->second.forks.erase(fork);
+  free_if_unused(turn, object);
+}
+
+void References::ask_later(Turn& turn) {
+  if (asking_ || closed_) return;
+  asking_ = true;
+  turn.later([network = network_, weak = weak_from_this(), delay = options_.ask_after] {
+    network->after(delay, [weak] {
+      const auto references = weak.lock();
+      if (!references) return;
+      {
+        const std::lock_guard lock(references->mutex_);
+        references->asking_ = false;
+      }
+      references->ask_now();
+    });
+  });
+}
+
+/// Asks after everything that was sent a while ago and has not been accepted.
+void References::ask_now() {
+  Turn turn(*this);
+  bool more = false;
+  for (auto& [fork, child] : children_) {
+    if (!child.askable || child.held) continue;
+    more = true;
+    if (child.ripe && !child.asked) {
+      child.asked = true;
+      auto withdraw = ReferenceOp::of(ReferenceOp::Kind::withdraw, fork);
+      withdraw.call = child.call;
+      post(turn, child.receiver, std::move(withdraw));
+    }
+    child.ripe = true;
+  }
+  if (more) ask_later(turn);
+}
+
+bool References::confirmed(const Reference& reference) const {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || reference.is_owner()) return !closed_;
+  const auto hold = holds_.find(reference.ids().fork);
+  return hold != holds_.end() && hold->second.state == Hold::State::confirmed;
+}
+
+Status References::status(const Reference& reference) const {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+  if (reference.is_owner()) return {};
+  const auto hold = holds_.find(reference.ids().fork);
+  return hold != holds_.end() ? hold->second.failure : Status();
+}
+
+void References::on_confirmed(const Reference& reference, UniqueFunction<void(Status)> completion) {
+  Turn turn(*this);
+  Status now;
+  if (closed_) {
+    now = {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+  } else if (!reference.is_owner()) {
+    auto& hold = holds_.at(reference.ids().fork);
+    if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) {
+      return hold.waiters.push_back(std::move(completion));
+    }
+    now = hold.failure;
+  }
+  turn.later([completion = std::move(completion), now] { completion(now); });
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,169 @@
+// At the owner: objects, from their creation to the moment when nobody holds them.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "rpc/core/reference_turn.h"
+#include "rpc/core/references.h"
+
+namespace tensorferry {
+
+using references::Object;
+
+namespace {
+
+/// Objects that others know of and whose creation has not come. In a well-behaved cluster as many as there are
+/// creations under way; the bound is for one that is not.
+constexpr std::size_t most_awaited = std::size_t{1} << 20;
+
+}  // namespace
+
+std::shared_ptr<Reference> References::local_handle(const RRefId& object, std::string type_hint) {
+  return std::shared_ptr<Reference>(
+      new Reference(shared_from_this(), self_, Creation{object, {}}, std::move(type_hint), true));
+}
+
+std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hint) {
+  Turn turn(*this);
+  const RRefId id{self_.incarnation, ++last_object_};
+  if (!closed_) {
+    auto& object = objects_[id];
+    object.state = Object::State::ready;
+    object.outcome = std::move(outcome);
+    object.locals = 1;
+  }
+  return local_handle(id, std::move(type_hint));
+}
+
+Status References::create(const AgentId& creator, const Creation& ids) {
+  Turn turn(*this);
+  if (closed_) return {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+  if (ids.object.incarnation != creator.incarnation) {
+    return {Code::protocol_error, fmt::format("{} asks for an object under another agent's number", creator.name)};
+  }
+  if (creator.incarnation == self_.incarnation) {  // begin_creation() has made it
+    const auto object = objects_.find(ids.object);
+    if (object == objects_.end() || object->second.state != Object::State::awaited) {
+      return {Code::cancelled, "the creation of this object was given up"};
+    }
+    begin_running(object);
+    return {};
+  }
+  if (ids.fork.incarnation != creator.incarnation) {
+    return {Code::protocol_error, fmt::format("{} asks for a hold under another agent's number", creator.name)};
+  }
+  if (dead_.contains(creator.incarnation)) {
+    return {Code::connection_lost, fmt::format("{} asked for an object and is gone", creator.name)};
+  }
+  auto& created = peer_of(creator).created;
+  if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was given up"};
+  const auto object = find_or_await(ids.object);
+  if (object == objects_.end()) return {Code::resource_exhausted, "too many objects are awaited"};
+  if (object->second.state != Object::State::awaited)
+    return {Code::cancelled, "the creation of this object was given up"};
+  created.insert(ids.object.counter);
+  begin_running(object);
+  object->second.forks.emplace(ids.fork, creator.incarnation);
+  return {};
+}
+
+void References::begin_running(Objects::iterator object) {
+  object->second.state = Object::State::running;
+  --awaited_;
+}
+
+void References::fulfil(const RRefId& id, Outcome outcome) {
+  Turn turn(*this);
+  const auto object = objects_.find(id);
+  if (object == objects_.end() || object->second.state != Object::State::running) {
+    return turn.discard(std::move(outcome.value));
+  }
+  finish(turn, object, std::move(outcome));
+}
+
+void References::finish(Turn& turn, Objects::iterator at, Result<Outcome> outcome) {
+  auto& object = at->second;
+  if (object.state == Object::State::awaited) --awaited_;
+  object.state = outcome.ok() ? Object::State::ready : Object::State::failed;
+  if (outcome.ok()) {
+    object.outcome = *outcome;
+  } else {
+    object.failure = outcome.status();
+  }
+  for (auto& waiter : std::exchange(object.waiters, {})) {
+    turn.later([completion = std::move(waiter.completion), outcome] { completion(outcome); });
+  }
+  free_if_unused(turn, at);
+}
+
+void References::free_if_unused(Turn& turn, Objects::iterator at) {
+  auto& object = at->second;
+  if (object.locals != 0 || !object.forks.empty() || !object.waiters.empty()) return;
+  if (object.state == Object::State::running) return;  // fulfil() frees it
+  if (object.state == Object::State::awaited) --awaited_;
+  turn.discard(std::move(object.outcome.value));
+  objects_.erase(at);
+}
+
+/// The object, awaited where its creation may still come; end() where it cannot any more (why_gone() says why).
+References::Objects::iterator References::find_or_await(const RRefId& id) {
+  const auto object = objects_.find(id);
+  if (object != objects_.end()) return object;
+  if (id.incarnation == self_.incarnation || dead_.contains(id.incarnation)) return objects_.end();
+  const auto creator = peers_.find(id.incarnation);
+  if (creator != peers_.end() && creator->second.created.contains(id.counter)) return objects_.end();
+  if (awaited_ >= most_awaited) return objects_.end();
+  ++awaited_;
+  return objects_.try_emplace(id).first;
+}
+
+std::string References::why_gone(const RRefId& id) const {
+  if (dead_.contains(id.incarnation)) {
+    return fmt::format("the object that this reference names on {} is gone: the agent that had created it is",
+                       self_.name);
+  }
+  return fmt::format(
+      "the object that this reference names on {} was freed: an agent that passed the reference on is gone",
+      self_.name);
+}
+
+void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadline,
+                       UniqueFunction<void(Result<Outcome>)> completion) {
+  Turn turn(*this);
+  const auto complete = [&](Result<Outcome> outcome) {
+    turn.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
+  };
+  if (closed_) return complete(Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name)));
+  const auto at = find_or_await(id);
+  if (at == objects_.end()) return complete(Status(Code::not_found, why_gone(id)));
+  auto& object = at->second;
+  if (object.state == Object::State::ready) return complete(object.outcome);
+  if (object.state == Object::State::failed) return complete(object.failure);
+
+  const auto number = ++last_waiter_;
+  object.waiters.push_back({number, std::move(completion)});
+  if (!deadline) return;
+  const auto left = std::chrono::ceil<Milliseconds>(*deadline - Clock::now());
+  turn.later([network = network_, weak = weak_from_this(), left = std::max(left, Milliseconds(0)), id, number] {
+    network->after(left, [weak, id, number] {
+      if (const auto references = weak.lock()) references->expire(id, number);
+    });
+  });
+}
+
+void References::expire(const RRefId& id, std::uint64_t number) {
+  Turn turn(*this);
+  const auto at = objects_.find(id);
+  if (at == objects_.end()) return;
+  auto& waiters = at->second.waiters;
+  for (auto waiter = waiters.begin(); waiter != waiters.end(); ++waiter) {
+    if (waiter->number != number) continue;
+    turn.later([completion = std::move(waiter->completion), name = self_.name] {
+      completion(Status(Code::deadline_exceeded, fmt::format("the object on {} was not there in time", name)));
+    });
+    waiters.erase(waiter);
+    return free_if_unused(turn, at);
+  }
+}
+
+}  // namespace tensorferry

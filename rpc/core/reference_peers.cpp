@@ -1,0 +1,254 @@
+// What agents' tables tell one another: numbered batches, one at a time for each pair, and what each operation does.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "rpc/core/reference_turn.h"
+#include "rpc/core/references.h"
+
+namespace tensorferry {
+
+using references::Child;
+using references::Hold;
+using references::Object;
+using references::Peer;
+using OpKind = ReferenceOp::Kind;
+using ResultCode = ReferenceResult::Code;
+
+Peer& References::peer_of(const AgentId& id) {
+  auto& peer = peers_[id.incarnation];
+  peer.id = id;
+  return peer;
+}
+
+// ---- sending
+
+void References::post(Turn& turn, const AgentId& to, ReferenceOp op) {
+  if (closed_ || dead_.contains(to.incarnation)) return;
+  if (to.incarnation == self_.incarnation) return to_self_.push_back(std::move(op));
+  peer_of(to).queue.push_back(std::move(op));
+  turn.touch(to.incarnation);
+}
+
+void References::deliver(Turn& turn) {
+  while (!to_self_.empty()) {
+    const auto op = std::move(to_self_.front());
+    to_self_.pop_front();
+    apply_result(turn, self_, op, apply(turn, self_, op));
+  }
+  for (const auto incarnation : turn.touched_) {
+    const auto peer = peers_.find(incarnation);
+    if (peer != peers_.end() && peer->second.batch.empty()) send_batch(turn, peer->second);
+  }
+}
+
+/// The next batch where there is one under way neither here nor in the queue; else the one under way again.
+void References::send_batch(Turn& turn, Peer& peer) {
+  if (peer.batch.empty()) {
+    if (peer.queue.empty()) return;
+    const auto ops = std::min(peer.queue.size(), ReferenceBatch::most_ops);
+    const auto end = peer.queue.begin() + static_cast<std::ptrdiff_t>(ops);
+    peer.batch.assign(std::make_move_iterator(peer.queue.begin()), std::make_move_iterator(end));
+    peer.queue.erase(peer.queue.begin(), end);
+    ++peer.batch_number;
+    peer.delay_ms = 0;
+  }
+  const auto number = peer.batch_number;
+  turn.later([network = network_, weak = weak_from_this(), to = peer.id, number,
+              bytes = write_batch(peer.id.incarnation, number, peer.batch)]() mutable {
+    network->send(to, std::move(bytes), [weak, to, number](const Result<Bytes>& answer) {
+      if (const auto references = weak.lock()) references->answered(to, number, answer);
+    });
+  });
+}
+
+void References::answered(const AgentId& from, std::uint64_t number, const Result<Bytes>& bytes) {
+  Turn turn(*this);
+  const auto at = peers_.find(from.incarnation);
+  if (at == peers_.end()) return;
+  auto& peer = at->second;
+  if (peer.batch_number != number || peer.batch.empty()) return;  // the answer to a repeat came first
+
+  if (!bytes.ok()) {
+    peer.delay_ms = std::clamp<std::int64_t>(peer.delay_ms * 2, options_.retry.count(), options_.most_retry.count());
+    peer.missing_ms = bytes.status().code() == Code::not_found ? peer.missing_ms + peer.delay_ms : 0;
+    if (peer.missing_ms > options_.give_up.count()) return lose_peer(turn, from, bytes.status());
+    return turn.later([network = network_, weak = weak_from_this(), from, number, delay = peer.delay_ms] {
+      network->after(Milliseconds(delay), [weak, from, number] {
+        if (const auto references = weak.lock()) references->send_again(from, number);
+      });
+    });
+  }
+  const auto answer = read_answer(*bytes);
+  if (!answer || answer->kind != ReferenceAnswer::Kind::done || answer->results.size() != peer.batch.size()) {
+    return lose_peer(turn, from, {Code::connection_lost, fmt::format("{} is not the agent that it was", from.name)});
+  }
+  peer.missing_ms = 0;
+  const auto ops = std::exchange(peer.batch, {});
+  for (std::size_t i = 0; i < ops.size(); ++i) apply_result(turn, from, ops[i], answer->results[i]);
+  turn.touch(from.incarnation);
+}
+
+void References::send_again(const AgentId& to, std::uint64_t number) {
+  Turn turn(*this);
+  const auto peer = peers_.find(to.incarnation);
+  if (closed_ || peer == peers_.end()) return;
+  if (peer->second.batch_number == number && !peer->second.batch.empty()) send_batch(turn, peer->second);
+}
+
+void References::apply_result(Turn& turn, const AgentId& from, const ReferenceOp& op, const ReferenceResult& result) {
+  if (op.kind == OpKind::fork) {
+    const auto at = holds_.find(op.fork);
+    if (at == holds_.end() || at->second.state != Hold::State::unconfirmed) return;
+    auto& hold = at->second;
+    if (result.code == ResultCode::done) {
+      confirm(turn, hold);
+    } else {
+      lose(turn, hold, {Code::not_found, result.text});
+    }
+    post(turn, hold.parent, ReferenceOp::of(OpKind::accept, op.fork));
+    return release_if_done(turn, at);
+  }
+  if (op.kind == OpKind::withdraw) {
+    const auto at = children_.find(op.fork);
+    if (at == children_.end() || at->second.receiver.incarnation != from.incarnation) return;
+    at->second.asked = false;
+    if (result.code == ResultCode::held) at->second.held = true;
+    if (result.code == ResultCode::refused) drop_child(turn, op.fork, false);
+  }
+}
+
+// ---- receiving
+
+Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
+  const auto batch = read_batch(message);
+  if (!batch) return Status(Code::protocol_error, fmt::format("{} sent a reference message that is none", from.name));
+  const auto refuse = [](ReferenceAnswer::Kind kind) { return write_answer({kind, {}}); };
+  if (batch->receiver != self_.incarnation) return refuse(ReferenceAnswer::Kind::stranger);
+
+  Turn turn(*this);
+  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (dead_.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
+  auto& peer = peer_of(from);
+  if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // its first answer did not arrive
+  if (batch->number != peer.done + 1) return refuse(ReferenceAnswer::Kind::stale);
+  ReferenceAnswer answer;
+  for (const auto& op : batch->ops) answer.results.push_back(apply(turn, from, op));
+  peer.done = batch->number;
+  peer.answer = write_answer(answer);
+  return peer.answer;
+}
+
+ReferenceResult References::apply(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+  switch (op.kind) {
+    case OpKind::fork:
+      return apply_fork(turn, from, op);
+    case OpKind::withdraw:
+      return apply_withdraw(from, op);
+    case OpKind::abandon:
+      apply_abandon(turn, from, op);
+      break;
+    case OpKind::accept: {
+      const auto child = children_.find(op.fork);
+      if (child != children_.end() && child->second.receiver.incarnation == from.incarnation) {
+        drop_child(turn, op.fork, true);
+      }
+      break;
+    }
+    case OpKind::remove: {
+      const auto object = objects_.find(op.object);
+      if (object == objects_.end()) break;
+      const auto fork = object->second.forks.find(op.fork);
+      if (fork == object->second.forks.end() || fork->second != from.incarnation) break;
+      object->second.forks.erase(fork);
+      free_if_unused(turn, object);
+      break;
+    }
+    case OpKind::ping:
+      break;
+  }
+  return {};
+}
+
+ReferenceResult References::apply_fork(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+  const auto object = find_or_await(op.object);
+  if (object == objects_.end()) return {ResultCode::gone, why_gone(op.object)};
+  object->second.forks.try_emplace(op.fork, from.incarnation);
+  // Who passed an object on whose creation has not come: if it died before it reached us we would wait for ever.
+  if (object->second.state == Object::State::awaited && !peers_.contains(op.parent.incarnation)) {
+    post(turn, op.parent, ReferenceOp::of(OpKind::ping));
+  }
+  return {};
+}
+
+ReferenceResult References::apply_withdraw(const AgentId& from, const ReferenceOp& op) {
+  if (op.fork.incarnation != from.incarnation) return {ResultCode::held, {}};  // not its to ask about
+  if (holds_.contains(op.fork)) return {ResultCode::held, {}};
+  // Pairs with end_call(): where the group is empty, that call's reply has been received or never will be.
+  if (op.call != 0 && calls_[group_of(op.call)].load(std::memory_order_acquire) != 0) return {ResultCode::maybe, {}};
+  peer_of(from).refused.insert(op.fork);
+  return {ResultCode::refused, {}};
+}
+
+void References::apply_abandon(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+  if (op.object.incarnation != from.incarnation || from.incarnation == self_.incarnation) return;
+  peer_of(from).created.insert(op.object.counter);
+  const auto object = objects_.find(op.object);
+  if (object == objects_.end()) return;
+  object->second.forks.erase(op.fork);
+  if (object->second.state != Object::State::awaited) return free_if_unused(turn, object);
+  finish(turn, object,
+         Status(Code::cancelled, fmt::format("{} gave the creation of this object up: {}", from.name, op.text)));
+}
+
+// ---- the end of a peer
+
+void References::peer_lost(const AgentId& peer, const Status& why) {
+  Turn turn(*this);
+  if (!closed_) lose_peer(turn, peer, why);
+}
+
+void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
+  if (peer.incarnation == self_.incarnation || dead_.contains(peer.incarnation)) return;
+  dead_.insert(peer.incarnation);
+  peers_.erase(peer.incarnation);
+
+  std::vector<RRefId> touched;
+  for (auto& [id, object] : objects_) {
+    const auto dropped = std::erase_if(object.forks, [&](const auto& fork) { return fork.second == peer.incarnation; });
+    const bool orphaned = id.incarnation == peer.incarnation && object.state == Object::State::awaited;
+    if (dropped != 0 || orphaned) touched.push_back(id);
+  }
+  for (const auto& id : touched) {
+    const auto object = objects_.find(id);
+    if (id.incarnation == peer.incarnation && object->second.state == Object::State::awaited) {
+      finish(turn, object,
+             Status(Code::connection_lost, fmt::format("{}, which was creating this object, is gone", peer.name)));
+    } else {
+      free_if_unused(turn, object);
+    }
+  }
+
+  std::vector<ForkId> children;
+  for (const auto& [fork, child] : children_) {
+    if (child.receiver.incarnation == peer.incarnation) children.push_back(fork);
+  }
+  std::vector<ForkId> holds;
+  for (auto& [fork, hold] : holds_) {
+    if (hold.owner.incarnation == peer.incarnation) holds.push_back(fork);
+  }
+  for (const auto& fork : holds) {
+    const auto hold = holds_.find(fork);
+    const bool unconfirmed = hold->second.state == Hold::State::unconfirmed;
+    hold->second.abandon = false;
+    lose(turn, hold->second,
+         {Code::connection_lost,
+          fmt::format("{}, which owned the object of this reference, is gone: {}", peer.name, why.what())});
+    if (unconfirmed) post(turn, hold->second.parent, ReferenceOp::of(OpKind::accept, fork));
+    release_if_done(turn, hold);
+  }
+  for (const auto& fork : children) drop_child(turn, fork, false);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,134 @@
+#include "rpc/core/references.h"
+
+#include <fmt/format.h>
+
+#include "rpc/core/reference_turn.h"
+
+namespace tensorferry {
+
+// ---- Reference
+
+Reference::~Reference() { references_->drop(*this); }
+bool Reference::confirmed() const { return references_->confirmed(*this); }
+Status Reference::status() const { return references_->status(*this); }
+void Reference::on_confirmed(UniqueFunction<void(Status)> completion) const {
+  references_->on_confirmed(*this, std::move(completion));
+}
+
+// ---- Passage
+
+Passage& Passage::operator=(Passage&& other) noexcept {
+  if (this == &other) return *this;
+  finish();
+  references_ = std::move(other.references_);
+  receiver_ = std::move(other.receiver_);
+  forks_ = std::move(other.forks_);
+  other.forks_.clear();
+  sent_ = other.sent_;
+  return *this;
+}
+
+Passage::~Passage() { finish(); }
+
+void Passage::finish() {
+  if (forks_.empty()) return;
+  if (sent_) {
+    references_->ended(forks_, true);
+  } else {
+    references_->take_back(forks_);
+  }
+  forks_.clear();
+}
+
+Result<ReferenceRecord> Passage::add(const Reference& reference) {
+  if (!references_) return Status(Code::invalid_argument, "a reference cannot be sent here: the receiver is not known");
+  auto record = references_->pass(reference, receiver_);
+  if (record.ok()) forks_.push_back(record->fork);
+  return record;
+}
+
+void Passage::ended(const Status& status) {
+  if (!forks_.empty()) references_->ended(forks_, !status.ok());
+  forks_.clear();
+}
+
+void Passage::replied(std::uint64_t call) {
+  if (!forks_.empty()) references_->replied(forks_, call);
+  forks_.clear();
+}
+
+// ---- References
+
+References::References(AgentId self, std::shared_ptr<Network> network, Options options)
+    : self_(std::move(self)), network_(std::move(network)), options_(options) {}
+
+std::shared_ptr<References> References::make(AgentId self, std::shared_ptr<Network> network, Options options) {
+  return std::shared_ptr<References>(new References(std::move(self), std::move(network), options));
+}
+
+References::~References() = default;
+
+Passage References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
+
+std::uint64_t References::begin_call() {
+  const auto call = last_call_.fetch_add(1, std::memory_order_relaxed) + 1;
+  calls_[group_of(call)].fetch_add(1, std::memory_order_relaxed);
+  return call;
+}
+
+void References::end_call(std::uint64_t call) {
+  // Releases what receive() did for the reply to whoever finds the group empty.
+  calls_[group_of(call)].fetch_sub(1, std::memory_order_release);
+}
+
+References::Counts References::counts() const {
+  const std::lock_guard lock(mutex_);
+  Counts counts;
+  counts.passing = children_.size();
+  for (const auto& [id, object] : objects_) {
+    counts.objects += object.state != references::Object::State::awaited;
+    counts.forks += object.forks.size();
+  }
+  for (const auto& [fork, hold] : holds_) {
+    if (!hold.dropped) ++counts.holds[hold.owner.name];
+  }
+  return counts;
+}
+
+bool References::settled() const {
+  using State = references::Hold::State;
+  const std::lock_guard lock(mutex_);
+  if (!children_.empty() || !to_self_.empty()) return false;
+  for (const auto& [incarnation, peer] : peers_) {
+    if (!peer.queue.empty() || !peer.batch.empty()) return false;
+  }
+  for (const auto& [fork, hold] : holds_) {
+    if (hold.state == State::creating || hold.state == State::unconfirmed) return false;
+  }
+  return true;
+}
+
+void References::close() {
+  // Values are dropped, and completions run, when these go: after the lock.
+  Objects objects;
+  Holds holds;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    objects.swap(objects_);
+    holds.swap(holds_);
+    children_.clear();
+    peers_.clear();
+    to_self_.clear();
+  }
+  const Status closed(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  for (auto& [id, object] : objects) {
+    for (auto& waiter : object.waiters) waiter.completion(closed);
+  }
+  for (auto& [fork, hold] : holds) {
+    for (auto& waiter : hold.waiters) waiter(closed);
+  }
+}
+
+}  // namespace tensorferry

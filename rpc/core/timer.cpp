@@ -1,0 +1,86 @@
+#include "rpc/core/timer.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <utility>
+
+#include "channels/fork.h"
+#include "channels/thread_signals.h"
+
+namespace tensorferry {
+
+using Clock = std::chrono::steady_clock;
+
+struct Timer::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::multimap<Clock::time_point, UniqueFunction<void()>> due;
+  bool stopped = false;
+  std::shared_ptr<Queue> kept;  // itself: never freed
+};
+
+Timer::Timer() : forks_(forks()), queue_(std::make_shared<Queue>()) {}
+
+Timer::~Timer() {
+  if (forks_ != forks()) {  // the lock may be held for ever by the thread that is not here
+    if (thread_.joinable()) thread_.detach();
+    queue_->kept = queue_;
+    return;
+  }
+  std::multimap<Clock::time_point, UniqueFunction<void()>> dropped;  // not under the lock
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->stopped = true;
+    dropped.swap(queue_->due);
+  }
+  queue_->changed.notify_all();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Timer::after(std::chrono::milliseconds delay, UniqueFunction<void()> what) {
+  if (forks_ != forks()) return;
+  // A century is as good as for ever, and does not overflow.
+  const auto due = Clock::now() + std::min<std::chrono::milliseconds>(delay, std::chrono::hours(24 * 36500));
+  const std::lock_guard lock(queue_->mutex);
+  const bool first = queue_->due.empty() || due < queue_->due.begin()->first;
+  queue_->due.emplace(due, std::move(what));
+  if (!thread_.joinable()) {
+    const auto before = block_signals_of_others();
+    thread_ = std::thread([queue = queue_] { run(queue); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  } else if (first) {
+    queue_->changed.notify_all();
+  }
+}
+
+void Timer::run(const std::shared_ptr<Queue>& queue) {
+  std::unique_lock lock(queue->mutex);
+  while (!queue->stopped) {
+    if (queue->due.empty()) {
+      queue->changed.wait(lock);
+      continue;
+    }
+    const auto next = queue->due.begin();
+    if (next->first > Clock::now()) {
+      queue->changed.wait_until(lock, next->first);
+      continue;
+    }
+    {
+      const auto what = std::move(next->second);
+      queue->due.erase(next);
+      lock.unlock();
+      what();
+    }  // what it held goes before the lock comes back
+    lock.lock();
+  }
+}
+
+}  // namespace tensorferry

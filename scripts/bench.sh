@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs every benchmark beside its peer, with the arguments given: make bench ARGS="--quick".
+. "$(dirname "$0")/common.sh"
+scripts/system.sh build
+scripts/venv.sh
+scripts/build.sh
+PYTHONPATH=$PWD/$build/python:$PWD exec "$venv/bin/python" -m benchmarks.run "$@"

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Checks the format, clang-tidy on the torch-free C++ sources, ruff and mypy. Runs all of them, then fails if one did.
+. "$(dirname "$0")/common.sh"
+. scripts/sources.sh
+scripts/system.sh build clang
+scripts/venv.sh lint
+failed=()
+
+say "clang-format"
+cpp_sources | xargs -r "$(first_of clang-format-16 clang-format)" --dry-run -Werror || failed+=(clang-format)
+
+say "ruff"
+"$venv/bin/ruff" check . || failed+=(ruff-check)
+"$venv/bin/ruff" format --check . || failed+=(ruff-format)
+
+say "mypy"
+"$venv/bin/mypy" || failed+=(mypy)
+for example in examples/*/; do # each is a program of its own, with a main.py
+  "$venv/bin/mypy" "$example" || failed+=("mypy $example")
+done
+
+say "clang-tidy"
+cmake --preset asan -B build/lint >/dev/null
+"$venv/bin/python" scripts/tidy.py "$(first_of clang-tidy-16 clang-tidy)" build/lint "$jobs" || failed+=(clang-tidy)
+
+[ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"
+say "lint: all clean"

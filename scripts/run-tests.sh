@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs the C++ tests of a build folder and, with a PYTHON given, tests/python against its package:
+# scripts/run-tests.sh FOLDER [PYTHON]. Soak tests have a command of their own, make soak.
+. "$(dirname "$0")/common.sh"
+folder=$1
+python=${2:-}
+log=$folder/tests.log
+failed=0
+
+without=soak
+if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  without='soak|gpu|gpu2'
+  say "C++ tests labelled gpu and gpu2 are left out: no GPU on this machine"
+elif ! compgen -G '/dev/nvidia1' >/dev/null; then
+  without='soak|gpu2'
+  say "C++ tests labelled gpu2 are left out: one GPU on this machine"
+fi
+
+progress=()
+[ ! -t 1 ] || progress=(--progress)
+
+say "C++ tests of $folder"
+ctest --test-dir "$folder" "${progress[@]}" --output-on-failure --label-exclude "^($without)\$" -j "$jobs" | tee "$log" || failed=1
+cpp=$(grep -E 'tests passed|No tests were found' "$log" || true)
+
+# GoogleTest prints the reason of a skip on the line after "FILE:LINE: Skipped".
+reasons=$(sed -n '/: Skipped$/{n;p}' "$folder/Testing/Temporary/LastTest.log" 2>/dev/null | sort | uniq -c)
+[ -z "$reasons" ] || printf 'skipped, with reasons:\n%s\n' "$reasons"
+
+if [ -n "$python" ]; then
+  say "Python tests, with $("$python" -c 'import torch; print("torch", torch.__version__)')"
+  PYTHONPATH=$PWD/$folder/python "$python" -m pytest tests/python -rsfE -q -m "not soak" | tee "$log" || failed=1
+  py=$(tail -n 1 "$log")
+fi
+
+say "C++:    ${cpp:-no result}"
+[ -z "$python" ] || say "Python: ${py:-no result}"
+exit "$failed"

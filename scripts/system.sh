@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs the system packages of the given sets (build, clang, models) that are missing. As root with apt, by itself; else it
+# prints the command to type.
+. "$(dirname "$0")/common.sh"
+
+if ! command -v dpkg-query >/dev/null; then
+  say "no Debian or Ubuntu here: g++ >= 12, CMake >= 3.25, Ninja, Boost >= 1.81, OpenSSL 3, fmt 9, GoogleTest, Google Benchmark are needed"
+  exit 0
+fi
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+boost_is_new_enough() {
+  local version
+  version=$(sed -n 's/^#define BOOST_VERSION \([0-9]*\)$/\1/p' /usr/include/boost/version.hpp 2>/dev/null)
+  [ "${version:-0}" -ge 108100 ]
+}
+
+packages=()
+for set in "$@"; do
+  case $set in
+    build)
+      packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev)
+      boost_is_new_enough || packages+=(boost) ;;
+    clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
+    format) packages+=(clang-format-16) ;;
+    models) packages+=(spin gcc libc6-dev) ;;
+    python) packages+=(python3 python3-venv python3-dev) ;;
+    *) die "unknown set of packages: $set" ;;
+  esac
+done
+
+missing=()
+for package in "${packages[@]}"; do
+  installed "$package" || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+  say "apt-get update"
+  try_again apt-get update -qq
+fi
+# Debian 12 has 1.81 beside an older default; Ubuntu 24.04's default is 1.83.
+boost=libboost-dev
+if apt-cache show libboost1.81-dev >/dev/null 2>&1; then boost=libboost1.81-dev; fi
+missing=("${missing[@]/#boost/$boost}")
+
+if [ "$(id -u)" != 0 ]; then
+  die "system packages are missing. Type: sudo apt-get update && sudo apt-get install -y ${missing[*]}"
+fi
+say "installing ${missing[*]}"
+DEBIAN_FRONTEND=noninteractive try_again apt-get install -y -qq --no-install-recommends "${missing[@]}"

@@ -1,0 +1,65 @@
+"""Runs clang-tidy on the sources of a build folder that changed since they last passed.
+
+python scripts/tidy.py CLANG_TIDY BUILD_FOLDER JOBS
+"""
+
+import concurrent.futures
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def included(source: pathlib.Path) -> frozenset[pathlib.Path]:
+    """The files of this repository that `source` includes, directly."""
+    names = re.findall(r'^#include "([^"]+)"', source.read_text(), re.MULTILINE)
+    return frozenset(ROOT / name for name in names if (ROOT / name).is_file())
+
+
+def fingerprint(source: pathlib.Path) -> str:
+    """A hash of all that clang-tidy's verdict on `source` depends on inside this repository."""
+    seen: set[pathlib.Path] = set()
+    todo = {source}
+    while todo:
+        file = todo.pop()
+        seen.add(file)
+        todo |= included(file) - seen
+    digest = hashlib.sha256()
+    for file in [ROOT / ".clang-tidy", *sorted(seen)]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def main() -> int:
+    clang_tidy, build, jobs = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
+    commands = json.loads((build / "compile_commands.json").read_text())
+    sources = sorted({pathlib.Path(command["file"]) for command in commands})
+    passed_file = build / "tidy-passed.json"
+    passed = set(json.loads(passed_file.read_text())) if passed_file.exists() else set()
+    todo = [source for source in sources if fingerprint(source) not in passed]
+    print(f"{len(todo)} of {len(sources)} sources to check", flush=True)
+
+    def check(source: pathlib.Path) -> subprocess.CompletedProcess[str]:
+        command = [clang_tidy, "-p", str(build), "--quiet", "--warnings-as-errors=*", str(source)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    failures = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for source, result in zip(todo, pool.map(check, todo)):
+            if result.returncode == 0:
+                passed.add(fingerprint(source))
+            else:
+                failures += 1
+                print(f"{source.relative_to(ROOT)}\n{result.stdout}", flush=True)
+    passed_file.write_text(json.dumps(sorted(passed)))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+/// Agents for tests: several in one process, joined through a store in memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/rendezvous/memory_store.h"
+
+namespace tensorferry::testing {
+
+inline Bytes bytes_of(std::string_view text) {
+  const auto view = view_of(text);
+  return {view.begin(), view.end()};
+}
+
+inline Message message_of(std::string_view text) { return {bytes_of(text), {}, {}, {}}; }
+
+/// A host buffer of its own memory, of bytes that depend on their place and on `seed`.
+inline Buffer patterned(std::size_t bytes, unsigned seed = 1) {
+  auto owner = std::make_shared<Bytes>(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) (*owner)[i] = static_cast<std::byte>(i * 31 + seed + (i >> 12));
+  return {{}, owner->data(), bytes, nullptr, owner};
+}
+
+inline bool same_bytes(const Buffer& a, const Buffer& b) {
+  return a.bytes == b.bytes && (a.bytes == 0 || std::memcmp(a.data, b.data, a.bytes) == 0);
+}
+
+/// How the agents of a test reach one another.
+struct Ways {
+  std::string transport = "ring";  // "ring", "unix" (no memory is shared), "tcp"
+  std::string channels;            // "": all that there are
+};
+
+/// "ring_basic".
+inline std::string name_of(const Ways& ways) {
+  return ways.transport + (ways.channels.empty() ? "" : "_" + ways.channels.substr(0, ways.channels.find(',')));
+}
+inline void PrintTo(const Ways& ways, std::ostream* out) { *out << name_of(ways); }
+
+inline std::shared_ptr<Agent> join(const std::shared_ptr<Store>& store, const std::string& name, const Ways& ways = {},
+                                   const std::function<void(AgentOptions&)>& change = {}) {
+  AgentOptions options;
+  options.name = name;
+  options.store = store;
+  options.unix_sockets = ways.transport != "tcp";
+  options.shared_memory = ways.transport == "ring";
+  options.channels = ways.channels;
+  if (change) change(options);
+  auto agent = Agent::join(std::move(options));
+  EXPECT_TRUE(agent.ok()) << agent.status().text();
+  return agent.ok() ? *agent : nullptr;
+}
+
+inline void serve_echo(Agent& agent) {
+  agent.serve("echo", [](Request request, Reply reply) {
+    reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
+  });
+}
+
+inline CallOptions within(Milliseconds timeout) {
+  CallOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+inline Result<Received> call_sync(Agent& agent, std::string_view peer, std::string_view function, Message message,
+                                  CallOptions options = {}) {
+  auto call = agent.call(peer, function, std::move(message), std::move(options));
+  if (!call.wait()) return Status(Code::internal, "wait() ended early");
+  return call.take();
+}
+
+}  // namespace tensorferry::testing

@@ -1,0 +1,266 @@
+// The memory of one direction of calling, without agents: both ends in one process, each with a mapping of its own.
+#include "agent/transport/call_ring.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "agent/transport/doorbell.h"
+#include "agent/transport/spin.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using State = CallRing::State;
+using Answered = CallRing::Answered;
+using std::chrono::milliseconds;
+
+Bytes frame_of(std::size_t bytes, unsigned seed) {
+  Bytes frame(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) frame[i] = static_cast<std::byte>(i * 7 + seed);
+  return frame;
+}
+
+class CallRings : public ::testing::Test {
+ protected:
+  CallRings() {
+    auto made = CallRing::create(4711);
+    EXPECT_TRUE(made.ok());
+    caller = *made;
+    auto descriptor = caller->share();
+    EXPECT_TRUE(descriptor.ok());
+    auto mapped = CallRing::map(std::move(*descriptor), 4711);
+    EXPECT_TRUE(mapped.ok());
+    callee = *mapped;
+  }
+
+  SlotId send(const Bytes& frame) {
+    const auto slot = caller->reserve();
+    EXPECT_TRUE(slot && caller->push(*slot, frame));
+    return slot.value_or(SlotId{});
+  }
+  std::optional<std::pair<SlotId, Bytes>> pop() {
+    bool valid = true;
+    const auto request = callee->pop(buffer_, valid);
+    EXPECT_TRUE(valid);
+    if (!request) return std::nullopt;
+    return std::pair(request->slot, Bytes(buffer_.begin(), buffer_.begin() + static_cast<long>(request->bytes)));
+  }
+  std::optional<Bytes> take(SlotId slot) {
+    bool valid = true;
+    auto frame = caller->take(slot, valid);
+    EXPECT_TRUE(valid);
+    return frame;
+  }
+
+  std::shared_ptr<CallRing> caller, callee;
+
+ private:
+  Bytes buffer_ = Bytes(CallRing::most_request);
+};
+
+TEST_F(CallRings, CarryRequestsInOrderAndAnswersToTheirSlots) {
+  for (unsigned round = 0; round < 2000; ++round) {
+    const auto first = frame_of(40 + round % 3000, round), second = frame_of(40, round + 1);
+    const auto a = send(first), b = send(second);
+    const auto got_a = pop(), got_b = pop();
+    ASSERT_TRUE(got_a && got_b);
+    EXPECT_EQ(got_a->second, first);
+    EXPECT_EQ(got_b->second, second);
+    EXPECT_FALSE(pop());
+    EXPECT_EQ(callee->answer(got_b->first, second), Answered::quietly);
+    EXPECT_EQ(caller->state(a), State::pending);
+    EXPECT_EQ(callee->answer(got_a->first, first), Answered::quietly);
+    EXPECT_EQ(take(a), first);
+    EXPECT_EQ(take(b), second);
+    EXPECT_EQ(take(b), std::nullopt) << "only once";
+  }
+}
+
+TEST_F(CallRings, ThatAreFullRefuseAndThenTakeMore) {
+  const auto frame = frame_of(60'000, 1);
+  int sent = 0;
+  while (true) {
+    const auto slot = caller->reserve();
+    ASSERT_TRUE(slot);
+    if (!caller->push(*slot, frame)) {
+      caller->unreserve(*slot);
+      break;
+    }
+    ++sent;
+  }
+  EXPECT_EQ(sent, static_cast<int>(CallRing::ring_bytes / 60'016));
+  ASSERT_TRUE(pop());
+  (void)send(frame);
+  for (int i = 0; i < sent; ++i) EXPECT_EQ(pop()->second, frame);
+}
+
+TEST_F(CallRings, HaveSoManySlotsAndNoMore) {
+  std::set<std::uint32_t> taken;
+  for (std::uint32_t i = 0; i < CallRing::slots; ++i) taken.insert(caller->reserve()->index);
+  EXPECT_EQ(taken.size(), CallRing::slots);
+  EXPECT_FALSE(caller->reserve());
+  caller->unreserve({5, 1});
+  EXPECT_EQ(caller->reserve()->index, 5U);
+}
+
+TEST_F(CallRings, GiveALateAnswerToNobody) {
+  const auto old = send(frame_of(50, 1));
+  const auto request = pop();
+  caller->abandon(old);
+  EXPECT_EQ(callee->state(old), State::abandoned) << "the callee can see it";
+  for (std::uint32_t i = 1; i < CallRing::slots; ++i) EXPECT_NE(caller->reserve()->index, old.index);
+  EXPECT_FALSE(caller->reserve()) << "the slot is not used again while its answer may come";
+  EXPECT_EQ(callee->answer(request->first, frame_of(60, 2)), Answered::too_late);
+  caller->reclaim();
+  const auto next = caller->reserve();
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->index, old.index);
+  EXPECT_NE(next->generation, old.generation);
+  EXPECT_EQ(callee->answer(request->first, frame_of(60, 3)), Answered::too_late) << "nor by a second answer";
+  EXPECT_EQ(caller->state(*next), State::pending);
+}
+
+TEST_F(CallRings, TellTheCallerOfWatchedSlotsOnce) {
+  const auto a = send(frame_of(50, 1)), b = send(frame_of(50, 2));
+  const auto got_a = pop(), got_b = pop();
+  EXPECT_EQ(callee->answer(got_a->first, frame_of(44, 1)), Answered::quietly);
+  EXPECT_FALSE(caller->watch(a)) << "it has been answered";
+  EXPECT_TRUE(caller->watch(b));
+  EXPECT_FALSE(caller->any_done());
+  EXPECT_EQ(callee->answer_by_socket(got_b->first), Answered::to_watcher);
+  ASSERT_TRUE(caller->any_done());
+  const auto done = caller->next_done();
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->index, b.index);
+  EXPECT_EQ(done->generation, b.generation);
+  EXPECT_EQ(caller->state(b), State::by_socket);
+  EXPECT_FALSE(caller->next_done());
+}
+
+TEST_F(CallRings, WakeWhoeverSleepsOnASlot) {
+  for (int round = 0; round < rounds(20'000); ++round) {
+    const auto slot = send(frame_of(40, 1));
+    std::thread server([&] {
+      const auto request = pop();
+      if (round % 3 == 0) std::this_thread::yield();
+      if (round % 4 == 3)
+        caller->abandon(request->first);  // a cancelling thread
+      else
+        (void)callee->answer(request->first, frame_of(40, 2));
+    });
+    const auto open = [&] { return caller->state(slot) == State::pending || caller->state(slot) == State::sleeping; };
+    while (open()) caller->sleep(slot, std::nullopt);
+    server.join();
+    EXPECT_EQ(take(slot).has_value(), round % 4 != 3);
+    caller->abandon(slot);
+  }
+}
+
+TEST_F(CallRings, OfAnotherNonceOrSizeOrThatCouldShrinkAreRefused) {
+  EXPECT_EQ(CallRing::map(std::move(*caller->share()), 4712).status().code(), Code::protocol_error);
+  FileDescriptor unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 16 << 20), 0);
+  EXPECT_EQ(CallRing::map(std::move(unsealed), 4711).status().code(), Code::protocol_error);
+  auto small = SharedMemory::create(4096);
+  ASSERT_TRUE(small.ok());
+  EXPECT_EQ(CallRing::map(std::move(*small->share()), 4711).status().code(), Code::protocol_error);
+}
+
+TEST_F(CallRings, ThatHoldNonsenseAreRefusedWithoutReadingOutside) {
+  // The first word of the ring's bytes is the length of the request in front: a caller that writes its own may lie.
+  auto descriptor = caller->share();
+  const auto slot = send(frame_of(40, 1));
+  (void)slot;
+  const auto bytes = ::lseek(descriptor->get(), 0, SEEK_END);
+  auto* raw = static_cast<std::byte*>(
+      ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor->get(), 0));
+  ASSERT_NE(raw, MAP_FAILED);
+  const std::uint32_t length = 40;
+  std::byte* at = nullptr;
+  for (std::byte* p = raw; p < raw + 64 * 1024; p += 16) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, p, sizeof word);
+    if (word == length) at = p;
+  }
+  ASSERT_NE(at, nullptr);
+  Bytes into(CallRing::most_request);
+  for (const std::uint32_t lie : {0xffffffffU, 1U << 20, 41U + 64U}) {
+    std::memcpy(at, &lie, sizeof lie);
+    bool valid = true;
+    EXPECT_FALSE(callee->pop(into, valid));
+    EXPECT_FALSE(valid) << lie;
+  }
+  ::munmap(raw, static_cast<std::size_t>(bytes));
+}
+
+// ---- The doorbell
+
+TEST(Doorbells, WakeASleeperHoweverCloseTheRaceIs) {
+  const auto bell = Doorbell::create();
+  const auto peers = Doorbell::map(std::move(*bell->share()));
+  ASSERT_TRUE(peers.ok());
+  std::atomic<int> work{0}, done{0};
+  const int all = rounds(2'000'000);
+  std::thread sleeper([&] {
+    bell->begin_polling();
+    while (done < all) {
+      const auto ticket = bell->ticket();
+      if (work.load() > done.load()) {
+        ++done;
+        continue;
+      }
+      bell->park();
+      if (work.load() == done.load()) (void)bell->sleep(ticket, std::nullopt);
+      bell->unpark();
+    }
+  });
+  for (int i = 0; i < all; ++i) {
+    ++work;
+    (*peers)->ring();
+    while (i % 2 == 0 && done.load() <= i) std::this_thread::yield();
+  }
+  EXPECT_TRUE(eventually([&] { return done.load() == all; }));
+  sleeper.join();
+}
+
+TEST(Doorbells, LetASleeperGoWhenItsTimeIsOver) {
+  const auto bell = Doorbell::create();
+  bell->begin_polling();
+  const auto ticket = bell->ticket();
+  bell->park();
+  EXPECT_FALSE(bell->sleep(ticket, milliseconds(20)));
+  bell->wake();
+  EXPECT_TRUE(bell->sleep(ticket, milliseconds(20)));
+  bell->unpark();
+}
+
+// ---- Spinning
+
+TEST(Spins, StopWhereTheyFindNothingAndAreTriedNowAndThen) {
+  Spin spin;
+  int looks = 0;
+  const auto nothing = [&] {
+    ++looks;
+    return false;
+  };
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(spin.until(nothing));
+  looks = 0;
+  for (int i = 0; i < 50; ++i) EXPECT_FALSE(spin.until(nothing));
+  EXPECT_EQ(looks, 50) << "one look each: it has come down to nothing";
+  for (int i = 0; i < 200; ++i) (void)spin.until([] { return true; });
+  looks = 0;
+  EXPECT_FALSE(spin.until(nothing));
+  EXPECT_GT(looks, 1) << "finding something at once is no reason to stop looking";
+}
+
+}  // namespace
+}  // namespace tensorferry

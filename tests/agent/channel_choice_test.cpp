@@ -1,0 +1,352 @@
+// Which channel carries a buffer between two agents, and what is said about it.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/agent/agents.h"
+#include "tests/agent/mail_channel.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string what(const Status& status) { return std::string(status.what()); }
+
+Message buffer_message(std::size_t bytes, unsigned seed = 1) {
+  auto message = message_of("m");
+  message.buffers = {patterned(bytes, seed)};
+  return message;
+}
+
+std::string reason_of(const Route& route, const std::string& channel) {
+  const auto it = std::find_if(route.candidates.begin(), route.candidates.end(),
+                               [&](const auto& c) { return c.channel == channel; });
+  return it == route.candidates.end() ? "no such candidate" : it->usable ? "usable" : it->reason;
+}
+
+std::size_t lines_with(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+class ChannelChoice : public ::testing::Test {
+ protected:
+  void join_both(const std::function<void(AgentOptions&)>& change_a = {},
+                 const std::function<void(AgentOptions&)>& change_b = {}, const Ways& ways = {}) {
+    a = join(store, "a", ways, change_a);
+    b = join(store, "b", ways, change_b ? change_b : change_a);
+    serve_echo(*b);
+  }
+  /// A call there and back, whose bytes are checked.
+  Status echo(std::size_t bytes, const std::string& require = {}) {
+    auto message = buffer_message(bytes, static_cast<unsigned>(bytes));
+    CallOptions options;
+    options.require = require;
+    const auto reply = call_sync(*a, "b", "echo", message, options);
+    if (reply.ok()) {
+      EXPECT_TRUE(same_bytes(reply->buffers.at(0), message.buffers[0])) << bytes;
+    }
+    return reply.status();
+  }
+  std::uint64_t sent_by(const std::string& channel) { return a->counters().bytes_sent[channel]; }
+  std::string usable_soon(const std::string& channel) {
+    std::string reason;
+    eventually(
+        [&] {
+          const auto route = a->explain("b");
+          reason = route.ok() ? reason_of(*route, channel) : what(route.status());
+          return reason == "usable";
+        },
+        seconds(5));
+    return reason;
+  }
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+  std::shared_ptr<Agent> a, b;
+};
+
+// ---- Explaining
+
+TEST_F(ChannelChoice, ExplainNamesTheChannelWhoseCounterRises) {
+  for (const Ways& ways : {Ways{"ring", ""}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}, Ways{"ring", "basic"}}) {
+    join_both({}, {}, ways);
+    for (const std::size_t bytes : {0UL, 100UL, 4096UL, 4097UL, 200'000UL, 3'000'000UL}) {
+      const auto route = a->explain("b", {}, {}, bytes);
+      ASSERT_TRUE(route.ok()) << route.status().text();
+      EXPECT_EQ(route->transport, ways.transport);
+      const auto before = a->counters();
+      const auto received = b->counters();
+      ASSERT_TRUE(echo(bytes).ok());
+      for (const auto& [channel, count] : a->counters().bytes_sent) {
+        const auto was = before.bytes_sent.contains(channel) ? before.bytes_sent.at(channel) : 0;
+        EXPECT_EQ(count - was, channel == route->channel ? bytes : 0) << channel << " " << bytes;
+      }
+      EXPECT_EQ(b->counters().bytes_received[route->channel] -
+                    (received.bytes_received.contains(route->channel) ? received.bytes_received.at(route->channel) : 0),
+                bytes);
+      EXPECT_EQ(route->channel, bytes <= 4096 ? "inline" : ways.channels.empty() ? "xth" : "basic");
+    }
+    a->leave();
+    b->leave();
+  }
+}
+
+TEST_F(ChannelChoice, ExplainGivesAReasonForEveryChannelThatIsNotChosen) {
+  a = join(store, "a");
+  RawAgent other(store, "other");  // says that it has basic alone
+  std::thread accepting([&] {
+    auto peer = other.accept();
+    EXPECT_TRUE(peer.connection.ended());
+  });
+  const auto route = a->explain("other");
+  ASSERT_TRUE(route.ok()) << route.status().text();
+  EXPECT_EQ(route->channel, "basic");
+  EXPECT_THAT(reason_of(*route, "xth"), HasSubstr("the peer does not have it for its cpu"));
+  const auto gpu = a->explain("other", {}, {DeviceType::cuda, 1});
+  ASSERT_TRUE(gpu.ok());
+  EXPECT_EQ(gpu->channel, "");
+  EXPECT_THAT(reason_of(*gpu, "basic"), HasSubstr("its cuda:1"));
+  a->leave();
+  accepting.join();
+}
+
+TEST_F(ChannelChoice, ExplainOfAnUnknownPeerSaysSo) {
+  a = join(store, "a");
+  EXPECT_EQ(a->explain("nobody").status().code(), Code::not_found);
+}
+
+TEST_F(ChannelChoice, CountersCountCalls) {
+  join_both();
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(echo(10).ok());
+  EXPECT_FALSE(call_sync(*a, "b", "unknown", {}).ok());
+  EXPECT_EQ(a->counters().calls_sent, 11U);
+  EXPECT_EQ(a->counters().calls_failed, 1U);
+  EXPECT_TRUE(eventually([&] { return b->counters().calls_served == 11; }));
+}
+
+// ---- Shared memory
+
+TEST_F(ChannelChoice, SharedBlocksCarryAsSoonAsTheyAreWarmAndSilentlyFallBackBefore) {
+  join_both([](AgentOptions& options) { options.channels = "shm,basic"; });
+  ASSERT_EQ(usable_soon("shm"), "usable");
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(echo(1'000'000).ok());
+  EXPECT_EQ(sent_by("basic"), 1'000'000U);
+  EXPECT_TRUE(eventually([&] { return echo(1'000'000).ok() && sent_by("shm") > 0; }));
+  EXPECT_TRUE(eventually([&] { return echo(1'000'000).ok() && b->counters().bytes_sent["shm"] > 0; }));
+  EXPECT_EQ(lines_with(::testing::internal::GetCapturedStderr(), "fallback"), 0U);
+}
+
+TEST_F(ChannelChoice, SharedBlocksThatAreRequiredDoNotWaitUntilTheyAreWarm) {
+  join_both([](AgentOptions& options) { options.channels = "shm,basic"; });
+  ASSERT_EQ(usable_soon("shm"), "usable");
+  ASSERT_TRUE(echo(1'000'000, "shm").ok());
+  EXPECT_EQ(sent_by("shm"), 1'000'000U);
+}
+
+TEST_F(ChannelChoice, SharedBlocksNeedAUnixSocketAndExplainSaysSo) {
+  join_both({}, {}, Ways{"tcp", "shm,basic"});
+  EXPECT_TRUE(eventually([&] {
+    const auto route = a->explain("b");
+    return route.ok() && reason_of(*route, "shm").find("no unix socket in common") != std::string::npos;
+  }));
+  ASSERT_TRUE(echo(1'000'000).ok());
+  EXPECT_EQ(sent_by("basic"), 1'000'000U);
+}
+
+TEST_F(ChannelChoice, SharedBlocksAreNotUsedWhereMemoryMustNotBeShared) {
+  join_both([](AgentOptions& options) { options.channels = "shm,basic"; },
+            [](AgentOptions& options) {
+              options.channels = "-xth";
+              options.shared_memory = false;
+            });
+  ASSERT_TRUE(echo(1'000'000).ok());
+  EXPECT_EQ(sent_by("basic"), 1'000'000U);
+  EXPECT_THAT(reason_of(*a->explain("b"), "shm"), HasSubstr("the peer does not have it"));
+  EXPECT_THAT(reason_of(*b->explain("a"), "shm"), HasSubstr("switched off by this agent's options"));
+}
+
+// ---- Requiring
+
+TEST_F(ChannelChoice, ARequiredChannelCarriesAlthoughAFasterOneCould) {
+  join_both();
+  ASSERT_TRUE(echo(100'000, "basic").ok());
+  EXPECT_EQ(sent_by("basic"), 100'000U);
+  EXPECT_EQ(sent_by("xth"), 0U);
+  ASSERT_TRUE(echo(100'000, "xth").ok());
+  EXPECT_EQ(sent_by("xth"), 100'000U);
+}
+
+TEST_F(ChannelChoice, ARequiredChannelThatCannotCarryFailsTheCallRatherThanFallingBack) {
+  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  int failed = 0;
+  for (int i = 0; i < 10; ++i) {
+    const auto status = echo(10'000, "mail");
+    if (status.ok()) continue;
+    ++failed;
+    EXPECT_EQ(status.code(), Code::channel_unavailable);
+    EXPECT_THAT(what(status),
+                AllOf(HasSubstr("cpu -> b cpu with require=\"mail\""), HasSubstr("mail: no stamp for letter")));
+  }
+  EXPECT_EQ(failed, 5);
+  EXPECT_EQ(sent_by("basic") + sent_by("xth"), 0U);
+  const auto unknown = echo(10'000, "pigeon");
+  EXPECT_EQ(unknown.code(), Code::channel_unavailable);
+  EXPECT_THAT(what(unknown), HasSubstr("there is no channel of that name"));
+}
+
+TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
+  join_both({}, [](AgentOptions& options) { options.channels = "basic"; });
+  const auto status = echo(10'000, "xth");
+  EXPECT_EQ(status.code(), Code::channel_unavailable);
+  EXPECT_THAT(what(status), HasSubstr("xth: the peer does not have it"));
+}
+
+TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
+  join_both();
+  auto message = buffer_message(10'000);
+  message.destinations = {{DeviceType::cuda, 0}};
+  EXPECT_EQ(call_sync(*a, "b", "echo", message).status().code(), Code::channel_unavailable);
+  EXPECT_TRUE(echo(10'000).ok());
+}
+
+// ---- A channel of a user's own
+
+TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
+  for (const Ways& ways : {Ways{"ring", ""}, Ways{"tcp", ""}}) {
+    join_both([](AgentOptions& options) { options.registry = with_mail(); }, {}, ways);
+    ASSERT_EQ(usable_soon("mail"), "usable");
+    EXPECT_EQ(a->explain("b")->channel, "mail");
+    std::uint64_t total = 0;
+    for (const std::size_t bytes : {5'000UL, 29'999UL, 30'000UL, 30'001UL, 1'000'000UL}) {
+      ASSERT_TRUE(echo(bytes).ok());
+      total += bytes;
+    }
+    EXPECT_EQ(sent_by("mail"), total);
+    EXPECT_TRUE(eventually([&] { return a->counters().bytes_received["mail"] != 0; })) << "replies go by it as well";
+    a->leave();
+    b->leave();
+  }
+}
+
+TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
+  join_both([](AgentOptions& options) { options.registry = with_mail(); });
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  for (int i = 0; i < 20; ++i) {
+    auto message = buffer_message(100'000, static_cast<unsigned>(i));
+    CallOptions options;
+    options.into = {patterned(100'000, 99)};
+    ASSERT_TRUE(call_sync(*a, "b", "echo", message, options).ok());
+    EXPECT_TRUE(same_bytes(options.into[0], message.buffers[0]));
+  }
+}
+
+TEST_F(ChannelChoice, ManyThreadsShareAUsersChannel) {
+  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (unsigned i = 0; i < 25; ++i) {
+        const auto message = buffer_message(40'000, t * 1000 + i);
+        const auto reply = call_sync(*a, "b", "echo", message);
+        if (!reply.ok() || !same_bytes(reply->buffers.at(0), message.buffers[0])) ++wrong;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce) {
+  ::testing::internal::CaptureStderr();
+  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(echo(10'000).ok());
+  EXPECT_EQ(sent_by("mail"), 100'000U);
+  EXPECT_EQ(sent_by("xth"), 100'000U);
+  a->leave();
+  b->leave();
+  const auto log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(lines_with(log, "peer=b channel=xth fallback"), 1U) << log;
+  EXPECT_THAT(log, HasSubstr("mail: no stamp for letter"));
+}
+
+TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
+  ::testing::internal::CaptureStderr();
+  join_both([](AgentOptions& options) { options.registry = with_mail({.answers_probe = false}); });
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(echo(10'000).ok());
+  EXPECT_EQ(sent_by("xth"), 50'000U);
+  EXPECT_THAT(reason_of(*a->explain("b"), "mail"), HasSubstr("its probe is under way"));
+  a->leave();
+  b->leave();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("fallback")));
+}
+
+TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndMakesTheChannelFallAway) {
+  const auto good = [](AgentOptions& options) { options.registry = with_mail(); };
+  const auto bad = [](AgentOptions& options) {
+    options.registry = with_mail({.probe = {Code::permission_denied, "the box is locked"}});
+  };
+  join_both(good, bad);
+  std::string reason;
+  EXPECT_TRUE(eventually([&] {
+    return (reason = reason_of(*a->explain("b"), "mail")).find("at the peer: the box is locked") == 0;
+  })) << reason;
+  EXPECT_TRUE(echo(10'000).ok());
+  EXPECT_EQ(sent_by("mail"), 0U);
+  a->leave();
+  b->leave();
+  join_both(bad, good);
+  EXPECT_TRUE(eventually([&] { return (reason = reason_of(*a->explain("b"), "mail")) == "the box is locked"; }))
+      << reason;
+}
+
+TEST_F(ChannelChoice, EachDirectionFollowsItsSendersOrder) {
+  const auto basic_first = [](AgentOptions& options) {
+    options.registry = with_mail();
+    options.channels = "basic,mail,xth";
+  };
+  join_both([](AgentOptions& options) { options.registry = with_mail(); }, basic_first);
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  ASSERT_TRUE(echo(50'000).ok());
+  EXPECT_EQ(sent_by("mail"), 50'000U);
+  EXPECT_EQ(a->counters().bytes_received["basic"], 50'000U);
+}
+
+// ---- Overrides
+
+TEST_F(ChannelChoice, IsOverriddenByTheEnvironmentAndThatByTheOption) {
+  ::setenv("TENSORFERRY_CHANNELS", "basic", 1);
+  join_both();
+  EXPECT_EQ(a->explain("b")->channel, "basic");
+  a->leave();
+  b->leave();
+  join_both([](AgentOptions& options) { options.channels = "-basic"; });
+  EXPECT_EQ(a->explain("b")->channel, "xth");
+  a->leave();
+  b->leave();
+  ::setenv("TENSORFERRY_CHANNELS", "pigeon", 1);
+  AgentOptions options;
+  options.name = "c";
+  options.store = store;
+  const auto refused = Agent::join(options);
+  EXPECT_EQ(refused.status().code(), Code::invalid_argument);
+  EXPECT_THAT(what(refused.status()), HasSubstr("there is no channel \"pigeon\"; known are: xth, shm, cma, basic"));
+  ::unsetenv("TENSORFERRY_CHANNELS");
+}
+
+}  // namespace
+}  // namespace tensorferry

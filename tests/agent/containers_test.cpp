@@ -1,0 +1,240 @@
+/// Containers: processes that have a folder of unix sockets in common, and the user, but neither pid, IPC, network nor
+/// mount namespace. Calls go by rings and tensors by shared blocks all the same, and a death is seen.
+#include <gmock/gmock.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "agent/auth.h"
+#include "agent/rendezvous/blocking_io.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/folder_store.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr milliseconds promised{1000};  // ten times what is promised for a death on this host
+constexpr int not_allowed = 77;
+
+constexpr int apart = CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS;
+
+bool write_file(const char* name, const std::string& text) {
+  std::ofstream file(name);
+  file << text << std::flush;
+  return file.good();
+}
+
+/// Namespaces of its own; with a user namespace, in which it is the same user as outside, where that takes one.
+bool go_apart() {
+  if (::unshare(apart) == 0) return true;
+  const auto uid = std::to_string(::geteuid()), gid = std::to_string(::getegid());
+  return ::unshare(apart | CLONE_NEWUSER) == 0 && write_file("/proc/self/setgroups", "deny") &&
+         write_file("/proc/self/uid_map", uid + " " + uid + " 1") &&
+         write_file("/proc/self/gid_map", gid + " " + gid + " 1");
+}
+
+/// What the runtime of a container does before it starts a program.
+void furnish() {
+  ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+  ::mount("proc", "/proc", "proc", 0, nullptr);
+  const FileDescriptor any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq loopback{};
+  std::strcpy(loopback.ifr_name, "lo");
+  loopback.ifr_flags = IFF_UP | IFF_RUNNING;
+  ::ioctl(any.get(), SIOCSIFFLAGS, &loopback);
+}
+
+/// An agent (peer_main.cpp) in a container: an init, which is process 1 there and reaps, and the agent as its child.
+class Container {
+ public:
+  Container(const std::string& store, const std::string& sockets, const std::string& name) {
+    int pipe[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pipe), 0);
+    outside_ = ::fork();
+    if (outside_ == 0) {
+      ::close(pipe[0]);
+      ::_exit(live(store, sockets, name, pipe[1]));
+    }
+    ::close(pipe[1]);
+    Bytes ready(6);
+    ready_ = read_exactly(pipe[0], ready, deadline_after(seconds(20))).ok();
+    ::close(pipe[0]);
+    if (!ready_) ::waitpid(std::exchange(outside_, -1), &ended_, 0);
+  }
+  ~Container() {
+    if (outside_ <= 0) return;
+    ::kill(outside_, SIGKILL);  // the init ends with it, and all that is in the container with the init
+    ::waitpid(outside_, nullptr, 0);
+  }
+  Container(const Container&) = delete;
+  Container& operator=(const Container&) = delete;
+
+  [[nodiscard]] bool ready() const { return ready_; }
+  /// The system lets nobody make namespaces here.
+  [[nodiscard]] bool not_permitted() const { return WIFEXITED(ended_) && WEXITSTATUS(ended_) == not_allowed; }
+
+ private:
+  static int live(const std::string& store, const std::string& sockets, const std::string& name, int ready) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!go_apart()) return not_allowed;
+    const auto init = ::fork();
+    if (init == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      furnish();
+      if (::fork() == 0) {
+        ::setenv("TENSORFERRY_SOCKET_DIR", sockets.c_str(), 1);
+        const auto fd = std::to_string(ready);
+        ::execl(PEER_BINARY, PEER_BINARY, store.c_str(), name.c_str(), "ring", "", fd.c_str(), "5000",
+                static_cast<char*>(nullptr));
+        ::_exit(127);
+      }
+      ::close(ready);
+      while (true) {  // as an init does; it ends by the signal
+        if (::wait(nullptr) < 0) ::usleep(10'000);
+      }
+    }
+    ::close(ready);
+    int status = 0;
+    ::waitpid(init, &status, 0);
+    return 1;
+  }
+
+  pid_t outside_ = -1;
+  bool ready_ = false;
+  int ended_ = 0;
+};
+
+/// "p" and "q" in a container each, and "me" outside of both.
+class Containers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+    store = folder + "/store";
+    sockets = folder + "/sockets";
+    for (const auto& each : {store, sockets}) ASSERT_EQ(::mkdir(each.c_str(), 0700), 0);
+    p = std::make_unique<Container>(store, sockets, "p");
+    if (p->not_permitted()) GTEST_SKIP() << "this process may not make pid, IPC, network and mount namespaces";
+    q = std::make_unique<Container>(store, sockets, "q");
+    ASSERT_TRUE(p->ready() && q->ready());
+    me = join(std::make_shared<FolderStore>(store), "me", {},
+              [&](AgentOptions& options) { options.socket_dir = sockets; });
+    ASSERT_NE(me, nullptr);
+  }
+  void TearDown() override {
+    if (me) me->leave();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  }
+  std::string ask(const std::string& peer, const std::string& function, const std::string& about,
+                  std::vector<Buffer> buffers = {}) {
+    auto message = message_of(about);
+    message.buffers = std::move(buffers);
+    const auto reply = call_sync(*me, peer, function, std::move(message), within(seconds(20)));
+    if (!reply.ok()) return reply.status().text();
+    return std::string(text_of(reply->payload)) + (reply->buffers.empty() ? "" : " and buffers");
+  }
+
+  std::string folder = "/tmp/tensorferry-containers-XXXXXX";
+  std::string store, sockets;
+  std::unique_ptr<Container> p, q;
+  std::shared_ptr<Agent> me;
+};
+
+TEST_F(Containers, CallsGoByRingsAndTensorsBySharedBlocks) {
+  constexpr std::size_t bytes = 3 << 20;
+  // One within, one without; and both within, of which neither sees the other's pid.
+  const auto explained = [&](const std::string& from, const std::string& to) {
+    if (from != "me") return ask(from, "explain", to);
+    const auto route = me->explain(to);
+    if (!route.ok()) return route.status().text();
+    auto text = route->transport + " " + route->no_ring + "\n";
+    for (const auto& each : route->candidates)
+      text += each.channel + " " + (each.usable ? "usable" : each.reason) + "\n";
+    for (const auto& [channel, count] : me->counters().bytes_sent)
+      text += channel + " sent " + std::to_string(count) + "\n";
+    return text;
+  };
+  const auto echoes = [&](const std::string& from, const std::string& to) {
+    if (from == "me") return ask(to, "echo", "", {patterned(bytes)});
+    return ask(from, "ask", to + " echo", {patterned(bytes)});
+  };
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"me", "q"}, {"p", "q"}, {"q", "p"}}) {
+    SCOPED_TRACE(from + " -> " + to);
+    EXPECT_TRUE(eventually([&] {  // the first buffers of a size go by socket
+      EXPECT_EQ(echoes(from, to), " and buffers");
+      return explained(from, to).find("shm sent ") != std::string::npos;
+    }));
+    const auto text = explained(from, to);
+    EXPECT_TRUE(text.starts_with("ring \n")) << text;
+    EXPECT_THAT(text, HasSubstr("shm usable"));
+    EXPECT_THAT(text, HasSubstr("cma another pid namespace"));
+    EXPECT_THAT(text, Not(HasSubstr("cma sent ")));
+  }
+}
+
+bool kernel_gives_pidfds_of_peers() {
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return false;
+  int pidfd = -1;
+  socklen_t size = sizeof pidfd;
+  const bool has = ::getsockopt(pair[0], SOL_SOCKET, 77, &pidfd, &size) == 0;  // SO_PEERPIDFD
+  for (const int fd : {pair[0], pair[1], pidfd}) {
+    if (fd >= 0) ::close(fd);
+  }
+  return has;
+}
+
+TEST_F(Containers, ADeathInAnotherPidNamespaceIsSeenAlsoWhileAForkHoldsTheSockets) {
+  for (const bool forked : {false, true}) {
+    SCOPED_TRACE(forked);
+    if (forked && !kernel_gives_pidfds_of_peers()) GTEST_SKIP() << "this kernel has no SO_PEERPIDFD";
+    ASSERT_EQ(ask("p", "ask", "q echo"), "");
+    if (forked) {
+      ASSERT_EQ(ask("q", "fork", ""), "");
+    }
+    auto outside = me->call("q", "hang", {});
+    auto inside = me->call("p", "ask", message_of("q hang"));
+    ASSERT_TRUE(eventually([&] { return ask("q", "seen", "").substr(0, 1) == "2"; }));
+    auto killing = me->call("q", "die", {});
+    const Since since;
+    for (auto* call : {&outside, &inside}) {
+      ASSERT_TRUE(call->wait(Clock::now() + seconds(10)));
+      const auto status = call->take().status();
+      EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
+      EXPECT_THAT(std::string(status.what()), HasSubstr("\"hang\": the link to \"q\" has ended"));
+      if (forked) {
+        EXPECT_THAT(std::string(status.what()), HasSubstr("its process has ended"));
+      }
+    }
+    EXPECT_LT(since.passed(), promised);
+    killing.wait();
+    q = std::make_unique<Container>(store, sockets, "q");
+    ASSERT_TRUE(q->ready());
+  }
+}
+
+}  // namespace
+}  // namespace tensorferry

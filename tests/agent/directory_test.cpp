@@ -1,0 +1,522 @@
+#include "agent/rendezvous/directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <future>
+#include <set>
+#include <thread>
+
+#include "agent/rendezvous/memory_store.h"
+#include "agent/rendezvous/tcp_store.h"
+
+namespace tensorferry {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Directory::Alive kAlive = [](const Record&) { return true; };
+const Directory::Alive kDead = [](const Record&) { return false; };
+// For places where nobody else is expected in the slot.
+const Directory::Alive kUnasked = [](const Record& record) {
+  ADD_FAILURE() << "asked about " << record.name;
+  return true;
+};
+
+Record record_of(const std::string& name, int rank = -1) {
+  auto record = describe_this_process();
+  record.name = name;
+  record.rank = rank;
+  record.unix_address = "@" + name;
+  record.tcp_addresses = {"127.0.0.1:7000", "[::1]:7000"};
+  return record;
+}
+
+std::string what(const Status& status) { return std::string(status.what()); }
+
+// ---- Records
+
+TEST(Record, OfThisProcessSaysWhoAndWhere) {
+  const auto record = describe_this_process(), again = describe_this_process();
+  EXPECT_EQ(record.pid, ::getpid());
+  EXPECT_EQ(record.uid, ::geteuid());
+  EXPECT_NE(record.incarnation, 0U);
+  EXPECT_NE(record.incarnation, again.incarnation);
+  EXPECT_FALSE(record.boot_id.empty());
+  EXPECT_EQ(record.boot_id, again.boot_id);
+}
+
+TEST(Record, SurvivesTheStoreSignedOrNot) {
+  auto record = record_of("trainer0", 3);
+  record.left = true;
+  record.world = {1, 2, ~std::uint64_t{0}};
+  for (const auto& key : {Key(), Key::random()}) {
+    const auto got = decode_record(encode_record(record, key, "n/trainer0", 7), key, "n/trainer0", 7);
+    ASSERT_TRUE(got.ok()) << got.status().text();
+    EXPECT_EQ(*got, record);
+  }
+}
+
+TEST(Record, IsRefusedWhenItsSignatureIsWrong) {
+  const auto key = Key::random();
+  const auto record = record_of("trainer0");
+  const auto good = encode_record(record, key, "n/trainer0", 7);
+  const auto code = [&](ByteView bytes, const Key& by, std::string_view slot, std::int64_t generation) {
+    return decode_record(bytes, by, slot, generation).status().code();
+  };
+  EXPECT_EQ(code(good, Key::random(), "n/trainer0", 7), Code::unauthenticated);
+  EXPECT_EQ(code(good, key, "n/trainer1", 7), Code::unauthenticated);  // moved to another name
+  EXPECT_EQ(code(good, key, "n/trainer0", 8), Code::unauthenticated);  // an old one put in a new one's place
+  EXPECT_EQ(code(encode_record(record, Key(), "n/trainer0", 7), key, "n/trainer0", 7), Code::unauthenticated);
+  for (std::size_t at = 1; at < good.size(); ++at) {
+    auto bad = good;
+    bad[at] ^= std::byte{1};
+    EXPECT_EQ(code(bad, key, "n/trainer0", 7), Code::unauthenticated) << at;
+  }
+  EXPECT_EQ(code(good, Key(), "n/trainer0", 7), Code::ok);  // no key here: nothing to check it with
+}
+
+TEST(Record, CutShortOrMalformedIsRefused) {
+  const auto good = encode_record(record_of("trainer0"), Key(), "s", 1);
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    EXPECT_EQ(decode_record(ByteView(good).first(size), Key(), "s", 1).status().code(), Code::protocol_error) << size;
+  }
+  auto longer = good;
+  longer.push_back(std::byte{9});  // a later release's field
+  EXPECT_TRUE(decode_record(longer, Key(), "s", 1).ok());
+  const auto refused = [](Record record) {
+    return decode_record(encode_record(record, Key(), "s", 1), Key(), "s", 1).status().code() == Code::protocol_error;
+  };
+  auto bad = record_of("");
+  EXPECT_TRUE(refused(bad));
+  bad = record_of("line\nbreak");
+  EXPECT_TRUE(refused(bad));
+  bad = record_of("a");
+  bad.incarnation = 0;
+  EXPECT_TRUE(refused(bad));
+  bad = record_of("a", -2);
+  EXPECT_TRUE(refused(bad));
+  bad = record_of("a");
+  bad.tcp_addresses = {"no port"};
+  EXPECT_TRUE(refused(bad));
+  bad.tcp_addresses.assign(17, "127.0.0.1:7000");
+  EXPECT_TRUE(refused(bad));
+  bad = record_of("a");
+  bad.version_min = 2;
+  EXPECT_TRUE(refused(bad));
+}
+
+TEST(Record, TellsWhetherAUnixSocketMayBeInCommon) {
+  const auto mine = record_of("a");
+  auto theirs = record_of("b");
+  EXPECT_TRUE(may_share_unix(mine, theirs));
+  theirs.net_namespace += 1;
+  EXPECT_FALSE(may_share_unix(mine, theirs));
+  theirs.unix_address = "/run/shared/b.sock";
+  EXPECT_TRUE(may_share_unix(mine, theirs));  // a container that shares the folder
+  theirs.boot_id = "another host";
+  EXPECT_FALSE(may_share_unix(mine, theirs));
+  theirs = record_of("c");
+  theirs.unix_address = "";
+  EXPECT_FALSE(may_share_unix(mine, theirs));
+}
+
+TEST(Name, IsShortAndPrintable) {
+  EXPECT_TRUE(check_name("trainer/0 of host:1 \xc3\xa4").ok());
+  for (const auto& bad : {std::string(), std::string(256, 'x'), std::string("a\nb"), std::string("a\0b", 3)}) {
+    EXPECT_EQ(check_name(bad).code(), Code::invalid_argument);
+  }
+}
+
+// ---- The directory, over both stores
+
+class DirectoryTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == std::string("memory")) {
+      store_ = std::make_shared<MemoryStore>();
+      return;
+    }
+    auto server = TcpStoreServer::listen("127.0.0.1", 0, "");
+    ASSERT_TRUE(server.ok()) << server.status().text();
+    server_ = std::move(*server);
+    store_ = connect();
+  }
+  // Another process's view: over TCP a client of its own.
+  std::shared_ptr<Store> connect() {
+    if (!server_) return store_;
+    auto store = connect_tcp_store("127.0.0.1", server_->port(), "", seconds(20));
+    EXPECT_TRUE(store.ok()) << store.status().text();
+    return *store;
+  }
+  std::unique_ptr<Directory> directory(const Key& key = {}) {
+    return std::make_unique<Directory>(connect(), "job", key);
+  }
+
+  std::unique_ptr<TcpStoreServer> server_;
+  std::shared_ptr<Store> store_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Stores, DirectoryTest, ::testing::Values("memory", "tcp"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST_P(DirectoryTest, FindsByNameAndByRank) {
+  const auto a = directory(), b = directory();
+  const auto record = record_of("server", 0);
+  ASSERT_TRUE(a->join(record, kUnasked).ok());
+  EXPECT_EQ(*b->find("server", milliseconds(0)), record);
+  EXPECT_EQ(*b->find(0, milliseconds(0)), record);
+  const auto nobody = b->find("nobody", milliseconds(0)).status();
+  EXPECT_EQ(nobody.code(), Code::not_found);
+  EXPECT_THAT(what(nobody), HasSubstr("\"nobody\""));
+  EXPECT_EQ(b->find(1, milliseconds(10)).status().code(), Code::not_found);
+}
+
+TEST_P(DirectoryTest, FindWaitsForOneThatJoinsLater) {
+  const auto a = directory(), b = directory();
+  std::thread finder([&] {
+    const auto found = b->find("late", seconds(30));
+    EXPECT_TRUE(found.ok()) << found.status().text();
+  });
+  std::this_thread::sleep_for(milliseconds(30));
+  const auto from = steady_clock::now();
+  ASSERT_TRUE(a->join(record_of("late"), kUnasked).ok());
+  finder.join();
+  EXPECT_LT(steady_clock::now() - from, seconds(10));
+}
+
+TEST_P(DirectoryTest, NameOfALivingAgentIsRefusedWithItsPidAndHost) {
+  const auto a = directory(), b = directory();
+  const auto first = record_of("server", 0);
+  ASSERT_TRUE(a->join(first, kUnasked).ok());
+  const auto status = b->join(record_of("server"), kAlive);
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_THAT(what(status),
+              AllOf(HasSubstr("\"server\""), HasSubstr("pid " + std::to_string(first.pid)), HasSubstr(first.host)));
+  EXPECT_EQ(*directory()->find("server", milliseconds(0)), first);
+}
+
+TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreeAgain) {
+  const auto a = directory(), b = directory(), c = directory();
+  ASSERT_TRUE(a->join(record_of("one", 0), kUnasked).ok());
+  const auto status = b->join(record_of("two", 0), kAlive);
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_THAT(what(status), AllOf(HasSubstr("rank 0"), HasSubstr("\"one\"")));
+  EXPECT_EQ(c->find("two", milliseconds(0)).status().code(), Code::not_found);
+  EXPECT_TRUE(c->join(record_of("two", 1), kUnasked).ok());
+}
+
+TEST_P(DirectoryTest, DeadPredecessorIsReplacedByANewIncarnationAfterOneQuestion) {
+  const auto first = record_of("server", 0), second = record_of("server", 0);
+  ASSERT_TRUE(directory()->join(first, kUnasked).ok());
+  int questions = 0;
+  ASSERT_TRUE(directory()
+                  ->join(second,
+                         [&](const Record& other) {
+                           ++questions;
+                           EXPECT_EQ(other, first);
+                           return false;
+                         })
+                  .ok());
+  EXPECT_EQ(questions, 1);
+  const auto reader = directory();
+  EXPECT_EQ(reader->find("server", milliseconds(0))->incarnation, second.incarnation);
+  EXPECT_EQ(reader->find(0, milliseconds(0))->incarnation, second.incarnation);
+}
+
+TEST_P(DirectoryTest, OneThatLeftFreesItsNameAndRankAtOnce) {
+  const auto a = directory(), reader = directory();
+  ASSERT_TRUE(a->join(record_of("server", 0), kUnasked).ok());
+  a->leave();
+  a->leave();
+  const auto gone = reader->find("server", milliseconds(0)).status();
+  EXPECT_EQ(gone.code(), Code::not_found);
+  EXPECT_THAT(what(gone), HasSubstr("has left"));
+  for (int i = 0; i < 20; ++i) {
+    const auto next = directory();
+    const auto record = record_of("server", 0);
+    ASSERT_TRUE(next->join(record, kUnasked).ok());
+    EXPECT_EQ(reader->find(0, milliseconds(0))->incarnation, record.incarnation);
+    next->leave();
+  }
+}
+
+TEST_P(DirectoryTest, OfSixteenThatClaimANameAtOnceOneHasIt) {
+  for (int round = 0; round < 5; ++round) {
+    const auto name = "contested" + std::to_string(round);
+    std::vector<std::unique_ptr<Directory>> directories;
+    std::vector<Record> records;
+    for (int i = 0; i < 16; ++i) {
+      directories.push_back(directory());
+      records.push_back(record_of(name, 100 * round));
+    }
+    std::atomic<int> won = 0, refused = 0;
+    std::atomic<std::uint64_t> winner = 0;
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < directories.size(); ++i) {
+      threads.emplace_back([&, i] {
+        const auto status = directories[i]->join(records[i], kAlive);
+        if (status) {
+          ++won;
+          winner = records[i].incarnation;
+        } else if (status.code() == Code::invalid_argument) {
+          EXPECT_THAT(what(status), HasSubstr(name));
+          ++refused;
+        } else {
+          ADD_FAILURE() << status.text();
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    ASSERT_EQ(won, 1);
+    ASSERT_EQ(refused, 15);
+    EXPECT_EQ(directory()->find(name, milliseconds(0))->incarnation, winner);
+  }
+}
+
+TEST_P(DirectoryTest, OfSixteenThatReplaceADeadOneAtOnceOneDoes) {
+  const auto dead = record_of("server", 0);
+  ASSERT_TRUE(directory()->join(dead, kUnasked).ok());
+  std::atomic<int> won = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] {
+      const auto mine = directory();
+      const auto alive = [&](const Record& other) { return other.incarnation != dead.incarnation; };
+      won += mine->join(record_of("server", 0), alive).ok() ? 1 : 0;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(won, 1);
+}
+
+TEST_P(DirectoryTest, ClaimantThatDiedInTheMiddleIsPassedOver) {
+  // It has counted itself in the name's slot, and then no more.
+  ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
+  const auto a = directory(), reader = directory();
+  const auto record = record_of("server");
+  ASSERT_TRUE(a->join(record, kUnasked).ok());
+  EXPECT_EQ(reader->find("server", milliseconds(0))->incarnation, record.incarnation);
+}
+
+TEST_P(DirectoryTest, ClaimantThatWasSlowInTheMiddleKeepsTheName) {
+  ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
+  const auto a = directory();
+  const auto slow = record_of("server"), fast = record_of("server");
+  // It comes back while the other one waits for it.
+  std::thread comes_back([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "n/server", 1)).ok());
+  });
+  const auto status = a->join(fast, kAlive);
+  comes_back.join();
+  EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
+  EXPECT_EQ(directory()->find("server", milliseconds(0))->incarnation, slow.incarnation);
+}
+
+// Its process is stopped between counting itself in a slot and setting its record there, until let go.
+class StoppedInTheMiddle final : public Store {
+ public:
+  explicit StoppedInTheMiddle(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  Status set(std::string_view key, ByteView value) override {
+    if (std::exchange(running_, false)) {
+      stopped.set_value();
+      go_on.get_future().wait();
+    }
+    return store_->set(key, value);
+  }
+  Result<Bytes> get(std::string_view key, milliseconds timeout) override { return store_->get(key, timeout); }
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override { return store_->add(key, amount); }
+  [[nodiscard]] bool loopback() const override { return true; }
+
+  std::promise<void> stopped, go_on;
+
+ private:
+  std::shared_ptr<Store> store_;
+  bool running_ = true;
+};
+
+TEST(Directory, ClaimantThatWasPassedOverInTheMiddleYields) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto slow_store = std::make_shared<StoppedInTheMiddle>(store);
+  Status slow_status;
+  std::thread slow([&] { slow_status = Directory(slow_store, "job", {}).join(record_of("server"), kAlive); });
+  slow_store->stopped.get_future().wait();
+  const auto fast = record_of("server");
+  EXPECT_TRUE(Directory(store, "job", {}).join(fast, kUnasked).ok());
+  slow_store->go_on.set_value();
+  slow.join();
+  EXPECT_EQ(slow_status.code(), Code::invalid_argument) << slow_status.text();
+  EXPECT_EQ(Directory(store, "job", {}).find("server", milliseconds(0))->incarnation, fast.incarnation);
+}
+
+TEST_P(DirectoryTest, CounterThatSomethingElseWritesEndsTheJoinInsteadOfKeepingItBusy) {
+  ASSERT_TRUE(store_->add("job/gen/n/a", std::int64_t{1} << 40).ok());
+  const auto status = directory()->join(record_of("a"), kUnasked);
+  EXPECT_EQ(status.code(), Code::protocol_error);
+  EXPECT_THAT(what(status), HasSubstr("something else writes there"));
+}
+
+TEST_P(DirectoryTest, RecordsOfAnotherKeyAreNeitherFoundNorReplaced) {
+  const auto key = Key::random();
+  ASSERT_TRUE(directory(Key::random())->join(record_of("server", 0), kUnasked).ok());
+  const auto mine = directory(key);
+  for (const auto& status : {mine->find("server", milliseconds(0)).status(), mine->find(0, seconds(5)).status(),
+                             mine->join(record_of("server"), kUnasked)}) {
+    EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+    EXPECT_THAT(what(status), HasSubstr("TENSORFERRY_KEY_FILE"));
+  }
+  ASSERT_TRUE(directory(key)->join(record_of("other", 1), kUnasked).ok());
+  EXPECT_TRUE(mine->find("other", milliseconds(0)).ok());
+}
+
+// ---- Worlds and barriers
+
+TEST_P(DirectoryTest, WorldIsCompleteWhenAllRanksAreThere) {
+  constexpr int kSize = 8;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto mine = directory();
+      ASSERT_TRUE(mine->join(record_of("agent" + std::to_string(rank), rank), kUnasked).ok());
+      const auto world = mine->wait_for_world(kSize, seconds(30));
+      ASSERT_TRUE(world.ok()) << world.status().text();
+      for (int other = 0; other < kSize; ++other) {
+        EXPECT_EQ((*world)[static_cast<std::size_t>(other)].name, "agent" + std::to_string(other));
+      }
+      for (int i = 0; i < 3; ++i) {
+        const auto status = mine->barrier("shutdown", seconds(30));
+        EXPECT_TRUE(status.ok()) << status.text();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST_P(DirectoryTest, MissingRanksAreNamed) {
+  const auto a = directory(), b = directory();
+  ASSERT_TRUE(a->join(record_of("zero", 0), kUnasked).ok());
+  ASSERT_TRUE(b->join(record_of("two", 2), kUnasked).ok());
+  const auto status = a->wait_for_world(5, milliseconds(100)).status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(what(status), AllOf(HasSubstr("2 of 5"), HasSubstr("ranks 1, 3, 4")));
+  EXPECT_EQ(a->wait_for_world(0, milliseconds(0)).status().code(), Code::invalid_argument);
+  EXPECT_EQ(a->barrier("x", milliseconds(0)).code(), Code::invalid_argument);
+}
+
+TEST_P(DirectoryTest, WorldCountsOneThatLeftItButNoneOfAnEarlierOne) {
+  const auto a0 = directory(), a1 = directory();
+  ASSERT_TRUE(a0->join(record_of("zero", 0), kUnasked).ok());
+  ASSERT_TRUE(a1->join(record_of("one", 1), kUnasked).ok());
+  ASSERT_TRUE(a1->wait_for_world(2, seconds(10)).ok());
+  a1->leave();  // before the other looks
+  EXPECT_TRUE(a0->wait_for_world(2, seconds(10)).ok());
+  a0->leave();
+
+  const auto b0 = directory();
+  ASSERT_TRUE(b0->join(record_of("zero", 0), kUnasked).ok());
+  const auto status = b0->wait_for_world(2, milliseconds(100)).status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(what(status), HasSubstr("rank 1"));
+}
+
+TEST_P(DirectoryTest, BarrierNamesWhoIsMissingAndWhoHasLeft) {
+  const auto a = directory(), b = directory(), c = directory();
+  ASSERT_TRUE(a->join(record_of("zero", 0), kUnasked).ok());
+  ASSERT_TRUE(b->join(record_of("one", 1), kUnasked).ok());
+  ASSERT_TRUE(c->join(record_of("two", 2), kUnasked).ok());
+  for (auto* one : {a.get(), b.get(), c.get()}) ASSERT_TRUE(one->wait_for_world(3, seconds(10)).ok());
+  Status leader;
+  std::thread first([&] { leader = a->barrier("end", milliseconds(300)); });
+  const auto follower = b->barrier("end", seconds(30));
+  first.join();
+  for (const auto& status : {leader, follower}) {
+    EXPECT_EQ(status.code(), Code::deadline_exceeded);
+    EXPECT_THAT(what(status), AllOf(HasSubstr("1 of 3"), HasSubstr("\"two\""), Not(HasSubstr("\"one\""))));
+  }
+  // Long before its time is over: one that left in order will not come.
+  c->leave();
+  const auto from = steady_clock::now();
+  std::thread other([&] { EXPECT_THAT(what(b->barrier("end", seconds(60))), HasSubstr("has left")); });
+  EXPECT_THAT(what(a->barrier("end", seconds(60))), AllOf(HasSubstr("\"two\""), HasSubstr("has left")));
+  other.join();
+  EXPECT_LT(steady_clock::now() - from, seconds(20));
+  a->leave();
+  EXPECT_THAT(what(b->barrier("end", seconds(60))), HasSubstr("rank 0 has left"));
+}
+
+TEST(Directory, StoreThatWentIsAnErrorAndLeavingIsQuiet) {
+  auto server = TcpStoreServer::listen("127.0.0.1", 0, "");
+  ASSERT_TRUE(server.ok());
+  const auto store = connect_tcp_store("127.0.0.1", (*server)->port(), "", seconds(10));
+  ASSERT_TRUE(store.ok());
+  Directory directory(*store, "job", {});
+  ASSERT_TRUE(directory.join(record_of("zero", 0), kUnasked).ok());
+  server->reset();
+  EXPECT_EQ(directory.find("other", seconds(30)).status().code(), Code::connection_lost);
+  EXPECT_EQ(directory.wait_for_world(2, seconds(30)).status().code(), Code::connection_lost);
+  const auto from = steady_clock::now();
+  directory.leave();
+  EXPECT_LT(steady_clock::now() - from, seconds(5));
+}
+
+// ---- Cluster keys
+
+class Elsewhere final : public Store {  // a store that other hosts reach
+ public:
+  Status set(std::string_view key, ByteView value) override { return store_.set(key, value); }
+  Result<Bytes> get(std::string_view key, milliseconds timeout) override { return store_.get(key, timeout); }
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override { return store_.add(key, amount); }
+  [[nodiscard]] bool loopback() const override { return false; }
+
+ private:
+  MemoryStore store_;
+};
+
+TEST(ClusterKey, IsMadeOnceAndTheSameForAll) {
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::set<std::string> keys;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] {
+      const auto key = cluster_key(store, "job", "");
+      ASSERT_TRUE(key.ok()) << key.status().text();
+      EXPECT_FALSE(key->own);
+      const std::lock_guard lock(mutex);
+      keys.insert(std::string(text_of(key->key.bytes())));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(keys.size(), 1U);
+  EXPECT_GE(keys.begin()->size(), 32U);
+}
+
+TEST(ClusterKey, IsNotLeftInAStoreThatOtherHostsReach) {
+  Elsewhere store;
+  const auto key = cluster_key(store, "job", "");
+  EXPECT_EQ(key.status().code(), Code::unauthenticated);
+  EXPECT_THAT(what(key.status()), HasSubstr("export TENSORFERRY_KEY_FILE="));
+  EXPECT_FALSE(store.get("job/key/value", milliseconds(0)).ok());
+  const auto own = cluster_key(store, "job", "a key of the user's own");
+  ASSERT_TRUE(own.ok());
+  EXPECT_TRUE(own->own);
+}
+
+TEST(ClusterKey, ThatItsMakerNeverSetIsAnErrorNotAHang) {
+  MemoryStore store;
+  ASSERT_TRUE(store.add("job/key/claim", 1).ok());
+  EXPECT_EQ(cluster_key(store, "job", "", milliseconds(50)).status().code(), Code::deadline_exceeded);
+}
+
+}  // namespace
+}  // namespace tensorferry

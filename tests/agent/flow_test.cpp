@@ -1,0 +1,284 @@
+// Bounds: bytes in flight, handlers at once, and that nobody waits for others who are slow.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+std::string what(const Status& status) { return std::string(status.what()); }
+
+Message large(std::size_t bytes, int count = 1) {
+  auto message = message_of("m");
+  for (int i = 0; i < count; ++i) message.buffers.push_back(patterned(bytes));
+  return message;
+}
+
+std::function<void(AgentOptions&)> with_bound(std::size_t bytes) {
+  return [bytes](AgentOptions& options) { options.max_bytes_in_flight = bytes; };
+}
+
+class Flow : public ::testing::Test {
+ protected:
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+};
+
+// ---- Bytes in flight
+
+TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
+  const auto a = join(store, "a", {}, with_bound(1'000'000));
+  RawAgent lazy(store, "lazy");
+  auto first = a->call("lazy", "f", large(180'000, 5));
+  auto peer = lazy.accept();  // and does not read
+  const Since since;
+  auto second = a->call("lazy", "f", large(200'000), within(milliseconds(200)));
+  EXPECT_GE(since.passed(), milliseconds(200));
+  EXPECT_LT(since.passed(), seconds(2));
+  ASSERT_TRUE(second.done());
+  const auto status = second.take().status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(what(status),
+              HasSubstr("\"lazy\" did not take in what was sent to it before (1000000 bytes may be in flight)"));
+  EXPECT_FALSE(first.done());
+}
+
+TEST_F(Flow, ASenderGoesOnWhenThePeerHasReadAndSmallCallsNeverWait) {
+  const auto a = join(store, "a", {}, with_bound(1'000'000));
+  RawAgent lazy(store, "lazy");
+  auto first = a->call("lazy", "f", large(180'000, 5));
+  auto peer = lazy.accept();
+  std::atomic<bool> admitted{false};
+  std::thread sender([&] {
+    (void)a->call("lazy", "f", large(200'000), within(seconds(20)));
+    admitted = true;
+  });
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(admitted);
+  const Since since;
+  (void)a->call("lazy", "g", message_of("no buffers"));
+  EXPECT_LT(since.passed(), seconds(1));
+  ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
+  (void)peer.connection.read_bytes(900'000);
+  EXPECT_TRUE(eventually([&] { return admitted.load(); }));
+  sender.join();
+}
+
+TEST_F(Flow, ASenderThatWaitsAtTheBoundIsToldOfThePeersEnd) {
+  const auto a = join(store, "a", {}, with_bound(1'000'000));
+  RawAgent lazy(store, "lazy");
+  auto first = a->call("lazy", "f", large(180'000, 5));
+  auto peer = std::make_unique<RawAgent::Accepted>(lazy.accept());
+  std::thread closer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    peer.reset();
+  });
+  const Since since;
+  auto second = a->call("lazy", "f", large(200'000), within(seconds(20)));
+  EXPECT_TRUE(second.wait());
+  EXPECT_EQ(second.take().status().code(), Code::connection_lost);
+  EXPECT_LT(since.passed(), seconds(5));
+  closer.join();
+}
+
+TEST_F(Flow, AMessageLargerThanTheBoundGoesAlone) {
+  for (const Ways& ways : {Ways{"ring", "basic"}, Ways{"ring", ""}, Ways{"tcp", "basic"}}) {
+    const auto a = join(store, "a", ways, with_bound(10'000));
+    const auto b = join(store, "b", ways);
+    serve_echo(*b);
+    for (int i = 0; i < 5; ++i) {
+      const auto reply = call_sync(*a, "b", "echo", large(100'000, 3));
+      ASSERT_TRUE(reply.ok()) << reply.status().text();
+    }
+  }
+}
+
+TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsMakeProgress) {
+  for (const Ways& ways : {Ways{"ring", "basic"}, Ways{"ring", ""}, Ways{"tcp", "basic"}}) {
+    const auto a = join(store, "a", ways, with_bound(600'000));
+    const auto b = join(store, "b", ways, with_bound(600'000));
+    const auto nest = [](Agent& self, const std::string& other) {
+      return [&self, other](const Request& request, Reply reply) {
+        const int depth = std::stoi(std::string(text_of(request.arguments.payload)));
+        if (depth > 0) {
+          auto inner = large(300'000);
+          inner.payload = bytes_of(std::to_string(depth - 1));
+          const auto answer = call_sync(self, other, "nest", std::move(inner));
+          if (!answer.ok()) return reply.fail(answer.status());
+        }
+        reply.send(large(100'000));
+      };
+    };
+    a->serve("nest", nest(*a, "b"));
+    b->serve("nest", nest(*b, "a"));
+    std::atomic<int> good{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&, t] {
+        auto& from = t % 2 == 0 ? *a : *b;
+        for (int i = 0; i < 5; ++i) {
+          auto message = large(300'000);
+          message.payload = bytes_of("4");
+          const auto reply = call_sync(from, t % 2 == 0 ? "b" : "a", "nest", std::move(message), within(seconds(30)));
+          EXPECT_TRUE(reply.ok()) << reply.status().text();
+          if (reply.ok()) ++good;
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(good, 40);
+    a->leave();
+    b->leave();
+  }
+}
+
+// ---- One slow peer
+
+TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
+  const auto a = join(store, "a", {"ring", "basic"});
+  RawAgent lazy(store, "lazy");
+  auto heavy = a->call("lazy", "heavy", large(64 << 20));
+  auto peer = lazy.accept();
+  auto bulk = lazy.accept();  // and reads nothing there
+  EXPECT_EQ(bulk.hello.purpose, wire::Hello::Purpose::bulk);
+  ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
+  for (int i = 0; i < 20; ++i) {
+    auto light = a->call("lazy", "light", large(100'000));
+    const auto request = peer.connection.read(wire::Kind::request);
+    ASSERT_TRUE(request.ok());
+    (void)peer.connection.read_bytes(100'000);
+    ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
+    EXPECT_TRUE(light.wait(Clock::now() + seconds(5)));
+  }
+  EXPECT_FALSE(heavy.done());
+}
+
+TEST_F(Flow, APeerThatReadsNothingHindersNobodyElse) {
+  const auto a = join(store, "a", {"ring", "basic"});
+  const auto b = join(store, "b", {"ring", "basic"});
+  serve_echo(*b);
+  RawAgent stuck(store, "stuck");
+  std::vector<Call> calls;
+  for (int i = 0; i < 50; ++i) calls.push_back(a->call("stuck", "f", large(200'000)));
+  auto peer = stuck.accept();
+  for (int i = 0; i < 200; ++i) {
+    const auto reply = call_sync(*a, "b", "echo", large(100'000), within(seconds(5)));
+    ASSERT_TRUE(reply.ok()) << reply.status().text();
+  }
+}
+
+// ---- Handlers
+
+std::function<void(AgentOptions&)> with_threads(int most) {
+  return [most](AgentOptions& options) { options.max_threads = most; };
+}
+
+TEST_F(Flow, BeyondTheCapOfHandlersAndAsManyThatWaitCallsAreRefused) {
+  const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(4));
+  std::atomic<int> inside{0}, most{0};
+  std::atomic<bool> open{false};
+  b->serve("block", [&](const Request&, Reply reply) {
+    most = std::max(most.load(), ++inside);
+    while (!open) std::this_thread::sleep_for(milliseconds(1));
+    --inside;
+    reply.send({});
+  });
+  serve_echo(*b);
+  std::vector<Call> calls;
+  for (int i = 0; i < 8; ++i) calls.push_back(a->call("b", "block", {}));
+  ASSERT_TRUE(eventually([&] { return inside == 4 && a->in_flight().first == 8 && b->in_flight().second == 8; }));
+  std::this_thread::sleep_for(milliseconds(200));  // they are no burst of short ones
+  for (int i = 0; i < 22; ++i) calls.push_back(a->call("b", "block", {}));
+  EXPECT_TRUE(eventually(
+      [&] { return std::count_if(calls.begin(), calls.end(), [](const Call& call) { return call.done(); }) == 22; }));
+  const auto refused = call_sync(*a, "b", "echo", {});
+  EXPECT_EQ(refused.status().code(), Code::resource_exhausted);
+  EXPECT_THAT(what(refused.status()), HasSubstr("all 4 handlers of \"b\" are busy"));
+  open = true;
+  int good = 0;
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait());
+    const auto reply = call.take();
+    if (reply.ok())
+      ++good;
+    else
+      EXPECT_EQ(reply.status().code(), Code::resource_exhausted);
+  }
+  EXPECT_EQ(good, 8);
+  EXPECT_EQ(most, 4);
+  EXPECT_TRUE(call_sync(*a, "b", "echo", {}).ok());
+}
+
+TEST_F(Flow, HandlersThatFillTheCapStillReachNewPeersAndTakeTheirReplies) {
+  const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(3)), c = join(store, "c");
+  serve_echo(*c);
+  std::atomic<int> inside{0};
+  b->serve("pass on", [&](const Request&, Reply reply) {
+    ++inside;
+    eventually([&] { return inside >= 3; });
+    std::atomic<bool> completed{false};
+    b->call("c", "echo", large(100'000)).on_done([&](const Result<Received>&) { completed = true; });
+    const auto answer = call_sync(*b, "c", "echo", large(300'000), within(seconds(10)));
+    if (!answer.ok() || !eventually([&] { return completed.load(); })) return reply.fail({Code::internal, "stuck"});
+    reply.send({});
+  });
+  std::vector<Call> calls;
+  for (int i = 0; i < 6; ++i) calls.push_back(a->call("b", "pass on", {}));
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait());
+    const auto reply = call.take();
+    EXPECT_TRUE(reply.ok()) << reply.status().text();
+  }
+}
+
+TEST_F(Flow, ABurstOfShortCallsIsNotRefused) {
+  const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(4));
+  serve_echo(*b);
+  std::vector<Call> calls;
+  for (int i = 0; i < 3000; ++i) calls.push_back(a->call("b", "echo", {}));
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait());
+    ASSERT_TRUE(call.take().ok());
+  }
+}
+
+TEST_F(Flow, ManyOrderedCallsThatAFullAgentRefusesDoNotRecurse) {
+  const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(2));
+  std::atomic<bool> first{false}, others{false};
+  const auto until = [](std::atomic<bool>& open) {
+    return [&open](const Request&, Reply reply) {
+      while (!open) std::this_thread::sleep_for(milliseconds(1));
+      reply.send({});
+    };
+  };
+  b->serve("first", until(first));
+  b->serve("other", until(others));
+  serve_echo(*b);
+  std::vector<Call> ordered, blocked;
+  CallOptions options;
+  options.order = 1;
+  ordered.push_back(a->call("b", "first", {}, options));
+  for (int i = 0; i < 30'000; ++i) ordered.push_back(a->call("b", "echo", {}, options));
+  ASSERT_TRUE(eventually([&] {
+    blocked.push_back(a->call("b", "other", {}));
+    return blocked.back().wait(Clock::now() + milliseconds(20));
+  })) << "refused: so those before it fill the agent";
+  first = true;
+  for (auto& call : ordered) ASSERT_TRUE(call.wait());
+  EXPECT_TRUE(ordered.front().take().ok());
+  EXPECT_EQ(ordered[1].take().status().code(), Code::resource_exhausted);
+  others = true;
+  for (auto& call : blocked) ASSERT_TRUE(call.wait());
+}
+
+}  // namespace
+}  // namespace tensorferry

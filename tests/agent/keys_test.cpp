@@ -1,0 +1,212 @@
+// Who may be called, and where an agent listens: keys, interfaces, ports, socket folders, as agents see them.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "agent/address.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string what(const Status& status) { return std::string(status.what()); }
+
+constexpr const char* kKey = "a cluster key of our own, long enough";
+constexpr const char* kOtherKey = "another cluster key, also long enough";
+
+/// An address of this machine that other hosts may reach; "" where it has none.
+std::string outer_interface() {
+  for (const auto& address : interface_addresses()) {
+    if (!address.loopback) return address.interface;
+  }
+  return "";
+}
+
+class Keys : public ::testing::Test {
+ protected:
+  Keys() { forget(); }
+  ~Keys() override {
+    forget();
+    std::filesystem::remove_all(folder);
+  }
+  static void forget() {
+    for (const char* name :
+         {"TENSORFERRY_KEY", "TENSORFERRY_KEY_FILE", "TENSORFERRY_SOCKET_IFNAME", "TENSORFERRY_SOCKET_DIR"}) {
+      ::unsetenv(name);
+    }
+  }
+  std::shared_ptr<Agent> join_with(const std::string& name, const std::function<void(AgentOptions&)>& change) {
+    return join(store, name, {"tcp", ""}, change);
+  }
+  Status refusal(const std::function<void(AgentOptions&)>& change) {
+    AgentOptions options;
+    options.name = "refused";
+    options.store = store;
+    change(options);
+    return Agent::join(options).status();
+  }
+  static Status call(Agent& from, const std::string& to) {
+    return call_sync(from, to, "echo", message_of("x"), within(std::chrono::seconds(5))).status();
+  }
+
+  std::string folder = ::testing::TempDir() + "tensorferry-keys-" + std::to_string(::getpid());
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+};
+
+std::function<void(AgentOptions&)> key(const std::string& text) {
+  return [text](AgentOptions& options) { options.key = text; };
+}
+
+TEST_F(Keys, AgentsOfOneKeyCallEachOtherOverTcp) {
+  const auto a = join_with("a", key(kKey)), b = join_with("b", key(kKey));
+  serve_echo(*b);
+  EXPECT_TRUE(call(*a, "b").ok());
+  EXPECT_EQ(a->explain("b")->transport, "tcp");
+}
+
+TEST_F(Keys, AgentsWithoutAKeyOnLoopbackShareOneThatIsMadeUp) {
+  const auto a = join_with("a", {}), b = join_with("b", {});
+  serve_echo(*b);
+  EXPECT_TRUE(call(*a, "b").ok());
+}
+
+TEST_F(Keys, AnAgentOfAnotherKeyOrOfNoneIsNotReached) {
+  for (const auto& other : {key(kOtherKey), key("")}) {
+    store = std::make_shared<MemoryStore>();
+    const auto a = join_with("a", key(kKey)), b = join_with("b", other);
+    serve_echo(*a);
+    serve_echo(*b);
+    const Since since;
+    const auto status = call(*a, "b");
+    EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+    EXPECT_LT(since.passed(), std::chrono::seconds(2)) << "at once, also by a call that would wait for it";
+    const auto back = call(*b, "a");
+    EXPECT_EQ(back.code(), Code::unauthenticated) << back.text();
+    EXPECT_EQ(b->counters().calls_served + a->counters().calls_served, 0U);
+  }
+}
+
+TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
+  const auto a = join_with("a", key(kKey));
+  // Somebody who can write to the store, and does not have the key.
+  RawAgent forged(store, "forged");
+  const auto status = call(*a, "forged");
+  EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+}
+
+TEST_F(Keys, AKeyThatIsTooShortIsRefused) { EXPECT_EQ(refusal(key("short")).code(), Code::invalid_argument); }
+
+TEST_F(Keys, AKeyComesFromTheEnvironmentOrAFile) {
+  ::setenv("TENSORFERRY_KEY", kKey, 1);
+  const auto by_variable = join_with("a", {});
+  ::unsetenv("TENSORFERRY_KEY");
+  std::filesystem::create_directory(folder);
+  const auto path = folder + "/key";
+  std::ofstream(path) << kKey << "\n";
+  ::chmod(path.c_str(), 0600);
+  ::setenv("TENSORFERRY_KEY_FILE", path.c_str(), 1);
+  const auto by_file = join_with("b", {});
+  serve_echo(*by_file);
+  EXPECT_TRUE(call(*by_variable, "b").ok());
+  ::chmod(path.c_str(), 0644);
+  const auto readable = refusal([](AgentOptions&) {});
+  EXPECT_EQ(readable.code(), Code::permission_denied);
+  EXPECT_THAT(what(readable), HasSubstr("chmod 600 " + path));
+}
+
+TEST_F(Keys, SameUserOnOneHostNeedsNone) {
+  const auto a = join(store, "a", {"ring", ""}, key(kKey));
+  const auto record = Directory(store, "tensorferry", *Key::from_text(kKey)).find("a", std::chrono::seconds(5));
+  ASSERT_TRUE(record.ok());
+  auto stranger = raw_connect(*record, true);
+  const Key none;
+  EXPECT_TRUE(greet_dialler(stranger.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
+}
+
+TEST_F(Keys, ListeningBeyondLoopbackNeedsAKeyOfOnesOwn) {
+  const auto outer = outer_interface();
+  if (outer.empty()) GTEST_SKIP() << "this machine has no interface but loopback";
+  const auto refused = refusal([&](AgentOptions& options) { options.interface = outer; });
+  EXPECT_EQ(refused.code(), Code::unauthenticated);
+  EXPECT_THAT(what(refused),
+              AllOf(HasSubstr("(" + outer + "), which other hosts reach, needs a key of your own"),
+                    HasSubstr("export TENSORFERRY_KEY_FILE=~/.tensorferry.key"), HasSubstr("head -c 32 /dev/urandom")));
+  const auto on_outer = [&](AgentOptions& options) {
+    options.interface = outer;
+    options.key = kKey;
+  };
+  const auto a = join_with("a", on_outer), b = join_with("b", on_outer);
+  ASSERT_TRUE(a && b);
+  serve_echo(*b);
+  EXPECT_TRUE(call(*a, "b").ok());
+}
+
+TEST_F(Keys, TheEnvironmentNamesTheInterface) {
+  const auto outer = outer_interface();
+  ::setenv("TENSORFERRY_SOCKET_IFNAME", "lo", 1);
+  const auto a = join_with("a", {});
+  EXPECT_THAT(record_of(store, "a").tcp_addresses.at(0), StartsWith("127.0.0.1:"));
+  ::setenv("TENSORFERRY_SOCKET_IFNAME", "nosuch0", 1);
+  const auto refused = refusal([](AgentOptions&) {});
+  EXPECT_EQ(refused.code(), Code::not_found);
+  EXPECT_THAT(what(refused), HasSubstr("nosuch0"));
+  if (outer.empty()) return;
+  ::setenv("TENSORFERRY_SOCKET_IFNAME", outer.c_str(), 1);
+  const auto loopback = join_with("b", [](AgentOptions& options) { options.interface = "lo"; });
+  EXPECT_TRUE(loopback) << "the option counts more";
+}
+
+TEST_F(Keys, PortsComeFromTheirRange) {
+  auto probe = listen_tcp("127.0.0.1", {});
+  ASSERT_TRUE(probe.ok());
+  const auto taken = probe->port;  // one that is taken, and its neighbour
+  const auto range = std::to_string(taken) + "-" + std::to_string(taken + 20);
+  const auto a = join_with("a", [&](AgentOptions& options) { options.ports = range; });
+  ASSERT_TRUE(a);
+  const auto port = split_host_port(record_of(store, "a").tcp_addresses.at(0))->port;
+  EXPECT_GT(port, taken);
+  EXPECT_LE(port, taken + 20);
+  const auto refused = refusal([&](AgentOptions& options) { options.ports = std::to_string(taken); });
+  EXPECT_EQ(refused.code(), Code::resource_exhausted);
+  EXPECT_THAT(what(refused), HasSubstr(std::to_string(taken)));
+  EXPECT_EQ(refusal([](AgentOptions& options) { options.ports = "from here on"; }).code(), Code::invalid_argument);
+}
+
+TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
+  ::setenv("TENSORFERRY_SOCKET_DIR", folder.c_str(), 1);
+  {
+    const auto a = join(store, "a"), b = join(store, "b");
+    serve_echo(*b);
+    EXPECT_THAT(record_of(store, "b").unix_address, StartsWith(folder + "/"));
+    EXPECT_TRUE(call(*a, "b").ok());
+    EXPECT_EQ(a->explain("b")->transport, "ring");
+    ::chmod(folder.c_str(), 0777);
+    const auto refused = refusal([](AgentOptions&) {});
+    EXPECT_EQ(refused.code(), Code::permission_denied);
+    EXPECT_THAT(what(refused), HasSubstr("chmod"));
+    ::chmod(folder.c_str(), 0700);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+TEST_F(Keys, WithoutUnixSocketsAgentsOfOneHostMeetOverTcp) {
+  const auto a = join(store, "a", {"ring", ""}), b = join(store, "b", {"tcp", ""});
+  serve_echo(*a);
+  serve_echo(*b);
+  EXPECT_TRUE(call(*a, "b").ok());
+  EXPECT_TRUE(call(*b, "a").ok());
+  EXPECT_EQ(a->explain("b")->transport, "tcp");
+}
+
+}  // namespace
+}  // namespace tensorferry

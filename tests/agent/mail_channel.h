@@ -1,0 +1,148 @@
+/// A channel that a user might register: carries buffers in control messages, which the ticket names by `after`.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "channels/channel.h"
+#include "channels/completion.h"
+
+namespace tensorferry::testing {
+
+struct MailBehaviour {
+  bool refuses_every_second = false;  // with another reason each time
+  bool answers_probe = true;          // false: the other end's probe never ends
+  Status probe{};                     // what this end's probe finds out
+};
+
+class MailChannel final : public Channel {
+ public:
+  MailChannel(Wire& wire, MailBehaviour behaviour) : wire_(wire), behaviour_(std::move(behaviour)) {
+    wire_.control({static_cast<std::byte>('?'), static_cast<std::byte>(42)}, {});
+  }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
+    if (sharing == Sharing::shared) return Refusal{"mail copies"};
+    const auto number = offers_++;
+    if (behaviour_.refuses_every_second && number % 2 == 1)
+      return Refusal{"no stamp for letter " + std::to_string(number)};
+    Ticket ticket{.bytes = buffer.bytes, .opaque = {}};
+    Writer(ticket.opaque).put(number);
+    std::size_t sent = 0;
+    do {
+      const auto some = std::min<std::size_t>(buffer.bytes - sent, 30'000);
+      Bytes letter;
+      Writer writer(letter);
+      writer.put('d');
+      writer.put(number);
+      writer.raw(ByteView(buffer.data + sent, some));
+      ticket.after = wire_.control(std::move(letter), {});
+      sent += some;
+    } while (sent < buffer.bytes);
+    complete(std::move(released), {});
+    return ticket;
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    const auto status = deliver(ticket, sink);
+    complete(std::move(landed), status);
+    complete(std::move(consumed), status);
+  }
+  void discard(const Ticket& ticket) override { (void)take(ticket); }
+  void acknowledged(const Ticket&) override {}
+  void withdraw(const Ticket&) override {}
+
+  void control(ByteView message, Descriptors) override {
+    Reader in(message);
+    switch (in.get<char>()) {
+      case '?':
+        if (behaviour_.answers_probe)
+          wire_.control({static_cast<std::byte>('!'), static_cast<std::byte>(in.get<std::uint8_t>())}, {});
+        break;
+      case '!':
+        wire_.ready(in.get<std::uint8_t>() == 42 ? behaviour_.probe : Status(Code::protocol_error, "another nonce"));
+        break;
+      case 'd': {
+        const auto number = in.get<std::uint32_t>();
+        const std::lock_guard lock(mutex_);
+        auto& letter = letters_[number];
+        if (!letter) letter = std::make_shared<Bytes>();
+        const auto bytes = in.rest();
+        letter->insert(letter->end(), bytes.begin(), bytes.end());
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  void close(Status status) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (ended_.ok()) ended_ = std::move(status);
+  }
+
+ private:
+  std::shared_ptr<Bytes> take(const Ticket& ticket) {
+    Reader in(ticket.opaque);
+    const std::lock_guard lock(mutex_);
+    const auto found = letters_.find(in.get<std::uint32_t>());
+    if (in.failed() || found == letters_.end()) return nullptr;
+    auto letter = std::move(found->second);
+    letters_.erase(found);
+    return letter;
+  }
+
+  Status deliver(const Ticket& ticket, Sink& sink) {
+    const auto letter = take(ticket);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!ended_.ok()) return ended_;
+    }
+    if (!letter || letter->size() != ticket.bytes)
+      return {Code::protocol_error, "a ticket for a letter that did not come"};
+    if (sink.adopt({{}, letter->data(), letter->size(), nullptr, letter})) return {};
+    const auto memory = sink.reserve(ticket.bytes);
+    if (!memory) return {Code::resource_exhausted, "no memory for a letter"};
+    std::copy(letter->begin(), letter->end(), memory->data);
+    return {};
+  }
+
+  Wire& wire_;
+  const MailBehaviour behaviour_;
+  std::atomic<std::uint32_t> offers_{0};
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::shared_ptr<Bytes>> letters_;
+  Status ended_;
+};
+
+class MailDriver final : public Driver {
+ public:
+  explicit MailDriver(MailBehaviour behaviour) : behaviour_(std::move(behaviour)) {}
+  [[nodiscard]] std::string_view name() const override { return "mail"; }
+  std::variant<Bytes, Refusal> descriptor(Device device) override {
+    if (device.type != DeviceType::cpu) return Refusal{"mail carries CPU memory"};
+    return Bytes(1, static_cast<std::byte>(1));
+  }
+  std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
+    if (text_of(mine) == text_of(theirs)) return std::nullopt;
+    return Refusal{"another post office"};
+  }
+  std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
+    return std::make_unique<MailChannel>(wire, behaviour_);
+  }
+
+ private:
+  const MailBehaviour behaviour_;
+};
+
+/// The built-in channels, and this one before them.
+inline Registry with_mail(MailBehaviour behaviour = {}) {
+  auto registry = Registry::built_in();
+  registry.add("mail", 1000, [behaviour] { return std::make_unique<MailDriver>(behaviour); });
+  return registry;
+}
+
+}  // namespace tensorferry::testing

@@ -1,0 +1,53 @@
+/// How long and how often tests try, and what a process holds meanwhile.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+namespace tensorferry::testing {
+
+/// Whether `holds` becomes true; asks every millisecond.
+template <class Condition>
+bool eventually(const Condition& holds, std::chrono::milliseconds within = std::chrono::seconds(10)) {
+  const auto until = std::chrono::steady_clock::now() + within;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() >= until) return holds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+/// How often a loop runs: a hundredth of `full`, or all of it with TENSORFERRY_SOAK=1.
+inline int rounds(int full) {
+  const char* soak = std::getenv("TENSORFERRY_SOAK");
+  return soak != nullptr && std::string_view(soak) == "1" ? full : std::max(1, full / 100);
+}
+
+inline std::size_t entries_of(const char* folder) {
+  std::error_code ignored;
+  const std::filesystem::directory_iterator entries(folder, ignored);
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+/// Of this process, at this moment; the one that counts them included.
+inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
+inline std::size_t threads() { return entries_of("/proc/self/task"); }
+
+/// A stopwatch.
+class Since {
+ public:
+  [[nodiscard]] std::chrono::milliseconds passed() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began_);
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace tensorferry::testing

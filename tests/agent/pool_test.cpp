@@ -1,0 +1,526 @@
+// The pool alone: who reads, who runs, how many threads there are, and how it ends.
+#include "agent/pool.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "agent/agent.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Opens once, for everybody.
+class Gate {
+ public:
+  void open() { open_ = true; }
+  void wait() const {
+    while (!open_) std::this_thread::sleep_for(milliseconds(1));
+  }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+/// A pool, and the housekeeping's tick where it is asked for.
+class Pools : public ::testing::Test {
+ protected:
+  ~Pools() override { finish(); }
+  /// Before what the jobs use goes out of scope.
+  void finish() {
+    ticking_ = false;
+    if (ticker_.joinable()) ticker_.join();
+    if (pool) pool->stop(seconds(10));
+  }
+  void start(Pool::Limits limits = {}, std::shared_ptr<Executor> executor = nullptr, bool ticking = true) {
+    pool = std::make_shared<Pool>(limits, std::move(executor), [] {});
+    pool->start();
+    if (!ticking) return;
+    ticker_ = std::thread([this] {
+      while (ticking_) {
+        pool->tick();
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    });
+  }
+  std::shared_ptr<Pool> pool;
+
+ private:
+  std::atomic<bool> ticking_{true};
+  std::thread ticker_;
+};
+
+/// Something to read: each write makes `on_read` run once.
+class Doorbell final : public Readable {
+ public:
+  explicit Doorbell(std::function<void()> on_read) : on_read_(std::move(on_read)) {}
+  void on_readable() override {
+    std::uint64_t count = 0;
+    if (::read(fd.get(), &count, sizeof count) != sizeof count) return;
+    for (; count > 0; --count) on_read_();
+  }
+  void ring() const {
+    const std::uint64_t one = 1;
+    ASSERT_EQ(::write(fd.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  }
+  const FileDescriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+
+ private:
+  const std::function<void()> on_read_;
+};
+
+/// Like a language runtime with a global lock; counts.
+class CountingExecutor final : public Executor {
+ public:
+  void* attach() override {
+    ++attached;
+    return new int(0);
+  }
+  void enter(void* thread) override {
+    lock_.lock();
+    ++entered;
+    holder = thread;
+  }
+  void leave(void* thread) override {
+    EXPECT_EQ(holder, thread);
+    holder = nullptr;
+    lock_.unlock();
+  }
+  void detach(void* thread) override {
+    EXPECT_NE(holder, thread);
+    delete static_cast<int*>(thread);
+    ++detached;
+  }
+  /// As a handler does that waits with the lock let go.
+  void while_outside(const std::function<void()>& wait) {
+    void* const thread = holder.exchange(nullptr);
+    lock_.unlock();
+    wait();
+    lock_.lock();
+    holder = thread;
+  }
+  std::atomic<int> attached{0}, entered{0}, detached{0};
+  std::atomic<void*> holder{nullptr};
+
+ private:
+  std::mutex lock_;
+};
+
+// ---- Reading
+
+TEST_F(Pools, TheThreadThatReadsRunsWhatItFound) {
+  start({}, nullptr, false);
+  std::thread::id read, ran;
+  std::atomic<bool> done{false};
+  const auto bell = std::make_shared<Doorbell>([&] {
+    read = std::this_thread::get_id();
+    pool->submit_handler([&] {
+      ran = std::this_thread::get_id();
+      done = true;
+    });
+  });
+  pool->add(bell->fd.get(), bell, Pool::Watch::always);
+  for (int i = 0; i < 100; ++i) {
+    done = false;
+    bell->ring();
+    ASSERT_TRUE(eventually([&] { return done.load(); }));
+    EXPECT_EQ(read, ran);
+  }
+  EXPECT_LE(pool->threads(), 2);
+  pool->remove(bell->fd.get());
+}
+
+TEST_F(Pools, AnotherThreadReadsWhileAHandlerRunsLongerThanATick) {
+  start();
+  Gate gate;
+  std::atomic<int> read{0};
+  const auto blocking = std::make_shared<Doorbell>([&] { pool->submit_handler([&] { gate.wait(); }); });
+  const auto other = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(blocking->fd.get(), blocking, Pool::Watch::always);
+  pool->add(other->fd.get(), other, Pool::Watch::always);
+  for (int blocked = 1; blocked <= 20; ++blocked) {
+    blocking->ring();
+    std::this_thread::sleep_for(milliseconds(2));
+    other->ring();
+    ASSERT_TRUE(eventually([&] { return read == blocked; })) << blocked;
+  }
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, AHandlerThatSaysThatItBlocksIsReplacedWithoutATick) {
+  start({}, nullptr, false);
+  Gate gate;
+  std::atomic<int> read{0};
+  const auto blocking = std::make_shared<Doorbell>([&] {
+    pool->submit_handler([&] {
+      pool->about_to_block();
+      gate.wait();
+    });
+  });
+  const auto other = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(blocking->fd.get(), blocking, Pool::Watch::always);
+  pool->add(other->fd.get(), other, Pool::Watch::always);
+  for (int blocked = 1; blocked <= 20; ++blocked) {
+    blocking->ring();
+    other->ring();
+    ASSERT_TRUE(eventually([&] { return read == blocked; })) << blocked;
+  }
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, AReaderThatMayTakeLongKeepsNobodyFromReading) {
+  start({}, nullptr, false);
+  Gate gate;
+  std::atomic<int> read{0}, long_reads{0};
+  const auto slow = std::make_shared<Doorbell>([&] {
+    ++long_reads;
+    gate.wait();
+  });
+  const auto other = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(slow->fd.get(), slow, Pool::Watch::blocking);
+  pool->add(other->fd.get(), other, Pool::Watch::always);
+  slow->ring();
+  ASSERT_TRUE(eventually([&] { return long_reads == 1; }));
+  other->ring();
+  EXPECT_TRUE(eventually([&] { return read == 1; }));
+  gate.open();
+  slow->ring();
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(long_reads, 1) << "reported once per arm()";
+  pool->arm(slow->fd.get());
+  EXPECT_TRUE(eventually([&] { return long_reads == 2; }));
+  finish();
+}
+
+TEST_F(Pools, WhatIsDisarmedOrRemovedIsNotReported) {
+  start();
+  std::atomic<int> read{0};
+  const auto bell = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(bell->fd.get(), bell, Pool::Watch::closing);
+  bell->ring();
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(read, 0);
+  pool->arm(bell->fd.get());
+  EXPECT_TRUE(eventually([&] { return read == 1; })) << "what came before arm() is reported by it";
+  bell->ring();
+  EXPECT_TRUE(eventually([&] { return read == 2; }));
+  pool->disarm(bell->fd.get());
+  bell->ring();
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(read, 2);
+  pool->remove(bell->fd.get());
+  pool->arm(bell->fd.get());
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(read, 2);
+  EXPECT_EQ(bell.use_count(), 1) << "not kept after remove()";
+}
+
+// ---- Running
+
+TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
+  start({.idle = milliseconds(50)});
+  Gate gate;
+  std::atomic<int> inside{0};
+  for (int i = 0; i < 60; ++i) {
+    pool->submit_handler([&] {
+      ++inside;
+      gate.wait();
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return inside == 60; }));
+  EXPECT_LE(pool->threads(), 60 + 2 + 8) << "one each, the reader, and what a tick may have woken too many";
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return pool->threads() == 2 && !pool->busy(); }));
+  finish();
+}
+
+TEST_F(Pools, ABusyMachineIsNotAReasonForMoreThreads) {
+  start({.idle = seconds(60)});
+  std::atomic<int> done{0};
+  for (int i = 0; i < 2000; ++i) {
+    pool->submit_handler([&] { ++done; });
+    if (i % 100 == 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(eventually([&] { return done == 2000; }));
+  EXPECT_LE(pool->threads(), 24);
+}
+
+TEST_F(Pools, JobsOfOneThreadStartInTheirOrder) {
+  start({.least = 1, .most = 1}, nullptr, false);
+  std::vector<int> order;
+  std::atomic<int> done{0};
+  Gate gate;
+  pool->submit([&] { gate.wait(); });
+  for (int i = 0; i < 500; ++i) {
+    pool->submit([&, i] {
+      order.push_back(i);
+      ++done;
+    });
+  }
+  gate.open();
+  ASSERT_TRUE(eventually([&] { return done == 500; }));
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_F(Pools, AtTheCapHandlersWaitAndTheAgentsOwnWorkGoesOn) {
+  start({.least = 2, .most = 4});
+  Gate gate;
+  std::atomic<int> inside{0}, most{0}, done{0}, read{0}, own{0};
+  const auto bell = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(bell->fd.get(), bell, Pool::Watch::always);
+  const auto handler = [&] {
+    most = std::max(most.load(), ++inside);
+    gate.wait();
+    --inside;
+    ++done;
+  };
+  for (int i = 0; i < 4; ++i) pool->submit_handler(handler);
+  ASSERT_TRUE(eventually([&] { return inside == 4; }));
+  EXPECT_FALSE(pool->saturated());
+  for (int i = 0; i < 4; ++i) pool->submit_handler(handler);
+  EXPECT_TRUE(eventually([&] { return pool->saturated(); }));
+  bell->ring();
+  EXPECT_TRUE(eventually([&] { return read == 1; })) << "requests are still read, so that they can be refused";
+  pool->submit([&] { ++own; });
+  pool->submit_long([&] { ++own; });
+  EXPECT_TRUE(eventually([&] { return own == 2; })) << "completions and dials do not wait for handlers";
+  EXPECT_TRUE(pool->caught_up());
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return done == 8; }));
+  EXPECT_EQ(most, 4);
+  EXPECT_FALSE(pool->saturated());
+  finish();
+}
+
+TEST_F(Pools, ManyShortHandlersAtOnceAreNoSaturation) {
+  start({.least = 2, .most = 4});
+  std::atomic<int> done{0};
+  Gate gate;
+  pool->submit_handler([&] { gate.wait(); });
+  for (int i = 0; i < 1000; ++i) pool->submit_handler([&] { ++done; });
+  EXPECT_FALSE(pool->saturated()) << "they wait for a thread, not for others to end";
+  EXPECT_TRUE(eventually([&] { return done == 1000; }));
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, ThreadsTakeNoSignals) {
+  start();
+  std::atomic<bool> done{false};
+  std::atomic<int> blocked{0};
+  pool->submit([&] {
+    sigset_t set;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &set);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) blocked += ::sigismember(&set, signal);
+    done = true;
+  });
+  ASSERT_TRUE(eventually([&] { return done.load(); }));
+  EXPECT_EQ(blocked, 4);
+}
+
+TEST_F(Pools, ThreadsLeaveTheirFaultsToWhoeverHandlesThem) {
+  start();
+  std::atomic<bool> done{false};
+  std::atomic<int> blocked{0};
+  pool->submit([&] {
+    sigset_t set;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &set);
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) blocked += ::sigismember(&set, signal);
+    done = true;
+  });
+  ASSERT_TRUE(eventually([&] { return done.load(); }));
+  EXPECT_EQ(blocked, 0);
+}
+
+// ---- The executor
+
+TEST_F(Pools, TheExecutorIsEnteredOnceForManyJobs) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({}, executor);
+  std::atomic<int> inside{0}, outside{0};
+  Gate gate;
+  pool->submit_handler([&] { gate.wait(); }, true);
+  for (int i = 0; i < 1000; ++i) {
+    pool->submit_handler([&] { ++(executor->holder != nullptr ? inside : outside); }, true);
+  }
+  gate.open();
+  ASSERT_TRUE(eventually([&] { return inside + outside == 1000; }));
+  EXPECT_EQ(outside, 0);
+  EXPECT_LE(executor->entered, 20);
+}
+
+TEST_F(Pools, AHandlerThatLetsTheExecutorGoHandsItOver) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({}, executor);
+  std::atomic<int> waiting{0};
+  Gate gate;
+  for (int i = 0; i < 10; ++i) {
+    pool->submit_handler(
+        [&] {
+          executor->while_outside([&] {
+            ++waiting;
+            gate.wait();
+          });
+        },
+        true);
+  }
+  EXPECT_TRUE(eventually([&] { return waiting == 10; }));
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, PlainJobsDoNotWaitForTheExecutor) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({}, executor);
+  Gate gate;
+  std::atomic<int> done{0};
+  pool->submit_handler([&] { gate.wait(); }, true);  // keeps it
+  for (int i = 0; i < 20; ++i) pool->submit_handler([] {}, true);
+  for (int i = 0; i < 20; ++i) pool->submit_handler([&] { EXPECT_EQ(done++ < 20, true); });
+  EXPECT_TRUE(eventually([&] { return done == 20; }));
+  EXPECT_LE(pool->threads(), 20) << "one thread waits for the executor, not all";
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, EveryThreadIsAttachedOnceAndDetachedAtItsEnd) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({.idle = milliseconds(20)}, executor);
+  std::atomic<int> done{0};
+  for (int i = 0; i < 200; ++i) {
+    pool->submit_handler(
+        [&] {
+          executor->while_outside([] { std::this_thread::sleep_for(milliseconds(1)); });
+          ++done;
+        },
+        true);
+  }
+  ASSERT_TRUE(eventually([&] { return done == 200; }));
+  EXPECT_LE(executor->attached, 40);
+  pool->stop(seconds(10));
+  EXPECT_EQ(executor->attached, executor->detached);
+}
+
+// ---- Endings
+
+TEST_F(Pools, StopRunsWhatWasTakenAndTakesNoMore) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({.least = 2, .most = 4}, executor);
+  std::atomic<int> done{0};
+  Gate gate;
+  for (int i = 0; i < 4; ++i) pool->submit_handler([&] { gate.wait(); });
+  for (int i = 0; i < 50; ++i) {
+    pool->submit([&] { ++done; });
+    pool->submit([&] { ++done; }, true);
+  }
+  std::thread opener([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    gate.open();
+  });
+  pool->stop(seconds(10));
+  EXPECT_EQ(done, 100);
+  EXPECT_EQ(pool->threads(), 0);
+  EXPECT_FALSE(pool->submit([&] { ++done; }));
+  EXPECT_FALSE(pool->submit_handler([&] { ++done; }, true));
+  EXPECT_FALSE(pool->submit_long([&] { ++done; }));
+  EXPECT_EQ(done, 100);
+  opener.join();
+}
+
+TEST_F(Pools, StopLeavesBusyHandlersTheirThreadsAndReturnsInTime) {
+  start();
+  Gate gate;
+  std::atomic<int> inside{0};
+  for (int i = 0; i < 5; ++i) {
+    pool->submit_handler([&] {
+      ++inside;
+      gate.wait();
+    });
+  }
+  ASSERT_TRUE(eventually([&] { return inside == 5; }));
+  const Since since;
+  pool->stop(milliseconds(50));
+  EXPECT_LT(since.passed(), seconds(2));
+  EXPECT_EQ(pool->threads(), 5);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return pool->threads() == 0; }));
+}
+
+TEST_F(Pools, StopMayBeCalledByAThreadOfThePool) {
+  start();
+  std::atomic<bool> stopped{false};
+  pool->submit_handler([&] {
+    pool->stop(seconds(10));
+    stopped = true;
+  });
+  EXPECT_TRUE(eventually([&] { return stopped.load(); }));
+  EXPECT_TRUE(eventually([&] { return pool->threads() == 0; }));
+}
+
+// ---- Stress
+
+TEST_F(Pools, NoWakeUpIsLostUnderRandomLoad) {
+  const auto executor = std::make_shared<CountingExecutor>();
+  start({.idle = milliseconds(2)}, executor);
+  std::atomic<int> late{0}, done{0};
+  const auto job = [&](auto submitted, unsigned kind) {
+    if (std::chrono::steady_clock::now() - submitted > seconds(5)) ++late;
+    if (kind % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(kind * 40));
+    if (kind % 16 == 1) pool->about_to_block();
+    ++done;
+  };
+  std::vector<std::shared_ptr<Doorbell>> bells;
+  std::atomic<unsigned> found{0};
+  for (int i = 0; i < 3; ++i) {
+    bells.push_back(std::make_shared<Doorbell>([&] {
+      const auto now = std::chrono::steady_clock::now();
+      pool->submit_handler([&, now, kind = found++] { job(now, kind % 64); }, found % 3 == 0);
+    }));
+    pool->add(bells.back()->fd.get(), bells.back(), Pool::Watch::always);
+  }
+  const int each = rounds(200'000);
+  std::vector<std::thread> callers;
+  for (unsigned t = 0; t < 4; ++t) {
+    callers.emplace_back([&, t] {
+      std::mt19937 random(t);
+      for (int i = 0; i < each; ++i) {
+        const auto kind = static_cast<unsigned>(random() % 64);
+        const auto now = std::chrono::steady_clock::now();
+        switch (random() % 4) {
+          case 0:
+            pool->submit([&, now, kind] { job(now, kind); }, kind % 2 == 0);
+            break;
+          case 1:
+            pool->submit_long([&, now, kind] { job(now, kind); });
+            break;
+          default:
+            bells[random() % bells.size()]->ring();
+        }
+        if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  EXPECT_TRUE(eventually([&] { return done == 4 * each; })) << done << " of " << 4 * each;
+  EXPECT_EQ(late, 0);
+  finish();
+}
+
+}  // namespace
+}  // namespace tensorferry

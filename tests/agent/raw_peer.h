@@ -1,0 +1,233 @@
+/// A peer that speaks the protocol byte by byte, as a test likes: dials an agent, or is one that agents dial.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/address.h"
+#include "agent/auth.h"
+#include "agent/rendezvous/blocking_io.h"
+#include "agent/rendezvous/cluster_key.h"
+#include "agent/rendezvous/directory.h"
+#include "agent/wire/frame.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry::testing {
+
+/// One connection. Reads and writes block, up to ten seconds.
+class RawConnection {
+ public:
+  explicit RawConnection(FileDescriptor fd) : fd_(std::move(fd)) {}
+
+  Status write(ByteView bytes) { return write_all(fd_.get(), bytes, soon()); }
+  Status write(std::string_view text) { return write(view_of(text)); }
+  struct Frame {
+    wire::Header header;
+    Bytes body;
+  };
+  Result<Frame> read() {
+    Bytes head(wire::Header::size);
+    if (auto status = read_exactly(fd_.get(), head, soon()); !status) return status;
+    const auto header = wire::Header::decode(head);
+    if (!header) return header.status();
+    Frame frame{*header, Bytes(header->length)};
+    if (auto status = read_exactly(fd_.get(), frame.body, soon()); !status) return status;
+    return frame;
+  }
+  /// The next frame of this kind.
+  Result<Frame> read(wire::Kind kind) {
+    while (true) {
+      auto frame = read();
+      if (!frame || frame->header.kind == kind) return frame;
+    }
+  }
+  Bytes read_bytes(std::size_t count) {
+    Bytes bytes(count);
+    EXPECT_TRUE(read_exactly(fd_.get(), bytes, soon()).ok());
+    return bytes;
+  }
+  /// The other side has closed it, or does within ten seconds; what it sent before is dropped.
+  bool ended() {
+    Bytes bytes(1 << 16);
+    return eventually([&] {
+      const auto got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      return got == 0 || (got < 0 && errno == ECONNRESET);
+    });
+  }
+  void half_close() { ::shutdown(fd_.get(), SHUT_WR); }
+  void close() { fd_.reset(); }
+  [[nodiscard]] int fd() const { return fd_.get(); }
+
+ private:
+  static Deadline soon() { return deadline_after(std::chrono::seconds(10)); }
+  FileDescriptor fd_;
+};
+
+/// What the agents of a test find in its store.
+inline Record record_of(const std::shared_ptr<Store>& store, const std::string& name) {
+  const auto record = Directory(store, "tensorferry", {}).find(name, std::chrono::seconds(5));
+  EXPECT_TRUE(record.ok()) << record.status().text();
+  return record.ok() ? *record : Record{};
+}
+
+inline Terms raw_terms(const Key& key, bool proof) {
+  Terms terms;
+  terms.key = &key;
+  terms.demands_proof = proof;
+  terms.purpose = "link";
+  return terms;
+}
+
+/// A connection to the agent of that record on which nothing has been said.
+inline RawConnection raw_connect(const Record& record, bool by_unix) {
+  if (by_unix) {
+    auto socket = connect_unix(record.unix_address);
+    EXPECT_TRUE(socket.ok()) << socket.status().text();
+    return RawConnection(socket.ok() ? std::move(*socket) : FileDescriptor());
+  }
+  const auto where = split_host_port(record.tcp_addresses.at(0));
+  auto socket = start_connect_tcp(where->host, where->port);
+  EXPECT_TRUE(socket.ok()) << socket.status().text();
+  if (!socket.ok()) return RawConnection(FileDescriptor());
+  EXPECT_TRUE(wait_for_socket(socket->get(), POLLOUT, deadline_after(std::chrono::seconds(5))).ok());
+  return RawConnection(std::move(*socket));
+}
+
+/// What a raw peer says of itself: the built-in channels, as one in another process would.
+inline wire::Hello raw_hello(const std::string& name, std::uint64_t incarnation = 77) {
+  wire::Hello hello;
+  hello.name = name;
+  hello.incarnation = incarnation;
+  hello.devices = {Device{}};
+  hello.drivers = {{"basic", {{{}, {}}}}};
+  return hello;
+}
+
+inline Bytes hello_frame(const wire::Hello& hello) {
+  wire::Header header;
+  header.kind = wire::Kind::hello;
+  return wire::assemble(header, {}, {}, hello.encode());
+}
+
+/// Greets the agent "name" of the store and says hello: frames may follow.
+inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::string& name, const wire::Hello& hello,
+                              bool by_unix = true) {
+  auto connection = raw_connect(record_of(store, name), by_unix);
+  const auto key = cluster_key(*store, "tensorferry", "");
+  EXPECT_TRUE(key.ok());
+  const auto agreed =
+      greet_dialler(connection.fd(), raw_terms(key->key, !by_unix), deadline_after(std::chrono::seconds(5)));
+  EXPECT_TRUE(agreed.ok()) << agreed.status().text();
+  const auto theirs = connection.read(wire::Kind::hello);
+  EXPECT_TRUE(theirs.ok()) << theirs.status().text();
+  EXPECT_TRUE(connection.write(hello_frame(hello)).ok());
+  return connection;
+}
+
+/// An "agent" whose name stands in the store and whose connections the test answers itself. Of this host and user.
+class RawAgent {
+ public:
+  RawAgent(const std::shared_ptr<Store>& store, const std::string& name) : RawAgent(store, name, raw_hello(name, 0)) {}
+  /// With channels of its own; the incarnation is made up here.
+  RawAgent(const std::shared_ptr<Store>& store, const std::string& name, wire::Hello hello)
+      : hello_(std::move(hello)), directory_(store, "tensorferry", {}) {
+    auto listener = listen_unix("");
+    EXPECT_TRUE(listener.ok());
+    listener_ = std::move(listener->socket);
+    auto record = describe_this_process();
+    record.name = name;
+    record.unix_address = listener->address;
+    hello_.incarnation = record.incarnation;
+    EXPECT_TRUE(directory_.join(record, [](const Record&) { return false; }).ok());
+  }
+
+  struct Accepted {
+    RawConnection connection;
+    wire::Hello hello;
+  };
+  /// The next connection, greeted.
+  Accepted accept() {
+    EXPECT_TRUE(wait_for_socket(listener_.get(), POLLIN, deadline_after(std::chrono::seconds(10))).ok());
+    RawConnection connection(
+        FileDescriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+    const Key none;
+    EXPECT_TRUE(greet_acceptor(connection.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
+    EXPECT_TRUE(connection.write(hello_frame(hello_)).ok());
+    const auto frame = connection.read(wire::Kind::hello);
+    EXPECT_TRUE(frame.ok()) << frame.status().text();
+    auto hello = wire::Hello::decode(frame->body);
+    EXPECT_TRUE(hello.ok());
+    return {std::move(connection), std::move(*hello)};
+  }
+  [[nodiscard]] const wire::Hello& hello() const { return hello_; }
+
+ private:
+  wire::Hello hello_;
+  FileDescriptor listener_;
+  Directory directory_;
+};
+
+// ---- Frames by hand
+
+inline Bytes request_frame(std::uint64_t call, std::string_view function, ByteView records = {},
+                           std::uint16_t buffers = 0, std::uint64_t trailing = 0, std::string_view payload = {}) {
+  Bytes extensions;
+  Writer writer(extensions);
+  wire::put_extension(writer, wire::extension::function_name, view_of(function));
+  wire::Header header;
+  header.kind = wire::Kind::request;
+  header.call = call;
+  header.buffers = buffers;
+  header.trailing = trailing;
+  return wire::assemble(header, extensions, records, view_of(payload));
+}
+
+inline Bytes reply_frame(std::uint64_t call, ByteView records = {}, std::uint16_t buffers = 0,
+                         std::uint64_t trailing = 0, std::string_view payload = {}) {
+  wire::Header header;
+  header.kind = wire::Kind::reply;
+  header.call = call;
+  header.buffers = buffers;
+  header.trailing = trailing;
+  return wire::assemble(header, {}, records, view_of(payload));
+}
+
+inline Bytes plain_frame(wire::Kind kind, std::uint64_t call = 0) {
+  wire::Header header;
+  header.kind = kind;
+  header.call = call;
+  return wire::assemble(header, {}, {}, {});
+}
+
+/// A buffer on the sender's first channel (basic), with whatever ticket.
+inline Bytes record_frame(std::uint64_t bytes, ByteView ticket, std::uint8_t channel = 0, ControlId after = 0) {
+  wire::BufferRecord record;
+  record.channel = channel;
+  record.bytes = bytes;
+  record.ticket = ticket;
+  record.after = after;
+  Bytes out;
+  Writer writer(out);
+  record.encode(writer);
+  return out;
+}
+
+/// basic's tickets: the bytes stand behind the frame; they come on the bulk connection under a sequence.
+inline const Bytes appended_ticket{std::byte{1}};
+inline Bytes bulk_ticket(std::uint64_t sequence) {
+  Bytes ticket;
+  Writer writer(ticket);
+  writer.put(std::uint8_t{2});
+  writer.varint(sequence);
+  return ticket;
+}
+
+}  // namespace tensorferry::testing

@@ -1,0 +1,410 @@
+#include "agent/rendezvous/tcp_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "agent/address.h"
+#include "agent/auth.h"
+#include "agent/rendezvous/blocking_io.h"
+#include "agent/rendezvous/memory_store.h"
+#include "agent/rendezvous/store_protocol.h"
+#include "agent/rendezvous/tcp_owner.h"
+
+namespace tensorferry {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+const std::string kKey = "the key of the store's tests";
+
+std::unique_ptr<TcpStoreServer> serve(const std::string& key = "", TcpStoreBounds bounds = {}) {
+  auto server = TcpStoreServer::listen("127.0.0.1", 0, key, bounds);
+  EXPECT_TRUE(server.ok()) << server.status().text();
+  return std::move(*server);
+}
+
+std::shared_ptr<Store> client_of(const TcpStoreServer& server, const std::string& key = "") {
+  auto store = connect_tcp_store("127.0.0.1", server.port(), key, seconds(10));
+  EXPECT_TRUE(store.ok()) << store.status().text();
+  return store.ok() ? *store : nullptr;
+}
+
+std::string text(const Result<Bytes>& value) {
+  return value.ok() ? std::string(text_of(*value)) : value.status().text();
+}
+
+// A plain connection, for those who do not keep to the protocol.
+FileDescriptor dial(std::uint16_t port) {
+  auto socket = start_connect_tcp("127.0.0.1", port);
+  EXPECT_TRUE(socket.ok());
+  EXPECT_TRUE(wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok());
+  return std::move(*socket);
+}
+
+bool closed_by_peer(const FileDescriptor& socket, milliseconds within) {
+  const auto deadline = deadline_after(within);
+  while (wait_for_socket(socket.get(), POLLIN, deadline).ok()) {
+    char bytes[4096];
+    if (::recv(socket.get(), bytes, sizeof bytes, 0) <= 0) return true;
+  }
+  return false;
+}
+
+// ---- Both stores keep one contract.
+
+class AnyStore : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == std::string("memory")) {
+      store_ = std::make_shared<MemoryStore>();
+    } else {
+      server_ = serve();
+      store_ = client_of(*server_);
+    }
+    ASSERT_NE(store_, nullptr);
+  }
+  std::unique_ptr<TcpStoreServer> server_;
+  std::shared_ptr<Store> store_;
+};
+
+TEST_P(AnyStore, GivesBackWhatWasSet) {
+  ASSERT_TRUE(store_->set("a", view_of("one")).ok());
+  EXPECT_EQ(text(store_->get("a", milliseconds(0))), "one");
+  ASSERT_TRUE(store_->set("a", view_of("")).ok());
+  EXPECT_EQ(text(store_->get("a", milliseconds(0))), "");
+  const Bytes large(1 << 20, std::byte{7});
+  ASSERT_TRUE(store_->set("large", large).ok());
+  EXPECT_EQ(*store_->get("large", milliseconds(0)), large);
+}
+
+TEST_P(AnyStore, AddCountsAndStandsApartFromSet) {
+  EXPECT_EQ(*store_->add("n", 0), 0);
+  EXPECT_EQ(*store_->add("n", 5), 5);
+  EXPECT_EQ(*store_->add("n", -7), -2);
+  EXPECT_EQ(*store_->add("m", 1), 1);
+}
+
+TEST_P(AnyStore, GetOfWhatIsNotThereEndsAtItsTimeout) {
+  const auto from = steady_clock::now();
+  EXPECT_EQ(store_->get("none", milliseconds(0)).status().code(), Code::deadline_exceeded);
+  EXPECT_LT(steady_clock::now() - from, seconds(2));
+  const auto status = store_->get("none", milliseconds(50)).status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("\"none\""));
+  EXPECT_GE(steady_clock::now() - from, milliseconds(50));
+}
+
+TEST_P(AnyStore, GetThatWaitsWakesWhenTheKeyIsSetAndHoldsUpNobody) {
+  std::vector<std::thread> waiting;
+  std::atomic<int> woken = 0;
+  for (int i = 0; i < 8; ++i) {
+    waiting.emplace_back([&] { woken += text(store_->get("late", seconds(30))) == "now" ? 1 : 0; });
+  }
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(store_->set("other" + std::to_string(i), view_of("x")).ok());
+  EXPECT_EQ(woken, 0);
+  ASSERT_TRUE(store_->set("late", view_of("now")).ok());
+  for (auto& thread : waiting) thread.join();
+  EXPECT_EQ(woken, 8);
+}
+
+TEST_P(AnyStore, AddsOfManyThreadsAreAllCounted) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < 100; ++n) EXPECT_TRUE(store_->add("sum", 1).ok());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(*store_->add("sum", 0), 800);
+}
+
+TEST_P(AnyStore, OnThisHostAloneSaysSo) { EXPECT_TRUE(store_->loopback()); }
+
+INSTANTIATE_TEST_SUITE_P(Stores, AnyStore, ::testing::Values("memory", "tcp"),
+                         [](const auto& one) { return std::string(one.param); });
+
+// ---- The TCP store
+
+TEST(TcpStore, ManyClientsMeet) {
+  const auto server = serve(kKey);
+  constexpr int kClients = 32;
+  std::vector<std::thread> clients;
+  std::atomic<int> met = 0;
+  for (int i = 0; i < kClients; ++i) {
+    clients.emplace_back([&, i] {
+      const auto store = client_of(*server, kKey);
+      ASSERT_TRUE(store->set("client" + std::to_string(i), view_of("here")).ok());
+      for (int other = 0; other < kClients; ++other) {
+        if (store->get("client" + std::to_string(other), seconds(30)).ok()) ++met;
+      }
+    });
+  }
+  for (auto& client : clients) client.join();
+  EXPECT_EQ(met, kClients * kClients);
+}
+
+TEST(TcpStore, ClientWaitsForAServerThatStartsLater) {
+  std::uint16_t port = 0;
+  { port = serve()->port(); }
+  std::thread late([port] {
+    std::this_thread::sleep_for(milliseconds(100));
+    const auto server = TcpStoreServer::listen("127.0.0.1", port, "");
+    ASSERT_TRUE(server.ok()) << server.status().text();
+    std::this_thread::sleep_for(milliseconds(1500));
+  });
+  const auto store = connect_tcp_store("127.0.0.1", port, "", seconds(20));
+  EXPECT_TRUE(store.ok()) << store.status().text();
+  late.join();
+}
+
+TEST(TcpStore, ClientOfNobodyIsToldWhatToCheck) {
+  std::uint16_t port = 0;
+  { port = serve()->port(); }
+  const auto store = connect_tcp_store("127.0.0.1", port, "", milliseconds(100));
+  EXPECT_EQ(store.status().code(), Code::deadline_exceeded);
+  EXPECT_THAT(std::string(store.status().what()), HasSubstr("MASTER_PORT"));
+  EXPECT_THAT(std::string(store.status().what()), HasSubstr(std::to_string(port)));
+}
+
+TEST(TcpStore, ServerBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
+  const auto open = TcpStoreServer::listen("0.0.0.0", 0, "");
+  EXPECT_EQ(open.status().code(), Code::unauthenticated);
+  EXPECT_THAT(std::string(open.status().what()), HasSubstr("export TENSORFERRY_KEY_FILE="));
+  EXPECT_TRUE(TcpStoreServer::listen("0.0.0.0", 0, kKey).ok());
+}
+
+TEST(TcpStore, ClientBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
+  // 192.0.2.1 is nobody's: the answer must come before anybody is dialled.
+  const auto from = steady_clock::now();
+  EXPECT_EQ(connect_tcp_store("192.0.2.1", 1, "", seconds(30)).status().code(), Code::unauthenticated);
+  EXPECT_LT(steady_clock::now() - from, seconds(5));
+}
+
+TEST(TcpStore, WrongOrMissingKeyIsRefusedAtOnceAndHurtsNobodyElse) {
+  const auto keyed = serve(kKey);
+  const auto good = client_of(*keyed, kKey);
+  for (const auto* wrong : {"another key of the same kind", ""}) {
+    const auto from = steady_clock::now();
+    const auto store = connect_tcp_store("127.0.0.1", keyed->port(), wrong, seconds(30));
+    EXPECT_EQ(store.status().code(), Code::unauthenticated) << store.status().text();
+    EXPECT_THAT(std::string(store.status().what()), HasSubstr("TENSORFERRY_KEY_FILE"));
+    EXPECT_LT(steady_clock::now() - from, seconds(5));
+  }
+  EXPECT_TRUE(good->set("a", view_of("b")).ok());
+  const auto open = serve();
+  EXPECT_EQ(connect_tcp_store("127.0.0.1", open->port(), kKey, seconds(30)).status().code(), Code::unauthenticated);
+}
+
+TEST(TcpStore, TakesItsKeyFromTheEnvironment) {
+  ::setenv("TENSORFERRY_KEY", kKey.c_str(), 1);
+  const auto server = serve();
+  EXPECT_TRUE(client_of(*server) != nullptr);
+  ::unsetenv("TENSORFERRY_KEY");
+  EXPECT_EQ(connect_tcp_store("127.0.0.1", server->port(), "", seconds(5)).status().code(), Code::unauthenticated);
+}
+
+TEST(TcpStore, WithoutAKeyServesItsOwnUserAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const auto server = serve();
+  const auto child = ::fork();
+  if (child == 0) {
+    if (::setuid(12345) != 0) ::_exit(2);
+    const auto socket = start_connect_tcp("127.0.0.1", server->port());
+    if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) ::_exit(3);
+    const auto greeted =
+        greet_dialler(socket->get(), {.demands_proof = false, .purpose = "store"}, deadline_after(seconds(5)));
+    ::_exit(greeted.ok() ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
+  const auto server = serve(kKey);
+  const auto good = client_of(*server, kKey);
+  const std::string http = "GET / HTTP/1.1\r\n\r\n";
+  const auto first = dial(server->port());
+  ASSERT_TRUE(write_all(first.get(), view_of(http), deadline_after(seconds(5))).ok());
+  EXPECT_TRUE(closed_by_peer(first, seconds(2)));
+
+  // After a greeting in order: a length beyond all bounds, and a body that is no request.
+  for (const std::uint32_t length : {0xffffffffU, 3U, 0U}) {
+    const auto socket = dial(server->port());
+    const auto key = Key::from_text(kKey);
+    ASSERT_TRUE(greet_dialler(socket.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
+    Bytes bytes;
+    Writer(bytes).put(length);
+    bytes.resize(bytes.size() + 3, std::byte{0xee});
+    ASSERT_TRUE(write_all(socket.get(), bytes, deadline_after(seconds(5))).ok());
+    EXPECT_TRUE(closed_by_peer(socket, seconds(2))) << length;
+    EXPECT_TRUE(good->set("a", view_of("b")).ok());
+  }
+}
+
+TEST(TcpStore, HalfARequestAndASlowClientEndAfterTheHandshakeTime) {
+  const auto server = serve(kKey, {.handshake = milliseconds(200)});
+  const auto good = client_of(*server, kKey);
+  const auto silent = dial(server->port());
+  const auto half_hello = dial(server->port());
+  ASSERT_TRUE(write_all(half_hello.get(), view_of("TFRY\1"), deadline_after(seconds(5))).ok());
+  const auto half_request = dial(server->port());
+  const auto key = Key::from_text(kKey);
+  ASSERT_TRUE(greet_dialler(half_request.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
+  const auto request =
+      encode(store_protocol::Request{.op = store_protocol::Op::set, .key = "k", .value = view_of("value")});
+  ASSERT_TRUE(write_all(half_request.get(), ByteView(*request).first(7), deadline_after(seconds(5))).ok());
+  for (const auto* socket : {&silent, &half_hello, &half_request}) EXPECT_TRUE(closed_by_peer(*socket, seconds(5)));
+  EXPECT_EQ(good->get("k", milliseconds(0)).status().code(), Code::deadline_exceeded);
+  EXPECT_TRUE(good->set("k", view_of("whole")).ok());  // idle for longer than the handshake may take: still welcome
+}
+
+TEST(TcpStore, BoundsHold) {
+  const auto server = serve("", {.keys = 3, .bytes = 1000, .connections = 8});
+  const auto store = client_of(*server);
+  EXPECT_TRUE(store->set("a", view_of("1")).ok());
+  EXPECT_TRUE(store->set("b", view_of("1")).ok());
+  EXPECT_TRUE(store->add("c", 1).ok());
+  EXPECT_EQ(store->set("d", view_of("1")).code(), Code::resource_exhausted);
+  EXPECT_EQ(store->add("e", 1).status().code(), Code::resource_exhausted);
+  EXPECT_EQ(store->set("a", Bytes(1000)).code(), Code::resource_exhausted);
+  EXPECT_TRUE(store->set("a", Bytes(900)).ok());
+  EXPECT_EQ(store->set("b", Bytes(900)).code(), Code::resource_exhausted);
+  EXPECT_TRUE(store->set("a", Bytes(1)).ok());
+  EXPECT_TRUE(store->set("b", Bytes(900)).ok());
+  EXPECT_EQ(store->set("", view_of("1")).code(), Code::invalid_argument);
+  EXPECT_EQ(store->set(std::string(2000, 'k'), view_of("1")).code(), Code::invalid_argument);
+  EXPECT_EQ(store->set("a", Bytes((1 << 20) + 1)).code(), Code::invalid_argument);
+
+  std::vector<FileDescriptor> many;
+  for (int i = 0; i < 7; ++i) many.push_back(dial(server->port()));
+  const auto past = dial(server->port());
+  EXPECT_TRUE(closed_by_peer(past, seconds(5)));
+  EXPECT_TRUE(store->set("a", view_of("still")).ok());
+}
+
+TEST(TcpStore, ServerThatWentIsNamedAtOnceAndOneThatCameBackIsUsed) {
+  auto server = serve();
+  const auto port = server->port();
+  const auto store = client_of(*server);
+  std::thread waiting([&] {
+    const auto value = store->get("never", seconds(60));
+    EXPECT_EQ(value.status().code(), Code::connection_lost) << text(value);
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto from = steady_clock::now();
+  server.reset();
+  waiting.join();
+  const auto status = store->set("a", view_of("b"));
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("127.0.0.1:" + std::to_string(port)));
+  EXPECT_LT(steady_clock::now() - from, seconds(5));
+
+  auto again = TcpStoreServer::listen("127.0.0.1", port, "");
+  ASSERT_TRUE(again.ok()) << again.status().text();
+  EXPECT_TRUE(store->set("a", view_of("b")).ok());
+  EXPECT_EQ(*store->add("n", 2), 2);
+}
+
+TEST(TcpStore, StopsWhileClientsWaitAndComesBackAHundredTimes) {
+  for (int i = 0; i < 100; ++i) {
+    auto server = serve();
+    const auto store = client_of(*server);
+    std::thread waiting([&] { EXPECT_FALSE(store->get("never", seconds(60)).ok()); });
+    ASSERT_TRUE(store->set("a", view_of("b")).ok());
+    server.reset();
+    waiting.join();
+  }
+}
+
+TEST(TcpStore, ForkedChildUsesConnectionsOfItsOwnAndEndsWithoutTheServersThread) {
+#ifdef TENSORFERRY_UNDER_TSAN
+  GTEST_SKIP() << "ThreadSanitizer ends a forked child that lets go of its parent's threads";
+#endif
+  auto server = serve();
+  const auto store = client_of(*server);
+  ASSERT_TRUE(store->set("a", view_of("parent")).ok());
+  const auto child = ::fork();
+  if (child == 0) {
+    const bool good = text(store->get("a", seconds(5))) == "parent" && store->set("b", view_of("child")).ok();
+    server.reset();
+    ::_exit(good ? 0 : 1);
+  }
+  EXPECT_EQ(text(store->get("b", seconds(10))), "child");
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(text(store->get("a", seconds(5))), "parent");
+}
+
+// ---- Parsers
+
+TEST(StoreProtocol, RequestsAndRepliesSurviveTheWire) {
+  using namespace store_protocol;
+  const auto bytes = encode(Request{.op = Op::add, .key = "k", .amount = -3});
+  ASSERT_EQ(*parse_length(ByteView(*bytes).first(4)), bytes->size() - 4);
+  const auto request = parse_request(ByteView(*bytes).subspan(4));
+  ASSERT_TRUE(request.ok());
+  EXPECT_EQ(request->key, "k");
+  EXPECT_EQ(request->amount, -3);
+  const auto refusal = encode(Op::get, Reply{.code = Code::resource_exhausted, .text = "full"});
+  const auto reply = parse_reply(Op::get, ByteView(refusal).subspan(4));
+  ASSERT_TRUE(reply.ok());
+  EXPECT_EQ(reply->code, Code::resource_exhausted);
+  EXPECT_EQ(reply->text, "full");
+}
+
+TEST(StoreProtocol, EveryTruncationAndEveryTailIsRefused) {
+  using namespace store_protocol;
+  for (const auto& request :
+       {Request{.op = Op::set, .key = "key", .value = view_of("value")},
+        Request{.op = Op::get, .key = "key", .milliseconds = 5}, Request{.op = Op::add, .key = "key", .amount = 1}}) {
+    auto bytes = *encode(request);
+    bytes.erase(bytes.begin(), bytes.begin() + 4);
+    ASSERT_TRUE(parse_request(bytes).ok());
+    for (std::size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_FALSE(parse_request(ByteView(bytes).first(size)).ok()) << size;
+    }
+    bytes.push_back(std::byte{0});
+    EXPECT_FALSE(parse_request(bytes).ok());
+  }
+}
+
+TEST(TcpOwner, IsFoundInTheKernelsTable) {
+  constexpr std::string_view kTable =
+      "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+      "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
+      "   1: 0100007F:9C40 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 2\n"
+      "   2: 0100007F:1F90 0100007F:9C40 01";
+  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:9C40", "0100007F:1F90"), 1000U);
+  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:1F90", "0100007F:9C40"), std::nullopt);  // cut off
+  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:9C41", "0100007F:1F90"), std::nullopt);
+  EXPECT_EQ(uid_in_proc_net_tcp("", "a", "b"), std::nullopt);
+}
+
+TEST(TcpOwner, OfAConnectionOfOursIsThisUser) {
+  for (const auto* address : {"127.0.0.1", "::1"}) {
+    const auto listener = listen_tcp(address, {});
+    if (!listener.ok()) continue;  // no IPv6 here
+    const auto client = start_connect_tcp(address, listener->port);
+    ASSERT_TRUE(client.ok());
+    ASSERT_TRUE(wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(5))).ok());
+    const FileDescriptor accepted(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_EQ(tcp_peer_uid(accepted.get()), ::geteuid()) << address;
+  }
+}
+
+}  // namespace
+}  // namespace tensorferry

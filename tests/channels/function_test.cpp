@@ -1,0 +1,89 @@
+#include "channels/function.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "channels/completion.h"
+
+namespace tensorferry {
+namespace {
+
+TEST(UniqueFunction, OwnsWhatCannotBeCopied) {
+  auto owned = std::make_unique<int>(7);
+  UniqueFunction<int(int)> add = [owned = std::move(owned)](int more) { return *owned + more; };
+  auto moved = std::move(add);
+  EXPECT_FALSE(add);  // NOLINT(bugprone-use-after-move): moved from is empty
+  EXPECT_EQ(moved(3), 10);
+}
+
+TEST(UniqueFunction, IsEmptyByDefault) {
+  EXPECT_FALSE(UniqueFunction<void()>());
+  EXPECT_FALSE(UniqueFunction<void()>(nullptr));
+}
+
+TEST(UniqueFunction, PassesMoveOnlyArgumentsThrough) {
+  UniqueFunction<std::string(std::unique_ptr<std::string>)> take = [](std::unique_ptr<std::string> text) {
+    return *text;
+  };
+  EXPECT_EQ(take(std::make_unique<std::string>("text")), "text");
+}
+
+TEST(UniqueFunction, DestroysItsTargetWithItself) {
+  auto watched = std::make_shared<int>(1);
+  {
+    UniqueFunction<void()> holds = [watched] {};
+    EXPECT_EQ(watched.use_count(), 2);
+    holds = nullptr;
+    EXPECT_EQ(watched.use_count(), 1);
+  }
+}
+
+TEST(Complete, RunsNowAndPassesTheStatus) {
+  Code seen = Code::ok;
+  complete([&](Status status) { seen = status.code(); }, Status(Code::cancelled, ""));
+  EXPECT_EQ(seen, Code::cancelled);
+}
+
+TEST(Complete, TakesAnEmptyCompletionForNothing) { complete({}, {}); }
+
+struct Chain {
+  int left;
+  int nesting = 0;
+  int deepest = 0;
+
+  void next() {
+    if (left-- == 0) return;
+    complete(
+        [this](Status) {
+          deepest = std::max(deepest, ++nesting);
+          next();
+          --nesting;
+        },
+        {});
+  }
+};
+
+TEST(Complete, AChainOfAMillionUsesABoundedStack) {
+  Chain chain{.left = 1'000'000};
+  chain.next();
+  EXPECT_EQ(chain.left, -1);  // all of them ran before the first call returned
+  EXPECT_LE(chain.deepest, max_nesting);
+}
+
+TEST(Complete, PostponedOnesRunInTheirOrder) {
+  std::vector<int> order;
+  UniqueFunction<void(int)> nest = [&](int depth) {
+    if (depth < max_nesting) return complete([&, depth](Status) { nest(depth + 1); }, {});
+    for (int i = 0; i < 5; ++i) complete([&order, i](Status) { order.push_back(i); }, {});
+    EXPECT_TRUE(order.empty());
+  };
+  nest(0);
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+}  // namespace
+}  // namespace tensorferry

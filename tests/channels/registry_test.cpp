@@ -1,0 +1,135 @@
+#include "channels/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tensorferry {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> names_of(const Result<std::vector<std::unique_ptr<Driver>>>& drivers) {
+  std::vector<std::string> names;
+  if (!drivers.ok()) return {drivers.status().text()};
+  for (const auto& driver : *drivers) names.emplace_back(driver->name());
+  return names;
+}
+
+/// A channel that somebody outside of this project wrote: carries nothing, and says so.
+class PigeonChannel final : public Channel {
+ public:
+  Offer offer(const Buffer&, Sharing, Outgoing&, Completion) override { return Refusal{"no pigeon at hand"}; }
+  void pull(const Ticket&, Sink&, Completion landed, Completion consumed) override {
+    landed(Status(Code::protocol_error, "no pigeon left"));
+    consumed(Status(Code::protocol_error, "no pigeon left"));
+  }
+  void discard(const Ticket&) override {}
+  void acknowledged(const Ticket&) override {}
+  void withdraw(const Ticket&) override {}
+  void control(ByteView, Descriptors) override {}
+  void close(Status) noexcept override {}
+};
+
+class PigeonDriver final : public Driver {
+ public:
+  explicit PigeonDriver(std::string name = "pigeon") : name_(std::move(name)) {}
+  [[nodiscard]] std::string_view name() const override { return name_; }
+  std::variant<Bytes, Refusal> descriptor(Device) override { return Bytes{}; }
+  std::optional<Refusal> reaches(ByteView, ByteView) override { return std::nullopt; }
+  std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
+    wire.ready({});
+    return std::make_unique<PigeonChannel>();
+  }
+
+ private:
+  std::string name_;
+};
+
+Registry::Factory pigeon(std::string name = "pigeon") {
+  return [name] { return std::make_unique<PigeonDriver>(name); };
+}
+
+TEST(Registry, BuiltInChannelsComeFastestFirst) {
+  EXPECT_THAT(names_of(Registry::built_in().drivers("")), ElementsAre("xth", "shm", "cma", "basic"));
+}
+
+TEST(Registry, AUserAddsAChannelFromOutside) {
+  auto registry = Registry::built_in();
+  registry.add("pigeon", 50, pigeon());
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("xth", "shm", "cma", "pigeon", "basic"));
+  EXPECT_THAT(registry.names(), ElementsAre("xth", "shm", "cma", "pigeon", "basic"));
+  EXPECT_THAT(names_of(registry.drivers("pigeon")), ElementsAre("pigeon"));
+}
+
+TEST(Registry, EqualPrioritiesKeepTheOrderOfAdding) {
+  Registry registry;
+  for (const auto* name : {"a", "b", "c"}) registry.add(name, 1, pigeon(name));
+  registry.add("first", 2, pigeon("first"));
+  registry.add("last", 0, pigeon("last"));
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("first", "a", "b", "c", "last"));
+}
+
+TEST(Registry, ANameAddedAgainReplacesTheEarlierOne) {
+  auto registry = Registry::built_in();
+  registry.add("basic", 1000, pigeon("basic"));
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("basic", "xth", "shm", "cma"));
+  auto drivers = registry.drivers("basic");
+  ASSERT_TRUE(drivers.ok());
+  EXPECT_NE(dynamic_cast<PigeonDriver*>((*drivers).front().get()), nullptr);
+}
+
+TEST(Registry, AChoiceAllowsTheseAloneInThisOrder) {
+  const auto registry = Registry::built_in();
+  EXPECT_THAT(names_of(registry.drivers("basic")), ElementsAre("basic"));
+  EXPECT_THAT(names_of(registry.drivers("basic,xth")), ElementsAre("basic", "xth"));
+  EXPECT_THAT(names_of(registry.drivers(" basic , xth,")), ElementsAre("basic", "xth"));
+  EXPECT_THAT(names_of(registry.drivers("basic,basic")), ElementsAre("basic"));
+  EXPECT_THAT(names_of(registry.drivers(" ,, ")), ElementsAre("xth", "shm", "cma", "basic"));
+}
+
+TEST(Registry, AMinusRemovesFromTheDefaultOrder) {
+  const auto registry = Registry::built_in();
+  EXPECT_THAT(names_of(registry.drivers("-xth")), ElementsAre("shm", "cma", "basic"));
+  EXPECT_THAT(names_of(registry.drivers("-basic, -xth")), ElementsAre("shm", "cma"));
+}
+
+TEST(Registry, AnUnknownNameIsAnErrorThatListsTheKnownOnes) {
+  const auto registry = Registry::built_in();
+  for (const auto* choice : {"carrier", "-carrier", "basic,carrier"}) {
+    const auto drivers = registry.drivers(choice);
+    ASSERT_FALSE(drivers.ok()) << choice;
+    EXPECT_EQ(drivers.status().code(), Code::invalid_argument);
+    EXPECT_THAT(std::string(drivers.status().what()), HasSubstr("\"carrier\""));
+    EXPECT_THAT(std::string(drivers.status().what()), HasSubstr("xth, shm, cma, basic"));
+  }
+  EXPECT_FALSE(registry.drivers("-").ok());
+}
+
+TEST(Registry, AllowingAndRemovingAtOnceIsAnError) {
+  EXPECT_EQ(Registry::built_in().drivers("xth,-basic").status().code(), Code::invalid_argument);
+}
+
+TEST(Registry, AFactoryThatMakesNothingOrAnotherNameIsAnErrorNotACrash) {
+  Registry registry;
+  registry.add("empty", 1, nullptr);
+  registry.add("null", 1, [] { return std::unique_ptr<Driver>(); });
+  registry.add("dove", 1, pigeon("pigeon"));
+  for (const auto* name : {"empty", "null", "dove"}) {
+    const auto drivers = registry.drivers(name);
+    ASSERT_FALSE(drivers.ok()) << name;
+    EXPECT_EQ(drivers.status().code(), Code::invalid_argument);
+    EXPECT_THAT(std::string(drivers.status().what()), HasSubstr(name));
+  }
+}
+
+TEST(Registry, EachCallMakesDriversOfItsOwn) {
+  const auto registry = Registry::built_in();
+  auto one = registry.drivers("basic");
+  auto two = registry.drivers("basic");
+  ASSERT_TRUE(one.ok() && two.ok());
+  EXPECT_NE((*one).front().get(), (*two).front().get());
+}
+
+}  // namespace
+}  // namespace tensorferry

@@ -1,0 +1,448 @@
+/// One end is not ours: it sends what it likes, and writes what it likes into the memory that both have mapped.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "channels/shm/layout.h"
+#include "channels/shm/shm_channel.h"
+#include "tests/conformance/outcome.h"
+
+namespace tensorferry::shm {
+namespace {
+
+using conformance::Outcome;
+
+constexpr std::size_t kilobyte = 1 << 10;
+constexpr std::size_t megabyte = 1 << 20;
+constexpr int all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+/// Keeps what the channel sends.
+class RecordingWire final : public Wire {
+ public:
+  struct Sent {
+    Control control;
+    FileDescriptor descriptor;
+  };
+  ControlId control(Bytes message, Descriptors descriptors) override {
+    const std::lock_guard lock(mutex_);
+    auto parsed = control_of(message);
+    EXPECT_TRUE(parsed.has_value());
+    sent.push_back({std::move(*parsed), descriptors.empty() ? FileDescriptor() : std::move(descriptors.front())});
+    return ++controls_;
+  }
+  void read(Buffer, Completion) override { ADD_FAILURE(); }
+  void send_bulk(std::uint64_t, Buffer, Completion) override { ADD_FAILURE(); }
+  void receive_bulk(std::uint64_t, Buffer, Completion) override { ADD_FAILURE(); }
+  void ready(Status status) override { probed = std::move(status); }
+  [[nodiscard]] std::string_view peer() const override { return "mallory"; }
+
+  /// The next message of this kind; those before it are dropped.
+  template <class Kind>
+  std::optional<std::pair<Kind, FileDescriptor>> next() {
+    const std::lock_guard lock(mutex_);
+    while (!sent.empty()) {
+      auto first = std::move(sent.front());
+      sent.pop_front();
+      if (auto* kind = std::get_if<Kind>(&first.control)) return {{std::move(*kind), std::move(first.descriptor)}};
+    }
+    return std::nullopt;
+  }
+
+  std::deque<Sent> sent;
+  std::optional<Status> probed;
+
+ private:
+  std::mutex mutex_;
+  ControlId controls_ = 0;
+};
+
+class Message final : public Outgoing {
+ public:
+  [[nodiscard]] bool appends() const override { return true; }
+  void append(Buffer, Completion) override { ADD_FAILURE(); }
+  [[nodiscard]] bool last_resort() const override { return true; }
+};
+
+struct Adopting final : Sink {
+  std::optional<Buffer> reserve(std::size_t bytes) override {
+    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    buffer = Buffer{Device{}, memory->data(), bytes, nullptr, memory};
+    return buffer;
+  }
+  bool adopt(Buffer lent) override {
+    buffer = std::move(lent);
+    return true;
+  }
+  Buffer buffer;
+};
+
+FileDescriptor memfd(std::size_t bytes, int seals = all_seals) {
+  FileDescriptor fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  EXPECT_EQ(seals == 0 ? 0 : ::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  return fd;
+}
+
+class ShmHostile : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto hello = wire.next<Hello>();
+    ASSERT_TRUE(hello.has_value());
+    auto mapped = SharedMemory::map(std::move(hello->second), Ledger::bytes);
+    ASSERT_TRUE(mapped.ok());
+    ledger = std::move(*mapped);
+    nonce = hello->first.nonce;
+  }
+  ~ShmHostile() override { channel->close(Status(Code::connection_lost, "end of the test")); }
+
+  void tell(const Control& control, FileDescriptor descriptor = {}) {
+    Descriptors descriptors;
+    if (descriptor) descriptors.push_back(std::move(descriptor));
+    channel->control(encode(control), std::move(descriptors));
+  }
+  /// The other end's ledger, as an honest one would send it.
+  void greet() {
+    auto fd = memfd(Ledger::bytes);
+    const std::uint64_t word = 7;
+    EXPECT_EQ(::pwrite(fd.get(), &word, sizeof word, Ledger::nonce_at), static_cast<ssize_t>(sizeof word));
+    tell(Hello{7}, std::move(fd));
+    const auto answer = wire.next<Probed>();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->first.failure, "");
+  }
+  std::string_view pull(const Place& place, std::uint64_t bytes, Adopting* into = nullptr) {
+    Adopting own;
+    Outcome landed, consumed;
+    channel->pull({.bytes = bytes, .opaque = encode(place)}, into ? *into : own, landed.completion(),
+                  consumed.completion());
+    EXPECT_EQ(landed.runs(), 1);
+    EXPECT_EQ(consumed.runs(), 1);
+    return landed.wait_name();
+  }
+  std::optional<Lending> offer(std::size_t bytes, std::byte value = std::byte{1}) {
+    std::vector<std::byte> source(bytes, value);
+    Message message;
+    Outcome released;
+    auto offer = channel->offer(Buffer{Device{}, source.data(), bytes, nullptr, nullptr}, Sharing::by_value, message,
+                                released.completion());
+    if (!std::holds_alternative<Ticket>(offer)) return std::nullopt;
+    return std::get<Lending>(*place_of(std::get<Ticket>(offer).opaque));
+  }
+
+  RecordingWire wire;
+  ShmDriver driver;
+  std::unique_ptr<Channel> channel = driver.open(wire, {});
+  SharedMemory ledger;
+  std::uint64_t nonce = 0;
+};
+
+constexpr Geometry four_blocks{8 * kilobyte, 4};
+
+TEST_F(ShmHostile, TheProbeSucceedsOnlyWhereTheMemoryWasFound) {
+  word_at(ledger, Ledger::answer_at).store(~nonce);
+  tell(Probed{});
+  EXPECT_TRUE(wire.probed && wire.probed->ok());
+}
+
+TEST_F(ShmHostile, AnAnswerThatIsNotInTheMemoryFailsTheProbe) {
+  word_at(ledger, Ledger::answer_at).store(nonce);
+  tell(Probed{});
+  ASSERT_TRUE(wire.probed.has_value());
+  EXPECT_FALSE(wire.probed->ok());
+}
+
+TEST_F(ShmHostile, WithoutADescriptorTheProbeFailsWithTheReason) {
+  tell(Hello{5});
+  const auto answer = wire.next<Probed>();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_NE(answer->first.failure.find("no unix socket in common"), std::string::npos);
+  tell(Probed{answer->first.failure});
+  EXPECT_EQ(wire.probed->what(), answer->first.failure);
+}
+
+TEST_F(ShmHostile, AWrongNonceFailsTheProbe) {
+  tell(Hello{5}, memfd(Ledger::bytes));
+  EXPECT_NE(wire.next<Probed>()->first.failure, "");
+}
+
+TEST_F(ShmHostile, MemoryThatCouldShrinkIsNotMapped) {
+  greet();
+  for (const int seals : {0, all_seals & ~F_SEAL_SHRINK, all_seals & ~F_SEAL_SEAL}) {
+    tell(Segment{3, four_blocks}, memfd(four_blocks.bytes(), seals));
+    const auto answer = wire.next<Unmapped>();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->first.slot, 3u);
+    EXPECT_NE(answer->first.why.find("sealed"), std::string::npos) << answer->first.why;
+    EXPECT_EQ(pull(Lending{3, 0, 1}, 100), "ResourceExhausted");
+  }
+}
+
+TEST_F(ShmHostile, MemoryOfAnotherSizeThanAnnouncedIsNotMapped) {
+  greet();
+  for (const auto bytes : {four_blocks.bytes() - page, four_blocks.bytes() + page}) {
+    tell(Segment{3, four_blocks}, memfd(bytes));
+    EXPECT_TRUE(wire.next<Unmapped>().has_value()) << bytes;
+    tell(Handover{3, four_blocks.bytes()}, memfd(bytes));
+    EXPECT_TRUE(wire.next<Missed>().has_value()) << bytes;
+    EXPECT_EQ(pull(Handed{3, 0}, 100), "ResourceExhausted");
+  }
+  tell(Segment{3, four_blocks});  // and without a descriptor
+  EXPECT_TRUE(wire.next<Unmapped>().has_value());
+}
+
+TEST_F(ShmHostile, ForgedTicketsAreProtocolErrors) {
+  greet();
+  tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
+  tell(Handover{1, megabyte}, memfd(megabyte));
+  EXPECT_EQ(pull(Lending{2, 0, 1}, 100), "ProtocolError") << "an empty slot";
+  EXPECT_EQ(pull(Lending{0, 4, 1}, 100), "ProtocolError") << "a block too far";
+  EXPECT_EQ(pull(Lending{0, 0, 1}, four_blocks.block_bytes + 1), "ProtocolError") << "more than a block";
+  EXPECT_EQ(pull(Lending{0, 0, 1}, ~0ULL), "ProtocolError");
+  EXPECT_EQ(pull(Lending{0, 0, 1}, 0), "ProtocolError") << "nothing";
+  EXPECT_EQ(pull(Lending{1, 0, 1}, 100), "ProtocolError") << "a region is no slot";
+  EXPECT_EQ(pull(Handed{0, 0}, 100), "ProtocolError") << "a slot is no region";
+  EXPECT_EQ(pull(Handed{1, 0}, megabyte + 1), "ProtocolError");
+  EXPECT_EQ(pull(Handed{1, megabyte}, 1), "ProtocolError");
+  EXPECT_EQ(pull(Handed{1, ~0ULL}, 2), "ProtocolError");
+  EXPECT_EQ(pull(Handed{1, 1}, ~0ULL), "ProtocolError");
+  EXPECT_EQ(pull(Nothing{}, 1), "ProtocolError");
+  EXPECT_EQ(pull(Lending{0, 3, 1}, four_blocks.block_bytes), "Ok");
+  EXPECT_EQ(pull(Handed{1, megabyte - 1}, 1), "Ok");
+}
+
+TEST_F(ShmHostile, ARegionThatCouldShrinkIsNotMapped) {
+  greet();
+  for (const int seals : {0, all_seals & ~F_SEAL_SHRINK, all_seals & ~F_SEAL_GROW, all_seals & ~F_SEAL_SEAL}) {
+    tell(Handover{7, megabyte}, memfd(megabyte, seals));
+    const auto answer = wire.next<Missed>();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->first.region, 7u);
+    EXPECT_NE(answer->first.why.find("sealed"), std::string::npos) << answer->first.why;
+    EXPECT_EQ(pull(Handed{7, 0}, 100), "ResourceExhausted");
+  }
+  tell(Handover{7, megabyte}, memfd(megabyte));  // it may do better
+  EXPECT_EQ(pull(Handed{7, 0}, 100), "Ok");
+}
+
+TEST_F(ShmHostile, WhatIsSaidOfRegionsThatNeverWereDoesNothing) {
+  greet();
+  tell(Gone{9, 0});
+  tell(Missed{9, "why"});
+  channel->discard({100, encode(Place(Handed{9, 0})), 0, false});
+  EXPECT_EQ(pull(Handed{9, 0}, 100), "ResourceExhausted");
+  EXPECT_EQ(pull(Handed{10, 0}, 100), "ProtocolError");
+}
+
+TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
+  greet();
+  tell(Handover{7, megabyte}, memfd(megabyte));
+  Adopting sink;
+  EXPECT_EQ(pull(Handed{7, 0}, 100, &sink), "Ok");
+  tell(Gone{7, 3});
+  EXPECT_EQ(pull(Handed{7, 4096}, 100), "Ok");
+  channel->discard({100, encode(Place(Handed{7, 0})), 0, false});
+  EXPECT_EQ(pull(Handed{7, 0}, 100), "ProtocolError");
+  sink.buffer.data[99] = std::byte{1};  // and is held all the same
+}
+
+TEST_F(ShmHostile, ABlockThatIsHeldIsNotGivenOutAgain) {
+  greet();
+  tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
+  Adopting sink;
+  EXPECT_EQ(pull(Lending{0, 2, 1}, 100, &sink), "Ok");
+  EXPECT_EQ(pull(Lending{0, 2, 1}, 100), "ProtocolError");
+  EXPECT_EQ(pull(Lending{0, 2, 2}, 100), "ProtocolError");
+  sink.buffer = {};
+  EXPECT_EQ(pull(Lending{0, 2, 1}, 100), "ProtocolError") << "a ticket is pulled once";
+  EXPECT_EQ(pull(Lending{0, 2, 2}, 100), "Ok");
+}
+
+TEST_F(ShmHostile, ADroppedOrReplacedSlotLeavesWhatIsHeldAlone) {
+  greet();
+  auto fd = memfd(four_blocks.bytes());
+  const std::byte value{42};
+  ASSERT_EQ(::pwrite(fd.get(), &value, 1, 0), 1);
+  tell(Segment{0, four_blocks}, std::move(fd));
+  Adopting sink;
+  ASSERT_EQ(pull(Lending{0, 0, 1}, 100, &sink), "Ok");
+  tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
+  EXPECT_EQ(pull(Lending{0, 0, 1}, 100), "Ok") << "another memory";
+  tell(Drop{0});
+  EXPECT_EQ(pull(Lending{0, 0, 2}, 100), "ProtocolError");
+  EXPECT_EQ(sink.buffer.data[0], value);
+  sink.buffer = {};
+}
+
+TEST_F(ShmHostile, BeforeItsLedgerIsThereNothingOfAPeersIsMapped) {
+  tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
+  EXPECT_EQ(pull(Lending{0, 0, 1}, 100), "ProtocolError");
+}
+
+/// What a receiver may make of the list of blocks that it gives back.
+class ShmHostileReceiver : public ShmHostile {
+ protected:
+  void SetUp() override {
+    ShmHostile::SetUp();
+    for (int i = 0; i < 40; ++i) {  // a segment of 256 KB in blocks of 6
+      lendings.push_back(*offer(6 * kilobyte));
+      geometries.try_emplace(lendings.back().slot);
+    }
+    for (auto& [slot, mapped] : geometries) {
+      auto segment = wire.next<Segment>();
+      ASSERT_TRUE(segment && segment->first.slot == slot);
+      auto memory = SharedMemory::map(std::move(segment->second), segment->first.geometry.bytes());
+      ASSERT_TRUE(memory.ok());
+      mapped = {segment->first.geometry, std::move(*memory)};
+    }
+  }
+  void put(const Lending& lending, const Returned& returned) {
+    const auto& [geometry, memory] = geometries.at(lending.slot);
+    word_at(memory, geometry.words_at() + lending.block * sizeof(std::uint64_t)).store(returned.word());
+  }
+  void point_at(std::uint64_t head) { word_at(ledger, Ledger::returned_at).store(head); }
+  std::size_t held() { return driver.usage().held.load() / (6 * kilobyte); }
+
+  std::vector<Lending> lendings;
+  std::map<std::uint32_t, std::pair<Geometry, SharedMemory>> geometries;
+};
+
+TEST_F(ShmHostileReceiver, AnHonestListIsTaken) {
+  put(lendings[0], {0, lendings[0].generation, false});
+  put(lendings[1], {lendings[0].number(), lendings[1].generation, false});
+  point_at(lendings[1].number());
+  EXPECT_EQ(offer(6 * kilobyte)->number(), lendings[1].number());
+  EXPECT_EQ(offer(6 * kilobyte)->number(), lendings[0].number());
+  EXPECT_EQ(held(), 40u);
+}
+
+TEST_F(ShmHostileReceiver, ACycleEnds) {
+  put(lendings[0], {lendings[1].number(), lendings[0].generation, false});
+  put(lendings[1], {lendings[0].number(), lendings[1].generation, false});
+  point_at(lendings[1].number());
+  ASSERT_TRUE(offer(6 * kilobyte).has_value());
+  EXPECT_EQ(held(), 39u);
+}
+
+TEST_F(ShmHostileReceiver, NumbersThatNameNothingEndTheList) {
+  for (const std::uint64_t head : {std::uint64_t{1} << 31, std::uint64_t{most_slots} * Geometry::most_blocks + 5,
+                                   std::uint64_t{Geometry::most_blocks}, ~std::uint64_t{0}}) {
+    point_at(head);
+    ASSERT_TRUE(offer(6 * kilobyte).has_value());
+  }
+  put(lendings[0], {0xffffffff, lendings[0].generation, false});
+  point_at(lendings[0].number());
+  ASSERT_TRUE(offer(6 * kilobyte).has_value());
+  EXPECT_EQ(held(), 44u);
+}
+
+TEST_F(ShmHostileReceiver, AnEarlierGenerationGivesNothingBack) {
+  put(lendings[0], {0, lendings[0].generation - 1, false});
+  point_at(lendings[0].number());
+  ASSERT_TRUE(offer(6 * kilobyte).has_value());
+  EXPECT_EQ(held(), 41u);
+}
+
+TEST_F(ShmHostileReceiver, ASpentBlockIsNotUsedAgain) {
+  put(lendings[0], {0, lendings[0].generation, true});
+  point_at(lendings[0].number());
+  for (int i = 0; i < 100; ++i) {
+    const auto next = offer(6 * kilobyte);
+    ASSERT_TRUE(next.has_value());
+    EXPECT_NE(next->slot, lendings[0].slot);
+  }
+}
+
+TEST_F(ShmHostileReceiver, RandomWordsNeverLendABlockTwice) {
+  std::mt19937_64 random(11);
+  std::map<std::uint32_t, std::uint32_t> generations;
+  for (const auto& lending : lendings) generations[lending.number()] = lending.generation;
+  for (int round = 0; round < 2000; ++round) {
+    for (int i = 0; i < 5; ++i) {
+      const auto& victim = lendings[random() % lendings.size()];
+      const auto& next = lendings[random() % lendings.size()];
+      put(victim, {random() % 4 ? next.number() : static_cast<std::uint32_t>(random()),
+                   random() % 4 ? generations[victim.number()] : static_cast<std::uint32_t>(random() & 0x7fffffff),
+                   random() % 50 == 0});
+    }
+    point_at(lendings[random() % lendings.size()].number());
+    const auto lent = offer(6 * kilobyte);
+    ASSERT_TRUE(lent.has_value());
+    auto& known = generations[lent->number()];
+    EXPECT_NE(known, lent->generation);
+    known = lent->generation;
+  }
+}
+
+TEST_F(ShmHostileReceiver, APeerThatMapsNothingIsOfferedNoMoreOfThatSegment) {
+  tell(Unmapped{lendings[0].slot, "no room"});
+  const auto next = offer(6 * kilobyte);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_NE(next->slot, lendings[0].slot);
+  tell(Unmapped{most_slots - 1, "no such"});
+  EXPECT_TRUE(offer(6 * kilobyte).has_value());
+}
+
+TEST(ShmDescriptor, SaysWhyAnotherProcessIsNotReached) {
+  ShmDriver driver;
+  const auto mine = std::get<Bytes>(driver.descriptor({}));
+  EXPECT_FALSE(driver.reaches(mine, mine).has_value());
+  auto other = mine;
+  other.back() ^= std::byte{1};
+  EXPECT_EQ(driver.reaches(mine, other)->reason, "another host");
+  other = mine;
+  other[1] ^= std::byte{1};
+  EXPECT_NE(driver.reaches(mine, other)->reason.find("another user"), std::string::npos);
+  other = mine;
+  other[0] ^= std::byte{1};
+  EXPECT_NE(driver.reaches(mine, other)->reason.find("version"), std::string::npos);
+  for (std::size_t kept = 0; kept < mine.size(); ++kept) {
+    EXPECT_TRUE(driver.reaches(mine, ByteView(mine).first(kept)).has_value()) << kept;
+  }
+  EXPECT_TRUE(std::holds_alternative<Refusal>(driver.descriptor({DeviceType::cuda, 0})));
+}
+
+TEST(ShmLayout, WhatIsWrittenIsReadAgainAndNothingElse) {
+  for (const Place& place :
+       {Place(Nothing{}), Place(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}), Place(Handed{3, ~0ULL})}) {
+    const auto bytes = encode(place);
+    const auto read = place_of(bytes);
+    ASSERT_TRUE(read.has_value());
+    EXPECT_EQ(encode(*read), bytes);
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(place_of(ByteView(bytes).first(kept)));
+    auto longer = bytes;
+    longer.push_back({});
+    EXPECT_FALSE(place_of(longer));
+  }
+  for (const Control& control :
+       {Control(Hello{1}), Control(Probed{"why"}), Control(Segment{1, four_blocks}), Control(Handover{2, 4096}),
+        Control(Drop{3}), Control(Unmapped{4, std::string(5000, 'x')}), Control(Gone{5, ~0ULL}),
+        Control(Missed{~0ULL, "why"})}) {
+    const auto bytes = encode(control);
+    const auto read = control_of(bytes);
+    ASSERT_TRUE(read.has_value());
+    EXPECT_EQ(encode(*read), bytes);
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(control_of(ByteView(bytes).first(kept)));
+  }
+  EXPECT_FALSE(place_of(encode(Place(Lending{most_slots, 0, 0}))));
+  EXPECT_FALSE(place_of(encode(Place(Lending{0, Geometry::most_blocks, 0}))));
+  EXPECT_FALSE(place_of(encode(Place(Lending{0, 0, Lending::generations}))));
+  for (const auto geometry : {Geometry{0, 1}, Geometry{4096, 0}, Geometry{4096, Geometry::most_blocks + 1},
+                              Geometry{4097, 1}, Geometry{size_class::largest * 2, 1}}) {
+    EXPECT_FALSE(control_of(encode(Control(Segment{0, geometry}))));
+  }
+  EXPECT_FALSE(control_of(encode(Control(Handover{0, 0}))));
+}
+
+}  // namespace
+}  // namespace tensorferry::shm

@@ -1,0 +1,142 @@
+/// Tickets, control messages and descriptors of a hostile peer, mixed with honest ones, in any order: nothing is read
+/// or written that should not be, and every completion runs once.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "channels/basic/basic_channel.h"
+#include "channels/completion.h"
+#include "channels/xth/xth_channel.h"
+#include "tests/fuzz/channel_end.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::size_t most_bytes = std::size_t{1} << 20;
+
+/// Completes reads at once or when the link ends, as the input says.
+class FuzzWire final : public Wire {
+ public:
+  ControlId control(Bytes, Descriptors) override { return ++controls_; }
+  void read(Buffer destination, Completion landed) override { take(std::move(destination), std::move(landed)); }
+  void send_bulk(std::uint64_t, Buffer, Completion written) override { complete(std::move(written), {}); }
+  void receive_bulk(std::uint64_t, Buffer destination, Completion landed) override {
+    take(std::move(destination), std::move(landed));
+  }
+  void ready(Status) override {}
+  [[nodiscard]] std::string_view peer() const override { return "peer"; }
+
+  void end() {
+    for (auto& landed : std::exchange(pending_, {})) complete(std::move(landed), Status(Code::connection_lost, "end"));
+  }
+  bool completes_at_once = true;
+
+ private:
+  void take(Buffer destination, Completion landed) {
+    if (!completes_at_once) return pending_.push_back(std::move(landed));
+    if (destination.data != nullptr) std::memset(destination.data, 1, destination.bytes);
+    complete(std::move(landed), {});
+  }
+  ControlId controls_ = 0;
+  std::vector<Completion> pending_;
+};
+
+class FuzzOutgoing final : public Outgoing {
+ public:
+  explicit FuzzOutgoing(bool appends) : appends_(appends) {}
+  [[nodiscard]] bool appends() const override { return appends_; }
+  void append(Buffer, Completion written) override { complete(std::move(written), {}); }
+  [[nodiscard]] bool last_resort() const override { return true; }
+
+ private:
+  bool appends_;
+};
+
+class FuzzSink final : public Sink {
+ public:
+  std::optional<Buffer> reserve(std::size_t bytes) override { return fuzzing::memory_of(bytes, most_bytes); }
+  bool adopt(Buffer) override { return true; }
+};
+
+Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
+  Ticket ticket;
+  if (!honest.empty() && in.get<std::uint8_t>() % 2 == 0) {  // an honest one, perhaps with a byte changed
+    ticket = honest[in.get<std::uint8_t>() % honest.size()];
+    const auto at = in.get<std::uint8_t>();
+    if (at < ticket.opaque.size()) ticket.opaque[at] ^= std::byte{in.get<std::uint8_t>()};
+    return ticket;
+  }
+  ticket.bytes = in.varint();
+  const auto opaque = in.sized();
+  ticket.opaque.assign(opaque.begin(), opaque.end());
+  return ticket;
+}
+
+void fuzz(Driver& driver, Reader& in) {
+  fuzzing::Promises promises;
+  FuzzWire a_wire, b_wire;
+  auto a = driver.open(a_wire, {});
+  auto b = driver.open(b_wire, {});
+  std::vector<Ticket> honest;
+  FuzzSink sink;
+  for (int step = 0; step < 200 && !in.empty(); ++step) {
+    const auto choice = in.get<std::uint8_t>();
+    auto& channel = choice & 0x80 ? *a : *b;
+    a_wire.completes_at_once = b_wire.completes_at_once = (choice & 0x40) != 0;
+    switch (choice % 8) {
+      case 0: {
+        FuzzOutgoing message((choice & 0x20) != 0);
+        auto buffer = sink.reserve(in.varint() % (most_bytes + 1));
+        std::memset(buffer->data, 2, buffer->bytes);
+        auto offer =
+            channel.offer(*buffer, choice & 0x10 ? Sharing::shared : Sharing::by_value, message, promises.make());
+        if (auto* ticket = std::get_if<Ticket>(&offer)) {
+          honest.push_back(*ticket);
+        } else {
+          promises.forget_last();
+        }
+        break;
+      }
+      case 1:
+      case 2:
+        channel.pull(ticket_from(in, honest), sink, promises.make(), promises.make());
+        break;
+      case 3:
+        channel.discard(ticket_from(in, honest));
+        break;
+      case 4:
+        channel.acknowledged(ticket_from(in, honest));
+        break;
+      case 5:
+        channel.withdraw(ticket_from(in, honest));
+        break;
+      case 6:
+        channel.control(in.sized(), {});
+        break;
+      default:
+        if (in.get<std::uint8_t>() % 8 == 0) channel.close(Status(Code::connection_lost, "by the input"));
+        break;
+    }
+  }
+  for (auto* channel : {a.get(), b.get()}) channel->close(Status(Code::connection_lost, "at the end"));
+  a_wire.end();
+  b_wire.end();
+}
+
+}  // namespace
+}  // namespace tensorferry
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace tensorferry;
+  Reader in(std::as_bytes(std::span(data, size)));
+  BasicDriver basic;
+  XthDriver xth;
+  Driver& driver = in.get<std::uint8_t>() % 2 == 0 ? static_cast<Driver&>(basic) : xth;
+  const auto mine = std::get<Bytes>(driver.descriptor({}));
+  (void)driver.reaches(mine, in.sized());
+  fuzz(driver, in);
+  return 0;
+}

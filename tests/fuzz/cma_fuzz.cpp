@@ -1,0 +1,160 @@
+/// The two ends of a cma channel, where either may be hostile: tickets, control messages and descriptors are made up or
+/// changed on their way, and what is read may be anywhere in memory. Every completion runs once, no source is sent that
+/// was not offered, what parses encodes to the same again.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "channels/cma/cma_channel.h"
+#include "channels/cma/messages.h"
+#include "channels/completion.h"
+#include "tests/fuzz/channel_end.h"
+
+namespace tensorferry::cma {
+namespace {
+
+constexpr std::size_t most_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_steps = 100;
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// Keeps what an end sends until the input has it delivered, and what it waits for until the end.
+class FuzzWire final : public Wire {
+ public:
+  ControlId control(Bytes message, Descriptors) override {
+    require(control_of(message).has_value());
+    mail.push_back(std::move(message));
+    return ++controls_;
+  }
+  void read(Buffer, Completion) override { std::abort(); }
+  void send_bulk(std::uint64_t, Buffer buffer, Completion written) override {
+    require(std::all_of(buffer.data, buffer.data + buffer.bytes, [](std::byte each) { return each == std::byte{2}; }));
+    complete(std::move(written), {});
+  }
+  void receive_bulk(std::uint64_t, Buffer, Completion landed) override { pending_.push_back(std::move(landed)); }
+  void ready(Status) override {}
+  [[nodiscard]] std::string_view peer() const override { return "peer"; }
+
+  void end() {
+    for (auto& landed : std::exchange(pending_, {})) complete(std::move(landed), Status(Code::connection_lost, "end"));
+  }
+  std::deque<Bytes> mail;
+
+ private:
+  ControlId controls_ = 0;
+  std::vector<Completion> pending_;
+};
+
+class FuzzOutgoing final : public Outgoing {
+ public:
+  explicit FuzzOutgoing(bool last) : last_(last) {}
+  [[nodiscard]] bool appends() const override { return true; }
+  void append(Buffer, Completion) override { std::abort(); }
+  [[nodiscard]] bool last_resort() const override { return last_; }
+
+ private:
+  bool last_;
+};
+
+class FuzzSink final : public Sink {
+ public:
+  std::optional<Buffer> reserve(std::size_t bytes) override { return fuzzing::memory_of(bytes, most_bytes); }
+  bool adopt(Buffer) override { std::abort(); }
+};
+
+/// An honest one as it is, or with a byte changed; or one that the input makes up.
+Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
+  Ticket ticket;
+  const auto way = in.get<std::uint8_t>();
+  if (honest.empty() || way % 4 == 0) {
+    ticket.bytes = in.varint();
+    const auto opaque = in.sized();
+    ticket.opaque.assign(opaque.begin(), opaque.end());
+  } else {
+    ticket = honest[in.get<std::uint8_t>() % honest.size()];
+    if (way % 4 == 1 && !ticket.opaque.empty())
+      ticket.opaque[in.get<std::uint8_t>() % ticket.opaque.size()] ^= std::byte{in.get<std::uint8_t>()};
+  }
+  if (const auto parsed = opaque_of(ticket.opaque)) require(opaque_of(encode(*parsed)).has_value());
+  return ticket;
+}
+
+void fuzz(Driver& driver, Reader& in) {
+  fuzzing::Promises promises;
+  FuzzWire wires[2];
+  std::unique_ptr<Channel> ends[2] = {driver.open(wires[0], {}), driver.open(wires[1], {})};
+  std::vector<Ticket> honest;
+  FuzzSink sink;
+  for (std::size_t step = 0; step < most_steps && !in.empty(); ++step) {
+    const auto choice = in.get<std::uint8_t>();
+    const int side = choice >> 7;
+    auto& channel = *ends[side];
+    switch (choice % 8) {
+      case 0: {
+        FuzzOutgoing message((choice & 0x20) != 0);
+        auto buffer = sink.reserve(in.varint() % (most_bytes + 1));
+        std::memset(buffer->data, 2, buffer->bytes);
+        auto offer = channel.offer(*buffer, (choice & 0x70) == 0x70 ? Sharing::shared : Sharing::by_value, message,
+                                   promises.make());
+        if (auto* ticket = std::get_if<Ticket>(&offer)) {
+          honest.push_back(*ticket);
+        } else {
+          promises.forget_last();
+        }
+        break;
+      }
+      case 1:
+      case 2:
+        channel.pull(ticket_from(in, honest), sink, promises.make(), promises.make());
+        break;
+      case 3:
+        channel.acknowledged(ticket_from(in, honest));
+        break;
+      case 4:
+        channel.withdraw(ticket_from(in, honest));
+        break;
+      case 5: {  // what the other end has sent, as it is or with a byte changed
+        auto& mail = wires[1 - side].mail;
+        if (mail.empty()) break;
+        auto message = std::move(mail.front());
+        mail.pop_front();
+        if ((choice & 0x40) != 0) message[in.get<std::uint8_t>() % message.size()] ^= std::byte{in.get<std::uint8_t>()};
+        channel.control(message, {});
+        break;
+      }
+      case 6: {
+        const auto message = in.sized();
+        if (const auto parsed = control_of(message)) require(control_of(encode(*parsed)).has_value());
+        channel.control(message, {});
+        break;
+      }
+      default:
+        if (in.get<std::uint8_t>() % 8 == 0) channel.close(Status(Code::connection_lost, "by the input"));
+        break;
+    }
+  }
+  for (auto& end : ends) end->close(Status(Code::connection_lost, "at the end"));
+  for (auto& wire : wires) wire.end();
+}
+
+}  // namespace
+}  // namespace tensorferry::cma
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace tensorferry;
+  Reader in(std::as_bytes(std::span(data, size)));
+  CmaDriver driver(cma::Options{.within_process = true});
+  const auto mine = driver.descriptor({});
+  if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, in.sized());
+  cma::fuzz(driver, in);
+  return 0;
+}

@@ -1,0 +1,40 @@
+// Whatever a stranger says at either end of a greeting, it never passes for one that knows the key.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "agent/auth.h"
+
+using namespace tensorferry;
+
+namespace {
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const Key key = Key::random();
+  const ByteView input = std::as_bytes(std::span(data, size));
+
+  if (const auto preamble = Preamble::decode(input); preamble.ok()) {
+    const auto again = Preamble::decode(preamble->encode());
+    check(again.ok() && again->encode() == preamble->encode());
+  }
+  for (const bool demands : {true, false}) {
+    DiallerGreeting dialler({.key = &key, .demands_proof = demands, .purpose = "link"});
+    const auto proof = dialler.answer(input);
+    check(!proof.ok() || (!demands && !dialler.agreement().proven));
+
+    AcceptorGreeting acceptor({.key = &key, .demands_proof = demands, .purpose = "link"});
+    const auto answer = acceptor.answer(input.first(std::min(size, Preamble::kBytes)));
+    if (!answer.ok() || !answer->verdict) continue;
+    const auto rest = input.subspan(Preamble::kBytes);
+    const bool passed = acceptor.check(rest.first(std::min(rest.size(), sizeof(Digest)))).ok();
+    check(!passed || (!demands && !acceptor.agreement().proven));
+  }
+  return 0;
+}

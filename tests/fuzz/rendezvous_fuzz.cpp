@@ -1,0 +1,80 @@
+/// An agent that meets the others through a store in which a stranger writes: every answer of the store's is the
+/// input's. Joining, looking others up, waiting for a world, its barriers and the key of a job end, with a result that
+/// keeps its promises or with an error.
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "agent/rendezvous/directory.h"
+
+using namespace tensorferry;
+using std::chrono::milliseconds;
+
+namespace {
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// Its answers are used up one by one; then it has failed.
+class StrangersStore final : public Store {
+ public:
+  StrangersStore(Reader& in, Record self) : in_(in), self_(std::move(self)) {}
+  Status set(std::string_view /*key*/, ByteView /*value*/) override { return in_.empty() ? gone() : Status(); }
+  Result<Bytes> get(std::string_view key, milliseconds /*timeout*/) override {
+    if (in_.empty()) return gone();
+    const auto kind = in_.get<std::uint8_t>();
+    if (kind % 4 == 0) return Status(Code::deadline_exceeded, "not set");
+    if (kind % 4 == 1) return encode_record(self_, Key(), slot_of(key), generation_of(key));
+    const auto bytes = in_.sized();
+    return Bytes(bytes.begin(), bytes.end());
+  }
+  Result<std::int64_t> add(std::string_view /*key*/, std::int64_t /*amount*/) override {
+    if (in_.empty()) return gone();
+    const auto sum = in_.get<std::int8_t>();
+    return sum == -128 ? in_.get<std::int64_t>() : sum;
+  }
+  [[nodiscard]] bool loopback() const override { return true; }
+
+ private:
+  static Status gone() { return {Code::connection_lost, "the store is gone"}; }
+  /// Of "p/rec/n/agent/3": "n/agent" and 3.
+  static std::string slot_of(std::string_view key) {
+    const auto begin = key.find("rec/"), end = key.rfind('/');
+    return begin == std::string_view::npos ? "" : std::string(key.substr(begin + 4, end - begin - 4));
+  }
+  static std::int64_t generation_of(std::string_view key) {
+    return std::atoll(std::string(key.substr(key.rfind('/') + 1)).c_str());
+  }
+
+  Reader& in_;
+  const Record self_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Reader in(std::as_bytes(std::span(data, size)));
+  Record self;
+  self.name = "agent";
+  self.rank = 0;
+  self.incarnation = 7;
+  const auto rank = in.get<std::uint8_t>() % 2;  // who leads a barrier, who follows
+  auto mine = self;
+  mine.rank = rank;
+  const auto store = std::make_shared<StrangersStore>(in, self);
+  const auto key = cluster_key(*store, "p", "", milliseconds(1));
+  if (key) check(!key->key.empty() && !key->own);
+  Directory directory(store, "p", Key());
+  const bool lives = in.get<std::uint8_t>() % 2 != 0;
+  static_cast<void>(directory.join(mine, [lives](const Record&) { return lives; }));
+  if (const auto found = directory.find("agent", milliseconds(0))) check(found->name == "agent" && !found->left);
+  if (const auto found = directory.find(3, milliseconds(0))) check(found->rank == 3 && !found->left);
+  if (const auto world = directory.wait_for_world(1 + rank, milliseconds(1))) {
+    check(world->size() == static_cast<std::size_t>(1 + rank));
+    static_cast<void>(directory.barrier("end", milliseconds(1)));
+  }
+  directory.leave();
+  return 0;
+}

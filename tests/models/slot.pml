@@ -1,0 +1,262 @@
+/* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and who looks at it
+ * in agent/link_rings.cpp and agent/link_calls.cpp.
+ *
+ * The caller's thread waits for its call or asks for a completion; another thread may cancel the call (a time-out is
+ * the same), the pool looks after answers that nobody waits for, the tick frees what was abandoned. The callee answers
+ * by the slot or by socket, as late as it likes, and may die at any step.
+ * Checked:
+ *   - every call ends (a caller that waits for good is an invalid end state);
+ *   - a reply never reaches another call than its own (assert in take_reply);
+ *   - the callee never writes into a slot that has another call by now (assert in the callee);
+ *   - a slot is given back once (assert in release).
+ * Memory is sequentially consistent, as the code's compare-and-swaps are. The tick's look at every call in flight, each
+ * 10 ms, is not here. What is left out in a mutant, which must fail:
+ *   NO_GENERATION         an abandoned slot is used again at once, and the callee does not compare generations
+ *   NO_OWN_GENERATION     who takes a reply is decided by the slot's word alone
+ *   NO_WAKE_ON_ABANDON    giving up does not wake the thread that sleeps on the slot
+ *   NO_WAKE_AT_THE_END    the end of a link wakes nobody: the callee may have died after its answer, before its wake
+ *   NO_DONE_LIST          the callee does not list what it answered while nobody waited
+ *   NO_LOOK_AFTER_PUSH    who sends does not look whether the call has ended meanwhile: its slot is never free again
+ *   NO_LOOK_AFTER_WAIT    nor does who waited, where the reply came by socket first
+ *
+ * holds:
+ * fails: -DNO_GENERATION
+ * fails: -DNO_OWN_GENERATION
+ * fails: -DNO_WAKE_ON_ABANDON
+ * fails: -DNO_WAKE_AT_THE_END
+ * fails: -DNO_DONE_LIST
+ * fails: -DNO_LOOK_AFTER_PUSH
+ * fails: -DNO_LOOK_AFTER_WAIT
+ */
+#define CALLS 2
+
+mtype = { Unused, Pending, Sleeping, Watched, Full, By_socket, Abandoned, Late };
+
+/* the slot, in shared memory; its word is generation and state, changed together */
+byte generation;
+mtype state = Unused;
+byte bytes;                                /* the reply: the generation that it answers */
+bool waits_in_kernel;                      /* the caller's thread sleeps on the word */
+chan ring = [CALLS] of { byte, byte };     /* requests: call, generation */
+chan done_list = [CALLS] of { byte };      /* generations */
+chan socket = [CALLS] of { byte };         /* replies: call */
+
+/* the caller's own */
+byte own_generation;
+bool taken;                                /* not in the list of free slots */
+byte slot_of[CALLS];                       /* generation */
+bool open[CALLS], in_ring[CALLS], done[CALLS];
+byte current = CALLS;                      /* the call that ring_calls_ has for the slot */
+bool closed;
+
+bool dead;                                 /* the callee's process */
+
+#define OPEN_STATE (state == Pending || state == Sleeping || state == Watched)
+
+#ifdef NO_GENERATION
+#define IS_OF(mine) true
+#define ABANDONED(mine) give_back(mine)
+#else
+#define IS_OF(mine) (generation == mine)
+#define ABANDONED(mine) skip
+#endif
+
+inline release() { d_step { assert(taken); taken = false } }
+
+/* CallRing::take_by_socket */
+inline give_back(mine) {
+  if
+  :: atomic { (own_generation == mine) -> own_generation++ }; release()
+  :: else
+  fi
+}
+
+inline abandon(mine) {
+  if
+  :: atomic { (generation == mine && state == Sleeping) -> state = Abandoned };
+#ifndef NO_WAKE_ON_ABANDON
+     waits_in_kernel = false;
+#endif
+     ABANDONED(mine)
+  :: atomic { (generation == mine && (state == Pending || state == Watched)) -> state = Abandoned };
+     ABANDONED(mine)
+  :: (generation == mine && (state == Full || state == By_socket)) -> give_back(mine)
+  :: else
+  fi
+}
+
+/* Link::finish, of whoever has taken the call out of the table of pending ones */
+inline finish(call) {
+  done[call] = true;
+  if
+  :: in_ring[call] -> abandon(slot_of[call])
+  :: else
+  fi
+}
+
+/* Link::take_ring_reply and on_reply */
+inline take_reply(call) {
+  if
+  :: (generation == slot_of[call] && state == By_socket) ->
+     give_back(slot_of[call]);
+     in_ring[call] = false
+  :: atomic { (generation == slot_of[call] && state == Full
+#ifndef NO_OWN_GENERATION
+               && own_generation == slot_of[call]
+#endif
+              ) -> own_generation++ };
+     assert(bytes == slot_of[call]);
+     release();
+     if
+     :: atomic { open[call] -> open[call] = false }; finish(call)
+     :: else
+     fi
+  :: else
+  fi
+}
+
+/* Link::start, send_by_ring, then wait or Call::on_done. There is no other slot, nor the way by socket, to go on with. */
+active proctype caller() {
+  byte call, mine;
+  do
+  :: (call == CALLS) -> break
+  :: (call < CALLS) ->
+     open[call] = true;
+     if
+     :: closed ->
+        if
+        :: atomic { open[call] -> open[call] = false }; done[call] = true
+        :: !open[call]
+        fi;
+        goto next
+     :: !closed
+     fi;
+     if  /* reserve */
+     :: atomic { !taken -> taken = true; own_generation++; mine = own_generation }
+     :: closed -> goto result
+     fi;
+     atomic { generation = mine; state = Pending; slot_of[call] = mine; current = call };
+     in_ring[call] = true;
+     ring ! call, mine;
+#ifndef NO_LOOK_AFTER_PUSH
+     if
+     :: done[call] -> abandon(mine)
+     :: !done[call]
+     fi;
+#endif
+     if
+     :: done[call]
+     :: !done[call] ->  /* wait_in_ring */
+        do
+        :: (done[call] || generation != mine || !OPEN_STATE) -> break
+        :: atomic { (generation == mine && (state == Pending || state == Watched)) -> state = Sleeping };
+           if  /* FUTEX_WAIT */
+           :: atomic { (generation == mine && state == Sleeping) -> waits_in_kernel = true }; !waits_in_kernel
+           :: else
+           fi
+        od;
+        if
+        :: !done[call] -> take_reply(call)
+#ifndef NO_LOOK_AFTER_WAIT
+        :: done[call] -> abandon(mine)
+#else
+        :: done[call]
+#endif
+        fi;
+        in_ring[call] = false
+     :: !done[call] ->  /* expect_reply */
+        if
+        :: !in_ring[call]
+        :: atomic { (in_ring[call] && generation == mine && state == Pending) -> state = Watched }
+        :: (in_ring[call] && !(generation == mine && state == Pending)) -> take_reply(call)
+        fi
+     fi;
+result:
+     done[call];
+next:
+     call++
+  od
+}
+
+/* Cancels some of the calls, or the tick does: their time is over. Then the callee may die; Link::close follows. */
+active proctype ender() {
+  byte call;
+  do
+  :: break
+  :: (call == CALLS) -> break
+  :: atomic { (call < CALLS && open[call]) -> open[call] = false }; finish(call); call++
+  :: (call < CALLS && done[call]) -> call++
+  od;
+  if
+  :: skip
+  :: dead = true;
+     closed = true;
+     call = 0;
+     do
+     :: (call == CALLS) -> break
+     :: atomic { (call < CALLS && open[call]) -> open[call] = false }; finish(call); call++
+     :: (call < CALLS && !open[call]) -> call++
+     od;
+#ifndef NO_WAKE_AT_THE_END
+     waits_in_kernel = false  /* CallRing::wake_all */
+#endif
+  fi
+}
+
+/* The caller's pool: what was answered while nobody waited, and what comes by socket. */
+active proctype pool() {
+  byte call, mine;
+end:
+  do
+  :: done_list ? mine ->
+     atomic { call = current; if :: slot_of[call] == mine -> skip :: else -> goto end fi };
+     take_reply(call)
+  :: socket ? call ->
+     if
+     :: atomic { open[call] -> open[call] = false }; finish(call)
+     :: !open[call]
+     fi
+  od
+}
+
+/* CallRing::reclaim */
+active proctype tick() {
+  byte mine;
+end:
+  do
+  :: atomic { (state == Late) -> mine = generation; generation = 0; state = Unused }; give_back(mine)
+  od
+}
+
+active proctype callee() {
+  byte call, mine;
+  mtype answer;
+  {
+end:
+  do
+  :: ring ? call, mine ->
+     if
+     :: answer = Full;
+        if
+        :: (!IS_OF(mine) || state == Abandoned)
+        :: (IS_OF(mine) && state != Abandoned) -> assert(own_generation == mine); bytes = mine
+        fi
+     :: answer = By_socket
+     fi;
+     if  /* CallRing::change */
+     :: atomic { (IS_OF(mine) && state == Sleeping) -> state = answer }; waits_in_kernel = false
+     :: atomic { (IS_OF(mine) && state == Pending) -> state = answer }
+     :: atomic { (IS_OF(mine) && state == Watched) -> state = answer };
+#ifndef NO_DONE_LIST
+        done_list ! mine
+#endif
+     :: atomic { (IS_OF(mine) && state == Abandoned) -> state = Late }
+     :: else
+     fi;
+     if
+     :: (answer == By_socket) -> socket ! call
+     :: else
+     fi
+  od
+  } unless { dead }
+}

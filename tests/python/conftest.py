@@ -1,0 +1,206 @@
+"""Agents for the tests: several in this process, or one in each of some worker processes that all tests share (a fresh
+process spends two seconds on importing torch)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch.distributed as dist
+
+# ---- several agents in this process
+
+
+class Agents:
+    """Makes agents that meet in one store; all leave when the test ends."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self._made: list[tensorferry.Agent] = []
+
+    def __call__(self, name: str, **options: Any) -> tensorferry.Agent:
+        agent = tensorferry.Agent(name, store=self.store, **options)
+        self._made.append(agent)
+        return agent
+
+    def leave(self) -> None:
+        for agent in self._made:
+            agent.leave()
+
+
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    """``agents("a", rank=0)`` is an agent of that name in this process."""
+    made = Agents()
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def pair(agents: Agents) -> tuple[tensorferry.Agent, tensorferry.Agent]:
+    """Two agents, "a" and "b", of ranks 0 and 1."""
+    return agents("a", rank=0), agents("b", rank=1)
+
+
+# ---- agents in processes of their own
+
+
+class WorkerFailed(Exception):
+    """What a worker's function raised, as text."""
+
+
+def _serve(control: Connection, path: list[str]) -> None:
+    sys.path[:] = path
+    while True:
+        try:
+            function, args, kwargs = control.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            control.send((True, function(*args, **kwargs)))
+        except BaseException:
+            control.send((False, traceback.format_exc()))
+
+
+class Worker:
+    """A process that runs functions of the tests' modules, one after another."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.control, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, sys.path), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.control.send((function, args, kwargs))
+
+    def result(self, timeout: float = 60) -> Any:
+        if not self.control.poll(timeout):
+            raise TimeoutError("the worker is still busy")
+        ok, value = self.control.recv()
+        if not ok:
+            raise WorkerFailed(value)
+        return value
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.start(function, *args, **kwargs)
+        return self.result()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+
+class Workers:
+    """Processes that are kept from test to test, but for those that a test killed."""
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+
+    def take(self, count: int) -> list[Worker]:
+        self._idle = [worker for worker in self._idle if worker.alive]
+        while len(self._idle) < count:
+            self._idle.append(Worker())
+        taken, self._idle = self._idle[:count], self._idle[count:]
+        return taken
+
+    def give_back(self, workers: list[Worker]) -> None:
+        self._idle.extend(workers)
+
+    def close(self) -> None:
+        for worker in self._idle:
+            worker.kill()
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    pool = Workers()
+    yield pool
+    pool.close()
+
+
+def join(name: str, rank: int, world_size: int | None, port: int, options: dict[str, Any]) -> int:
+    """Starts the default agent of this process, at the store that the test serves; returns the process's id."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    rpc.init_rpc(name, rank=rank, world_size=world_size, store=store, **options)
+    return os.getpid()
+
+
+def leave() -> None:
+    with contextlib.suppress(RuntimeError):
+        rpc.shutdown(graceful=False)
+
+
+class Cluster:
+    """This process is "main", of rank 0; the others are "worker1", "worker2", ..."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._pool = workers
+        self.workers: list[Worker] = []
+        self.pids: list[int] = []
+        self.store: dist.TCPStore | None = None
+        self._sessions = itertools.count()
+
+    def start(self, count: int, *, static: bool = True, **options: Any) -> Cluster:
+        timeout = timedelta(seconds=30)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.workers = self._pool.take(count)
+        # The processes have lived through different numbers of sessions.
+        options.setdefault("prefix", f"test{next(self._sessions)}")
+        size = count + 1 if static else None
+        for rank, worker in enumerate(self.workers, start=1):
+            worker.start(join, f"worker{rank}", rank, size, self.store.port, options)
+        rpc.init_rpc("main", rank=0, world_size=size, store=self.store, **options)
+        self.pids = [worker.result() for worker in self.workers]
+        return self
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            if worker.alive:
+                try:
+                    worker.start(leave)
+                except OSError:
+                    worker.kill()  # a test did, a moment ago: the system has not reaped it yet
+        leave()
+        for worker in self.workers:
+            if worker.alive:
+                try:
+                    worker.result(30)
+                except (TimeoutError, WorkerFailed, EOFError):
+                    worker.kill()
+        self._pool.give_back([worker for worker in self.workers if worker.alive])
+
+
+@pytest.fixture
+def cluster(workers: Workers) -> Iterator[Cluster]:
+    """``cluster.start(2)``: default agents here ("main") and in two other processes ("worker1", "worker2")."""
+    made = Cluster(workers)
+    yield made
+    made.stop()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Waits for ``condition``; False where it does not come true."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True

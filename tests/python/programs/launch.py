@@ -1,0 +1,69 @@
+"""Runs a program's processes as forks of one process that has imported torch, and returns what they print."""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+OURS = "import tensorferry.rpc as rpc\n"
+MODULES = {"tensorferry": OURS, "torch": "import torch.distributed.rpc as rpc\n"}
+FOLDER = Path(__file__).parent
+
+_context = multiprocessing.get_context("forkserver")
+# torch's optimizers import torch._dynamo on first use, which takes as long as torch itself.
+_context.set_forkserver_preload(["torch.distributed.rpc", "torch._dynamo", "tensorferry.rpc"])
+
+
+def _work(folder, name, rank, environment, output):
+    os.environ.update(environment)
+    for number, kind in ((1, ".out"), (2, ".err")):
+        os.dup2(os.open(output + kind, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout.reconfigure(line_buffering=True)
+    sys.path.insert(0, folder)
+    program = importlib.import_module(name)
+    program.run(rank, len(program.NAMES))
+
+
+def names_of(program):
+    """How many processes it has stands in the program; counted there without importing torch here."""
+    scope = {}
+    for line in (FOLDER / f"{program}.py").read_text().splitlines():
+        if line.startswith(("TRAINERS =", "OBSERVERS =", "NAMES =")):
+            exec(line, scope)
+    return scope["NAMES"]
+
+
+def launch(program, module, folder, timeout=60):
+    """The output of ``program`` with ``module`` in its one import; ``folder`` is for the copy that has that line."""
+    text = (FOLDER / f"{program}.py").read_text()
+    assert text.count(OURS) == 1, f"{program}.py has no line, or more than one, that imports the module"
+    folder = Path(folder) / module
+    folder.mkdir(exist_ok=True)
+    (folder / f"{program}.py").write_text(text.replace(OURS, MODULES[module]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    files = [folder / f"{program}-{name}" for name in names_of(program)]
+    processes = [
+        _context.Process(target=_work, args=(str(folder), program, rank, environment, str(file)), daemon=True)
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + timeout
+    try:
+        for process in processes:
+            process.join(max(0, until - time.monotonic()))
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    errors = [text.read_text() for file in files if (text := file.with_suffix(".err")).exists()]
+    assert codes == [0] * len(codes), f"{program} on {module} ended with {codes}:\n" + "\n".join(errors)
+    return files[0].with_suffix(".out").read_text()

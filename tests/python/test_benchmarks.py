@@ -1,0 +1,235 @@
+"""The benchmark measures both sides, keeps what it measured, and never compares two different runs."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import contestants, figures, plot, report, results  # noqa: E402
+from benchmarks.contestants import OURS, TORCH, Contestant, Lab, python  # noqa: E402
+from benchmarks.native import Missing  # noqa: E402
+from benchmarks.placement import Placement  # noqa: E402
+from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup  # noqa: E402
+from benchmarks.rows import ROWS, Row  # noqa: E402
+from benchmarks.run import Failed, chosen, measure  # noqa: E402
+from benchmarks.teams import Team  # noqa: E402
+from benchmarks.units import MICROSECONDS, PERCENT, Figure, Unit  # noqa: E402
+
+
+def measured(run: str, contestant: str, *medians: float) -> Measurement:
+    return Measurement(run, "noop", contestant, tuple(Round(m, 2 * m, 100) for m in medians))
+
+
+def a_run() -> Run:
+    run = Run(machine={"cores": 2, "versions": {"torch": "0"}})
+    both = [measured(run.id, OURS, 10, 11, 12), measured(run.id, TORCH, 200, 110, 360)]
+    run.rows.append(RowResult("noop", "empty call", "us", 1e3, False, "unpinned", {TORCH: 10.0}, None, both))
+    return run
+
+
+def test_speedup_is_of_the_medians_with_the_least_and_the_greatest_turn() -> None:
+    s = speedup(measured("a", OURS, 10, 11, 12), measured("a", TORCH, 200, 110, 360))
+    assert (s.ratio, s.least, s.greatest) == (200 / 11, 10, 30)
+
+
+def test_speedup_between_different_runs_is_refused() -> None:
+    with pytest.raises(DifferentRuns, match="measure both in one invocation"):
+        speedup(measured("a", OURS, 10), measured("b", TORCH, 200))
+
+
+def test_a_file_pieced_together_from_two_runs_is_refused(tmp_path: Path) -> None:
+    run, other = a_run(), a_run()
+    run.rows[0].contestants[1] = replace(other.rows[0].contestants[1])
+    run.save(tmp_path / "run.json")
+    with pytest.raises(DifferentRuns, match=other.id[:8]):
+        Run.load(tmp_path / "run.json")
+
+
+def test_a_run_survives_being_saved(tmp_path: Path) -> None:
+    run = a_run()
+    run.save(tmp_path / "run.json")
+    assert Run.load(tmp_path / "run.json") == run
+
+
+def test_the_picture_of_one_run_is_the_same_each_time(tmp_path: Path) -> None:
+    run = a_run()
+    plot.draw(run, tmp_path / "a.svg")
+    plot.draw(run, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+    assert "18x" in (tmp_path / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(("unit", "shown"), [(Unit("us", 1e3), 2.0), (Unit("calls/s", 256e9, rate=True), 128e6)])
+def test_units_show_nanoseconds_as_time_or_rate(unit: Unit, shown: float) -> None:
+    assert unit.value(2000) == pytest.approx(shown)
+
+
+def test_the_machine_is_described_without_naming_it() -> None:
+    text = json.dumps(results.describe_machine())
+    assert os.uname().nodename not in text or os.uname().nodename in ("", "localhost")
+    assert "/" not in text.replace("calls/s", "")
+
+
+def test_both_sides_are_measured_in_turns_in_one_invocation(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--only", "tensor-1mb", "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "1 MB tensors travel" in done.stdout
+    row = Run.load(file).rows[0]
+    assert [m.contestant for m in row.contestants] == [OURS, TORCH]
+    assert [len(m.rounds) for m in row.contestants] == [5, 5]
+    assert all(r.count >= 3 and 0 < r.p50 <= r.p99 for m in row.contestants for r in m.rounds)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(seconds=0.05, programs=None, quick=True) as lab:
+        yield lab
+
+
+# One of each group in its quickest form; in these, rounds are of one turn each.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "noop-two-cores",
+        "in-flight-torch-futures",
+        "transport-unix-unpinned",
+        "transport-tcp-one-core",
+        "channel-shm-1mb",
+        "channel-cma-1mb",
+        "channel-basic-1mb",
+        "channel-tcp-1mb",
+        "cpp-unpinned",
+        "hogs-unpinned",
+        "shared-256mb",
+        "tensor-64mb-busy",
+        "gil-caller",
+        "gil-server",
+        "blocking-handler",
+        "memory-tensors",
+        "memory-replay",
+    ],
+)
+def test_a_row_measures_every_figure_of_every_contestant(lab: Lab, name: str) -> None:
+    (row,) = chosen(name, quick=True)
+    try:
+        turns = measure(row, lab, rounds=1)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert len(turns) == len(row.figures)
+    for each in turns:
+        assert list(each) == list(row.contestants())
+        assert all(len(rounds) == 1 and rounds[0].count >= 1 for rounds in each.values())
+
+
+@pytest.mark.parametrize("who", [OURS, TORCH])
+def test_actors_are_measured_with_all_that_they_cost(lab: Lab, who: str) -> None:
+    some = contestants.actors(who, 3)
+    some.prepare(lab)
+    turn = some.measure(lab, Placement.UNPINNED)
+    assert isinstance(turn, dict)
+    assert len(turn["each"]) >= 3
+    assert turn["passed"][0] > 0 and turn["computed"][0] > 0
+    lab.dismiss(larger_than=2)
+
+
+@pytest.mark.parametrize("who", [OURS, TORCH])
+def test_agents_that_start_call_each_other_and_end_are_measured_as_a_whole(lab: Lab, who: str) -> None:
+    (nanoseconds,) = contestants.whole_lives(who, 4).measure(lab, Placement.UNPINNED)
+    assert nanoseconds > 0
+
+
+def test_a_contestant_that_fails_is_named_with_its_row_and_leaves_the_others_usable(lab: Lab) -> None:
+    fails = Row("broken", "broken", (Figure(MICROSECONDS),), python(OURS, "tensors", size=-4))
+    with pytest.raises(Failed, match="broken: tensorferry: RuntimeError"):
+        measure(fails, lab, rounds=1)
+    assert measure(replace(fails, ours=python(OURS, "sync")), lab, rounds=1)[0][OURS][0].count >= 3
+
+
+def test_a_process_that_does_not_answer_is_given_up() -> None:
+    with Team("tensorferry.rpc", forked=True) as team:
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError, match="no answer in 1 s from caller0"):
+            team.call(Placement.UNPINNED, "sync", patience=1, seconds=100)
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_no_process_outlives_a_driver_that_is_killed(forked: bool) -> None:
+    code = (
+        "import time; from benchmarks.teams import Team\n"
+        f"team = Team('tensorferry.rpc', forked={forked})\n"
+        "print(*[process.pid for process in team._processes], flush=True); time.sleep(600)"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 2
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()  # no communicate(): what is left over would hold the other end
+    until = time.monotonic() + 20
+    while any(_state(pid) not in "XZ" for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_row_that_needs_more_than_the_machine_has_says_so() -> None:
+    there_is_none = contestants.in_new_pair("replay", ("callee", "both"), contestants.Scale(1, 1), 4, needs=1 << 60)
+    with pytest.raises(Missing, match="GB of memory"):
+        there_is_none.prepare(Lab(0, None, quick=True))
+
+
+def test_busy_processes_compute_only_while_a_row_asks_for_them(lab: Lab) -> None:
+    def measure_busy(_: Lab, placement: Placement) -> list[float]:
+        return [results.busy_share(0.3)]
+
+    row = Row(
+        "busy", "busy", (Figure(PERCENT),), Contestant(lambda _: None, measure_busy), hogs=len(os.sched_getaffinity(0))
+    )
+    assert measure(row, lab, rounds=1)[0][OURS][0].p50 > 0.5
+    until = time.monotonic() + 5  # a signal takes a moment
+    while any(_state(process.pid) != "T" for process in lab.hogs._processes):
+        assert time.monotonic() < until
+
+
+def _state(pid: int) -> str:
+    """As in /proc; "X" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def test_a_row_is_chosen_by_its_whole_name_before_parts_of_names() -> None:
+    assert [row.name for row in chosen("tensor-64mb", quick=False)] == ["tensor-64mb"]
+    assert len(chosen("tensor-", quick=False)) > 1
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(("percent", "verdict"), [(1.5, "reached"), (2.5, "missed")])
+def test_a_limit_is_reached_by_less_and_quoted_without_a_peer(percent: float, verdict: str) -> None:
+    run = Run(machine={"cores": 2, "versions": {}, "busy_before": 0, "busy_after": 0, "processor": ""})
+    growth = [Measurement(run.id, "memory", OURS, (Round(percent, percent, 1),))]
+    run.rows.append(RowResult("memory", "growth", "%", 1, False, "unpinned", {}, 2, growth))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report.table(run))
+    assert f"at most 2 {verdict}" in console.export_text()
+    assert verdict in figures.results(run)
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_figures_in_the_docs_are_those_of_the_kept_run(page: Path) -> None:
+    assert page.read_text() == figures.filled(page, Run.load(figures.KEPT))

@@ -1,0 +1,364 @@
+"""How calls fail: exceptions as their own types, time-outs, lost peers, refusals."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import threading
+import time
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from conftest import eventually
+from tensorferry import errors
+
+
+class Detailed(Exception):
+    def __init__(self, what, code):
+        super().__init__(what, code)
+        self.what = what
+        self.code = code
+
+
+class NeedsKeyword(Exception):
+    """Its pickle cannot be loaded: __init__ wants more than the pickle brings."""
+
+    def __init__(self, text, *, code):
+        super().__init__(text)
+        self.code = code
+
+
+class HoldsALock(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()  # cannot be pickled
+
+
+def raise_(kind, *args):
+    raise kind(*args)
+
+
+def raise_needs_keyword():
+    raise NeedsKeyword("odd", code=7)
+
+
+def raise_local():
+    class Local(Exception):
+        pass
+
+    raise Local("only here")
+
+
+def raise_chained():
+    try:
+        raise KeyError("inner")
+    except KeyError as error:
+        raise ValueError("outer") from error
+
+
+def raise_with_bad_text():
+    class Bad(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    raise Bad
+
+
+def leave_the_interpreter():
+    sys.exit(5)
+
+
+def unsendable():
+    return threading.Lock()
+
+
+def unsendable_tensor():
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+
+
+def nested(to):
+    rpc.rpc_sync(to, raise_, (LookupError, "far away"))
+
+
+def nested_time_out(to):
+    rpc.rpc_sync(to, time.sleep, (2,), timeout=0.1)
+
+
+class Unloadable:
+    def __init__(self):
+        pass
+
+    def __reduce__(self):
+        return raise_, (ArithmeticError, "cannot be loaded")
+
+
+class Result:
+    pass
+
+
+def identity(value):
+    return value
+
+
+# ---- exceptions of functions
+
+
+def test_exceptions_arrive_as_their_own_type(pair):
+    a, _ = pair
+    with pytest.raises(IndexError, match=r"out of range"):
+        a.rpc_sync("b", list.pop, ([1], 5))
+    with pytest.raises(Detailed) as caught:
+        a.rpc_sync("b", raise_, (Detailed, "full", 28))
+    assert (caught.value.what, caught.value.code) == ("full", 28)
+    with pytest.raises(UnicodeDecodeError):
+        a.rpc_sync("b", bytes.decode, (b"\xff", "utf-8"))
+    with pytest.raises(FileNotFoundError) as missing:
+        a.rpc_sync("b", open, ("/no/such/file",))
+    assert missing.value.errno == 2
+    with pytest.raises(RuntimeError, match=r"size"):
+        a.rpc_sync("b", torch.add, (torch.ones(2), torch.ones(3)))
+
+
+def test_the_remote_traceback_is_the_cause(pair):
+    with pytest.raises(ValueError, match=r"outer") as caught:
+        pair[0].rpc_sync("b", raise_chained)
+    cause = caught.value.__cause__
+    assert isinstance(cause, tensorferry.RemoteTraceback)
+    assert cause.peer == "b"
+    text = str(cause)
+    assert 'on "b"' in text
+    assert "raise_chained" in text
+    assert "KeyError: 'inner'" in text
+
+
+def test_what_cannot_be_pickled_is_made_from_its_text(pair):
+    with pytest.raises(HoldsALock, match=r"locked"):
+        pair[0].rpc_sync("b", raise_, (HoldsALock, "locked"))
+
+
+def test_what_cannot_be_rebuilt_is_a_remote_error(pair):
+    a, _ = pair
+    for function, text in ((raise_needs_keyword, "odd"), (raise_local, "only here"), (raise_with_bad_text, "Bad")):
+        with pytest.raises(errors.RemoteError, match=text) as caught:
+            a.rpc_sync("b", function)
+        assert caught.value.peer == "b"
+        assert caught.value.type_name.startswith("test_errors.")
+        assert isinstance(caught.value.__cause__, tensorferry.RemoteTraceback)
+        assert isinstance(caught.value, RuntimeError)
+
+
+def test_a_function_that_exits_does_not_end_its_caller(pair):
+    with pytest.raises(errors.RemoteError, match=r"SystemExit"):
+        pair[0].rpc_sync("b", leave_the_interpreter)
+    with pytest.raises(errors.RemoteError, match=r"KeyboardInterrupt"):
+        pair[0].rpc_sync("b", raise_, (KeyboardInterrupt,))
+    assert pair[0].rpc_sync("b", identity, (1,)) == 1
+
+
+def test_results_that_cannot_travel(pair):
+    with pytest.raises(TypeError, match=r"lock"):
+        pair[0].rpc_sync("b", unsendable)
+    with pytest.raises(Exception, match=r"(?i)quanti"):
+        pair[0].rpc_sync("b", unsendable_tensor)
+
+
+def test_arguments_that_cannot_be_loaded_there(pair):
+    with pytest.raises(ArithmeticError, match=r"cannot be loaded"):
+        pair[0].rpc_sync("b", identity, (Unloadable(),))
+
+
+def test_nested_exceptions_tell_of_every_agent_on_their_way(agents):
+    a, _, _ = agents("a"), agents("b"), agents("c")
+    with pytest.raises(LookupError, match=r"far away") as caught:
+        a.rpc_sync("b", nested, ("c",))
+    assert 'on "b"' in str(caught.value.__cause__)
+    assert 'on "c"' in str(caught.value.__cause__)
+    with pytest.raises(errors.DeadlineExceeded, match=r"c"):
+        a.rpc_sync("b", nested_time_out, ("c",))
+
+
+def test_errors_of_ours_are_runtime_errors():
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if name != "RemoteTraceback":
+            assert issubclass(kind, RuntimeError), name
+    assert issubclass(errors.DeadlineExceeded, TimeoutError)
+    for error in (
+        errors.DeadlineExceeded("late"),
+        errors.RemoteError("text", "m.T", "b"),
+        errors.RemoteTraceback("b", "text"),
+    ):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# ---- functions that are not there
+
+
+def in_main():
+    """Stands for a function of the program that was started, as the callee sees it."""
+
+
+def test_a_module_that_is_not_there_is_named(pair, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("only_here")
+    assert pair[0].rpc_sync("b", module.f) == 1  # one process: it is there
+    function = module.f
+    monkeypatch.delattr(module, "f")
+    with pytest.raises(errors.NotFound, match=r'"f" in module "only_here" on "b"'):
+        pair[0].rpc_sync("b", function)
+
+
+def define_in_main():
+    exec("def of_main():\n    return 1\n", sys.modules["__main__"].__dict__)
+
+
+def test_a_function_of_another_program_says_what_to_do(cluster, tmp_path, monkeypatch):
+    cluster.start(1)
+    define_in_main()
+    function = sys.modules["__main__"].of_main
+    with pytest.raises(errors.NotFound, match=r'__main__ on "worker1".*put the function in a module'):
+        rpc.rpc_sync("worker1", function)
+    rpc.rpc_sync("worker1", define_in_main)
+    assert rpc.rpc_sync("worker1", function) == 1
+    (tmp_path / "not_there.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.NotFound, match='no module "not_there" on "worker1"'):
+        rpc.rpc_sync("worker1", importlib.import_module("not_there").f)
+
+
+# ---- time-outs
+
+
+def test_a_call_ends_at_its_time_out(pair):
+    a, _ = pair
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded) as caught:
+        a.rpc_sync("b", time.sleep, (2,), timeout=0.2)
+    assert 0.15 < time.monotonic() - start < 1
+    assert "b" in str(caught.value)
+    assert "sleep" in str(caught.value)
+    with pytest.raises(TimeoutError):
+        a.rpc_async("b", time.sleep, (2,), timeout=0.1).wait()
+
+
+def test_the_default_time_out_is_the_agents(agents):
+    a = agents("a", timeout=0.2)
+    agents("b")
+    with pytest.raises(errors.DeadlineExceeded):
+        a.rpc_sync("b", time.sleep, (1,))
+    assert a.rpc_sync("b", time.sleep, (0.4,), timeout=0) is None  # none
+    assert a.rpc_sync("b", time.sleep, (0.4,), timeout=5) is None
+    a.timeout = 5
+    assert a.rpc_sync("b", time.sleep, (0.4,)) is None
+    with pytest.raises(ValueError):
+        a.timeout = -1
+
+
+def test_a_late_reply_does_not_reach_the_next_call(pair):
+    a, _ = pair
+    for i in range(20):
+        with pytest.raises(errors.DeadlineExceeded):
+            a.rpc_sync("b", sleep_and_return, (0.02, "late"), timeout=0.005)
+        assert a.rpc_sync("b", identity, (i,)) == i
+
+
+def sleep_and_return(seconds, value):
+    time.sleep(seconds)
+    return value
+
+
+# ---- peers that go
+
+
+def exit_now(code):
+    os._exit(code)
+
+
+def test_a_killed_peer_fails_its_calls_at_once(cluster):
+    cluster.start(1)
+    assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
+    futures = [rpc.rpc_async("worker1", time.sleep, (30,)) for _ in range(10)]
+    time.sleep(0.2)
+    cluster.workers[0].process.kill()
+    start = time.monotonic()
+    for future in futures:
+        with pytest.raises(errors.ConnectionLost, match=r"worker1"):
+            future.wait()
+    assert time.monotonic() - start < 1  # 0.1 s on an idle machine
+    with pytest.raises(errors.Error, match=r"worker1"):
+        rpc.rpc_sync("worker1", os.getpid, timeout=10)
+
+
+def test_a_peer_that_dies_in_the_function_is_lost(cluster):
+    cluster.start(2)
+    with pytest.raises(errors.ConnectionLost, match=r"worker1"):
+        rpc.rpc_sync("worker1", exit_now, (3,))
+    assert rpc.rpc_sync("worker2", identity, (1,)) == 1  # nobody else is hurt
+
+
+def test_a_waiting_thread_learns_of_its_peers_death(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", identity, (1,))
+    threading.Timer(0.2, cluster.workers[0].process.kill).start()
+    start = time.monotonic()
+    with pytest.raises(errors.ConnectionLost, match=r"worker1"):
+        rpc.rpc_sync("worker1", time.sleep, (30,))
+    assert time.monotonic() - start < 1.5
+
+
+def test_calls_of_an_agent_that_left(agents):
+    a, b = agents("a"), agents("b")
+    future = a.rpc_async("b", time.sleep, (0.5,))
+    a.leave()
+    with pytest.raises(errors.AgentClosed):
+        future.wait()
+    with pytest.raises(errors.AgentClosed):
+        a.rpc_sync("b", identity, (1,))
+    with pytest.raises(errors.Error, match=r"a"):
+        b.rpc_sync("a", identity, (1,), timeout=5)
+
+
+def test_a_peer_that_left_is_named(agents):
+    a, b = agents("a"), agents("b")
+    assert a.rpc_sync("b", identity, (1,)) == 1
+    b.leave()
+    with pytest.raises((errors.ConnectionLost, errors.NotFound), match=r"b"):
+        a.rpc_sync("b", identity, (1,), timeout=5)
+
+
+def test_the_same_name_again_is_somebody_else(agents):
+    a, b = agents("a"), agents("b")
+    thing = a.remote("b", Result)
+    thing.to_here()
+    b.leave()
+    assert eventually(lambda: comes_back(a, agents))
+    with pytest.raises(errors.ConnectionLost, match=r"b"):
+        thing.to_here()
+
+
+def comes_back(a, agents):
+    if not any(agent.name == "b" and not agent._left for agent in agents._made):
+        agents("b")
+    try:
+        return a.rpc_sync("b", identity, (2,), timeout=5) == 2
+    except errors.Error:
+        return False
+
+
+# ---- how many at once
+
+
+def test_handlers_beyond_the_bound_are_refused(agents):
+    a = agents("a")
+    agents("b", max_threads=4)
+    futures = [a.rpc_async("b", time.sleep, (0.5,)) for _ in range(12)]
+    time.sleep(0.2)  # four run, eight wait for them
+    late = a.rpc_async("b", time.sleep, (0.5,))
+    with pytest.raises(errors.ResourceExhausted, match=r"max_threads"):
+        late.wait()
+    assert tensorferry.wait_all(futures) == [None] * 12

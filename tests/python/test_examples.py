@@ -1,0 +1,126 @@
+"""Every example, run the way its README says, and judged by what it prints."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run(folder: str, *arguments: str, timeout: float = 120) -> str:
+    """The example's output; fails with all of it where the exit code is not 0."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    environment["COLUMNS"] = "200"  # no line of the output is folded
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=EXAMPLES / folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, f"{folder} ended with exit code {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+START = pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "2", "main.py"]], ids=["alone", "torchrun"])
+
+
+@START
+def test_hello_calls_and_raises_across_processes(start: list[str]) -> None:
+    output = run("01-hello", *start)
+    alice = re.search(r"I am alice, in process (\d+)", output)
+    bob = re.search(r"Hello alice, this is bob in process (\d+)", output)
+    assert alice and bob and alice[1] != bob[1], output
+    assert "rpc_async: [84.0, 42.0, 21.0]" in output
+    assert "ZeroDivisionError" in output and "division by zero" in output
+
+
+@START
+def test_tensors_arrive_as_values_and_views_send_their_elements(start: list[str]) -> None:
+    output = run("02-tensors", *start)
+    assert "[0.0, 1.0, 2.0, 3.0] came back as [0.0, 10.0, 20.0, 30.0]; mine is unchanged" in output
+    assert "[1.0, 5.0, 9.0]" in output
+    assert "32 tensors were in flight at once, the last one's norm is 310" in output
+    assert "worker holds the mean of 4 tensors: [2.5, 2.5, 2.5]" in output
+    assert len(re.findall(r"\d+ MB\D+[\d.]+ GB/s", output)) == 3
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"accuracy on 360 pictures never trained on: ([\d.]+)", output)
+    assert found, output
+    return float(found[1])
+
+
+def test_parameter_server_learns_digits_with_three_trainers() -> None:
+    output = run("03-parameter-server", "main.py")
+    assert "a parameter server in 'server', 3 trainers" in output
+    assert accuracy(output) > 0.9
+
+
+def test_parameter_server_learns_digits_under_torchrun() -> None:
+    assert accuracy(run("03-parameter-server", *TORCHRUN, "4", "main.py")) > 0.9
+
+
+def test_parameter_server_fails_when_it_has_not_learned() -> None:
+    with pytest.raises(AssertionError, match=r"is not above 0\.9"):
+        run("03-parameter-server", "main.py", "--epochs", "1", "--trainers", "1")
+
+
+@pytest.mark.parametrize(
+    "start", [["main.py", "--clients", "3"], [*TORCHRUN, "4", "main.py"]], ids=["alone", "torchrun"]
+)
+def test_async_batching_gives_the_same_answers_with_fewer_passes(start: list[str]) -> None:
+    output = run("04-async-batching", *start, "--requests", "40")
+    assert "the answers are the same: True" in output
+    rows = re.search(r"together\D+\d+\D+([\d.]+)", output)
+    assert rows and float(rows[1]) > 1, output
+
+
+def returns(output: str) -> tuple[float, float]:
+    found = re.search(r"mean return: ([\d.]+) by chance, ([\d.]+) of \d+ episodes after", output)
+    assert found, output
+    return float(found[1]), float(found[2])
+
+
+def test_actors_and_a_learner_learn_to_balance_poles(tmp_path: Path) -> None:
+    plot = tmp_path / "returns.png"
+    output = run("05-actor-learner", "main.py", "--quick", "--plot", str(plot))
+    by_chance, after = returns(output)
+    assert by_chance < 40 and after > 300
+    assert output.count("from round") == 10
+    assert plot.read_bytes().startswith(b"\x89PNG") or "matplotlib is not there" in output
+
+
+def test_actors_and_a_learner_learn_under_torchrun(tmp_path: Path) -> None:
+    output = run("05-actor-learner", *TORCHRUN, "4", "main.py", "--quick", "--plot", str(tmp_path / "returns.png"))
+    assert "2 actors" in output
+    assert returns(output)[1] > 300
+
+
+def test_actors_and_a_learner_fail_when_they_have_not_learned(tmp_path: Path) -> None:
+    arguments = ["--rounds", "2", "--actors", "1", "--plot", str(tmp_path / "returns.png")]
+    with pytest.raises(AssertionError, match="is not above 300"):
+        run("05-actor-learner", "main.py", *arguments)
+
+
+def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / "README.md").read_text()
+    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
+    assert found, "README.md has no example followed by its output"
+    (tmp_path / "example.py").write_text(found[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment = {**os.environ, "MASTER_PORT": str(probe.getsockname()[1])}
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == found[2]

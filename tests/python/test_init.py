@@ -1,0 +1,247 @@
+"""Joining: stores, torchrun's environment, keys, names that are taken, those who come back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as torch_rpc
+from conftest import eventually, leave
+from tensorferry import errors
+
+
+def name_and_rank():
+    info = rpc.get_worker_info()
+    return info.name, info.id
+
+
+def free_port():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return server.port
+
+
+def run_script(tmp_path, text, *, env=None, args=(), launcher=()):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(text))
+    environment = {**os.environ, **(env or {})}
+    command = [sys.executable, *launcher, str(script), *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(autouse=True)
+def no_default_agent_is_left():
+    yield
+    leave()
+
+
+def test_torchruns_environment_is_enough(tmp_path):
+    result = run_script(
+        tmp_path,
+        """
+        import tensorferry.rpc as rpc, torch
+        def rank(): return rpc.get_worker_info().id
+        rpc.init_rpc()
+        me = rpc.get_worker_info()
+        assert me.name == f"worker{me.id}"
+        others = [rpc.rpc_sync(i, rank) for i in range(3)]
+        assert others == [0, 1, 2], others
+        assert torch.equal(rpc.rpc_sync((me.id + 1) % 3, torch.ones, (4,)), torch.ones(4))
+        rpc.shutdown()
+        print("fine", flush=True)
+        """,
+        launcher=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"],
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("fine") == 3
+
+
+def test_torchs_arguments_start_it(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, rpc_timeout=7)
+    rpc.init_rpc("alone", rpc.BackendType.TENSORPIPE, 0, 1, options)
+    assert rpc.get_rpc_timeout() == 7
+    assert rpc.get_worker_info() == rpc.WorkerInfo("alone", 0)
+    assert rpc.rpc_sync("alone", max, (1, 2)) == 2
+    with pytest.raises(RuntimeError, match=r"already initialized"):
+        rpc.init_rpc("again", rank=0, world_size=1)
+    rpc.shutdown()
+    with pytest.raises(RuntimeError, match=r"not been initialized"):
+        rpc.rpc_sync("alone", max, (1, 2))
+    with pytest.raises(RuntimeError, match=r"not been initialized"):
+        rpc.shutdown()
+    rpc.init_rpc(
+        "alone", rank=0, world_size=1, rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(rpc_timeout=5)
+    )
+    assert rpc.get_rpc_timeout() == 5
+    rpc._set_rpc_timeout(3)
+    assert rpc.get_rpc_timeout() == 3
+
+
+def test_wrong_arguments_are_told(monkeypatch):
+    with pytest.raises(TypeError, match=r"backend"):
+        rpc.init_rpc("a", backend="tensorpipe")
+    with pytest.raises(TypeError, match=r"rpc_backend_options"):
+        rpc.init_rpc("a", rpc_backend_options={})
+    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(errors.InvalidArgument, match=r"MASTER_ADDR"):
+        rpc.init_rpc("a")
+    with pytest.raises(errors.InvalidArgument, match=r"rank"):
+        rpc.init_rpc("a", world_size=2, init_method="tcp://127.0.0.1:1")
+    with pytest.raises(errors.InvalidArgument, match=r"gopher"):
+        rpc.init_rpc("a", init_method="gopher://here")
+    with pytest.raises(errors.InvalidArgument, match=r"name"):
+        tensorferry.Agent(store=dist.HashStore())
+    with pytest.raises(errors.InvalidArgument):
+        tensorferry.Agent("bad\nname", store=dist.HashStore())
+    with pytest.raises(ValueError, match=r"time-out"):
+        tensorferry.Agent("a", store=dist.HashStore(), timeout=-1)
+    with pytest.raises(TypeError, match=r"no_such_option"):
+        tensorferry.Agent("a", store=dist.HashStore(), no_such_option=1)
+    with pytest.raises(RuntimeError, match=r"not been initialized"):
+        rpc.rpc_sync("a", max, (1, 2))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "prefix", "hash", "built-in", "init_method=file", "init_method=tcp"])
+def test_meets_in_any_store(kind, tmp_path):
+    keep = []
+
+    def one():
+        if kind == "file":
+            return {"store": dist.FileStore(str(tmp_path / "store"), -1)}
+        if kind == "built-in":
+            if not keep:
+                keep.append(tensorferry.StoreServer("127.0.0.1", 0))
+            return {"store": tensorferry.connect_store("127.0.0.1", keep[0].port)}
+        if kind == "init_method=file":
+            return {"init_method": f"file://{tmp_path}/store"}
+        if kind == "init_method=tcp":
+            if not keep:
+                keep.append(free_port())
+            return {"init_method": f"tcp://127.0.0.1:{keep[0]}"}
+        if not keep:
+            store = dist.HashStore() if kind == "hash" else dist.TCPStore(
+                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))  # fmt: skip
+            keep.append(dist.PrefixStore("mine", store) if kind == "prefix" else store)
+        return {"store": keep[0]}
+
+    with tensorferry.Agent("a", 0, **one()) as a, tensorferry.Agent("b", 1, **one()) as b:
+        assert a.rpc_sync("b", name_and_rank) == ("b", 1)
+        assert b.rpc_sync(0, name_and_rank) == ("a", 0)
+
+
+def test_a_world_begins_together(agents):
+    made = {}
+
+    def start(rank):
+        time.sleep(0.1 * rank)
+        made[rank] = agents(f"w{rank}", rank=rank, world_size=3, join_timeout=20)
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [0, 1, 2]
+    assert made[0].rpc_sync(2, name_and_rank) == ("w2", 2)
+
+
+def test_a_world_that_does_not_come_names_the_missing(agents):
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded, match=r"rank 1"):
+        agents("w0", rank=0, world_size=2, join_timeout=0.3)
+    assert time.monotonic() - start < 5
+    assert agents("w0", rank=0).name == "w0"  # the name is free again
+
+
+def test_a_name_or_rank_is_given_once(agents):
+    agents("a", rank=0)
+    with pytest.raises(errors.InvalidArgument, match=r'"a"|a'):
+        agents("a")
+    with pytest.raises(errors.InvalidArgument, match=r"rank 0|0"):
+        agents("b", rank=0)
+    agents("b", rank=1)
+
+
+def test_who_leaves_can_come_back(agents):
+    a = agents("a")
+    for _ in range(3):
+        b = agents("b", rank=1)
+        assert a.rpc_sync("b", name_and_rank) == ("b", 1)
+        assert a.rpc_sync(1, name_and_rank) == ("b", 1)
+        b.leave()
+        assert eventually(lambda: is_gone(a, "b"))
+
+
+def is_gone(agent, name):
+    try:
+        agent.rpc_sync(name, name_and_rank, timeout=1)
+    except errors.Error:
+        return True
+    return False
+
+
+def test_who_was_killed_can_come_back(cluster, workers):
+    cluster.start(1, static=False)
+    assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
+    cluster.workers[0].kill()
+    [again] = workers.take(1)
+    cluster.workers[0] = again
+    from conftest import join
+
+    again.run(join, "worker1", 1, None, cluster.store.port, {"prefix": "test0"})
+    assert rpc.rpc_sync("worker1", os.getpid) == again.process.pid
+    assert rpc.rpc_sync(1, os.getpid) == again.process.pid
+
+
+def test_a_wrong_key_is_refused(agents):
+    a = agents("a", key="the right one, long enough")
+    agents("b", key="the right one, long enough")
+    assert a.rpc_sync("b", name_and_rank) == ("b", -1)
+    with pytest.raises(errors.Error, match=r"(?i)key"):
+        c = agents("c", key="a wrong one, long enough")
+        c.rpc_sync("b", name_and_rank, timeout=5)
+    assert a.rpc_sync("b", name_and_rank) == ("b", -1)
+
+
+def test_beyond_this_host_a_key_is_needed():
+    server = tensorferry.StoreServer("127.0.0.1", 0)
+    store = tensorferry.connect_store("127.0.0.1", server.port)
+    try:
+        tensorferry.Agent("a", store=store, reaches="192.0.2.1", interface="").leave()
+    except errors.Error as error:
+        assert "TENSORFERRY_KEY" in str(error) or "interface" in str(error)
+
+
+def test_a_second_start_after_a_shutdown(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for i in range(5):
+        rpc.init_rpc("again", rank=0, world_size=1)
+        assert rpc.rpc_sync("again", max, (i, 2)) == max(i, 2)
+        rpc.shutdown()
+
+
+def test_functions_see_the_agent_that_serves_them(agents):
+    a, _ = agents("a"), agents("b")
+    assert a.rpc_sync("b", name_and_rank)[0] == "b"
+    assert a.rpc_sync("a", name_and_rank)[0] == "a"
+
+
+def test_tensors_go_both_ways_at_once_between_processes(cluster):
+    cluster.start(2)
+    tensors = [torch.full((300_000,), float(i)) for i in range(8)]
+    futures = [rpc.rpc_async(1 + i % 2, torch.mul, (tensor, 2)) for i, tensor in enumerate(tensors)]
+    for i, result in enumerate(tensorferry.wait_all(futures)):
+        assert torch.equal(result, torch.full((300_000,), 2.0 * i))

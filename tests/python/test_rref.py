@@ -1,0 +1,332 @@
+"""Remote references: used from everywhere, freed when the last holder lets go, never earlier."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import pickle
+import time
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from conftest import eventually
+from tensorferry import errors
+
+alive: collections.Counter[str] = collections.Counter()
+kept: list[object] = []
+
+
+class Thing:
+    def __init__(self, name, value=0):
+        self.name = name
+        self.value = value
+        alive[name] += 1
+
+    def __del__(self):
+        alive[self.name] -= 1
+
+    def __reduce__(self):  # copies count too
+        return Thing, (self.name, self.value)
+
+    def add(self, n=1):
+        self.value += n
+        return self.value
+
+    def itself(self):
+        return rpc.RRef(self)
+
+    def fail(self):
+        raise LookupError("no such page")
+
+    @rpc.functions.async_execution
+    def later(self, value):
+        future = torch.futures.Future()
+        future.set_result((self.value, value))
+        return future
+
+
+class Opaque:
+    """Cannot be copied; a reference to it can."""
+
+    def __reduce__(self):
+        raise TypeError("stays where it is")
+
+    def ask(self):
+        return "answer"
+
+
+def freed(name):
+    gc.collect()
+    return alive[name] == 0
+
+
+def make(name):
+    return rpc.RRef(Thing(name, 7))
+
+
+def broken():
+    raise OSError("disk full")
+
+
+def slow_thing(name, seconds):
+    time.sleep(seconds)
+    return Thing(name)
+
+
+def keep(reference):
+    kept.append(reference)
+
+
+def drop():
+    kept.clear()
+
+
+def value_of(reference):
+    return (reference.local_value() if reference.is_owner() else reference.to_here()).value
+
+
+def add_through(reference, n):
+    return reference.rpc_sync().add(n)
+
+
+def pass_on(reference, path):
+    """Through all of ``path``, where the last one keeps it."""
+    if not path:
+        kept.append(reference)
+        return reference.owner_name()
+    return rpc.rpc_sync(path[0], pass_on, (reference, path[1:]))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept():
+    yield
+    kept.clear()
+
+
+@pytest.fixture
+def three(agents):
+    return agents("a", rank=0), agents("b", rank=1), agents("c", rank=2)
+
+
+def test_remote_makes_an_object_that_stays(pair):
+    a, _ = pair
+    thing = a.remote("b", Thing, ("stays",), kwargs={"value": 3})
+    assert isinstance(thing, rpc.RRef)
+    assert thing.owner() == rpc.WorkerInfo("b", 1)
+    assert thing.owner_name() == "b"
+    assert not thing.is_owner()
+    assert thing.to_here().value == 3
+    assert thing.rpc_sync().add(2) == 5
+    assert thing.rpc_async().add(2).wait() == 7
+    assert thing.remote().add(n=3).to_here() == 10
+    assert thing.rpc_sync(timeout=5).add() == 11
+    assert thing.to_here().value == 11
+    assert eventually(thing.confirmed_by_owner)
+    assert "b" in repr(thing)
+    assert thing._get_type() is Thing
+
+
+def test_methods_under_async_execution(pair):
+    thing = pair[0].remote("b", Thing, ("async", 1))
+    assert thing.rpc_sync().later("x") == (1, "x")
+
+
+def test_references_to_what_cannot_travel(pair):
+    opaque = pair[0].remote("b", Opaque)
+    assert opaque.rpc_sync().ask() == "answer"
+    with pytest.raises(TypeError, match="stays where it is"):
+        opaque.to_here()
+
+
+def test_a_reference_of_ones_own(pair):
+    _, b = pair
+    reference = b.rpc_sync("b", make, ("own",))
+    assert reference.is_owner()
+    assert reference.confirmed_by_owner()
+    assert reference.local_value() is reference.to_here()
+    assert reference.rpc_sync().add(1) == 8
+    assert reference.local_value().value == 8
+
+
+def test_remote_to_oneself(pair):
+    a, _ = pair
+    thing = a.remote("a", Thing, ("self", 1))
+    assert thing.is_owner()
+    assert thing.to_here().value == 1
+    assert thing.rpc_sync().add(1) == 2
+    assert thing.local_value().value == 2
+    del thing
+    assert eventually(lambda: freed("self"))
+
+
+def test_local_value_elsewhere_says_what_to_do(pair):
+    thing = pair[0].remote("b", Thing, ("elsewhere",))
+    with pytest.raises(errors.InvalidArgument, match="to_here"):
+        thing.local_value()
+
+
+def test_results_bring_references(pair):
+    a, _ = pair
+    thing = a.rpc_sync("b", make, ("made",))
+    assert thing.owner_name() == "b"
+    assert thing.to_here().value == 7
+    assert thing.rpc_sync().itself().rpc_sync().add(1) == 8
+
+
+def test_used_before_it_is_made(pair):
+    a, _ = pair
+    thing = a.remote("b", slow_thing, ("slow", 0.3))
+    sums = [thing.rpc_async().add(1) for _ in range(5)]
+    assert sorted(tensorferry.wait_all(sums)) == [1, 2, 3, 4, 5]
+    assert thing.to_here().value == 5
+
+
+def test_passed_to_third_parties(three):
+    a, _, _ = three
+    thing = a.remote("b", Thing, ("third", 5))
+    assert a.rpc_sync("c", value_of, (thing,)) == 5
+    assert a.rpc_sync("b", value_of, (thing,)) == 5  # home to its owner
+    assert a.rpc_sync("a", value_of, (thing,)) == 5
+    assert a.rpc_sync("c", add_through, (thing, 4)) == 9
+    assert a.rpc_sync("c", len, ({"in": [thing, thing]},)) == 1
+
+
+def test_passed_on_while_it_is_being_made(three):
+    a, _, _ = three
+    thing = a.remote("b", slow_thing, ("early", 0.3))
+    assert a.rpc_sync("c", value_of, (thing,)) == 0
+
+
+def test_freed_when_the_last_holder_lets_go(three):
+    a, _, _ = three
+    thing = a.remote("b", Thing, ("last",))
+    a.rpc_sync("c", keep, (thing,))
+    assert thing.rpc_sync().add(1) == 1
+    del thing
+    for _ in range(5):
+        time.sleep(0.05)
+        assert not freed("last")
+    a.rpc_sync("c", drop)
+    assert eventually(lambda: freed("last"))
+
+
+def test_dropped_at_once(pair):
+    pair[0].remote("b", Thing, ("dropped",))
+    assert eventually(lambda: alive["dropped"] in (0, 1))
+    assert eventually(lambda: freed("dropped"))
+
+
+def test_kept_while_it_travels_round(three):
+    a, _, _ = three
+    thing = a.remote("b", Thing, ("round",))
+    assert a.rpc_sync("c", pass_on, (thing, ["a", "b", "c", "a", "c"])) == "b"
+    del thing
+    gc.collect()
+    time.sleep(0.2)
+    assert not freed("round")
+    assert kept[0].rpc_sync().add(2) == 2
+    drop()
+    assert eventually(lambda: freed("round"))
+
+
+def test_freed_after_the_message_that_carried_it_failed(three):
+    a, _, _ = three
+    thing = a.remote("b", Thing, ("carried",))
+    with pytest.raises(errors.NotFound):
+        a.rpc_sync("nobody", keep, (thing,), timeout=5)
+    with pytest.raises(Exception, match="pickle"):
+        a.rpc_sync("c", keep, (thing, lambda: 1))
+    with pytest.raises(TypeError):
+        a.rpc_sync("c", keep, (thing, 1))  # the function takes one
+    del thing
+    assert eventually(lambda: freed("carried"))
+
+
+def test_what_creation_raised_is_raised_at_each_use(pair):
+    a, _ = pair
+    thing = a.remote("b", broken)
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk full") as caught:
+            thing.to_here()
+        assert '"b"' in str(caught.value.__cause__)
+        with pytest.raises(OSError, match="disk full"):
+            thing.rpc_sync().anything()
+
+
+def test_what_a_method_raises(pair):
+    thing = pair[0].remote("b", Thing, ("raises",))
+    with pytest.raises(LookupError, match="no such page"):
+        thing.rpc_sync().fail()
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        thing.rpc_sync().nothing_like_it()
+    assert thing.rpc_sync().add(1) == 1
+
+
+def test_time_outs_of_references(pair):
+    thing = pair[0].remote("b", slow_thing, ("late", 0.5))
+    with pytest.raises(errors.DeadlineExceeded):
+        thing.to_here(timeout=0.1)
+    assert thing.to_here().value == 0  # it was only slow
+
+
+def test_a_creation_that_answers_too_late(pair):
+    thing = pair[0].remote("b", slow_thing, ("never", 1.0), timeout=0.1)
+    time.sleep(0.4)
+    with pytest.raises(errors.DeadlineExceeded):
+        thing.to_here()
+    with pytest.raises(errors.DeadlineExceeded):
+        thing.rpc_sync().add(1)
+    with pytest.raises(errors.DeadlineExceeded):
+        pair[0].rpc_sync("b", value_of, (thing,))
+    del thing
+    time.sleep(0.8)
+    assert eventually(lambda: freed("never"))
+
+
+def test_plain_pickle_is_refused(pair):
+    with pytest.raises(TypeError, match="call"):
+        pickle.dumps(pair[0].remote("b", Thing, ("pickle",)))
+
+
+def test_generic_alias():
+    assert rpc.RRef[int].__origin__ is rpc.RRef
+
+
+def test_tensors_behind_references(pair):
+    a, _ = pair
+    tensor = a.remote("b", torch.arange, (10,))
+    assert torch.equal(tensor.to_here(), torch.arange(10))
+    assert tensor.rpc_sync().sum().item() == 45
+    assert torch.equal(tensor.remote().mul(2).to_here(), torch.arange(10) * 2)
+
+
+def test_many_references_come_and_go(three):
+    a, _, _ = three
+    things = [a.remote("b", Thing, ("many", i)) for i in range(200)]
+    assert tensorferry.wait_all([a.rpc_async("c", value_of, (thing,)) for thing in things]) == list(range(200))
+    del things
+    assert eventually(lambda: freed("many"), 30)
+
+
+def test_a_dead_owner_is_named(cluster):
+    cluster.start(1)
+    thing = rpc.remote("worker1", Thing, ("dies",))
+    assert thing.rpc_sync().add(1) == 1
+    cluster.workers[0].kill()
+    with pytest.raises(errors.ConnectionLost, match="worker1"):
+        thing.to_here(timeout=10)
+    with pytest.raises(errors.ConnectionLost, match="worker1"):
+        thing.rpc_sync(timeout=10).add(1)
+
+
+def test_what_a_dead_user_held_is_freed(cluster):
+    cluster.start(1)
+    thing = rpc.RRef(Thing("orphan"))
+    rpc.rpc_sync("worker1", keep, (thing,))
+    del thing
+    time.sleep(0.1)
+    assert not freed("orphan")
+    cluster.workers[0].kill()
+    assert eventually(lambda: freed("orphan"))

@@ -1,0 +1,26 @@
+"""A build of tensorferry works with one minor version of torch and says so at import."""
+
+import pytest
+import torch
+from tensorferry import _build_info, _torch_check
+
+
+def test_the_torch_it_was_built_with_is_accepted():
+    _torch_check.check()
+
+
+def test_a_patch_release_of_the_same_minor_version_is_accepted(monkeypatch):
+    major, minor = _build_info.TORCH_VERSION.split(".")[:2]
+    monkeypatch.setattr(torch, "__version__", f"{major}.{minor}.99+cpu")
+    _torch_check.check()
+
+
+@pytest.mark.parametrize("other", ["2.10.0", "3.0.0+cu140", "2.1.5"])
+def test_another_minor_version_is_refused_by_one_line_that_names_both_and_the_remedy(monkeypatch, other):
+    monkeypatch.setattr(torch, "__version__", other)
+    with pytest.raises(ImportError) as refusal:
+        _torch_check.check()
+    said = str(refusal.value)
+    assert "\n" not in said
+    assert other in said and _build_info.TORCH_VERSION in said
+    assert "pip install --no-build-isolation" in said

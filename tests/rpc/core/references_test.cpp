@@ -1,0 +1,539 @@
+#include "rpc/core/references.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/rpc/core/reference_world.h"
+
+namespace tensorferry {
+namespace {
+
+using testing::Life;
+using testing::World;
+
+class ReferencesTest : public ::testing::Test {
+ protected:
+  using Handle = std::shared_ptr<Reference>;
+
+  Outcome outcome(bool raised = false) {
+    auto value = std::make_shared<int>(7);
+    value_ = value;
+    return {value, raised};
+  }
+  [[nodiscard]] bool freed() const { return value_.expired(); }
+
+  /// A message from one agent to another that carries one reference and arrives at once.
+  Handle send(Life& from, Life& to, const Handle& reference) {
+    auto passage = from.references->pass_to(to.id);
+    const auto record = passage.add(*reference);
+    EXPECT_TRUE(record.ok()) << record.status().text();
+    passage.sent();
+    auto received = to.references->receive(*record, from.id);
+    EXPECT_TRUE(received.ok()) << received.status().text();
+    passage.ended({});
+    return received.ok() ? *received : nullptr;
+  }
+  /// A creation of which nothing goes wrong.
+  Handle create(Life& creator, Life& owner) {
+    auto handle = creator.references->begin_creation(owner.id, "torch.nn.Linear");
+    EXPECT_TRUE(owner.references->create(creator.id, handle->ids()).ok());
+    owner.references->fulfil(handle->object(), outcome());
+    creator.references->end_creation(*handle, {});
+    return handle;
+  }
+  std::shared_ptr<Result<Outcome>> fetch(Life& owner, const RRefId& object,
+                                         std::optional<Clock::time_point> deadline = std::nullopt) {
+    auto out = std::make_shared<Result<Outcome>>(Status(Code::internal, "pending"));
+    owner.references->fetch(object, deadline, [out](Result<Outcome> result) { *out = std::move(result); });
+    return out;
+  }
+  static bool pending(const std::shared_ptr<Result<Outcome>>& result) {
+    return result->status().code() == Code::internal;
+  }
+  void settle() { world_.clock.run_for(60000); }
+
+  World world_{1, 0};
+  std::shared_ptr<Life> owner_ = world_.start("owner"), user_ = world_.start("user"), third_ = world_.start("third");
+  std::weak_ptr<void> value_;
+};
+
+TEST_F(ReferencesTest, AnObjectLivesAsLongAsItsOwnersHandle) {
+  auto handle = owner_->references->own(outcome(), "int");
+  EXPECT_TRUE(handle->is_owner());
+  EXPECT_TRUE(handle->confirmed());
+  EXPECT_EQ(handle->type_hint(), "int");
+  EXPECT_EQ(*std::static_pointer_cast<int>((**fetch(*owner_, handle->object())).value), 7);
+  EXPECT_EQ(owner_->references->counts().objects, 1U);
+  handle.reset();
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, AnObjectLivesAsLongAsSomebodyElsesHandle) {
+  auto mine = owner_->references->own(outcome());
+  auto theirs = send(*owner_, *user_, mine);
+  mine.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_TRUE(theirs->confirmed());
+  EXPECT_FALSE(theirs->is_owner());
+  EXPECT_EQ(theirs->owner(), owner_->id);
+  EXPECT_EQ(user_->references->counts().holds, (std::map<std::string, std::size_t>{{"owner", 1}}));
+  EXPECT_EQ(owner_->references->counts().forks, 1U);
+  theirs.reset();
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, ACreatedObjectCanBeFetchedBeforeItIsThere) {
+  auto handle = user_->references->begin_creation(owner_->id, "hint");
+  const auto early = fetch(*owner_, handle->object());  // overtakes the creation
+  EXPECT_TRUE(pending(early));
+  ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
+  EXPECT_TRUE(pending(early));
+  EXPECT_FALSE(handle->confirmed());
+  owner_->references->fulfil(handle->object(), outcome(true));
+  user_->references->end_creation(*handle, {});
+  EXPECT_TRUE(handle->confirmed());
+  ASSERT_TRUE(early->ok());
+  EXPECT_TRUE((*early)->raised);
+  const auto late = fetch(*owner_, handle->object());  // what was raised is kept
+  ASSERT_TRUE(late->ok());
+  EXPECT_EQ((*late)->value, (*early)->value);
+}
+
+TEST_F(ReferencesTest, AFetchEndsAtItsDeadline) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  const auto result = fetch(*owner_, handle->object(), Clock::now() + std::chrono::seconds(10));
+  world_.clock.run_for(9000);
+  EXPECT_TRUE(pending(result));
+  world_.clock.run_for(2000);
+  EXPECT_EQ(result->status().code(), Code::deadline_exceeded);
+  EXPECT_EQ(fetch(*owner_, {owner_->id.incarnation, 99})->status().code(), Code::not_found);
+}
+
+TEST_F(ReferencesTest, ACreatorMayLetGoBeforeItsObjectIsThere) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  const auto ids = handle->ids();
+  ASSERT_TRUE(owner_->references->create(user_->id, ids).ok());
+  user_->references->end_creation(*handle, {});
+  handle.reset();
+  settle();
+  EXPECT_EQ(owner_->references->counts().objects, 1U);  // still running
+  owner_->references->fulfil(ids.object, outcome());
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, AReferenceIsPassedOnWhileItsObjectIsBeingCreated) {
+  auto handle = user_->references->begin_creation(owner_->id, "hint");
+  auto passed = send(*user_, *third_, handle);
+  EXPECT_EQ(passed->type_hint(), "hint");
+  settle();
+  EXPECT_TRUE(passed->confirmed());  // the owner awaits the object
+  ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
+  owner_->references->fulfil(handle->object(), outcome());
+  user_->references->end_creation(*handle, {});
+  handle.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  passed.reset();
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, ThePasserMayLetGoWhileTheReferenceIsOnItsWay) {
+  auto handle = create(*user_, *owner_);
+  auto passage = user_->references->pass_to(third_->id);
+  const auto record = passage.add(*handle);
+  passage.sent();
+  handle.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_FALSE(user_->references->settled());
+  auto received = third_->references->receive(*record, user_->id);
+  passage.ended({});
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_EQ(user_->references->counts(), References::Counts());
+  EXPECT_TRUE(user_->references->settled());
+  *received = nullptr;
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, AMessageThatWasNeverSentGivesItsReferencesBack) {
+  auto handle = create(*user_, *owner_);
+  {
+    auto passage = user_->references->pass_to(third_->id);
+    ASSERT_TRUE(passage.add(*handle).ok());
+    EXPECT_EQ(user_->references->counts().passing, 1U);
+  }
+  EXPECT_EQ(user_->references->counts().passing, 0U);
+  auto mine = owner_->references->own(outcome());
+  {
+    auto passage = owner_->references->pass_to(third_->id);
+    ASSERT_TRUE(passage.add(*mine).ok());
+    mine.reset();
+    EXPECT_FALSE(freed());
+  }
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, ARequestThatComesAfterItsCallFailedIsRefused) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  passage.sent();
+  passage.ended({Code::deadline_exceeded, "no answer"});
+  mine.reset();
+  settle();
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(user_->references->receive(*record, owner_->id).status().code(), Code::cancelled);
+  EXPECT_EQ(user_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, AFailedCallWhoseRequestHadComeLeavesTheReceiverItsReference) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  passage.sent();
+  auto theirs = user_->references->receive(*record, owner_->id);
+  passage.ended({Code::deadline_exceeded, "no answer"});
+  mine.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_TRUE((*theirs)->status().ok());
+}
+
+TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
+  const auto call = user_->references->begin_call();
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  passage.sent();
+  passage.replied(call);
+  mine.reset();
+  world_.clock.run_for(600000);  // the future is held and not looked at
+  EXPECT_FALSE(freed());
+  auto theirs = user_->references->receive(*record, owner_->id);
+  user_->references->end_call(call);
+  ASSERT_TRUE(theirs.ok());
+  settle();
+  EXPECT_FALSE(freed());
+  *theirs = nullptr;
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, AReplyThatWasDroppedGivesItsReferencesBack) {
+  const auto call = user_->references->begin_call();
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  ASSERT_TRUE(passage.add(*mine).ok());
+  passage.sent();
+  passage.replied(call);
+  mine.reset();
+  user_->references->end_call(call);  // timed out: the reply is not read any more
+  settle();
+  EXPECT_TRUE(freed());
+  EXPECT_TRUE(owner_->references->settled());
+}
+
+TEST_F(ReferencesTest, AnObjectComesHomeToItsOwner) {
+  auto theirs = create(*user_, *owner_);
+  auto home = send(*user_, *owner_, theirs);
+  EXPECT_TRUE(home->is_owner());
+  theirs.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_EQ(owner_->references->counts().forks, 0U);
+  home.reset();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, AnAgentPassesReferencesToItself) {
+  auto mine = owner_->references->own(outcome());
+  auto again = send(*owner_, *owner_, mine);
+  mine.reset();
+  EXPECT_FALSE(freed());
+  EXPECT_EQ(owner_->references->counts().forks, 0U);
+  again.reset();
+  EXPECT_TRUE(freed());
+
+  auto theirs = create(*user_, *owner_);
+  auto twice = send(*user_, *user_, theirs);
+  theirs.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  twice.reset();
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, AnAgentCreatesAtItself) {
+  auto handle = owner_->references->begin_creation(owner_->id);
+  const auto early = fetch(*owner_, handle->object());
+  ASSERT_TRUE(owner_->references->create(owner_->id, handle->ids()).ok());
+  owner_->references->fulfil(handle->object(), outcome());
+  owner_->references->end_creation(*handle, {});
+  EXPECT_TRUE(early->ok());
+  *early = Status();
+  handle.reset();
+  EXPECT_TRUE(freed());
+
+  auto failed = owner_->references->begin_creation(owner_->id);
+  const auto ids = failed->ids();
+  const auto waiting = fetch(*owner_, ids.object);
+  owner_->references->end_creation(*failed, {Code::deadline_exceeded, "no answer"});
+  EXPECT_EQ(waiting->status().code(), Code::deadline_exceeded);
+  failed.reset();
+  EXPECT_EQ(owner_->references->create(owner_->id, ids).code(), Code::cancelled);
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, ACreationThatWasGivenUpDoesNotHappenLater) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  auto passed = send(*user_, *third_, handle);
+  settle();
+  const auto waiting = fetch(*owner_, handle->object());
+  user_->references->end_creation(*handle, {Code::deadline_exceeded, "no answer in 60 s"});
+  EXPECT_EQ(handle->status().code(), Code::deadline_exceeded);
+  settle();
+  EXPECT_EQ(waiting->status().code(), Code::cancelled);
+  EXPECT_NE(waiting->status().what().find("no answer in 60 s"), std::string_view::npos);
+  EXPECT_EQ(owner_->references->create(user_->id, handle->ids()).code(), Code::cancelled);
+  handle.reset();
+  passed.reset();
+  settle();
+  for (const auto& life : world_.lives) EXPECT_EQ(life->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, AnObjectWhoseCreatorTimedOutStaysWithThoseWhoHoldIt) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
+  owner_->references->fulfil(handle->object(), outcome());
+  auto passage = user_->references->pass_to(third_->id);
+  const auto record = passage.add(*handle);
+  passage.sent();
+  user_->references->end_creation(*handle, {Code::deadline_exceeded, "the answer was lost"});
+  handle.reset();
+  settle();
+  EXPECT_FALSE(freed());
+  auto passed = third_->references->receive(*record, user_->id);
+  passage.ended({});
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_TRUE((*passed)->confirmed());
+  *passed = nullptr;
+  settle();
+  EXPECT_TRUE(freed());
+}
+
+TEST_F(ReferencesTest, UsesOfADeadOwnersFailWithItsName) {
+  auto confirmed = create(*user_, *owner_);
+  auto creating = user_->references->begin_creation(owner_->id);
+  Status told;
+  creating->on_confirmed([&](Status status) { told = std::move(status); });
+  world_.kill(owner_);
+  world_.clock.run_for(30000);
+  for (const auto& handle : {confirmed, creating}) {
+    EXPECT_EQ(handle->status().code(), Code::connection_lost);
+    EXPECT_NE(handle->status().what().find("owner"), std::string_view::npos);
+    EXPECT_EQ(user_->references->pass_to(third_->id).add(*handle).status().code(), Code::connection_lost);
+  }
+  EXPECT_EQ(told.code(), Code::connection_lost);
+  auto later = user_->references->begin_creation(owner_->id);
+  EXPECT_EQ(later->status().code(), Code::connection_lost);
+}
+
+TEST_F(ReferencesTest, ReferencesOfADeadUserAreReclaimed) {
+  auto theirs = create(*user_, *owner_);
+  theirs.reset();
+  auto theirs_too = create(*user_, *owner_);
+  EXPECT_FALSE(freed());
+  world_.kill(user_);
+  world_.clock.run_for(30000);
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, AReferenceOutlivesTheOneWhoPassedItOn) {
+  auto theirs = create(*user_, *owner_);
+  auto passed = send(*user_, *third_, theirs);
+  settle();
+  world_.kill(user_);
+  settle();
+  EXPECT_FALSE(freed());
+  EXPECT_TRUE(passed->status().ok());
+}
+
+TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  ASSERT_TRUE(passage.add(*mine).ok());
+  passage.sent();
+  mine.reset();
+  world_.kill(user_);
+  world_.clock.run_for(30000);
+  EXPECT_TRUE(freed());
+  passage.ended({Code::connection_lost, "gone"});
+  auto other = owner_->references->own(outcome());
+  EXPECT_EQ(owner_->references->pass_to(user_->id).add(*other).status().code(), Code::connection_lost);
+}
+
+TEST_F(ReferencesTest, ANextLifeOfTheReceiverTakesNothing) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  passage.sent();
+  world_.kill(user_);
+  const auto again = world_.start("user");
+  EXPECT_EQ(again->references->receive(*record, owner_->id).status().code(), Code::protocol_error);
+}
+
+TEST_F(ReferencesTest, AnObjectWhoseCreatorDiedBeforeItReachedTheOwnerFails) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  auto passed = send(*user_, *third_, handle);
+  handle.reset();
+  const auto waiting = fetch(*owner_, passed->object());
+  // Nobody tells the owner, who never had to do with the creator.
+  user_->alive = false;
+  user_->references->close();
+  world_.start("user");
+  settle();
+  EXPECT_EQ(waiting->status().code(), Code::connection_lost);
+  EXPECT_NE(waiting->status().what().find("user"), std::string_view::npos);
+  EXPECT_EQ(fetch(*owner_, passed->object())->status().code(), Code::connection_lost);
+}
+
+TEST_F(ReferencesTest, AnAgentThatIsTakenForDeadLearnsIt) {
+  auto theirs = create(*user_, *owner_);
+  owner_->references->peer_lost(user_->id, {Code::connection_lost, "silent"});
+  EXPECT_TRUE(freed());
+  EXPECT_TRUE(theirs->status().ok());  // knows nothing yet
+  auto second = create(*user_, *third_);
+  auto ignored = user_->references->begin_creation(owner_->id);
+  EXPECT_EQ(owner_->references->create(user_->id, ignored->ids()).code(), Code::connection_lost);
+  user_->references->end_creation(*ignored, {Code::connection_lost, "refused"});
+  settle();  // giving the creation up is the first that the owner hears, and answers
+  EXPECT_EQ(theirs->status().code(), Code::connection_lost);
+  EXPECT_TRUE(second->status().ok());
+}
+
+TEST_F(ReferencesTest, OnlyWhoHoldsAForkCanEndIt) {
+  auto theirs = create(*user_, *owner_);
+  const auto ids = theirs->ids();
+  std::uint64_t number = 0;
+  const auto mail = [&](ReferenceOp op) {
+    const auto answer =
+        owner_->references->receive_mail(third_->id, write_batch(owner_->id.incarnation, ++number, std::span(&op, 1)));
+    EXPECT_TRUE(answer.ok());
+  };
+  using Kind = ReferenceOp::Kind;
+  for (const auto kind : {Kind::remove, Kind::abandon, Kind::accept, Kind::withdraw}) {
+    mail(ReferenceOp::of(kind, ids.fork, ids.object));
+  }
+  EXPECT_FALSE(freed());
+  EXPECT_TRUE(fetch(*owner_, ids.object)->ok());
+
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  mail(ReferenceOp::of(Kind::accept, record->fork));
+  EXPECT_EQ(owner_->references->counts().passing, 1U);
+}
+
+TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  const auto record = passage.add(*mine);
+  EXPECT_EQ(user_->references->receive(*record, third_->id).status().code(), Code::protocol_error);
+  EXPECT_EQ(third_->references->receive(*record, owner_->id).status().code(), Code::protocol_error);
+  auto theirs = user_->references->receive(*record, owner_->id);
+  ASSERT_TRUE(theirs.ok());
+  EXPECT_EQ(user_->references->receive(*record, owner_->id).status().code(), Code::protocol_error);  // twice
+}
+
+TEST_F(ReferencesTest, HandlesOfOneAgentAreNoUseToAnother) {
+  auto mine = owner_->references->own(outcome());
+  EXPECT_EQ(user_->references->pass_to(third_->id).add(*mine).status().code(), Code::invalid_argument);
+  EXPECT_EQ(owner_->references->pass_to({"user", 0}).add(*mine).status().code(), Code::invalid_argument);
+  EXPECT_EQ(Passage().add(*mine).status().code(), Code::invalid_argument);
+}
+
+TEST_F(ReferencesTest, ClosingCompletesEverythingAndLeavesHandlesThatSaySo) {
+  auto theirs = create(*user_, *owner_);
+  auto creating = user_->references->begin_creation(owner_->id);
+  Status told;
+  creating->on_confirmed([&](Status status) { told = std::move(status); });
+  const auto waiting = fetch(*owner_, creating->object());
+  user_->references->close();
+  owner_->references->close();
+  owner_->references->close();
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(told.code(), Code::agent_closed);
+  EXPECT_EQ(waiting->status().code(), Code::agent_closed);
+  EXPECT_EQ(theirs->status().code(), Code::agent_closed);
+  EXPECT_FALSE(theirs->confirmed());
+  EXPECT_EQ(user_->references->pass_to(third_->id).add(*theirs).status().code(), Code::agent_closed);
+  auto late = owner_->references->own(outcome());
+  EXPECT_TRUE(freed());
+  EXPECT_EQ(late->status().code(), Code::agent_closed);
+  EXPECT_EQ(fetch(*owner_, late->object())->status().code(), Code::agent_closed);
+}
+
+TEST_F(ReferencesTest, AValueMayComeBackInWhileItIsDropped) {
+  struct Reentrant {
+    std::shared_ptr<References> references;
+    ~Reentrant() { references->own({}); }
+  };
+  auto mine = owner_->references->own({std::shared_ptr<Reentrant>(new Reentrant{owner_->references}), false});
+  mine.reset();
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST(IntervalSet, HoldsWhatWasInserted) {
+  IntervalSet set;
+  for (const std::uint64_t number : {5, 3, 4, 9, 1, 1, 2}) set.insert(number);
+  for (std::uint64_t number = 0; number < 12; ++number) {
+    EXPECT_EQ(set.contains(number), (number >= 1 && number <= 5) || number == 9) << number;
+  }
+  EXPECT_EQ(set.runs(), 2U);
+  set.insert(~std::uint64_t{0});
+  set.insert(0);
+  EXPECT_TRUE(set.contains(~std::uint64_t{0}));
+  EXPECT_EQ(set.runs(), 3U);
+  for (std::uint64_t number = 0; number < 3 * IntervalSet::most_runs; number += 2) set.insert(number + 100);
+  EXPECT_EQ(set.runs(), IntervalSet::most_runs);
+}
+
+TEST(ReferenceMail, ComesBackAsItWas) {
+  using Kind = ReferenceOp::Kind;
+  std::vector<ReferenceOp> ops;
+  for (const auto kind : {Kind::fork, Kind::remove, Kind::abandon})
+    ops.push_back(ReferenceOp::of(kind, {3, 4}, {1, 2}));
+  for (const auto kind : {Kind::accept, Kind::withdraw}) ops.push_back(ReferenceOp::of(kind, {3, 4}));
+  ops.push_back(ReferenceOp::of(Kind::ping));
+  ops[0].parent = {"parent", 5};
+  ops[2].text = "why";
+  ops[4].call = 300;
+  const auto bytes = write_batch(7, 8, ops);
+  const auto batch = read_batch(bytes);
+  ASSERT_TRUE(batch);
+  EXPECT_EQ(batch->receiver, 7U);
+  EXPECT_EQ(batch->number, 8U);
+  EXPECT_EQ(batch->ops, ops);
+  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(read_batch(ByteView(bytes).first(length)));
+
+  const ReferenceAnswer answer{ReferenceAnswer::Kind::done, {{ReferenceResult::Code::gone, "why"}, {}}};
+  const auto answer_bytes = write_answer(answer);
+  const auto back = read_answer(answer_bytes);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->results, answer.results);
+  for (std::size_t length = 0; length < answer_bytes.size(); ++length) {
+    EXPECT_FALSE(read_answer(ByteView(answer_bytes).first(length)));
+  }
+}
+
+}  // namespace
+}  // namespace tensorferry

@@ -1,0 +1,72 @@
+/// Values as a tree: what the layer above the codec does with its own objects, done for tests with ours.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rpc/core/codec.h"
+
+namespace tensorferry::testing {
+
+struct Value {
+  Tag tag = Tag::none;
+  std::int64_t integer = 0;  // integer; leaves that are numbers; again: which of the objects that have an identity
+  double real = 0, imaginary = 0;
+  bool negative = false;
+  std::string text;                 // text, bytes, bytearray, big_integer, device, array: bytes
+  std::vector<std::int64_t> sizes;  // size
+  TensorLayout tensor;
+  const std::byte* data = nullptr;  // tensor: its buffer
+  SparseLayout sparse;
+  ArrayLayout array;
+  ReferenceRecord reference;
+  RecordKind kind{};
+  std::uint32_t schema = 0;
+  std::vector<std::pair<bool, std::string>> buffers;  // pickled: read-only, bytes
+  std::vector<Value> children;                        // dict: keys and values in turn
+
+  bool operator==(const Value& other) const;
+};
+
+/// Reads one value. The Decoder has failed where nullopt.
+class TreeReader {
+ public:
+  explicit TreeReader(Decoder& in) : in_(in) {}
+  std::optional<Value> read();
+
+ private:
+  bool read_children(Value& out, std::size_t count);
+  void read_leaf(Value& out);
+
+  Decoder& in_;
+  std::int64_t identities_ = 0;  // objects with an identity so far; strings have none here
+  struct Known {
+    std::int64_t identity = -1;  // else a string:
+    std::optional<Value> string;
+  };
+  std::map<std::uint32_t, Known> known_;  // by the Decoder's numbers
+};
+
+/// Writes values; tensors' buffers are taken from `buffers`, which holds what their `data` points to.
+class TreeWriter {
+ public:
+  TreeWriter(Encoder& out, std::span<const Buffer> buffers) : out_(out), buffers_(buffers) {}
+  /// False: the Encoder refused (too deep, holds itself).
+  bool write(const Value& value);
+
+ private:
+  bool write_children(bool begun, const Value& value);
+  bool write_leaf(const Value& value);
+  bool write_tensor(const Value& value, const void* identity);
+  bool write_pickled(const Value& value, const void* identity);
+  /// An address that stands for the next object with an identity.
+  const void* next_identity() { return reinterpret_cast<const void*>(++identities_); }
+
+  Encoder& out_;
+  std::span<const Buffer> buffers_;
+  std::uintptr_t identities_ = 0;
+};
+
+}  // namespace tensorferry::testing

@@ -1,0 +1,134 @@
+#include "rpc/store_adapter.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+namespace tensorferry {
+namespace {
+
+using namespace std::chrono_literals;
+
+c10::intrusive_ptr<c10d::TCPStore> tcp_store(bool server, std::uint16_t port) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = server;
+  options.waitWorkers = false;
+  options.timeout = 10s;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+struct Stores {
+  std::string name;
+  c10::intrusive_ptr<c10d::Store> one, other;  // two clients of the same store
+};
+
+class StoreAdapterTest : public testing::TestWithParam<std::string> {
+ protected:
+  Stores stores() {
+    const auto kind = GetParam();
+    if (kind == "tcp") {
+      auto server = tcp_store(true, 0);
+      const auto port = server->getPort();
+      return {kind, std::move(server), tcp_store(false, port)};
+    }
+    if (kind == "file") {
+      folder_ = std::filesystem::temp_directory_path() / ("store_adapter_test." + std::to_string(::getpid()));
+      std::filesystem::create_directories(folder_);
+      const auto path = (folder_ / "store").string();
+      return {kind, c10::make_intrusive<c10d::FileStore>(path, 2), c10::make_intrusive<c10d::FileStore>(path, 2)};
+    }
+    auto hash = c10::make_intrusive<c10d::HashStore>();
+    return {kind, c10::make_intrusive<c10d::PrefixStore>("inside", hash),
+            c10::make_intrusive<c10d::PrefixStore>("inside", hash)};
+  }
+  ~StoreAdapterTest() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_P(StoreAdapterTest, GivesBackTheBytesThatTheOtherClientSet) {
+  auto [name, one, other] = stores();
+  StoreAdapter writer(one), reader(other);
+  const std::string bytes("\0one\xff", 5);
+  ASSERT_TRUE(writer.set("key", view_of(bytes)).ok());
+  auto got = reader.get("key", 1s);
+  ASSERT_TRUE(got.ok()) << got.status().text();
+  EXPECT_EQ(text_of(*got), bytes);
+}
+
+TEST_P(StoreAdapterTest, AsksWithoutWaiting) {
+  auto [name, one, other] = stores();
+  StoreAdapter store(one);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(store.get("nobody", 0ms).status().code(), Code::deadline_exceeded);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 1s);
+}
+
+TEST_P(StoreAdapterTest, GivesUpWaitingAtTheTimeout) {
+  auto [name, one, other] = stores();
+  StoreAdapter store(one);
+  const auto start = std::chrono::steady_clock::now();
+  const auto status = store.get("nobody", 200ms).status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_NE(status.what().find("nobody"), std::string::npos);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 150ms);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+TEST_P(StoreAdapterTest, OtherCallsGoOnWhileOneWaits) {
+  auto [name, one, other] = stores();
+  StoreAdapter store(one), elsewhere(other);
+  auto waiting = std::async(std::launch::async, [&store] { return store.get("late", 10s).ok(); });
+  std::this_thread::sleep_for(50ms);
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_TRUE(store.set("other", view_of("1")).ok());
+  EXPECT_EQ(*store.add("counter", 2), 2);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+  ASSERT_TRUE(elsewhere.set("late", view_of("2")).ok());
+  EXPECT_TRUE(waiting.get());
+}
+
+TEST_P(StoreAdapterTest, AddsForAllClients) {
+  auto [name, one, other] = stores();
+  StoreAdapter a(one), b(other);
+  EXPECT_EQ(*a.add("n", 1), 1);
+  EXPECT_EQ(*b.add("n", 5), 6);
+  EXPECT_EQ(*a.add("n", 0), 6);
+}
+
+TEST_P(StoreAdapterTest, ServesThisHostAlone) {
+  auto [name, one, other] = stores();
+  EXPECT_TRUE(StoreAdapter(one).loopback());
+}
+
+INSTANTIATE_TEST_SUITE_P(C10d, StoreAdapterTest, testing::Values("tcp", "file", "prefix"),
+                         [](const auto& tested) { return tested.param; });
+
+TEST(StoreAdapter, ReportsAStoreThatHasGone) {
+  auto server = tcp_store(true, 0);
+  auto client = tcp_store(false, server->getPort());
+  client->setTimeout(500ms);
+  StoreAdapter store(client);
+  ASSERT_TRUE(store.set("key", view_of("1")).ok());
+  server.reset();
+  Status status;
+  for (int i = 0; i < 10 && status.ok(); ++i) status = store.set("key", view_of("2"));
+  EXPECT_EQ(status.code(), Code::internal);
+  EXPECT_NE(status.what().find("key"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tensorferry
