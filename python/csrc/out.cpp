@@ -1,6 +1,7 @@
 #include "python/csrc/out.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -32,7 +33,7 @@ bool lies_in(const at::Tensor& tensor, const at::Tensor& memory) {
 void copy_into(const at::Tensor& out, const at::Tensor& result) {
   std::optional<GilReleased> gil;
   if (out.nbytes() >= long_copy) gil.emplace();
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   // It may have landed here in another order of elements, or be (a view of) this very tensor.
   const bool overlaps = lies_in(result, out) || result.is_alias_of(out);
   out.copy_(overlaps ? result.clone() : result);
