@@ -34,9 +34,9 @@ bool is_loopback(const std::string& host);
 /// prefixes ("eth,ib"), in order of preference; "=" in front asks for whole names ("=eth0"), "^" excludes ("^docker").
 std::optional<InterfaceAddress> match_interface(std::string_view spec, const std::vector<InterfaceAddress>& addresses);
 
-/// The address to listen on. `spec`: AgentOptions::interface, "" for TENSORFERRY_SOCKET_IFNAME, and where that is not
-/// set either: the address of ours from which `reaches` (the rendezvous) is reached, loopback for "" and for a loopback
-/// one. NotFound: no interface matches (names those that are there), or no route.
+/// The address to listen on. `spec`: RawAgentOptions::interface, "" for TENSORFERRY_SOCKET_IFNAME, and where that is
+/// not set either: the address of ours from which `reaches` (the rendezvous) is reached, loopback for "" and for a
+/// loopback one. NotFound: no interface matches (names those that are there), or no route.
 Result<InterfaceAddress> listening_address(std::string_view spec, const std::string& reaches);
 
 /// Ports to try, in order; 0-0: whichever the kernel picks.
@@ -71,10 +71,10 @@ struct UnixListener {
   FileDescriptor socket;  // listening, non-blocking, close-on-exec
   std::string address;    // "@name" (abstract) or a path
 };
-/// Listens on a fresh unix socket. `directory`: AgentOptions::socket_dir, "" for TENSORFERRY_SOCKET_DIR; where neither
-/// is set, an abstract name (visible in this network namespace alone). A directory must be the user's own and closed to
-/// others (0700; made where missing): PermissionDenied with the chmod to type. Socket files that dead agents left there
-/// are removed. The caller unlinks its own path when it stops (remove_unix_socket).
+/// Listens on a fresh unix socket. `directory`: RawAgentOptions::socket_dir, "" for TENSORFERRY_SOCKET_DIR; where
+/// neither is set, an abstract name (visible in this network namespace alone). A directory must be the user's own and
+/// closed to others (0700; made where missing): PermissionDenied with the chmod to type. Socket files that dead agents
+/// left there are removed. The caller unlinks its own path when it stops (remove_unix_socket).
 Result<UnixListener> listen_unix(const std::string& directory);
 /// Connects; non-blocking afterwards, close-on-exec. ConnectionLost: nobody listens there.
 Result<FileDescriptor> connect_unix(const std::string& address);

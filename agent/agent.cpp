@@ -13,14 +13,14 @@
 
 namespace tensorferry {
 
-class Agent::Impl final {
+class RawAgent::Impl final {
  public:
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Acceptor> acceptor;
   std::mutex leave_mutex;
   bool left = false;
 
-  Status join(AgentOptions options, Agent& agent);
+  Status join(RawAgentOptions options, RawAgent& agent);
   void leave();
 
  private:
@@ -30,7 +30,7 @@ class Agent::Impl final {
   std::unique_ptr<boost::asio::steady_timer> every_second_;
 };
 
-Status Agent::Impl::learn_key() {
+Status RawAgent::Impl::learn_key() {
   auto& options = engine->options;
   if (!options.store)
     return {Code::invalid_argument, "an agent needs a store to meet the others in: set AgentOptions::store"};
@@ -54,7 +54,7 @@ static bool allows(std::string_view choice, std::string_view name) {
 }
 
 /// The channels of this process, and what a peer must know of each.
-Status Agent::Impl::find_drivers() {
+Status RawAgent::Impl::find_drivers() {
   auto& options = engine->options;
   if (const char* choice = std::getenv("TENSORFERRY_CHANNELS"); options.channels.empty() && choice != nullptr) {
     options.channels = choice;
@@ -76,7 +76,7 @@ Status Agent::Impl::find_drivers() {
   return {};
 }
 
-Status Agent::Impl::join(AgentOptions options, Agent& agent) {
+Status RawAgent::Impl::join(RawAgentOptions options, RawAgent& agent) {
   if (auto status = check_name(options.name); !status) return status;
   engine = std::make_shared<Engine>(std::move(options));
   if (auto status = learn_key(); !status) return status;
@@ -110,7 +110,7 @@ Status Agent::Impl::join(AgentOptions options, Agent& agent) {
   return engine->directory->join(record, [this](const Record& other) { return agent_answers(*engine, other); });
 }
 
-void Agent::Impl::look_after() {
+void RawAgent::Impl::look_after() {
   engine->look_after();
   every_second_->expires_after(
       std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1)));
@@ -119,7 +119,7 @@ void Agent::Impl::look_after() {
   });
 }
 
-void Agent::Impl::leave() {
+void RawAgent::Impl::leave() {
   {
     const std::lock_guard lock(leave_mutex);
     if (std::exchange(left, true) || !engine) return;
@@ -140,33 +140,33 @@ void Agent::Impl::leave() {
   engine->housekeeping->close();
 }
 
-Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Agent::~Agent() { leave(); }
+RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RawAgent::~RawAgent() { leave(); }
 
-Result<std::shared_ptr<Agent>> Agent::join(AgentOptions options) {
-  auto agent = std::shared_ptr<Agent>(new Agent(std::make_unique<Impl>()));
+Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
+  auto agent = std::shared_ptr<RawAgent>(new RawAgent(std::make_unique<Impl>()));
   if (auto status = agent->impl_->join(std::move(options), *agent); !status.ok()) return status;
   return agent;
 }
 
-void Agent::leave() { impl_->leave(); }
-const PeerInfo& Agent::self() const { return impl_->engine->self; }
+void RawAgent::leave() { impl_->leave(); }
+const PeerInfo& RawAgent::self() const { return impl_->engine->self; }
 
-void Agent::serve(std::string name, Handler handler, HandlerOptions options) {
+void RawAgent::serve(std::string name, Handler handler, HandlerOptions options) {
   impl_->engine->functions.serve(std::move(name), std::move(handler), options);
 }
 
-void Agent::resolve_with(Resolver resolver) {
+void RawAgent::resolve_with(Resolver resolver) {
   const std::lock_guard lock(impl_->engine->resolver_mutex);
   impl_->engine->resolver = std::move(resolver);
 }
 
-void Agent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callback) {
+void RawAgent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callback) {
   const std::lock_guard lock(impl_->engine->resolver_mutex);
   impl_->engine->peer_lost = std::move(callback);
 }
 
-Call Agent::call(std::string_view peer, std::string_view function, Message message, CallOptions options) {
+Call RawAgent::call(std::string_view peer, std::string_view function, Message message, RawCallOptions options) {
   auto& engine = *impl_->engine;
   auto state = std::make_shared<Call::State>(std::string(function), std::move(options));
   if (engine.leaving) {
@@ -190,19 +190,19 @@ Call Agent::call(std::string_view peer, std::string_view function, Message messa
   return Call(std::move(state));
 }
 
-Result<PeerInfo> Agent::find(std::string_view name, Milliseconds timeout) {
+Result<PeerInfo> RawAgent::find(std::string_view name, Milliseconds timeout) {
   const auto record = impl_->engine->directory->find(name, timeout);
   if (!record) return record.status();
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
-Result<PeerInfo> Agent::find(int rank, Milliseconds timeout) {
+Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
   const auto record = impl_->engine->directory->find(rank, timeout);
   if (!record) return record.status();
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
-Result<std::vector<PeerInfo>> Agent::wait_for_world(int size, Milliseconds timeout) {
+Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {
   const auto records = impl_->engine->directory->wait_for_world(size, timeout);
   if (!records) return records.status();
   std::vector<PeerInfo> world;
@@ -210,11 +210,11 @@ Result<std::vector<PeerInfo>> Agent::wait_for_world(int size, Milliseconds timeo
   return world;
 }
 
-Status Agent::barrier(const std::string& tag, Milliseconds timeout) {
+Status RawAgent::barrier(const std::string& tag, Milliseconds timeout) {
   return impl_->engine->directory->barrier(tag, timeout);
 }
 
-Result<Route> Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) {
+Result<Route> RawAgent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) {
   const auto link = impl_->engine->link_to(peer);
   if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
   auto route = link->pairs().explain(local, remote, bytes);
@@ -222,7 +222,7 @@ Result<Route> Agent::explain(std::string_view peer, Device local, Device remote,
   return route;
 }
 
-Counters Agent::counters() const {
+Counters RawAgent::counters() const {
   const auto& engine = *impl_->engine;
   Counters counters;
   counters.calls_sent = engine.calls_sent;
@@ -240,7 +240,7 @@ Counters Agent::counters() const {
   return counters;
 }
 
-std::pair<std::size_t, std::size_t> Agent::in_flight() const {
+std::pair<std::size_t, std::size_t> RawAgent::in_flight() const {
   return {impl_->engine->pending, impl_->engine->serving};
 }
 

@@ -55,7 +55,7 @@ struct Received {
   std::vector<Buffer> buffers;
 };
 
-struct CallOptions {
+struct RawCallOptions {
   Milliseconds timeout{60000};  // 0: none
   std::string require;          // the only channel that may carry the buffers; "" any
   std::vector<Buffer> into;     // where the reply's buffers land; missing, of another size or device: pool memory
@@ -138,7 +138,7 @@ struct Request {
 using Handler = std::function<void(Request request, Reply reply)>;
 
 struct HandlerOptions {
-  bool executor = false;  // enter AgentOptions::executor around it (Python: take the GIL)
+  bool executor = false;  // enter RawAgentOptions::executor around it (Python: take the GIL)
 };
 
 /// Where entering an executor took this long, other threads of its runtime compute: who leaves it pays as much again.
@@ -156,9 +156,9 @@ class Executor {
   virtual void detach(void* thread) = 0;
 };
 
-class Agent;
+class RawAgent;
 
-struct AgentOptions {
+struct RawAgentOptions {
   std::string name;
   int rank = -1;
   std::shared_ptr<Store> store;        // where agents find one another
@@ -172,14 +172,14 @@ struct AgentOptions {
   int max_threads = 1024;                                  // handlers at once, then ResourceExhausted
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; a sender waits beyond it
   Milliseconds heartbeat{5000};                            // between hosts; a peer silent for three of them is lost
-  std::string interface;                // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
-  std::string ports;                    // "": any; "7000" or "7000-7099"
-  std::string reaches;                  // host that the rendezvous is at, to choose the interface; "": loopback
-  bool unix_sockets = true;             // false: TCP also on one host
-  bool shared_memory = true;            // false: none is shared with peers: sockets carry every frame, and channels
-                                        // such as shm are left out unless `channels` names them
-  std::string socket_dir;               // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
-  std::function<void(Agent&)> prepare;  // runs before peers can find the agent: serves what they may call at once
+  std::string interface;                   // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
+  std::string ports;                       // "": any; "7000" or "7000-7099"
+  std::string reaches;                     // host that the rendezvous is at, to choose the interface; "": loopback
+  bool unix_sockets = true;                // false: TCP also on one host
+  bool shared_memory = true;               // false: none is shared with peers: sockets carry every frame, and channels
+                                           // such as shm are left out unless `channels` names them
+  std::string socket_dir;                  // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::function<void(RawAgent&)> prepare;  // runs before peers can find the agent: serves what they may call at once
 };
 
 struct Counters {
@@ -200,12 +200,12 @@ struct Route {
   std::vector<Candidate> candidates;  // in order of priority
 };
 
-class Agent {
+class RawAgent {
  public:
   /// Joins: listens, registers its name. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the
   /// store's.
-  static Result<std::shared_ptr<Agent>> join(AgentOptions options);
-  ~Agent();  // leave()
+  static Result<std::shared_ptr<RawAgent>> join(RawAgentOptions options);
+  ~RawAgent();  // leave()
 
   /// Makes `name` callable; replaces an earlier one.
   void serve(std::string name, Handler handler, HandlerOptions options = {});
@@ -214,7 +214,7 @@ class Agent {
   void resolve_with(Resolver resolver);
 
   /// Never throws and never blocks on the peer, but for the bound on bytes in flight. Errors come through the Call.
-  Call call(std::string_view peer, std::string_view function, Message message, CallOptions options = {});
+  Call call(std::string_view peer, std::string_view function, Message message, RawCallOptions options = {});
 
   [[nodiscard]] const PeerInfo& self() const;
   /// Looks a name up in the store, waiting up to `timeout` for it to join.
@@ -243,7 +243,7 @@ class Agent {
   class Impl;
 
  private:
-  explicit Agent(std::unique_ptr<Impl> impl);
+  explicit RawAgent(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -9,7 +9,7 @@
 namespace tensorferry {
 namespace {
 
-std::optional<Clock::time_point> deadline_of(const CallOptions& options, Clock::time_point now) {
+std::optional<Clock::time_point> deadline_of(const RawCallOptions& options, Clock::time_point now) {
   if (options.timeout.count() <= 0) return std::nullopt;
   return now + options.timeout;
 }
@@ -24,7 +24,7 @@ Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
 
 }  // namespace
 
-Call::State::State(std::string name, CallOptions call_options)
+Call::State::State(std::string name, RawCallOptions call_options)
     : function(std::move(name)), options(std::move(call_options)), deadline(deadline_of(options, made)) {}
 
 void Call::State::complete(Result<Received> result) {

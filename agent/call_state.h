@@ -17,7 +17,7 @@ class Link;
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
-  State(std::string function, CallOptions options);
+  State(std::string function, RawCallOptions options);
 
   /// Ends the call; the first one counts. Wakes waiters, or hands the completion to `link`'s pool.
   void complete(Result<Received> result);
@@ -44,7 +44,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void release_arguments();
 
   const std::string function;
-  const CallOptions options;
+  const RawCallOptions options;
   const Clock::time_point made = Clock::now();
   const std::optional<Clock::time_point> deadline;
   std::shared_ptr<Link> link;        // set before the state is shared with readers

@@ -8,7 +8,7 @@
 
 namespace tensorferry {
 
-Engine::Engine(AgentOptions agent_options) : options(std::move(agent_options)) {
+Engine::Engine(RawAgentOptions agent_options) : options(std::move(agent_options)) {
   // The CPU's receive memory is this agent's own pool unless the options bring another.
   options.memory.try_emplace(DeviceType::cpu, std::shared_ptr<Memory>(std::shared_ptr<void>(), &host_memory));
 }
@@ -128,7 +128,7 @@ void Engine::run_handler(std::shared_ptr<const Function> function, const std::st
                            " before it could run on \"" + self.name + "\""});
   }
   if (!function) {
-    Agent::Resolver resolve;
+    RawAgent::Resolver resolve;
     {
       const std::lock_guard lock(resolver_mutex);
       resolve = resolver;

@@ -27,7 +27,7 @@ class Link;
 struct Engine final : std::enable_shared_from_this<Engine> {
   static constexpr std::size_t most_drivers = 64;
 
-  explicit Engine(AgentOptions agent_options);
+  explicit Engine(RawAgentOptions agent_options);
   ~Engine();
 
   /// The link to `name`, made (and not dialled) where there is none.
@@ -52,7 +52,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   bool tick();
   void look_after();
 
-  AgentOptions options;
+  RawAgentOptions options;
   PeerInfo self;
   Key key;
   bool own_key = false;  // the user's, not one made up at rendezvous
@@ -63,7 +63,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   HostMemory host_memory;
   Functions functions;
   std::mutex resolver_mutex;
-  Agent::Resolver resolver;
+  RawAgent::Resolver resolver;
   std::function<void(const PeerInfo&, Status)> peer_lost;  // under resolver_mutex
 
   std::unique_ptr<Housekeeping> housekeeping;

@@ -71,7 +71,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void look(Call::State& call);
   bool look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least);
   /// Waits until the bytes in flight leave room. DeadlineExceeded; the link's error.
-  Status admit(std::size_t bytes, const CallOptions& options);
+  Status admit(std::size_t bytes, const RawCallOptions& options);
   void discharged(std::size_t bytes);
 
   // --- as the callee -----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 
 }  // namespace
 
-Status Link::admit(std::size_t bytes, const CallOptions& options) {
+Status Link::admit(std::size_t bytes, const RawCallOptions& options) {
   const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
   bool first = true;
   while (true) {

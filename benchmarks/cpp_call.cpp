@@ -29,13 +29,13 @@ T value_or_die(std::string_view what, Result<T> result) {
   return *std::move(result);
 }
 
-std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const Arguments& arguments) {
-  AgentOptions options;
+std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const Arguments& arguments) {
+  RawAgentOptions options;
   options.name = name;
   options.store = value_or_die("connect_tcp_store", connect_tcp_store("127.0.0.1", port, "", patience));
   options.unix_sockets = arguments.transport != "tcp";
   options.shared_memory = arguments.transport == "ring";
-  return value_or_die("Agent::join", Agent::join(std::move(options)));
+  return value_or_die("RawAgent::join", RawAgent::join(std::move(options)));
 }
 
 /// Serves until the caller's end of the socket closes. The socket carries the port of the store to the callee, and a

@@ -1,7 +1,6 @@
 /// A run of bytes on a device, and who keeps it alive.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,20 +8,9 @@
 
 #include "channels/function.h"
 #include "channels/status.h"
+#include "include/tensorferry/device.h"
 
 namespace tensorferry {
-
-/// Numbers are c10::DeviceType's, and travel.
-enum class DeviceType : std::uint8_t { cpu = 0, cuda = 1 };
-
-struct Device {
-  DeviceType type = DeviceType::cpu;
-  std::uint8_t index = 0;  // always 0 for cpu
-  auto operator<=>(const Device&) const = default;
-};
-
-/// "cpu", "cuda:1".
-std::string text_of(Device device);
 
 /// A device stream in whose order bytes are read and written (cudaStream_t for cuda); null for cpu.
 using Stream = void*;

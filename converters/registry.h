@@ -26,7 +26,7 @@ class Converter {
   /// receiver's alone.
   virtual c10::Storage to_storage(Buffer buffer) = 0;
 
-  /// Where received bytes of this device's land: what the agent is given (AgentOptions::memory).
+  /// Where received bytes of this device's land: what the agent is given (RawAgentOptions::memory).
   [[nodiscard]] virtual std::shared_ptr<Memory> memory() const = 0;
 };
 

@@ -51,7 +51,7 @@ const Reply* Serving::reply() { return serving_reply; }
 PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
 PythonAgent::~PythonAgent() = default;
 
-std::shared_ptr<PythonAgent> PythonAgent::join(AgentOptions options, double default_timeout) {
+std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double default_timeout) {
   auto self = std::make_shared<PythonAgent>(60.0);
   self->set_default_timeout(default_timeout);
   const auto converters = std::make_shared<Converters>();
@@ -61,18 +61,18 @@ std::shared_ptr<PythonAgent> PythonAgent::join(AgentOptions options, double defa
   options.executor = make_executor();
   self->codec_ = std::make_unique<Codec>(converters);
   self->codec_->register_reference_type(reinterpret_cast<PyTypeObject*>(py::type::of<RRef>().ptr()));
-  options.prepare = [&self](Agent& agent) { self->prepare_to_serve(agent); };
-  Result<std::shared_ptr<Agent>> joined{nullptr};
+  options.prepare = [&self](RawAgent& agent) { self->prepare_to_serve(agent); };
+  Result<std::shared_ptr<RawAgent>> joined{nullptr};
   {
     GilReleased gil;
-    joined = Agent::join(std::move(options));
+    joined = RawAgent::join(std::move(options));
   }
   self->ownership_ = value_or_raise(std::move(joined));
   living().push_back(self);
   return self;
 }
 
-void PythonAgent::prepare_to_serve(Agent& agent) {
+void PythonAgent::prepare_to_serve(RawAgent& agent) {
   agent_ = &agent;
   objects_ = std::make_unique<RemoteObjects>(*this);
   agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {

@@ -51,7 +51,7 @@ struct PendingCall {
 class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
  public:
   /// Joins; raises what went wrong. Lets the GIL go meanwhile. The agent lives until leave().
-  static std::shared_ptr<PythonAgent> join(AgentOptions options, double default_timeout);
+  static std::shared_ptr<PythonAgent> join(RawAgentOptions options, double default_timeout);
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
@@ -68,7 +68,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     std::string_view peer_name;
     std::shared_ptr<const WireName> function;
     Message message;
-    CallOptions options;
+    RawCallOptions options;
     Passage passage;
     std::uint64_t number = 0;
     at::Tensor out;
@@ -110,7 +110,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   [[nodiscard]] double default_timeout() const { return default_timeout_; }
   void set_default_timeout(double seconds);
 
-  [[nodiscard]] Agent& agent() const { return *agent_; }
+  [[nodiscard]] RawAgent& agent() const { return *agent_; }
   [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
   [[nodiscard]] const Codec& codec() const { return *codec_; }
   [[nodiscard]] RemoteObjects& objects() { return *objects_; }
@@ -125,13 +125,13 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   std::atomic<std::int64_t> unfinished{0};
 
  private:
-  void prepare_to_serve(Agent& agent);
+  void prepare_to_serve(RawAgent& agent);
   void write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs, const std::optional<Creation>& creation);
   void forget_stale_peers();
   py::object name_of_rank(int rank);
 
-  Agent* agent_ = nullptr;            // from the moment when peers can find it
-  std::shared_ptr<Agent> ownership_;  // of agent_, once it has joined
+  RawAgent* agent_ = nullptr;            // from the moment when peers can find it
+  std::shared_ptr<RawAgent> ownership_;  // of agent_, once it has joined
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<RemoteObjects> objects_;
   double default_timeout_;

@@ -81,8 +81,8 @@ void bind_stores(py::module_& module) {
 
 // ---- the agent
 
-AgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
-  AgentOptions options;
+RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
+  RawAgentOptions options;
   options.name = name;
   options.rank = rank;
   options.store = std::move(store);

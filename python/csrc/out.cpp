@@ -54,7 +54,7 @@ at::Tensor checked_out(py::handle object) {
   return out;
 }
 
-void land_in(const at::Tensor& out, CallOptions& options) {
+void land_in(const at::Tensor& out, RawCallOptions& options) {
   if (out.nbytes() == 0 || !is_plain(out)) return;
   auto* data = static_cast<std::byte*>(out.mutable_data_ptr());
   options.into = {Buffer{{}, data, out.nbytes(), nullptr, std::make_shared<c10::Storage>(out.storage())}};

@@ -13,7 +13,7 @@ namespace tensorferry::python {
 at::Tensor checked_out(py::handle object);
 
 /// Has the reply's bytes land in `out` itself, where its elements lie as they travel; the memory is kept until then.
-void land_in(const at::Tensor& out, CallOptions& options);
+void land_in(const at::Tensor& out, RawCallOptions& options);
 
 /// `out` as Python has it, holding the elements of `result`, which has perhaps landed there already. TypeError: the
 /// result is no tensor. ValueError: it has another dtype or shape. Needs the GIL, which it may let go.

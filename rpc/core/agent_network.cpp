@@ -7,7 +7,7 @@ namespace tensorferry {
 
 void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) {
   // Long enough for a busy peer, short enough to send again where the message was lost with its connection.
-  CallOptions options;
+  RawCallOptions options;
   options.timeout = Milliseconds(10000);
   Message request;
   request.payload = std::move(message);
@@ -19,7 +19,7 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
   });
 }
 
-void serve_references(Agent& agent, const std::shared_ptr<References>& references) {
+void serve_references(RawAgent& agent, const std::shared_ptr<References>& references) {
   agent.serve(std::string(reference_function), [weak = std::weak_ptr(references)](const Request& request, Reply reply) {
     const auto here = weak.lock();
     if (!here) return reply.fail({Code::agent_closed, "the agent was shut down"});

@@ -17,18 +17,18 @@ inline constexpr std::string_view reference_function = "tf:ref";
 /// agent leave.
 class AgentNetwork final : public References::Network {
  public:
-  explicit AgentNetwork(Agent& agent) : agent_(agent) {}
+  explicit AgentNetwork(RawAgent& agent) : agent_(agent) {}
 
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override;
   void after(Milliseconds delay, UniqueFunction<void()> what) override { timer_.after(delay, std::move(what)); }
 
  private:
-  Agent& agent_;
+  RawAgent& agent_;
   Timer timer_;
 };
 
 /// Serves `tf:ref` at `agent` for `references`, which it does not keep alive. Where the agent hears of a peer's end
-/// (Agent::on_peer_lost), References::peer_lost must be told: by whoever registers that callback.
-void serve_references(Agent& agent, const std::shared_ptr<References>& references);
+/// (RawAgent::on_peer_lost), References::peer_lost must be told: by whoever registers that callback.
+void serve_references(RawAgent& agent, const std::shared_ptr<References>& references);
 
 }  // namespace tensorferry

@@ -1,4 +1,4 @@
-#include "rpc/core/dtype.h"
+#include "include/tensorferry/dtype.h"
 
 #include <array>
 #include <utility>

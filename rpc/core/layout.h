@@ -10,7 +10,7 @@
 
 #include "channels/buffer.h"
 #include "channels/status.h"
-#include "rpc/core/dtype.h"
+#include "include/tensorferry/dtype.h"
 
 namespace tensorferry {
 

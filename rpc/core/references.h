@@ -168,7 +168,7 @@ class References final : public std::enable_shared_from_this<References> {
   void end_creation(const Reference& reference, const Status& status);
 
   // ---- passing on
-  /// For a message to `receiver`, whose incarnation must be known (Agent::find): its next life is not meant.
+  /// For a message to `receiver`, whose incarnation must be known (RawAgent::find): its next life is not meant.
   Passage pass_to(AgentId receiver);
   /// The hold that came with a record inside a message of `sender`'s. Errors: Cancelled (the message's call had failed
   /// at the sender, who took the reference back), ProtocolError.

@@ -14,8 +14,8 @@ using namespace tensorferry::testing;
 class AgentCalls : public ::testing::TestWithParam<Ways> {
  protected:
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<Agent> a = join(store, "a", GetParam());
-  std::shared_ptr<Agent> b = join(store, "b", GetParam());
+  std::shared_ptr<RawAgent> a = join(store, "a", GetParam());
+  std::shared_ptr<RawAgent> b = join(store, "b", GetParam());
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, AgentCalls,
@@ -95,7 +95,7 @@ TEST_P(AgentCalls, ManyInFlightFromManyThreadsEachGetTheirOwnReply) {
 }
 
 TEST_P(AgentCalls, NestedTwoHundredDeepBetweenTwoAgentsDoNotDeadlock) {
-  const auto nest = [](Agent& self, std::string other) {
+  const auto nest = [](RawAgent& self, std::string other) {
     return [&self, other](const Request& request, Reply reply) {
       const int depth = std::stoi(std::string(text_of(request.arguments.payload)));
       if (depth == 0) return reply.send(message_of("0"));

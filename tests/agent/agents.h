@@ -46,34 +46,34 @@ inline std::string name_of(const Ways& ways) {
 }
 inline void PrintTo(const Ways& ways, std::ostream* out) { *out << name_of(ways); }
 
-inline std::shared_ptr<Agent> join(const std::shared_ptr<Store>& store, const std::string& name, const Ways& ways = {},
-                                   const std::function<void(AgentOptions&)>& change = {}) {
-  AgentOptions options;
+inline std::shared_ptr<RawAgent> join(const std::shared_ptr<Store>& store, const std::string& name,
+                                      const Ways& ways = {}, const std::function<void(RawAgentOptions&)>& change = {}) {
+  RawAgentOptions options;
   options.name = name;
   options.store = store;
   options.unix_sockets = ways.transport != "tcp";
   options.shared_memory = ways.transport == "ring";
   options.channels = ways.channels;
   if (change) change(options);
-  auto agent = Agent::join(std::move(options));
+  auto agent = RawAgent::join(std::move(options));
   EXPECT_TRUE(agent.ok()) << agent.status().text();
   return agent.ok() ? *agent : nullptr;
 }
 
-inline void serve_echo(Agent& agent) {
+inline void serve_echo(RawAgent& agent) {
   agent.serve("echo", [](Request request, Reply reply) {
     reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
   });
 }
 
-inline CallOptions within(Milliseconds timeout) {
-  CallOptions options;
+inline RawCallOptions within(Milliseconds timeout) {
+  RawCallOptions options;
   options.timeout = timeout;
   return options;
 }
 
-inline Result<Received> call_sync(Agent& agent, std::string_view peer, std::string_view function, Message message,
-                                  CallOptions options = {}) {
+inline Result<Received> call_sync(RawAgent& agent, std::string_view peer, std::string_view function, Message message,
+                                  RawCallOptions options = {}) {
   auto call = agent.call(peer, function, std::move(message), std::move(options));
   if (!call.wait()) return Status(Code::internal, "wait() ended early");
   return call.take();

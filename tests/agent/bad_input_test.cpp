@@ -146,7 +146,7 @@ class BadInput : public ::testing::Test {
   }
 
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<Agent> target = join(store, "target"), other = join(store, "other"), third = join(store, "third");
+  std::shared_ptr<RawAgent> target = join(store, "target"), other = join(store, "other"), third = join(store, "third");
 
  private:
   std::vector<std::thread> callers_;
@@ -353,7 +353,7 @@ TEST_F(BadInput, InDevicesOfBytesThatTheHostReadsEndsTheLink) {
 
 TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryAlone) {
   RawAgent peer(store, "elsewhere");
-  CallOptions options;
+  RawCallOptions options;
   options.into = {patterned(100, 1)};
   options.into[0].device = {DeviceType::cuda, 0};
   const auto before = patterned(100, 1);
@@ -404,7 +404,7 @@ TEST_F(BadInput, OfBulkBytesOfAnotherSizeThanTheirTicketEndsTheLink) {
 }
 
 TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
-  const auto post = join(store, "post", {}, [](AgentOptions& options) { options.registry = with_mail(); });
+  const auto post = join(store, "post", {}, [](RawAgentOptions& options) { options.registry = with_mail(); });
   serve_echo(*post);
   for (std::uint8_t channel = 0; channel < 3; ++channel) {
     for (unsigned seed = 0; seed < 100; ++seed) {
@@ -435,7 +435,7 @@ TEST_F(BadInput, InRepliesFailsTheCallsToThatPeerAlone) {
                           const std::string& why, Code code) {
     SCOPED_TRACE(name);
     RawAgent hostile(store, "hostile " + name);
-    CallOptions options;
+    RawCallOptions options;
     options.into = {patterned(100)};
     auto call = third->call("hostile " + name, "f", {}, options);
     auto peer = hostile.accept();

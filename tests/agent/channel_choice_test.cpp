@@ -42,8 +42,8 @@ std::size_t lines_with(const std::string& text, const std::string& part) {
 
 class ChannelChoice : public ::testing::Test {
  protected:
-  void join_both(const std::function<void(AgentOptions&)>& change_a = {},
-                 const std::function<void(AgentOptions&)>& change_b = {}, const Ways& ways = {}) {
+  void join_both(const std::function<void(RawAgentOptions&)>& change_a = {},
+                 const std::function<void(RawAgentOptions&)>& change_b = {}, const Ways& ways = {}) {
     a = join(store, "a", ways, change_a);
     b = join(store, "b", ways, change_b ? change_b : change_a);
     serve_echo(*b);
@@ -51,7 +51,7 @@ class ChannelChoice : public ::testing::Test {
   /// A call there and back, whose bytes are checked.
   Status echo(std::size_t bytes, const std::string& require = {}) {
     auto message = buffer_message(bytes, static_cast<unsigned>(bytes));
-    CallOptions options;
+    RawCallOptions options;
     options.require = require;
     const auto reply = call_sync(*a, "b", "echo", message, options);
     if (reply.ok()) {
@@ -72,7 +72,7 @@ class ChannelChoice : public ::testing::Test {
     return reason;
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<Agent> a, b;
+  std::shared_ptr<RawAgent> a, b;
 };
 
 // ---- Explaining
@@ -137,7 +137,7 @@ TEST_F(ChannelChoice, CountersCountCalls) {
 // ---- Shared memory
 
 TEST_F(ChannelChoice, SharedBlocksCarryAsSoonAsTheyAreWarmAndSilentlyFallBackBefore) {
-  join_both([](AgentOptions& options) { options.channels = "shm,basic"; });
+  join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; });
   ASSERT_EQ(usable_soon("shm"), "usable");
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(echo(1'000'000).ok());
@@ -148,7 +148,7 @@ TEST_F(ChannelChoice, SharedBlocksCarryAsSoonAsTheyAreWarmAndSilentlyFallBackBef
 }
 
 TEST_F(ChannelChoice, SharedBlocksThatAreRequiredDoNotWaitUntilTheyAreWarm) {
-  join_both([](AgentOptions& options) { options.channels = "shm,basic"; });
+  join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; });
   ASSERT_EQ(usable_soon("shm"), "usable");
   ASSERT_TRUE(echo(1'000'000, "shm").ok());
   EXPECT_EQ(sent_by("shm"), 1'000'000U);
@@ -165,8 +165,8 @@ TEST_F(ChannelChoice, SharedBlocksNeedAUnixSocketAndExplainSaysSo) {
 }
 
 TEST_F(ChannelChoice, SharedBlocksAreNotUsedWhereMemoryMustNotBeShared) {
-  join_both([](AgentOptions& options) { options.channels = "shm,basic"; },
-            [](AgentOptions& options) {
+  join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; },
+            [](RawAgentOptions& options) {
               options.channels = "-xth";
               options.shared_memory = false;
             });
@@ -188,7 +188,7 @@ TEST_F(ChannelChoice, ARequiredChannelCarriesAlthoughAFasterOneCould) {
 }
 
 TEST_F(ChannelChoice, ARequiredChannelThatCannotCarryFailsTheCallRatherThanFallingBack) {
-  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   int failed = 0;
   for (int i = 0; i < 10; ++i) {
@@ -207,7 +207,7 @@ TEST_F(ChannelChoice, ARequiredChannelThatCannotCarryFailsTheCallRatherThanFalli
 }
 
 TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
-  join_both({}, [](AgentOptions& options) { options.channels = "basic"; });
+  join_both({}, [](RawAgentOptions& options) { options.channels = "basic"; });
   const auto status = echo(10'000, "xth");
   EXPECT_EQ(status.code(), Code::channel_unavailable);
   EXPECT_THAT(what(status), HasSubstr("xth: the peer does not have it"));
@@ -225,7 +225,7 @@ TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
 
 TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
   for (const Ways& ways : {Ways{"ring", ""}, Ways{"tcp", ""}}) {
-    join_both([](AgentOptions& options) { options.registry = with_mail(); }, {}, ways);
+    join_both([](RawAgentOptions& options) { options.registry = with_mail(); }, {}, ways);
     ASSERT_EQ(usable_soon("mail"), "usable");
     EXPECT_EQ(a->explain("b")->channel, "mail");
     std::uint64_t total = 0;
@@ -241,11 +241,11 @@ TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
 }
 
 TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
-  join_both([](AgentOptions& options) { options.registry = with_mail(); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail(); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   for (int i = 0; i < 20; ++i) {
     auto message = buffer_message(100'000, static_cast<unsigned>(i));
-    CallOptions options;
+    RawCallOptions options;
     options.into = {patterned(100'000, 99)};
     ASSERT_TRUE(call_sync(*a, "b", "echo", message, options).ok());
     EXPECT_TRUE(same_bytes(options.into[0], message.buffers[0]));
@@ -253,7 +253,7 @@ TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
 }
 
 TEST_F(ChannelChoice, ManyThreadsShareAUsersChannel) {
-  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
@@ -272,7 +272,7 @@ TEST_F(ChannelChoice, ManyThreadsShareAUsersChannel) {
 
 TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce) {
   ::testing::internal::CaptureStderr();
-  join_both([](AgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(echo(10'000).ok());
   EXPECT_EQ(sent_by("mail"), 100'000U);
@@ -286,7 +286,7 @@ TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce)
 
 TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
   ::testing::internal::CaptureStderr();
-  join_both([](AgentOptions& options) { options.registry = with_mail({.answers_probe = false}); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail({.answers_probe = false}); });
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(echo(10'000).ok());
   EXPECT_EQ(sent_by("xth"), 50'000U);
   EXPECT_THAT(reason_of(*a->explain("b"), "mail"), HasSubstr("its probe is under way"));
@@ -296,8 +296,8 @@ TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
 }
 
 TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndMakesTheChannelFallAway) {
-  const auto good = [](AgentOptions& options) { options.registry = with_mail(); };
-  const auto bad = [](AgentOptions& options) {
+  const auto good = [](RawAgentOptions& options) { options.registry = with_mail(); };
+  const auto bad = [](RawAgentOptions& options) {
     options.registry = with_mail({.probe = {Code::permission_denied, "the box is locked"}});
   };
   join_both(good, bad);
@@ -315,11 +315,11 @@ TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndMakesTheChannelFallAway) {
 }
 
 TEST_F(ChannelChoice, EachDirectionFollowsItsSendersOrder) {
-  const auto basic_first = [](AgentOptions& options) {
+  const auto basic_first = [](RawAgentOptions& options) {
     options.registry = with_mail();
     options.channels = "basic,mail,xth";
   };
-  join_both([](AgentOptions& options) { options.registry = with_mail(); }, basic_first);
+  join_both([](RawAgentOptions& options) { options.registry = with_mail(); }, basic_first);
   ASSERT_EQ(usable_soon("mail"), "usable");
   ASSERT_TRUE(echo(50'000).ok());
   EXPECT_EQ(sent_by("mail"), 50'000U);
@@ -334,15 +334,15 @@ TEST_F(ChannelChoice, IsOverriddenByTheEnvironmentAndThatByTheOption) {
   EXPECT_EQ(a->explain("b")->channel, "basic");
   a->leave();
   b->leave();
-  join_both([](AgentOptions& options) { options.channels = "-basic"; });
+  join_both([](RawAgentOptions& options) { options.channels = "-basic"; });
   EXPECT_EQ(a->explain("b")->channel, "xth");
   a->leave();
   b->leave();
   ::setenv("TENSORFERRY_CHANNELS", "pigeon", 1);
-  AgentOptions options;
+  RawAgentOptions options;
   options.name = "c";
   options.store = store;
-  const auto refused = Agent::join(options);
+  const auto refused = RawAgent::join(options);
   EXPECT_EQ(refused.status().code(), Code::invalid_argument);
   EXPECT_THAT(what(refused.status()), HasSubstr("there is no channel \"pigeon\"; known are: xth, shm, cma, basic"));
   ::unsetenv("TENSORFERRY_CHANNELS");

@@ -140,7 +140,7 @@ class Containers : public ::testing::Test {
     q = std::make_unique<Container>(store, sockets, "q");
     ASSERT_TRUE(p->ready() && q->ready());
     me = join(std::make_shared<FolderStore>(store), "me", {},
-              [&](AgentOptions& options) { options.socket_dir = sockets; });
+              [&](RawAgentOptions& options) { options.socket_dir = sockets; });
     ASSERT_NE(me, nullptr);
   }
   void TearDown() override {
@@ -160,7 +160,7 @@ class Containers : public ::testing::Test {
   std::string folder = "/tmp/tensorferry-containers-XXXXXX";
   std::string store, sockets;
   std::unique_ptr<Container> p, q;
-  std::shared_ptr<Agent> me;
+  std::shared_ptr<RawAgent> me;
 };
 
 TEST_F(Containers, CallsGoByRingsAndTensorsBySharedBlocks) {

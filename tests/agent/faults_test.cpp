@@ -247,7 +247,7 @@ class SlowDriver final : public Driver {
 
 TEST(LostPeer, IsNoticedAlsoWhereItsReplyAndItsEndCameBeforeTheLinkWasUp) {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = join(store, "a", {}, [](AgentOptions& options) {
+  const auto a = join(store, "a", {}, [](RawAgentOptions& options) {
     options.registry.add("slow", 1000, [] { return std::make_unique<SlowDriver>(); });
   });
   auto hello = raw_hello("brief", 0);
@@ -279,7 +279,7 @@ TEST(LostPeer, IsNoticedByTheEndOfItsBulkConnectionAlsoBehindAFrame) {
 
 TEST_P(Faults, APeerThatIsStoppedIsLostAfterThreeHeartbeatsBetweenHosts) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process is there, and may go on";
-  const auto short_beat = [](AgentOptions& options) { options.heartbeat = milliseconds(100); };
+  const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(100); };
   me->leave();
   me = join_as("me", short_beat);
   const auto b = start("b", 100);

@@ -24,8 +24,8 @@ Message large(std::size_t bytes, int count = 1) {
   return message;
 }
 
-std::function<void(AgentOptions&)> with_bound(std::size_t bytes) {
-  return [bytes](AgentOptions& options) { options.max_bytes_in_flight = bytes; };
+std::function<void(RawAgentOptions&)> with_bound(std::size_t bytes) {
+  return [bytes](RawAgentOptions& options) { options.max_bytes_in_flight = bytes; };
 }
 
 class Flow : public ::testing::Test {
@@ -106,7 +106,7 @@ TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsMakeProgress) {
   for (const Ways& ways : {Ways{"ring", "basic"}, Ways{"ring", ""}, Ways{"tcp", "basic"}}) {
     const auto a = join(store, "a", ways, with_bound(600'000));
     const auto b = join(store, "b", ways, with_bound(600'000));
-    const auto nest = [](Agent& self, const std::string& other) {
+    const auto nest = [](RawAgent& self, const std::string& other) {
       return [&self, other](const Request& request, Reply reply) {
         const int depth = std::stoi(std::string(text_of(request.arguments.payload)));
         if (depth > 0) {
@@ -178,8 +178,8 @@ TEST_F(Flow, APeerThatReadsNothingHindersNobodyElse) {
 
 // ---- Handlers
 
-std::function<void(AgentOptions&)> with_threads(int most) {
-  return [most](AgentOptions& options) { options.max_threads = most; };
+std::function<void(RawAgentOptions&)> with_threads(int most) {
+  return [most](RawAgentOptions& options) { options.max_threads = most; };
 }
 
 TEST_F(Flow, BeyondTheCapOfHandlersAndAsManyThatWaitCallsAreRefused) {
@@ -264,7 +264,7 @@ TEST_F(Flow, ManyOrderedCallsThatAFullAgentRefusesDoNotRecurse) {
   b->serve("other", until(others));
   serve_echo(*b);
   std::vector<Call> ordered, blocked;
-  CallOptions options;
+  RawCallOptions options;
   options.order = 1;
   ordered.push_back(a->call("b", "first", {}, options));
   for (int i = 0; i < 30'000; ++i) ordered.push_back(a->call("b", "echo", {}, options));

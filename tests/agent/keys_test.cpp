@@ -45,17 +45,17 @@ class Keys : public ::testing::Test {
       ::unsetenv(name);
     }
   }
-  std::shared_ptr<Agent> join_with(const std::string& name, const std::function<void(AgentOptions&)>& change) {
+  std::shared_ptr<RawAgent> join_with(const std::string& name, const std::function<void(RawAgentOptions&)>& change) {
     return join(store, name, {"tcp", ""}, change);
   }
-  Status refusal(const std::function<void(AgentOptions&)>& change) {
-    AgentOptions options;
+  Status refusal(const std::function<void(RawAgentOptions&)>& change) {
+    RawAgentOptions options;
     options.name = "refused";
     options.store = store;
     change(options);
-    return Agent::join(options).status();
+    return RawAgent::join(options).status();
   }
-  static Status call(Agent& from, const std::string& to) {
+  static Status call(RawAgent& from, const std::string& to) {
     return call_sync(from, to, "echo", message_of("x"), within(std::chrono::seconds(5))).status();
   }
 
@@ -63,8 +63,8 @@ class Keys : public ::testing::Test {
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
 };
 
-std::function<void(AgentOptions&)> key(const std::string& text) {
-  return [text](AgentOptions& options) { options.key = text; };
+std::function<void(RawAgentOptions&)> key(const std::string& text) {
+  return [text](RawAgentOptions& options) { options.key = text; };
 }
 
 TEST_F(Keys, AgentsOfOneKeyCallEachOtherOverTcp) {
@@ -119,7 +119,7 @@ TEST_F(Keys, AKeyComesFromTheEnvironmentOrAFile) {
   serve_echo(*by_file);
   EXPECT_TRUE(call(*by_variable, "b").ok());
   ::chmod(path.c_str(), 0644);
-  const auto readable = refusal([](AgentOptions&) {});
+  const auto readable = refusal([](RawAgentOptions&) {});
   EXPECT_EQ(readable.code(), Code::permission_denied);
   EXPECT_THAT(what(readable), HasSubstr("chmod 600 " + path));
 }
@@ -136,12 +136,12 @@ TEST_F(Keys, SameUserOnOneHostNeedsNone) {
 TEST_F(Keys, ListeningBeyondLoopbackNeedsAKeyOfOnesOwn) {
   const auto outer = outer_interface();
   if (outer.empty()) GTEST_SKIP() << "this machine has no interface but loopback";
-  const auto refused = refusal([&](AgentOptions& options) { options.interface = outer; });
+  const auto refused = refusal([&](RawAgentOptions& options) { options.interface = outer; });
   EXPECT_EQ(refused.code(), Code::unauthenticated);
   EXPECT_THAT(what(refused),
               AllOf(HasSubstr("(" + outer + "), which other hosts reach, needs a key of your own"),
                     HasSubstr("export TENSORFERRY_KEY_FILE=~/.tensorferry.key"), HasSubstr("head -c 32 /dev/urandom")));
-  const auto on_outer = [&](AgentOptions& options) {
+  const auto on_outer = [&](RawAgentOptions& options) {
     options.interface = outer;
     options.key = kKey;
   };
@@ -157,12 +157,12 @@ TEST_F(Keys, TheEnvironmentNamesTheInterface) {
   const auto a = join_with("a", {});
   EXPECT_THAT(record_of(store, "a").tcp_addresses.at(0), StartsWith("127.0.0.1:"));
   ::setenv("TENSORFERRY_SOCKET_IFNAME", "nosuch0", 1);
-  const auto refused = refusal([](AgentOptions&) {});
+  const auto refused = refusal([](RawAgentOptions&) {});
   EXPECT_EQ(refused.code(), Code::not_found);
   EXPECT_THAT(what(refused), HasSubstr("nosuch0"));
   if (outer.empty()) return;
   ::setenv("TENSORFERRY_SOCKET_IFNAME", outer.c_str(), 1);
-  const auto loopback = join_with("b", [](AgentOptions& options) { options.interface = "lo"; });
+  const auto loopback = join_with("b", [](RawAgentOptions& options) { options.interface = "lo"; });
   EXPECT_TRUE(loopback) << "the option counts more";
 }
 
@@ -171,15 +171,15 @@ TEST_F(Keys, PortsComeFromTheirRange) {
   ASSERT_TRUE(probe.ok());
   const auto taken = probe->port;  // one that is taken, and its neighbour
   const auto range = std::to_string(taken) + "-" + std::to_string(taken + 20);
-  const auto a = join_with("a", [&](AgentOptions& options) { options.ports = range; });
+  const auto a = join_with("a", [&](RawAgentOptions& options) { options.ports = range; });
   ASSERT_TRUE(a);
   const auto port = split_host_port(record_of(store, "a").tcp_addresses.at(0))->port;
   EXPECT_GT(port, taken);
   EXPECT_LE(port, taken + 20);
-  const auto refused = refusal([&](AgentOptions& options) { options.ports = std::to_string(taken); });
+  const auto refused = refusal([&](RawAgentOptions& options) { options.ports = std::to_string(taken); });
   EXPECT_EQ(refused.code(), Code::resource_exhausted);
   EXPECT_THAT(what(refused), HasSubstr(std::to_string(taken)));
-  EXPECT_EQ(refusal([](AgentOptions& options) { options.ports = "from here on"; }).code(), Code::invalid_argument);
+  EXPECT_EQ(refusal([](RawAgentOptions& options) { options.ports = "from here on"; }).code(), Code::invalid_argument);
 }
 
 TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
@@ -191,7 +191,7 @@ TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
     EXPECT_TRUE(call(*a, "b").ok());
     EXPECT_EQ(a->explain("b")->transport, "ring");
     ::chmod(folder.c_str(), 0777);
-    const auto refused = refusal([](AgentOptions&) {});
+    const auto refused = refusal([](RawAgentOptions&) {});
     EXPECT_EQ(refused.code(), Code::permission_denied);
     EXPECT_THAT(what(refused), HasSubstr("chmod"));
     ::chmod(folder.c_str(), 0700);

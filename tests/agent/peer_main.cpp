@@ -45,7 +45,7 @@ Buffer zeros(std::size_t bytes) {
 /// What this process saw of its own callers.
 std::atomic<int> running{0}, cancelled{0}, lost{0};
 
-void serve_plain(Agent& agent) {
+void serve_plain(RawAgent& agent) {
   agent.serve("echo", [](Request request, Reply reply) {
     reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
   });
@@ -72,7 +72,7 @@ void serve_plain(Agent& agent) {
 }
 
 /// What this process finds out about another one.
-void serve_asking(Agent& agent) {
+void serve_asking(RawAgent& agent) {
   agent.serve("ask", [&agent](const Request& request, Reply reply) {  // "peer function", with what buffers came
     std::istringstream in(payload_of(request));
     std::string peer, function;
@@ -98,7 +98,7 @@ void serve_asking(Agent& agent) {
 }
 
 /// Those that end this process, or call from it.
-void serve_endings(Agent& agent) {
+void serve_endings(RawAgent& agent) {
   agent.serve("die", [](const Request&, const Reply&) { die(); });
   agent.serve("answer and die", [](const Request&, Reply reply) {
     auto message = message_of("");
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that dies takes its peers along
   const auto store = store_at(argv[1]);
   if (!store) return 3;
-  AgentOptions options;
+  RawAgentOptions options;
   options.name = argv[2];
   options.store = store;
   options.unix_sockets = std::string_view(argv[3]) != "tcp";
@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   options.channels = argv[4];
   if (argc > 6) options.heartbeat = Milliseconds(std::stoi(argv[6]));
   std::atomic<bool> leave{false};
-  options.prepare = [&leave](Agent& agent) {
+  options.prepare = [&leave](RawAgent& agent) {
     serve_plain(agent);
     serve_endings(agent);
     serve_asking(agent);
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
       leave = true;
     });
   };
-  const auto agent = Agent::join(std::move(options));
+  const auto agent = RawAgent::join(std::move(options));
   if (!agent) {
     std::fprintf(stderr, "%s\n", agent.status().text().c_str());
     return 4;

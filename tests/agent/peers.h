@@ -70,13 +70,13 @@ class PeerTest : public ::testing::TestWithParam<Ways> {
   std::unique_ptr<Peer> start(const std::string& name, int heartbeat_ms = 5000) {
     return std::make_unique<Peer>(server->port(), name, GetParam(), heartbeat_ms);
   }
-  std::shared_ptr<Agent> join_as(const std::string& name, const std::function<void(AgentOptions&)>& change = {}) {
+  std::shared_ptr<RawAgent> join_as(const std::string& name, const std::function<void(RawAgentOptions&)>& change = {}) {
     auto store = connect_tcp_store("127.0.0.1", server->port(), "", std::chrono::seconds(10));
     EXPECT_TRUE(store.ok());
     return join(*store, name, GetParam(), change);
   }
   std::unique_ptr<TcpStoreServer> server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
-  std::shared_ptr<Agent> me = join_as("me");
+  std::shared_ptr<RawAgent> me = join_as("me");
 };
 
 }  // namespace tensorferry::testing

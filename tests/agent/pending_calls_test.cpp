@@ -16,7 +16,7 @@ namespace {
 using namespace tensorferry::testing;
 
 std::shared_ptr<Call::State> a_call(std::string name = "f") {
-  return std::make_shared<Call::State>(std::move(name), CallOptions{});
+  return std::make_shared<Call::State>(std::move(name), RawCallOptions{});
 }
 
 TEST(PendingCalls, AreFoundUntilTheyAreRemovedOnce) {
@@ -65,7 +65,7 @@ TEST(PendingCalls, WithIdsThatAPeerMadeUpAreNotFound) {
 
 TEST(PendingCalls, WhoseReplyLandsInTheCallersMemoryAreNoLongerCancelled) {
   PendingCalls pending;
-  CallOptions options;
+  RawCallOptions options;
   options.into = {patterned(10)};
   const auto call = std::make_shared<Call::State>("f", options);
   const auto id = pending.add(call);

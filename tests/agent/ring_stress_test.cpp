@@ -57,7 +57,7 @@ class Pinned {
 class RingStress : public ::testing::TestWithParam<Placement> {
  protected:
   /// One of the ways in which programs call, chosen at random. Counts calls that did not end as they should.
-  void call_somehow(Agent& from, const std::string& to, std::mt19937& random) {
+  void call_somehow(RawAgent& from, const std::string& to, std::mt19937& random) {
     const auto options = within(seconds(5));
     const auto text = std::to_string(random());
     const auto expect = [&](Result<Received> reply) {

@@ -35,8 +35,8 @@ class Calls : public ::testing::TestWithParam<Ways> {
   std::atomic<bool> open{false};
   std::atomic<int> inside{0};
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<Agent> a = join(store, "a", GetParam());
-  std::shared_ptr<Agent> b = join(store, "b", GetParam());
+  std::shared_ptr<RawAgent> a = join(store, "a", GetParam());
+  std::shared_ptr<RawAgent> b = join(store, "b", GetParam());
   void TearDown() override { open = true; }
 };
 
@@ -95,7 +95,7 @@ TEST_P(Calls, WhoseDeadlinePassesBeforeTheirTurnAreNotRun) {
     ++ran;
     reply.send({});
   });
-  auto first = CallOptions{}, second = within(milliseconds(50));
+  auto first = RawCallOptions{}, second = within(milliseconds(50));
   first.order = second.order = 9;
   auto blocked = a->call("b", "blocked", {}, first);
   EXPECT_EQ(call_sync(*a, "b", "count", {}, second).status().code(), Code::deadline_exceeded);
@@ -186,7 +186,7 @@ TEST_P(Calls, LandTheirReplyWhereTheCallerWantsIt) {
   for (const std::size_t bytes : {1UL, 4096UL, 5000UL, 300'000UL, 3'000'000UL}) {
     auto message = message_of("m");
     message.buffers = {patterned(bytes, 1), patterned(bytes, 2), patterned(bytes, 3)};
-    CallOptions options;
+    RawCallOptions options;
     options.into = {patterned(bytes, 77),
                     patterned(bytes + 1, 78)};  // the second has another size, the third is missing
     const auto untouched = patterned(bytes + 1, 78);
@@ -230,7 +230,7 @@ TEST_P(Calls, ThatNeverLeftSayThatTheirArgumentsMayBeOverwritten) {
   message.buffers = {patterned(100'000)};
   a->call("nobody", "f", message).on_sent(count);
   EXPECT_TRUE(eventually([&] { return sent == 1; }));
-  CallOptions unknown;
+  RawCallOptions unknown;
   unknown.require = "no such channel";
   a->call("b", "f", message, unknown).on_sent(count);
   EXPECT_TRUE(eventually([&] { return sent == 2; }));
@@ -256,7 +256,7 @@ TEST_P(Calls, OfOneOrderKeyRunInTheirOrderWhateverTheirSize) {
     --at_once;
     reply.send({});
   });
-  CallOptions options;
+  RawCallOptions options;
   options.order = 5;
   const std::size_t sizes[] = {0, 100, 20'000, 300'000, 0, 1'000'000, 10};
   std::vector<Call> calls;
@@ -277,7 +277,7 @@ TEST_P(Calls, OfOneOrderKeyRunInTheirOrderWhateverTheirSize) {
 TEST_P(Calls, WithoutTheKeyOrWithAnotherOneOvertake) {
   serve_blocked();
   serve_echo(*b);
-  CallOptions one, other;
+  RawCallOptions one, other;
   one.order = 1;
   other.order = 2;
   auto blocked = a->call("b", "blocked", {}, one);
@@ -294,7 +294,7 @@ TEST_P(Calls, WithoutTheKeyOrWithAnotherOneOvertake) {
 TEST_P(Calls, OfOneOrderKeyGoOnAfterOneThatFailsOrIsCancelled) {
   serve_blocked();
   serve_echo(*b);
-  CallOptions ordered;
+  RawCallOptions ordered;
   ordered.order = 3;
   auto blocked = a->call("b", "blocked", {}, ordered);
   auto unknown = a->call("b", "no such function", {}, ordered);
@@ -514,7 +514,7 @@ TEST(SlowExecutors, AreKeptWhileTheNextRequestMayCome) {
   const auto store = std::make_shared<MemoryStore>();
   const auto executor = std::make_shared<SlowExecutor>();
   const auto a = join(store, "a");
-  const auto b = join(store, "b", {}, [&](AgentOptions& options) { options.executor = executor; });
+  const auto b = join(store, "b", {}, [&](RawAgentOptions& options) { options.executor = executor; });
   b->serve("nothing", [](const Request&, Reply reply) { reply.send({}); }, {.executor = true});
   constexpr int calls = 50;
   EXPECT_TRUE(eventually([&] {  // a busy machine may keep the caller from calling again soon

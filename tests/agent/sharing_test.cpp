@@ -50,7 +50,7 @@ class SharingCalls : public ::testing::TestWithParam<Ways> {
   std::mutex mutex;
   std::vector<Buffer> held;  // of the last call
   Buffer theirs = region_of(5000, std::byte{3});
-  std::shared_ptr<Agent> a, b;
+  std::shared_ptr<RawAgent> a, b;
 };
 
 TEST_P(SharingCalls, TheFirstCallOfAllMayShare) {
@@ -122,7 +122,7 @@ TEST_P(SharingCalls, OtherMemoryIsRefusedWithTheReasonAndTheLinkGoesOn) {
 
 TEST_P(SharingCalls, WhatIsSharedDoesNotCountAsInFlight) {
   a->leave();
-  a = join(store, "a2", GetParam(), [](AgentOptions& options) { options.max_bytes_in_flight = 1000; });
+  a = join(store, "a2", GetParam(), [](RawAgentOptions& options) { options.max_bytes_in_flight = 1000; });
   std::vector<Call> calls;
   const auto mine = region_of(1 << 20, std::byte{1});
   for (int i = 0; i < 20; ++i) calls.push_back(a->call("b", "write", sharing({mine}), within(seconds(20))));
@@ -163,7 +163,7 @@ class Hesitant final : public Driver {
 
 TEST(Sharing, ACallThatWaitsForAProbeEndsByItsDeadlineOrWithTheLink) {
   auto store = std::make_shared<MemoryStore>();
-  const auto hesitate = [](AgentOptions& options) {
+  const auto hesitate = [](RawAgentOptions& options) {
     options.registry.add("mail", 500, [] { return std::make_unique<Hesitant>(); });
   };
   const auto a = join(store, "a", {"ring", "mail,basic"}, hesitate),

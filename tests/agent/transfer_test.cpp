@@ -26,7 +26,7 @@ class Transfers : public ::testing::TestWithParam<Ways> {
         [&] { return a->explain("b")->channel == GetParam().channels.substr(0, GetParam().channels.find(',')); });
   }
   /// Sends them there and back, through the channel of this test.
-  static Status echo(Agent& from, const std::string& to, const std::vector<Buffer>& buffers) {
+  static Status echo(RawAgent& from, const std::string& to, const std::vector<Buffer>& buffers) {
     auto message = message_of("m");
     message.buffers = buffers;
     const auto reply = call_sync(from, to, "echo", message);
@@ -37,12 +37,12 @@ class Transfers : public ::testing::TestWithParam<Ways> {
     }
     return {};
   }
-  static void add_mail(AgentOptions& options) {
+  static void add_mail(RawAgentOptions& options) {
     options.registry = with_mail();
     options.registry.add("cma", 60, [] { return std::make_unique<CmaDriver>(cma::Options{.within_process = true}); });
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<Agent> a = join(store, "a", GetParam(), add_mail), b = join(store, "b", GetParam(), add_mail);
+  std::shared_ptr<RawAgent> a = join(store, "a", GetParam(), add_mail), b = join(store, "b", GetParam(), add_mail);
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, Transfers,
@@ -198,7 +198,7 @@ TEST(LargeTransfer, OfFourGibibytesAndOneByte) {
   if (rounds(100) == 1) GTEST_SKIP() << "takes 12 GB: TENSORFERRY_SOAK=1";
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a", {"ring", "basic"},
-                      [](AgentOptions& options) { options.max_bytes_in_flight = std::size_t{8} << 30; });
+                      [](RawAgentOptions& options) { options.max_bytes_in_flight = std::size_t{8} << 30; });
   const auto b = join(store, "b", {"ring", "basic"});
   serve_echo(*b);
   auto message = message_of("m");

@@ -234,7 +234,7 @@ class Agents {
     return reply.ok() && reply->payload == text;
   }
 
-  std::shared_ptr<Agent> target, witness;
+  std::shared_ptr<RawAgent> target, witness;
   std::string target_address;
   wire::Hello hello;  // the target's
   Record record;
@@ -242,8 +242,8 @@ class Agents {
   std::atomic<bool> end_waiting{false};
 
  private:
-  static std::shared_ptr<Agent> join(const std::shared_ptr<Store>& store, const char* name) {
-    AgentOptions options;
+  static std::shared_ptr<RawAgent> join(const std::shared_ptr<Store>& store, const char* name) {
+    RawAgentOptions options;
     options.name = name;
     options.store = store;
     options.registry = testing::with_mail();
@@ -251,7 +251,7 @@ class Agents {
     options.memory = {{DeviceType::cpu, std::make_shared<BoundedMemory>()},
                       {DeviceType::cuda, std::make_shared<DeviceMemory>()}};
     options.heartbeat = milliseconds(20);  // it ends links that consist of a bulk connection alone
-    auto agent = Agent::join(std::move(options));
+    auto agent = RawAgent::join(std::move(options));
     must(agent.ok());
     return *agent;
   }
@@ -328,7 +328,7 @@ class Session {
   Outbound& call() {
     const auto form = in_.get<std::uint8_t>();
     auto& outbound = outbound_.emplace_back((form & 1) != 0 ? 5000 : 0);
-    CallOptions options;
+    RawCallOptions options;
     if (!outbound.memory.empty())
       options.into = {{{}, outbound.memory.data(), outbound.memory.size(), nullptr, nullptr}};
     if ((form & 6) == 6) options.timeout = milliseconds(1);

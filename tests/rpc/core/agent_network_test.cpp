@@ -103,7 +103,7 @@ class Member {
     reply.send({});
   }
 
-  std::shared_ptr<Agent> agent_;
+  std::shared_ptr<RawAgent> agent_;
   std::shared_ptr<AgentNetwork> network_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<Reference>> kept_;
