@@ -2,8 +2,6 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -25,6 +23,7 @@
 #include <memory>
 
 #include "agent/auth.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -88,17 +87,17 @@ bool is_loopback(const SocketAddress& address) {
 
 std::string described(const std::vector<InterfaceAddress>& addresses) {
   std::vector<std::string> parts;
-  for (const auto& one : addresses) parts.push_back(fmt::format("{} ({})", one.interface, one.address));
-  return fmt::format("{}", fmt::join(parts, ", "));
+  for (const auto& one : addresses) parts.push_back(formatted("{} ({})", one.interface, one.address));
+  return joined(parts, ", ");
 }
 
 // The source address that the kernel would take; nothing is sent.
 Result<InterfaceAddress> address_that_reaches(const std::string& host, const std::vector<InterfaceAddress>& ours) {
   const auto targets = resolve(host, 9, 0);
   if (targets.empty()) {
-    return Status(Code::not_found, fmt::format("the rendezvous host \"{}\" has no address: check its spelling, or the "
-                                               "resolver of this host",
-                                               host));
+    return Status(Code::not_found, formatted("the rendezvous host \"{}\" has no address: check its spelling, or the "
+                                             "resolver of this host",
+                                             host));
   }
   for (const auto& target : targets) {
     const FileDescriptor probe(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -110,9 +109,9 @@ Result<InterfaceAddress> address_that_reaches(const std::string& host, const std
     const auto known = std::find_if(ours.begin(), ours.end(), [&](const auto& one) { return one.address == text; });
     return known != ours.end() ? *known : InterfaceAddress{"?", text, is_loopback(mine)};
   }
-  return Status(Code::not_found, fmt::format("no route from this host to the rendezvous host \"{}\" ({}): set "
-                                             "TENSORFERRY_SOCKET_IFNAME to one of {}",
-                                             host, std::strerror(errno), described(ours)));
+  return Status(Code::not_found, formatted("no route from this host to the rendezvous host \"{}\" ({}): set "
+                                           "TENSORFERRY_SOCKET_IFNAME to one of {}",
+                                           host, std::strerror(errno), described(ours)));
 }
 
 std::vector<std::string_view> split_commas(std::string_view text) {
@@ -134,7 +133,7 @@ std::optional<std::uint16_t> parse_port(std::string_view text) {
 
 Result<SocketAddress> numeric_address(const std::string& address, std::uint16_t port) {
   const auto found = resolve(address, port, AI_NUMERICHOST);
-  if (found.empty()) return Status(Code::invalid_argument, fmt::format("\"{}\" is no numeric IP address", address));
+  if (found.empty()) return Status(Code::invalid_argument, formatted("\"{}\" is no numeric IP address", address));
   return found.front();
 }
 
@@ -166,9 +165,9 @@ Result<SocketAddress> unix_address(const std::string& text) {
   un->sun_family = AF_UNIX;
   if (text.size() < 2 || text.size() >= sizeof un->sun_path) {
     return Status(Code::invalid_argument,
-                  fmt::format("the unix socket address \"{}\" has {} bytes, at most {} fit: choose a shorter "
-                              "TENSORFERRY_SOCKET_DIR",
-                              text, text.size(), sizeof un->sun_path - 1));
+                  formatted("the unix socket address \"{}\" has {} bytes, at most {} fit: choose a shorter "
+                            "TENSORFERRY_SOCKET_DIR",
+                            text, text.size(), sizeof un->sun_path - 1));
   }
   std::memcpy(un->sun_path, text.data(), text.size());
   if (text.front() == '@') un->sun_path[0] = '\0';  // abstract: the length ends the name, not a zero byte
@@ -178,20 +177,19 @@ Result<SocketAddress> unix_address(const std::string& text) {
 
 Status check_directory(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
-    return {Code::permission_denied, fmt::format("socket directory {}: {}", path, std::strerror(errno))};
+    return {Code::permission_denied, formatted("socket directory {}: {}", path, std::strerror(errno))};
   }
   struct stat about {};
   if (::stat(path.c_str(), &about) != 0 || !S_ISDIR(about.st_mode)) {
-    return {Code::invalid_argument, fmt::format("TENSORFERRY_SOCKET_DIR={} is no directory", path)};
+    return {Code::invalid_argument, formatted("TENSORFERRY_SOCKET_DIR={} is no directory", path)};
   }
   if (about.st_uid != ::geteuid()) {
-    return {Code::permission_denied, fmt::format("socket directory {} belongs to uid {}, not to this process's ({}): "
-                                                 "choose one of this user's own",
-                                                 path, about.st_uid, ::geteuid())};
+    return {Code::permission_denied, formatted("socket directory {} belongs to uid {}, not to this process's ({}): "
+                                               "choose one of this user's own",
+                                               path, about.st_uid, ::geteuid())};
   }
   if ((about.st_mode & 077) != 0) {
-    return {Code::permission_denied,
-            fmt::format("socket directory {} is open to other users: chmod 700 {}", path, path)};
+    return {Code::permission_denied, formatted("socket directory {} is open to other users: chmod 700 {}", path, path)};
   }
   return {};
 }
@@ -204,7 +202,7 @@ void remove_stale_sockets(const std::string& directory) {
   while (const auto* entry = ::readdir(folder.get())) {
     const std::string_view name = entry->d_name;
     if (!name.starts_with("tensorferry-") || !name.ends_with(".sock")) continue;
-    const auto path = fmt::format("{}/{}", directory, name);
+    const auto path = formatted("{}/{}", directory, name);
     struct stat about {};
     if (::lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != ::geteuid()) continue;
     if (about.st_mtime + kFreshSeconds > std::time(nullptr)) continue;
@@ -276,9 +274,9 @@ Result<InterfaceAddress> listening_address(std::string_view spec, const std::str
   const auto wanted = spec.empty() ? environment("TENSORFERRY_SOCKET_IFNAME") : std::string(spec);
   if (!wanted.empty()) {
     if (auto found = match_interface(wanted, ours)) return *found;
-    return Status(Code::not_found, fmt::format("no network interface matches TENSORFERRY_SOCKET_IFNAME=\"{}\"; there "
-                                               "are {}",
-                                               wanted, described(ours)));
+    return Status(Code::not_found, formatted("no network interface matches TENSORFERRY_SOCKET_IFNAME=\"{}\"; there "
+                                             "are {}",
+                                             wanted, described(ours)));
   }
   if (reaches.empty() || is_loopback(reaches)) {
     for (const auto& one : ours) {
@@ -297,14 +295,13 @@ Result<PortRange> parse_ports(std::string_view text) {
   if (!first || !last || *last < *first) {
     return Status(
         Code::invalid_argument,
-        fmt::format("\"{}\" is no port or range of ports: \"7000\" or \"7000-7099\", within 1 and 65535", text));
+        formatted("\"{}\" is no port or range of ports: \"7000\" or \"7000-7099\", within 1 and 65535", text));
   }
   return PortRange{*first, *last};
 }
 
 std::string join_host_port(std::string_view host, std::uint16_t port) {
-  return host.find(':') == std::string_view::npos ? fmt::format("{}:{}", host, port)
-                                                  : fmt::format("[{}]:{}", host, port);
+  return host.find(':') == std::string_view::npos ? formatted("{}:{}", host, port) : formatted("[{}]:{}", host, port);
 }
 
 Result<HostPort> split_host_port(std::string_view text) {
@@ -315,7 +312,7 @@ Result<HostPort> split_host_port(std::string_view text) {
   const auto port = colon == std::string_view::npos ? std::nullopt : parse_port(text.substr(colon + 1));
   const bool plain = host.find_first_of("[]") == std::string_view::npos;
   if (host.empty() || !port || !plain || (!brackets && host.find(':') != std::string_view::npos)) {
-    return Status(Code::invalid_argument, fmt::format("\"{}\" is no address: \"host:port\" or \"[ipv6]:port\"", text));
+    return Status(Code::invalid_argument, formatted("\"{}\" is no address: \"host:port\" or \"[ipv6]:port\"", text));
   }
   return HostPort{std::string(host), *port};
 }
@@ -331,30 +328,30 @@ Result<TcpListener> listen_tcp(const std::string& address, PortRange ports) {
     }
     if (errno != EADDRINUSE && errno != EACCES) {
       return Status(Code::invalid_argument,
-                    fmt::format("cannot listen on {}: {}", join_host_port(address, static_cast<std::uint16_t>(port)),
-                                std::strerror(errno)));
+                    formatted("cannot listen on {}: {}", join_host_port(address, static_cast<std::uint16_t>(port)),
+                              std::strerror(errno)));
     }
   }
   const auto why = std::string(std::strerror(errno));
-  if (any) return Status(Code::resource_exhausted, fmt::format("no free port on {}: {}", address, why));
+  if (any) return Status(Code::resource_exhausted, formatted("no free port on {}: {}", address, why));
   if (ports.first == ports.last) {
     return Status(Code::resource_exhausted,
-                  fmt::format("{}: {}: choose another port, or a range", join_host_port(address, ports.first), why));
+                  formatted("{}: {}: choose another port, or a range", join_host_port(address, ports.first), why));
   }
   return Status(Code::resource_exhausted,
-                fmt::format("no free port on {} in {}-{}: {}: widen the range", address, ports.first, ports.last, why));
+                formatted("no free port on {} in {}-{}: {}: widen the range", address, ports.first, ports.last, why));
 }
 
 Result<FileDescriptor> start_connect_tcp(const std::string& address, std::uint16_t port) {
   const auto at = numeric_address(address, port);
   if (!at) return at.status();
   FileDescriptor socket(::socket(at->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket) return Status(Code::resource_exhausted, fmt::format("socket: {}", std::strerror(errno)));
+  if (!socket) return Status(Code::resource_exhausted, formatted("socket: {}", std::strerror(errno)));
   const int one = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   if (::connect(socket.get(), at->get(), at->size) != 0 && errno != EINPROGRESS) {
     return Status(Code::connection_lost,
-                  fmt::format("connecting to {}: {}", join_host_port(address, port), std::strerror(errno)));
+                  formatted("connecting to {}: {}", join_host_port(address, port), std::strerror(errno)));
   }
   return socket;
 }
@@ -365,17 +362,17 @@ Result<UnixListener> listen_unix(const std::string& directory) {
   fill_random(random);
   std::uint64_t unique = 0;
   std::memcpy(&unique, random.data(), sizeof unique);
-  const auto name = fmt::format("tensorferry-{}-{:016x}", ::getpid(), unique);
+  const auto name = formatted("tensorferry-{}-{}", ::getpid(), hex(unique, 16));
   if (!folder.empty()) {
     if (auto status = check_directory(folder); !status) return status;
     remove_stale_sockets(folder);
   }
-  const auto text = folder.empty() ? "@" + name : fmt::format("{}/{}.sock", folder, name);
+  const auto text = folder.empty() ? "@" + name : formatted("{}/{}.sock", folder, name);
   const auto address = unix_address(text);
   if (!address) return address.status();
   auto socket = try_listen(*address, false);
   if (!socket) {
-    return Status(Code::internal, fmt::format("cannot listen on the unix socket {}: {}", text, std::strerror(errno)));
+    return Status(Code::internal, formatted("cannot listen on the unix socket {}: {}", text, std::strerror(errno)));
   }
   return UnixListener{std::move(socket), text};
 }
@@ -384,12 +381,12 @@ Result<FileDescriptor> connect_unix(const std::string& text) {
   const auto address = unix_address(text);
   if (!address) return address.status();
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket) return Status(Code::resource_exhausted, fmt::format("socket: {}", std::strerror(errno)));
+  if (!socket) return Status(Code::resource_exhausted, formatted("socket: {}", std::strerror(errno)));
   if (::connect(socket.get(), address->get(), address->size) != 0) {
     const auto code = errno == EAGAIN   ? Code::resource_exhausted  // its backlog is full: try again
                       : errno == EACCES ? Code::permission_denied
                                         : Code::connection_lost;
-    return Status(code, fmt::format("connecting to the unix socket {}: {}", text, std::strerror(errno)));
+    return Status(code, formatted("connecting to the unix socket {}: {}", text, std::strerror(errno)));
   }
   return socket;
 }

@@ -1,7 +1,6 @@
 #include "agent/auth.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -19,6 +18,7 @@
 
 #include "agent/rendezvous/blocking_io.h"
 #include "channels/file_descriptor.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -64,9 +64,9 @@ Result<Agreement> agree(const Preamble& mine, const Preamble& theirs) {
                       .proven = mine.demands_proof || theirs.demands_proof};
   if (agreement.version < std::max(mine.version_min, theirs.version_min)) {
     return Status(Code::protocol_error,
-                  fmt::format("the peer speaks versions {} to {} of the protocol, this side {} to {}: run the same "
-                              "release of tensorferry at both ends",
-                              theirs.version_min, theirs.version_max, mine.version_min, mine.version_max));
+                  formatted("the peer speaks versions {} to {} of the protocol, this side {} to {}: run the same "
+                            "release of tensorferry at both ends",
+                            theirs.version_min, theirs.version_max, mine.version_min, mine.version_max));
   }
   return agreement;
 }
@@ -74,17 +74,17 @@ Result<Agreement> agree(const Preamble& mine, const Preamble& theirs) {
 Status key_at_both_ends(const Preamble& mine, const Preamble& theirs) {
   if (!mine.has_key) {
     return {Code::unauthenticated,
-            fmt::format("the peer asks for the cluster key and this process has none. {}", how_to_set_a_key())};
+            formatted("the peer asks for the cluster key and this process has none. {}", how_to_set_a_key())};
   }
   if (!theirs.has_key) {
     return {Code::unauthenticated,
-            fmt::format("the peer has no cluster key, which this process asks for. {}", how_to_set_a_key())};
+            formatted("the peer has no cluster key, which this process asks for. {}", how_to_set_a_key())};
   }
   return {};
 }
 
 Status another_key() {
-  return {Code::unauthenticated, fmt::format("the peer's cluster key is not this process's. {}", how_to_set_a_key())};
+  return {Code::unauthenticated, formatted("the peer's cluster key is not this process's. {}", how_to_set_a_key())};
 }
 
 uid_t overflow_uid() {
@@ -113,8 +113,8 @@ Result<Key> Key::from_text(std::string_view text) {
   text =
       from == std::string_view::npos ? std::string_view{} : text.substr(from, text.find_last_not_of(kSpace) + 1 - from);
   if (text.size() < kLeastBytes || text.size() > kMostBytes) {
-    return Status(Code::invalid_argument, fmt::format("a cluster key has {} to {} bytes, this one {}. {}", kLeastBytes,
-                                                      kMostBytes, text.size(), how_to_set_a_key()));
+    return Status(Code::invalid_argument, formatted("a cluster key has {} to {} bytes, this one {}. {}", kLeastBytes,
+                                                    kMostBytes, text.size(), how_to_set_a_key()));
   }
   const auto bytes = view_of(text);
   return Key(Bytes(bytes.begin(), bytes.end()));
@@ -122,7 +122,7 @@ Result<Key> Key::from_text(std::string_view text) {
 
 Result<Key> Key::from_file(const std::string& path) {
   const auto failed = [&path](Code code, std::string_view why) {
-    return Status(code, fmt::format("cluster key file {}: {}", path, why));
+    return Status(code, formatted("cluster key file {}: {}", path, why));
   };
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a fifo would block
   if (!file) return failed(errno == ENOENT ? Code::not_found : Code::permission_denied, std::strerror(errno));
@@ -130,10 +130,10 @@ Result<Key> Key::from_file(const std::string& path) {
   if (::fstat(file.get(), &about) != 0) return failed(Code::internal, std::strerror(errno));
   if (!S_ISREG(about.st_mode)) return failed(Code::invalid_argument, "not a regular file");
   if (about.st_uid != ::geteuid() && about.st_uid != 0) {
-    return failed(Code::permission_denied, fmt::format("belongs to uid {}, who could change it", about.st_uid));
+    return failed(Code::permission_denied, formatted("belongs to uid {}, who could change it", about.st_uid));
   }
   if ((about.st_mode & 077) != 0) {
-    return failed(Code::permission_denied, fmt::format("others can read or write it: chmod 600 {}", path));
+    return failed(Code::permission_denied, formatted("others can read or write it: chmod 600 {}", path));
   }
   Bytes bytes(kMostBytes + 1);
   std::size_t size = 0;
@@ -155,7 +155,7 @@ Result<Key> Key::load(std::string_view option) {
   if (const auto path = environment("TENSORFERRY_KEY_FILE"); !path.empty()) return from_file(std::string(path));
   if (const auto text = environment("TENSORFERRY_KEY"); !text.empty()) {
     auto key = from_text(text);
-    if (!key) return Status(key.status().code(), fmt::format("TENSORFERRY_KEY: {}", key.status().what()));
+    if (!key) return Status(key.status().code(), formatted("TENSORFERRY_KEY: {}", key.status().what()));
     return key;
   }
   return Key();
@@ -244,8 +244,8 @@ Result<Preamble> Preamble::decode(ByteView bytes) {
   const auto nonce = in.raw(sizeof(Nonce));
   std::copy(nonce.begin(), nonce.end(), preamble.nonce.begin());
   if (preamble.version_min > preamble.version_max) {
-    return Status(Code::protocol_error, fmt::format("the peer's range of versions is empty: {} to {}",
-                                                    preamble.version_min, preamble.version_max));
+    return Status(Code::protocol_error, formatted("the peer's range of versions is empty: {} to {}",
+                                                  preamble.version_min, preamble.version_max));
   }
   return preamble;
 }
@@ -328,7 +328,7 @@ Status AcceptorGreeting::check(ByteView bytes) const {
 
 Result<Agreement> greet_dialler(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
-    return Status(status.code(), fmt::format("greeting a peer: {}", status.what()));
+    return Status(status.code(), formatted("greeting a peer: {}", status.what()));
   };
   DiallerGreeting greeting(std::move(terms));
   std::array<std::byte, DiallerGreeting::kAnswerBytes> answer;
@@ -342,7 +342,7 @@ Result<Agreement> greet_dialler(int fd, Terms terms, Deadline deadline) {
 
 Result<Agreement> greet_acceptor(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
-    return Status(status.code(), fmt::format("greeting a peer that dialled: {}", status.what()));
+    return Status(status.code(), formatted("greeting a peer that dialled: {}", status.what()));
   };
   AcceptorGreeting greeting(std::move(terms));
   std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;

@@ -1,11 +1,12 @@
 #include "channels/host.h"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <random>
+
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -17,7 +18,7 @@ std::string boot_id() {
 
 std::uint64_t own_namespace(const char* kind) {
   struct stat about {};
-  return ::stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &about) == 0 ? about.st_ino : 0;
+  return ::stat(formatted("/proc/self/ns/{}", kind).c_str(), &about) == 0 ? about.st_ino : 0;
 }
 
 std::uint64_t random_word() {

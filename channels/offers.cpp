@@ -1,11 +1,10 @@
 #include "channels/offers.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 #include <vector>
 
 #include "channels/completion.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -24,7 +23,7 @@ Result<Offers::Source> Offers::begin_copy(std::uint64_t number, std::uint64_t by
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.state != Entry::waiting || found->second.buffer.bytes != bytes) {
     return Status(Code::protocol_error,
-                  fmt::format("ticket names offer {} of {} bytes, which is not open", number, bytes));
+                  formatted("ticket names offer {} of {} bytes, which is not open", number, bytes));
   }
   found->second.state = Entry::copying;
   return Source{found->second.buffer, found->second.shared};

@@ -1,14 +1,12 @@
 #include "channels/registry.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "channels/basic/basic_channel.h"
 #include "channels/cma/cma_channel.h"
 #include "channels/shm/shm_channel.h"
+#include "channels/text.h"
 #include "channels/xth/xth_channel.h"
 
 namespace tensorferry {
@@ -58,16 +56,16 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     const auto name = word.substr(removes ? 1 : 0);
     if (std::none_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; })) {
       return Status(Code::invalid_argument,
-                    fmt::format("there is no channel \"{}\"; known are: {}", name, fmt::join(names(), ", ")));
+                    formatted("there is no channel \"{}\"; known are: {}", name, joined(names(), ", ")));
     }
     auto& list = removes ? removed : allowed;
     if (!contains(list, name)) list.push_back(name);
   }
   if (!allowed.empty() && !removed.empty()) {
     return Status(Code::invalid_argument,
-                  fmt::format("\"{}\" both allows and removes channels; name those to allow, or those to remove with a "
-                              "minus sign before each",
-                              choice));
+                  formatted("\"{}\" both allows and removes channels; name those to allow, or those to remove with a "
+                            "minus sign before each",
+                            choice));
   }
   if (allowed.empty()) {
     for (const auto& entry : entries_) {
@@ -80,8 +78,8 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     auto driver = entry->factory ? entry->factory() : nullptr;
     // Frames name a channel by what its driver says, options by the registry's name: they must be one.
     if (!driver || driver->name() != name) {
-      return Status(Code::invalid_argument, fmt::format("what is registered as channel \"{}\" made {}", name,
-                                                        driver ? fmt::format("\"{}\"", driver->name()) : "nothing"));
+      return Status(Code::invalid_argument, formatted("what is registered as channel \"{}\" made {}", name,
+                                                      driver ? formatted("\"{}\"", driver->name()) : "nothing"));
     }
     drivers.push_back(std::move(driver));
   }

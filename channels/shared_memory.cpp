@@ -1,7 +1,6 @@
 #include "channels/shared_memory.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "channels/fork.h"
+#include "channels/text.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; a system may insist on it (vm.memfd_noexec)
@@ -35,7 +35,7 @@ Status failure(std::string_view what) {
   const int error = errno;
   const bool scarce = error == ENOMEM || error == EMFILE || error == ENFILE || error == ENOSPC;
   return {scarce ? Code::resource_exhausted : Code::channel_unavailable,
-          fmt::format("{}: {}", what, std::strerror(error))};
+          formatted("{}: {}", what, std::strerror(error))};
 }
 
 FileDescriptor make_memfd() {
@@ -93,7 +93,7 @@ void SharedMemory::unmap() noexcept {
 
 Result<SharedMemory> SharedMemory::create(std::size_t bytes, InChild in_child) {
   if (bytes == 0 || bytes > std::numeric_limits<std::int64_t>::max()) {
-    return Status(Code::invalid_argument, fmt::format("there is no shared memory of {} bytes", bytes));
+    return Status(Code::invalid_argument, formatted("there is no shared memory of {} bytes", bytes));
   }
   auto fd = make_memfd();
   if (!fd) return failure("no memfd");
@@ -110,13 +110,13 @@ Result<SharedMemory> SharedMemory::create(std::size_t bytes, InChild in_child) {
 Result<SharedMemory> SharedMemory::map(FileDescriptor received, std::size_t bytes, InChild in_child) {
   const auto* objection = bytes == 0 ? "has no bytes" : objection_to(received.get(), bytes);
   if (objection != nullptr) {
-    return Status(Code::protocol_error, fmt::format("shared memory of {} bytes {}", bytes, objection));
+    return Status(Code::protocol_error, formatted("shared memory of {} bytes {}", bytes, objection));
   }
   auto* const data = map_file(received.get(), bytes);
   if (data == nullptr) {
     if (errno == ENOMEM || errno == ENFILE) return failure("shared memory cannot be mapped");
     return Status(Code::protocol_error,
-                  fmt::format("shared memory of {} bytes cannot be mapped: {}", bytes, std::strerror(errno)));
+                  formatted("shared memory of {} bytes cannot be mapped: {}", bytes, std::strerror(errno)));
   }
   SharedMemory memory({}, data, bytes);
   memory.in_child_ = in_child;

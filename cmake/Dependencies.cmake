@@ -20,16 +20,6 @@ target_include_directories(tensorferry_boost SYSTEM INTERFACE "${TENSORFERRY_BOO
 target_compile_definitions(tensorferry_boost INTERFACE BOOST_ASIO_NO_DEPRECATED)
 target_link_libraries(tensorferry_boost INTERFACE Threads::Threads)
 
-# Header-only, and in sources only: torch bundles an fmt of its own.
-find_path(TENSORFERRY_FMT_INCLUDE fmt/format.h)
-if(NOT TENSORFERRY_FMT_INCLUDE)
-  message(FATAL_ERROR "fmt headers not found: install libfmt-dev")
-endif()
-add_library(tensorferry_fmt INTERFACE)
-add_library(tensorferry::fmt ALIAS tensorferry_fmt)
-target_include_directories(tensorferry_fmt SYSTEM INTERFACE "${TENSORFERRY_FMT_INCLUDE}")
-target_compile_definitions(tensorferry_fmt INTERFACE FMT_HEADER_ONLY)
-
 if(TENSORFERRY_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)

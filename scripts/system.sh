@@ -4,7 +4,7 @@
 . "$(dirname "$0")/common.sh"
 
 if ! command -v dpkg-query >/dev/null; then
-  say "no Debian or Ubuntu here: g++ >= 12, CMake >= 3.25, Ninja, Boost >= 1.81, OpenSSL 3, fmt 9, GoogleTest, Google Benchmark are needed"
+  say "no Debian or Ubuntu here: g++ >= 12, CMake >= 3.25, Ninja, Boost >= 1.81, OpenSSL 3, GoogleTest, Google Benchmark are needed"
   exit 0
 fi
 
@@ -20,7 +20,7 @@ packages=()
 for set in "$@"; do
   case $set in
     build)
-      packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libfmt-dev libgtest-dev libgmock-dev libbenchmark-dev)
+      packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev)
       boost_is_new_enough || packages+=(boost) ;;
     clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
     format) packages+=(clang-format-16) ;;

@@ -1,7 +1,8 @@
 #include "agent/rendezvous/cluster_key.h"
 
-#include <fmt/format.h>
 #include <openssl/crypto.h>
+
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -11,7 +12,7 @@ std::string random_text() {
   std::array<std::byte, 32> bytes{};
   fill_random(bytes);
   std::string text;
-  for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  for (const auto byte : bytes) text += hex(std::to_integer<std::uint64_t>(byte), 2);
   return text;
 }
 
@@ -23,11 +24,10 @@ Result<ClusterKey> cluster_key(Store& store, const std::string& prefix, std::str
   if (!own) return own.status();
   if (!own->empty()) return ClusterKey{std::move(*own), true};
   if (!store.loopback()) {
-    return Status(
-        Code::unauthenticated,
-        fmt::format("the rendezvous can be reached from other hosts, and there is no cluster key. {}. For one "
-                    "host alone, let the rendezvous be at 127.0.0.1 (MASTER_ADDR)",
-                    how_to_set_a_key()));
+    return Status(Code::unauthenticated,
+                  formatted("the rendezvous can be reached from other hosts, and there is no cluster key. {}. For one "
+                            "host alone, let the rendezvous be at 127.0.0.1 (MASTER_ADDR)",
+                            how_to_set_a_key()));
   }
   const auto first = store.add(prefix + "/key/claim", 1);
   if (!first) return first.status();
@@ -40,7 +40,7 @@ Result<ClusterKey> cluster_key(Store& store, const std::string& prefix, std::str
   auto made = store.get(prefix + "/key/value", timeout);
   if (!made) {
     return Status(made.status().code(),
-                  fmt::format("waiting for the cluster key that the first agent makes: {}", made.status().what()));
+                  formatted("waiting for the cluster key that the first agent makes: {}", made.status().what()));
   }
   auto key = Key::from_text(text_of(*made));
   OPENSSL_cleanse(made->data(), made->size());

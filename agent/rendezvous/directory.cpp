@@ -1,12 +1,11 @@
 #include "agent/rendezvous/directory.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "agent/log.h"
 #include "agent/rendezvous/blocking_io.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -25,8 +24,8 @@ constexpr milliseconds kShortSlice{50};
 constexpr int kMostAttempts = 100;
 constexpr std::size_t kMostNamed = 16;  // members in a message
 
-std::string name_slot(std::string_view name) { return fmt::format("n/{}", name); }
-std::string rank_slot(std::int64_t rank) { return fmt::format("r/{}", rank); }
+std::string name_slot(std::string_view name) { return formatted("n/{}", name); }
+std::string rank_slot(std::int64_t rank) { return formatted("r/{}", rank); }
 
 milliseconds until(Deadline deadline) {
   return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(deadline - steady_clock::now()));
@@ -34,25 +33,24 @@ milliseconds until(Deadline deadline) {
 
 bool absent(const Status& status) { return status.code() == Code::deadline_exceeded; }
 
-std::string seconds_of(milliseconds time) { return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1000); }
+std::string seconds_of(milliseconds time) { return fixed(static_cast<double>(time.count()) / 1000, 1) + " s"; }
 
 std::string who(const Record& record) {
-  return fmt::format("\"{}\" (rank {}, pid {} on {})", record.name, record.rank, record.pid, record.host);
+  return formatted("\"{}\" (rank {}, pid {} on {})", record.name, record.rank, record.pid, record.host);
 }
 
 Status taken(const std::string& slot, const Record& by) {
   const auto what =
-      slot.starts_with("n/") ? fmt::format("the name \"{}\"", slot.substr(2)) : fmt::format("rank {}", slot.substr(2));
-  return {Code::invalid_argument,
-          fmt::format("{} is taken by the agent {}, which is alive: choose another, or end that "
-                      "process",
-                      what, who(by))};
+      slot.starts_with("n/") ? formatted("the name \"{}\"", slot.substr(2)) : formatted("rank {}", slot.substr(2));
+  return {Code::invalid_argument, formatted("{} is taken by the agent {}, which is alive: choose another, or end that "
+                                            "process",
+                                            what, who(by))};
 }
 
 std::string listed(const std::vector<std::string>& parts) {
   std::string text;
   for (std::size_t i = 0; i < std::min(parts.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + parts[i];
-  if (parts.size() > kMostNamed) text += fmt::format(" and {} more", parts.size() - kMostNamed);
+  if (parts.size() > kMostNamed) text += formatted(" and {} more", parts.size() - kMostNamed);
   return text;
 }
 
@@ -66,17 +64,17 @@ Directory::Directory(std::shared_ptr<Store> store, std::string prefix, Key signi
     : store_(std::move(store)), prefix_(std::move(prefix)), signing_(std::move(signing)) {}
 
 std::string Directory::record_key(std::string_view slot, std::int64_t generation) const {
-  return fmt::format("{}/rec/{}/{}", prefix_, slot, generation);
+  return formatted("{}/rec/{}/{}", prefix_, slot, generation);
 }
 
-std::string Directory::counter_key(std::string_view slot) const { return fmt::format("{}/gen/{}", prefix_, slot); }
+std::string Directory::counter_key(std::string_view slot) const { return formatted("{}/gen/{}", prefix_, slot); }
 
 // ---- Claims
 
 Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
   if (up_to < 0 || up_to > kMostGenerations) {
-    return Status(Code::protocol_error, fmt::format("the store counts {} claims of \"{}\": something else writes there",
-                                                    up_to, slot.substr(2)));
+    return Status(Code::protocol_error, formatted("the store counts {} claims of \"{}\": something else writes there",
+                                                  up_to, slot.substr(2)));
   }
   const auto deadline = deadline_after(grace);
   Newest found;
@@ -91,8 +89,8 @@ Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t 
     auto record = decode_record(*bytes, signing_, slot, generation);
     if (!record) return record.status();
     if (slot != name_slot(record->name) && slot != rank_slot(record->rank)) {
-      return Status(Code::protocol_error, fmt::format("the store holds the record of \"{}\" in place of \"{}\"'s",
-                                                      record->name, slot.substr(2)));
+      return Status(Code::protocol_error, formatted("the store holds the record of \"{}\" in place of \"{}\"'s",
+                                                    record->name, slot.substr(2)));
     }
     found.record = std::move(*record);
     found.generation = generation;
@@ -116,7 +114,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
     if (!seen) return seen.status();
     const auto holder = newest(slot, *seen, kClaimGrace);
     if (!holder) {
-      return Status(holder.status().code(), fmt::format("claiming \"{}\": {}", slot.substr(2), holder.status().what()));
+      return Status(holder.status().code(), formatted("claiming \"{}\": {}", slot.substr(2), holder.status().what()));
     }
     if (holder->record && !holder->record->left && alive(*holder->record)) return taken(slot, *holder->record);
 
@@ -131,7 +129,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
     if (auto status = confirm(mine, holder->hole, alive); !status) return status;
     return mine;
   }
-  return Status(Code::resource_exhausted, fmt::format("too many agents claim \"{}\" at once", slot.substr(2)));
+  return Status(Code::resource_exhausted, formatted("too many agents claim \"{}\" at once", slot.substr(2)));
 }
 
 // One that was stopped between its add() and its set() for longer than the grace has been passed over meanwhile, and
@@ -154,7 +152,7 @@ Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& aliv
 
 Status Directory::join(const Record& record, const Alive& alive) {
   if (auto status = check_name(record.name); !status) return status;
-  if (record.rank < -1) return {Code::invalid_argument, fmt::format("{} is no rank", record.rank)};
+  if (record.rank < -1) return {Code::invalid_argument, formatted("{} is no rank", record.rank)};
   // A restarted agent meets its predecessor in both slots: one dial tells about both.
   std::map<std::uint64_t, bool> known;
   const Alive ask_once = [&](const Record& other) {
@@ -191,7 +189,7 @@ void Directory::leave() noexcept try {
   last.left = true;
   for (const auto& claim : claims) {
     if (const auto status = publish(claim, last); !status) {
-      log_info(fmt::format("leaving name=\"{}\": {}", last.name, status.text()));  // the store went first: as good
+      log_info(formatted("leaving name=\"{}\": {}", last.name, status.text()));  // the store went first: as good
       return;
     }
   }
@@ -201,12 +199,12 @@ void Directory::leave() noexcept try {
 // ---- Looking up
 
 Result<Record> Directory::find(std::string_view name, milliseconds timeout) {
-  return find_slot(name_slot(name), fmt::format("agent \"{}\"", name), timeout,
+  return find_slot(name_slot(name), formatted("agent \"{}\"", name), timeout,
                    [](const Record& record) { return !record.left; });
 }
 
 Result<Record> Directory::find(int rank, milliseconds timeout) {
-  return find_slot(rank_slot(rank), fmt::format("agent of rank {}", rank), timeout,
+  return find_slot(rank_slot(rank), formatted("agent of rank {}", rank), timeout,
                    [](const Record& record) { return !record.left; });
 }
 
@@ -218,16 +216,16 @@ Result<Record> Directory::find_slot(const std::string& slot, const std::string& 
     if (!top) return top.status();
     auto holder = newest(slot, *top, milliseconds(0));
     if (!holder) {
-      return Status(holder.status().code(), fmt::format("{}: {}", whom, holder.status().what()));
+      return Status(holder.status().code(), formatted("{}: {}", whom, holder.status().what()));
     }
     if (holder->record && accept(*holder->record)) return std::move(*holder->record);
     const auto left = until(deadline);
     if (left.count() == 0) {
-      return Status(Code::not_found, holder->record ? fmt::format("{} has left (it was pid {} on {})", whom,
-                                                                  holder->record->pid, holder->record->host)
+      return Status(Code::not_found, holder->record ? formatted("{} has left (it was pid {} on {})", whom,
+                                                                holder->record->pid, holder->record->host)
                                      : timeout.count() > 0
-                                         ? fmt::format("no {} has joined within {}", whom, seconds_of(timeout))
-                                         : fmt::format("no {} has joined", whom));
+                                         ? formatted("no {} has joined within {}", whom, seconds_of(timeout))
+                                         : formatted("no {} has joined", whom));
     }
     // A claim under way sets its record in a moment; else the next one to come is waited for.
     const auto next = record_key(slot, holder->hole ? *top : *top + 1);
@@ -243,7 +241,7 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
     self = self_;
   }
   if (self.rank < 0 || self.rank >= size) {
-    return Status(Code::invalid_argument, fmt::format("rank {} is not within a world of {}", self.rank, size));
+    return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}", self.rank, size));
   }
   const auto deadline = deadline_after(timeout);
   std::vector<Record> world;
@@ -251,7 +249,7 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
   for (int rank = 0; rank < size; ++rank) {
     // One that was here, saw everybody and left already has done its part; one that left an earlier world has not.
     auto member = find_slot(
-        rank_slot(rank), fmt::format("agent of rank {}", rank), until(deadline),
+        rank_slot(rank), formatted("agent of rank {}", rank), until(deadline),
         [&self](const Record& record) { return !record.left || left_after_meeting(record, self.incarnation); });
     if (member) {
       world.push_back(std::move(*member));
@@ -264,9 +262,9 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
   if (!missing.empty()) {
     return Status(
         Code::deadline_exceeded,
-        fmt::format("{} of {} agents had joined after {}; missing: rank{} {}. Are their processes running, with "
-                    "the same rendezvous and world size?",
-                    world.size(), size, seconds_of(timeout), missing.size() > 1 ? "s" : "", listed(missing)));
+        formatted("{} of {} agents had joined after {}; missing: rank{} {}. Are their processes running, with "
+                  "the same rendezvous and world size?",
+                  world.size(), size, seconds_of(timeout), missing.size() > 1 ? "s" : "", listed(missing)));
   }
   const std::lock_guard lock(mutex_);
   world_ = world;
@@ -285,9 +283,9 @@ Status Directory::barrier(const std::string& tag, milliseconds timeout) {
     if (world_.empty()) return {Code::invalid_argument, "a barrier needs a world: join with a world size"};
     world = world_;
     self = self_.incarnation;
-    barrier = fmt::format("{}/barrier/{}/{}", prefix_, tag, ++barriers_[tag]);
+    barrier = formatted("{}/barrier/{}/{}", prefix_, tag, ++barriers_[tag]);
   }
-  if (auto status = store_->set(fmt::format("{}/{:016x}", barrier, self), view_of("here")); !status) return status;
+  if (auto status = store_->set(formatted("{}/{}", barrier, hex(self, 16)), view_of("here")); !status) return status;
   return world.front().incarnation == self ? gather(barrier, world, timeout) : follow(barrier, world, timeout);
 }
 
@@ -297,7 +295,7 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   std::vector<std::string> missing;
   bool hopeless = false;  // one that has left will not come: look who else is missing, and end
   for (const auto& member : world) {
-    const auto arrival = fmt::format("{}/{:016x}", barrier, member.incarnation);
+    const auto arrival = formatted("{}/{}", barrier, hex(member.incarnation, 16));
     for (bool left = false;;) {
       const auto arrived = store_->get(arrival, hopeless || left ? milliseconds(0) : std::min(until(deadline), kSlice));
       if (arrived) break;
@@ -313,9 +311,8 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   }
   Status verdict;
   if (!missing.empty()) {
-    verdict = {Code::deadline_exceeded,
-               fmt::format("{} of {} agents did not come to the barrier within {}: {}", missing.size(), world.size(),
-                           seconds_of(timeout), listed(missing))};
+    verdict = {Code::deadline_exceeded, formatted("{} of {} agents did not come to the barrier within {}: {}",
+                                                  missing.size(), world.size(), seconds_of(timeout), listed(missing))};
   }
   const auto leader = world.front().incarnation;
   const auto present = world.size() - missing.size();
@@ -323,11 +320,11 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   Writer out(said);
   out.varint(present);
   out.raw(view_of(verdict.what()));
-  const auto published = store_->set(fmt::format("{}/verdict/{:016x}", barrier, leader), said);
+  const auto published = store_->set(formatted("{}/verdict/{}", barrier, hex(leader, 16)), said);
   // Mostly the store is served by this very process, which may end once this returns: the others read the verdict
   // first.
   if (published && present > 1) {
-    static_cast<void>(store_->get(fmt::format("{}/read/{:016x}", barrier, leader), kVerdictGrace));
+    static_cast<void>(store_->get(formatted("{}/read/{}", barrier, hex(leader, 16)), kVerdictGrace));
   }
   return verdict ? published : verdict;
 }
@@ -335,16 +332,16 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
 Status Directory::follow(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   const auto& leader = world.front();
-  const auto verdict = fmt::format("{}/verdict/{:016x}", barrier, leader.incarnation);
+  const auto verdict = formatted("{}/verdict/{}", barrier, hex(leader.incarnation, 16));
   for (bool left = false;;) {
     const auto said = store_->get(verdict, left ? milliseconds(0) : std::min(until(deadline), kSlice));
     if (said) {
       Reader in(*said);
       const auto present = in.varint();
       const std::string text(text_of(in.rest()));
-      const auto readers = store_->add(fmt::format("{}/readers/{:016x}", barrier, leader.incarnation), 1);
+      const auto readers = store_->add(formatted("{}/readers/{}", barrier, hex(leader.incarnation, 16)), 1);
       if (readers && *readers + 1 == static_cast<std::int64_t>(present)) {  // the last one tells the leader
-        static_cast<void>(store_->set(fmt::format("{}/read/{:016x}", barrier, leader.incarnation), view_of("all")));
+        static_cast<void>(store_->set(formatted("{}/read/{}", barrier, hex(leader.incarnation, 16)), view_of("all")));
       }
       return text.empty() ? Status() : Status(Code::deadline_exceeded, text);
     }
@@ -356,14 +353,14 @@ Status Directory::follow(const std::string& barrier, const std::vector<Record>& 
 
     std::vector<std::string> missing;
     for (const auto& member : world) {
-      const auto arrived = store_->get(fmt::format("{}/{:016x}", barrier, member.incarnation), milliseconds(0));
+      const auto arrived = store_->get(formatted("{}/{}", barrier, hex(member.incarnation, 16)), milliseconds(0));
       if (!arrived && !absent(arrived.status())) return arrived.status();
       if (!arrived) missing.push_back(who(member));
     }
     if (missing.empty()) missing.push_back(who(leader) + ", which did not finish it");
     return {Code::deadline_exceeded,
-            fmt::format("{} of {} agents did not come to the barrier within {}: {}{}", missing.size(), world.size(),
-                        seconds_of(timeout), listed(missing), left ? "; rank 0 has left" : "")};
+            formatted("{} of {} agents did not come to the barrier within {}: {}{}", missing.size(), world.size(),
+                      seconds_of(timeout), listed(missing), left ? "; rank 0 has left" : "")};
   }
 }
 

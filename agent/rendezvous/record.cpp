@@ -1,6 +1,5 @@
 #include "agent/rendezvous/record.h"
 
-#include <fmt/format.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 
 #include "agent/address.h"
 #include "channels/host.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -25,7 +25,7 @@ bool printable(std::string_view text, std::size_t most) {
 
 // The number first: it has no slash, so no two pairs make the same text.
 std::string context_of(std::string_view slot, std::int64_t generation) {
-  return fmt::format("record/{}/{}", generation, slot);
+  return formatted("record/{}/{}", generation, slot);
 }
 
 Bytes encode_body(const Record& record) {
@@ -55,7 +55,7 @@ Bytes encode_body(const Record& record) {
 Result<Record> decode_body(ByteView bytes) {
   Reader in(bytes);
   if (const auto format = in.get<std::uint8_t>(); format != kFormat) {
-    return Status(Code::protocol_error, fmt::format("a record of format {}, this release reads {}", format, kFormat));
+    return Status(Code::protocol_error, formatted("a record of format {}, this release reads {}", format, kFormat));
   }
   Record record;
   record.left = (in.get<std::uint8_t>() & kLeft) != 0;
@@ -114,7 +114,7 @@ bool may_share_unix(const Record& mine, const Record& theirs) {
 Status check_name(std::string_view name) {
   if (!name.empty() && printable(name, Record::kMostName)) return {};
   return {Code::invalid_argument,
-          fmt::format("an agent's name has 1 to {} bytes and no control characters", Record::kMostName)};
+          formatted("an agent's name has 1 to {} bytes and no control characters", Record::kMostName)};
 }
 
 Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation) {
@@ -136,10 +136,10 @@ Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view sl
   }
   const auto signature = is_signed ? in.raw(sizeof(Digest)) : ByteView{};
   if (!key.empty() && (!is_signed || !verify(key, context_of(slot, generation), in.rest(), signature))) {
-    return Status(Code::unauthenticated, fmt::format("{}. {}",
-                                                     is_signed ? "its record in the store is signed with another key"
-                                                               : "its record in the store is not signed: it has no key",
-                                                     how_to_set_a_key()));
+    return Status(Code::unauthenticated, formatted("{}. {}",
+                                                   is_signed ? "its record in the store is signed with another key"
+                                                             : "its record in the store is not signed: it has no key",
+                                                   how_to_set_a_key()));
   }
   return decode_body(in.rest());
 }

@@ -1,15 +1,15 @@
 #include "agent/rendezvous/store_protocol.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
+
+#include "channels/text.h"
 
 namespace tensorferry::store_protocol {
 
 namespace {
 
 Status malformed(std::string_view what) {
-  return {Code::protocol_error, fmt::format("a malformed {} of the store", what)};
+  return {Code::protocol_error, formatted("a malformed {} of the store", what)};
 }
 
 Bytes begin() { return Bytes(kHeaderBytes); }
@@ -25,8 +25,8 @@ Bytes finish(Bytes bytes) {
 Result<Bytes> encode(const Request& request) {
   if (request.key.empty() || request.key.size() > kMostKey || request.value.size() > kMostValue) {
     return Status(Code::invalid_argument,
-                  fmt::format("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", kMostKey,
-                              kMostValue, request.key.size(), request.value.size()));
+                  formatted("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", kMostKey,
+                            kMostValue, request.key.size(), request.value.size()));
   }
   auto bytes = begin();
   Writer out(bytes);
@@ -66,7 +66,7 @@ Result<std::uint32_t> parse_length(ByteView header) {
   if (in.failed() || !in.empty()) return malformed("header");
   if (length > kMostBody) {
     return Status(Code::protocol_error,
-                  fmt::format("a store's message of {} bytes: at most {} are taken", length, kMostBody));
+                  formatted("a store's message of {} bytes: at most {} are taken", length, kMostBody));
   }
   return length;
 }

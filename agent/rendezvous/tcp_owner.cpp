@@ -1,6 +1,5 @@
 #include "agent/rendezvous/tcp_owner.h"
 
-#include <fmt/format.h>
 #include <netinet/in.h>
 
 #include <array>
@@ -9,20 +8,35 @@
 #include <fstream>
 #include <iterator>
 
+#include "channels/text.h"
+
 namespace tensorferry {
+namespace {
+
+std::string upper_hex(std::uint32_t value, std::size_t digits) {
+  auto text = hex(value, digits);
+  for (char& c : text) {
+    if (c >= 'a') c = static_cast<char>(c - 'a' + 'A');
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string proc_net_address(const sockaddr_storage& address, bool as_v6) {
   // The kernel prints 32-bit words in host order as they lie in memory, and the port as a number.
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
     const char* mapped = as_v6 ? "0000000000000000FFFF0000" : "";
-    return fmt::format("{}{:08X}:{:04X}", mapped, v4.sin_addr.s_addr, ntohs(v4.sin_port));
+    return mapped + upper_hex(v4.sin_addr.s_addr, 8) + ":" + upper_hex(ntohs(v4.sin_port), 4);
   }
   if (address.ss_family != AF_INET6) return {};
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
   std::array<std::uint32_t, 4> words{};
   std::memcpy(words.data(), &v6.sin6_addr, sizeof words);
-  return fmt::format("{:08X}{:08X}{:08X}{:08X}:{:04X}", words[0], words[1], words[2], words[3], ntohs(v6.sin6_port));
+  std::string text;
+  for (const auto word : words) text += upper_hex(word, 8);
+  return text + ":" + upper_hex(ntohs(v6.sin6_port), 4);
 }
 
 std::optional<uid_t> uid_in_proc_net_tcp(std::string_view text, std::string_view local, std::string_view remote) {

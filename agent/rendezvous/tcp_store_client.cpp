@@ -2,7 +2,6 @@
 // waits holds up nobody. One or two connections stay open in between.
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,6 +19,7 @@
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "channels/fork.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -68,7 +68,7 @@ class Client final : public Store {
   void give_back(FileDescriptor socket);
 
   [[nodiscard]] Status named(const Status& status) const {
-    return {status.code(), fmt::format("store at {}: {}", join_host_port(host_, port_), status.what())};
+    return {status.code(), formatted("store at {}: {}", join_host_port(host_, port_), status.what())};
   }
 
   const std::string host_;
@@ -95,10 +95,10 @@ Status Client::open(milliseconds timeout) {
     if (hopeless) return named(connection.status());
     if (steady_clock::now() + pause >= deadline) {
       return {Code::deadline_exceeded,
-              fmt::format("no store at {} within {:.1f} s ({}): is the process that serves it running, and are its "
-                          "address and port (MASTER_ADDR, MASTER_PORT) right?",
-                          join_host_port(host_, port_), static_cast<double>(timeout.count()) / 1000,
-                          connection.status().what())};
+              formatted("no store at {} within {} s ({}): is the process that serves it running, and are its "
+                        "address and port (MASTER_ADDR, MASTER_PORT) right?",
+                        join_host_port(host_, port_), fixed(static_cast<double>(timeout.count()) / 1000, 1),
+                        connection.status().what())};
     }
     std::this_thread::sleep_for(pause);
   }
@@ -115,7 +115,7 @@ Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
     const bool not_set = answer.status().code() == Code::not_found;  // exchange() says so: see there
     if (!not_set) return answer.status();
     if (steady_clock::now() >= until) {
-      return named({Code::deadline_exceeded, fmt::format("key \"{}\" was not set within {} ms", key, timeout.count())});
+      return named({Code::deadline_exceeded, formatted("key \"{}\" was not set within {} ms", key, timeout.count())});
     }
   }
 }
@@ -139,7 +139,7 @@ Result<Client::Answer> Client::exchange(const store_protocol::Request& request, 
     }
     if (code != Code::connection_lost) return answer.ok() ? std::move(answer) : named(answer.status());
     if (request.op == Op::add) {
-      return named({code, fmt::format("{}: the amount may or may not have been added", answer.status().what())});
+      return named({code, formatted("{}: the amount may or may not have been added", answer.status().what())});
     }
     if (again) return named(answer.status());
   }
@@ -164,7 +164,7 @@ Result<Client::Answer> Client::exchange_on(int fd, Op op, ByteView request, Dead
 
 Result<Client::Connection> Client::connect(Deadline deadline) const {
   const auto addresses = resolve_host(host_);
-  Status failure(Code::connection_lost, fmt::format("the host \"{}\" has no address", host_));
+  Status failure(Code::connection_lost, formatted("the host \"{}\" has no address", host_));
   for (const auto& address : addresses) {
     auto socket = connect_to(address, deadline);
     if (!socket) {
@@ -182,10 +182,9 @@ Result<Client::Connection> Client::connect(Deadline deadline) const {
 
 Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline deadline) const {
   if (key_.empty() && !is_loopback(address)) {
-    return Status(Code::unauthenticated,
-                  fmt::format("it is on another host or can be reached from others, and there is "
-                              "no cluster key. {}. For one host alone, use 127.0.0.1",
-                              how_to_set_a_key()));
+    return Status(Code::unauthenticated, formatted("it is on another host or can be reached from others, and there is "
+                                                   "no cluster key. {}. For one host alone, use 127.0.0.1",
+                                                   how_to_set_a_key()));
   }
   auto socket = start_connect_tcp(address, port_);
   if (!socket) return socket;

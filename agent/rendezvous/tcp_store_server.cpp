@@ -1,7 +1,6 @@
 // One thread runs everything: a coroutine accepts, and one serves each connection. So the table needs no lock, and a
 // connection that misbehaves can only end its own coroutine.
 
-#include <fmt/format.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -27,6 +26,7 @@
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "channels/fork.h"
+#include "channels/text.h"
 #include "channels/thread_signals.h"
 
 namespace tensorferry {
@@ -97,8 +97,8 @@ class Table {
   Status admit(bool new_key, std::size_t bytes_after) const {
     if ((new_key && values_.size() + counters_.size() >= bounds_.keys) || bytes_after > bounds_.bytes) {
       return {Code::resource_exhausted,
-              fmt::format("the store is full: {} of {} keys, {} of {} bytes", values_.size() + counters_.size(),
-                          bounds_.keys, bytes_, bounds_.bytes)};
+              formatted("the store is full: {} of {} keys, {} of {} bytes", values_.size() + counters_.size(),
+                        bounds_.keys, bytes_, bounds_.bytes)};
     }
     return {};
   }
@@ -177,7 +177,7 @@ Status Server::start(TcpListener listener) {
   ::getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size);
   error_code error;
   acceptor.assign(bound.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), listener.socket.get(), error);
-  if (error) return {Code::internal, fmt::format("the store's listener: {}", error.message())};
+  if (error) return {Code::internal, formatted("the store's listener: {}", error.message())};
   static_cast<void>(listener.socket.release());
   co_spawn(*io_, accept_all(std::move(acceptor)), asio::detached);
 
@@ -201,19 +201,19 @@ asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
   for (;;) {
     auto [error, socket] = co_await acceptor.async_accept(kAwait);
     if (error) {  // mostly no descriptor left: others may close theirs
-      log_warning(fmt::format("store port={}: accepting: {}", port_, error.message()));
+      log_warning(formatted("store port={}: accepting: {}", port_, error.message()));
       asio::steady_timer pause(*io_, milliseconds(200));
       co_await pause.async_wait(kAwait);
       continue;
     }
     if (connections_ >= bounds_.connections) {
-      log_warning(fmt::format("store port={}: turned a client away, {} are connected", port_, connections_));
+      log_warning(formatted("store port={}: turned a client away, {} are connected", port_, connections_));
       continue;
     }
     ++connections_;
     co_spawn(*io_, serve(std::make_shared<Session>(std::move(socket))), [this](const std::exception_ptr& failure) {
       --connections_;
-      if (failure) log_warning(fmt::format("store port={}: out of memory for a client", port_));
+      if (failure) log_warning(formatted("store port={}: out of memory for a client", port_));
     });
   }
 }
@@ -229,16 +229,16 @@ asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
   // Clients come and go; what is worth a line is one that did not keep to the protocol or did not know the key.
   if (session->slow) status = Status(Code::deadline_exceeded, "stopped in the middle of a message");
   if (status.code() == Code::connection_lost) co_return;
-  log_warning(fmt::format("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
+  log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
 }
 
 Status Server::same_user(Session& session) const {
   const auto uid = tcp_peer_uid(session.socket.native_handle());
   if (uid && !key_needed(uid, ::geteuid())) return {};
   // As SO_PEERCRED does for unix sockets: without a key, this store (and the cluster key in it) is this user's alone.
-  return {Code::unauthenticated, fmt::format("a process of {} may not use the store of uid {} without a key. {}",
-                                             uid ? fmt::format("uid {}", *uid) : std::string("an unknown user"),
-                                             ::geteuid(), how_to_set_a_key())};
+  return {Code::unauthenticated,
+          formatted("a process of {} may not use the store of uid {} without a key. {}",
+                    uid ? formatted("uid {}", *uid) : std::string("an unknown user"), ::geteuid(), how_to_set_a_key())};
 }
 
 asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
@@ -330,17 +330,16 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::listen(const std::string
   auto loaded = Key::load(key);
   if (!loaded) return loaded.status();
   if (loaded->empty() && !is_loopback(host)) {
-    return Status(
-        Code::unauthenticated,
-        fmt::format("a store on {} could be reached from other hosts, and there is no cluster key. {}. For one "
-                    "host alone, use 127.0.0.1",
-                    join_host_port(host, port), how_to_set_a_key()));
+    return Status(Code::unauthenticated,
+                  formatted("a store on {} could be reached from other hosts, and there is no cluster key. {}. For one "
+                            "host alone, use 127.0.0.1",
+                            join_host_port(host, port), how_to_set_a_key()));
   }
   const auto addresses = resolve_host(host);
-  if (addresses.empty()) return Status(Code::invalid_argument, fmt::format("the host \"{}\" has no address", host));
+  if (addresses.empty()) return Status(Code::invalid_argument, formatted("the host \"{}\" has no address", host));
   auto listener = listen_tcp(addresses.front(), {port, port});
   if (!listener) {
-    return Status(listener.status().code(), fmt::format("the store cannot listen: {}", listener.status().what()));
+    return Status(listener.status().code(), formatted("the store cannot listen: {}", listener.status().what()));
   }
   auto server = std::make_unique<Server>(std::move(*loaded), bounds);
   if (auto status = server->start(std::move(*listener)); !status) return status;

@@ -1,13 +1,12 @@
 #include "channels/basic/basic_channel.h"
 
-#include <fmt/format.h>
-
 #include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -55,10 +54,10 @@ class BasicChannel final : public Channel {
   explicit BasicChannel(Wire& wire) : wire_(wire) {}
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
-    if (closed_.load(std::memory_order_acquire)) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (closed_.load(std::memory_order_acquire)) return Refusal{formatted("the link to {} has ended", wire_.peer())};
     if (sharing == Sharing::shared) return Refusal{"basic copies bytes and cannot share them"};
     if (buffer.device.type != DeviceType::cpu)
-      return Refusal{fmt::format("basic carries CPU memory, not {}", text_of(buffer.device))};
+      return Refusal{formatted("basic carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
       return ticket_of(0, {Way::nothing, 0});
@@ -78,7 +77,7 @@ class BasicChannel final : public Channel {
     const auto route = route_of(ticket);
     if (!route) {
       return fail(std::move(landed), std::move(consumed),
-                  Status(Code::protocol_error, fmt::format("{} sent a ticket that basic cannot read", wire_.peer())));
+                  Status(Code::protocol_error, formatted("{} sent a ticket that basic cannot read", wire_.peer())));
     }
     auto destination = sink.reserve(ticket.bytes);
     if (!destination || destination->bytes < ticket.bytes) {
@@ -86,7 +85,7 @@ class BasicChannel final : public Channel {
       receive(*route, nowhere(ticket.bytes), std::move(consumed));
       return complete(std::move(landed),
                       Status(Code::resource_exhausted,
-                             fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
+                             formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
     }
     destination->bytes = ticket.bytes;
     receive(*route, std::move(*destination),
@@ -171,7 +170,7 @@ class BasicChannel final : public Channel {
 }  // namespace
 
 std::variant<Bytes, Refusal> BasicDriver::descriptor(Device device) {
-  if (device.type != DeviceType::cpu) return Refusal{fmt::format("basic carries CPU memory, not {}", text_of(device))};
+  if (device.type != DeviceType::cpu) return Refusal{formatted("basic carries CPU memory, not {}", text_of(device))};
   return Bytes{};
 }
 

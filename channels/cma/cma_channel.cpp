@@ -1,6 +1,5 @@
 #include "channels/cma/cma_channel.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "channels/fork.h"
 #include "channels/host.h"
 #include "channels/offers.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -83,9 +83,9 @@ class CmaChannel final : public Channel {
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
     if (sharing == Sharing::shared) return Refusal{"cma copies bytes and cannot share them"};
     if (buffer.device.type != DeviceType::cpu)
-      return Refusal{fmt::format("cma carries CPU memory, not {}", text_of(buffer.device))};
+      return Refusal{formatted("cma carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
-    const auto ended = [&] { return Refusal{fmt::format("the link to {} has ended", wire_.peer())}; };
+    const auto ended = [&] { return Refusal{formatted("the link to {} has ended", wire_.peer())}; };
     if (!end().ok()) return ended();
     if (refused_) return Refusal{"the kernel did not let the peer's memory be read"};
     const auto after = answered_in_.load(std::memory_order_acquire);
@@ -95,7 +95,7 @@ class CmaChannel final : public Channel {
       return Ticket{.bytes = 0, .opaque = encode(cma::Opaque(cma::Nothing{}))};
     }
     if (buffer.bytes < options_.least_bytes && !message.last_resort())
-      return Refusal{fmt::format("below {} bytes others are faster", options_.least_bytes), true};
+      return Refusal{formatted("below {} bytes others are faster", options_.least_bytes), true};
     const auto number = offers_->add(buffer, std::move(released));
     if (!number) return ended();
     const auto place = cma::Place{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
@@ -112,15 +112,15 @@ class CmaChannel final : public Channel {
     const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr;
     if (!opaque || (place == nullptr) != (ticket.bytes == 0) ||
         (place != nullptr && place->address + ticket.bytes < place->address)) {
-      return finish({Code::protocol_error, fmt::format("{} sent a ticket that cma cannot read", wire_.peer())});
+      return finish({Code::protocol_error, formatted("{} sent a ticket that cma cannot read", wire_.peer())});
     }
     const auto source = this->source();
     if (place != nullptr && !source)
-      return finish({Code::protocol_error, fmt::format("{} sent a ticket before cma was ready", wire_.peer())});
+      return finish({Code::protocol_error, formatted("{} sent a ticket before cma was ready", wire_.peer())});
     auto memory = sink.reserve(ticket.bytes);
     if (!memory || memory->bytes < ticket.bytes) {
       return finish({Code::resource_exhausted,
-                     fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())});
+                     formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())});
     }
     if (place == nullptr) return finish({});
     const int failed = source->read(copier_, memory->data, place->address, ticket.bytes);
@@ -174,7 +174,7 @@ class CmaChannel final : public Channel {
 
   [[nodiscard]] Status lost() const {
     return {Code::connection_lost,
-            fmt::format("{} ended, or closed the link, while cma read a buffer from its memory", wire_.peer())};
+            formatted("{} ended, or closed the link, while cma read a buffer from its memory", wire_.peer())};
   }
 
   void on(const cma::Challenge& challenge) {
@@ -202,8 +202,8 @@ class CmaChannel final : public Channel {
     auto found = std::make_shared<const Source>(std::move(*process), answer.address, ~challenge_);
     if (const int failed = found->check(); failed == ESRCH) {
       return {Code::channel_unavailable,
-              fmt::format("process {} is not the peer, or has ended: what it was to write is not in its memory",
-                          answer.process.pid)};
+              formatted("process {} is not the peer, or has ended: what it was to write is not in its memory",
+                        answer.process.pid)};
     } else if (failed != 0) {
       refused_ = true;
       return {Code::channel_unavailable, cma::text_of_refusal(failed)};
@@ -262,7 +262,7 @@ CmaDriver::CmaDriver(cma::Options options) : state_(std::make_unique<State>(opti
 CmaDriver::~CmaDriver() = default;
 
 std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
-  if (device.type != DeviceType::cpu) return Refusal{fmt::format("cma carries CPU memory, not {}", text_of(device))};
+  if (device.type != DeviceType::cpu) return Refusal{formatted("cma carries CPU memory, not {}", text_of(device))};
   const auto host = boot_id();
   const auto self = cma::own_identity();
   const auto pids = own_namespace("pid"), users = own_namespace("user");
@@ -313,7 +313,7 @@ std::optional<Refusal> CmaDriver::reaches(ByteView mine, ByteView theirs) {
   if (ours->host != others->host) return Refusal{"another host"};
   if (ours->pids != others->pids) return Refusal{"another pid namespace (another container)"};
   if (ours->users != others->users) return Refusal{"another user namespace"};
-  if (ours->uid != others->uid) return Refusal{fmt::format("another user: uid {}, here {}", others->uid, ours->uid)};
+  if (ours->uid != others->uid) return Refusal{formatted("another user: uid {}, here {}", others->uid, ours->uid)};
   if (ours->process == others->process && !state_->options.within_process)
     return Refusal{"the same process, within which xth carries"};
   return std::nullopt;

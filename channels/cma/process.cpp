@@ -1,7 +1,6 @@
 #include "channels/cma/process.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -15,6 +14,8 @@
 #include <fstream>
 #include <string_view>
 #include <utility>
+
+#include "channels/text.h"
 
 namespace tensorferry::cma {
 
@@ -65,12 +66,12 @@ std::optional<Identity> own_identity() {
   return Identity{named, *started};
 }
 
-std::optional<std::uint64_t> started_of(std::int32_t pid) { return started_by(fmt::format("/proc/{}/stat", pid)); }
+std::optional<std::uint64_t> started_of(std::int32_t pid) { return started_by(formatted("/proc/{}/stat", pid)); }
 
 std::optional<std::string> scope_refusal(int scope, bool capable) {
   if (scope <= 0 || (scope < 3 && capable)) return std::nullopt;
-  return fmt::format("kernel.yama.ptrace_scope is {}, so processes may not read each other's memory: set it to 0{}",
-                     scope, scope < 3 ? ", or give both CAP_SYS_PTRACE" : " and boot again");
+  return formatted("kernel.yama.ptrace_scope is {}, so processes may not read each other's memory: set it to 0{}",
+                   scope, scope < 3 ? ", or give both CAP_SYS_PTRACE" : " and boot again");
 }
 
 std::optional<std::string> own_scope_refusal() {
@@ -82,7 +83,7 @@ std::optional<std::string> own_scope_refusal() {
 bool is_refusal(int error) noexcept { return error == EPERM || error == EACCES || error == ENOSYS; }
 
 std::string text_of_refusal(int error) {
-  return fmt::format(
+  return formatted(
       "the kernel does not let its memory be read (process_vm_readv: {}): allow that to this user (in a container: "
       "--cap-add=SYS_PTRACE, and a seccomp profile that has process_vm_readv), or leave it, and others carry",
       std::strerror(error));
@@ -90,7 +91,7 @@ std::string text_of_refusal(int error) {
 
 Result<Process> Process::find(Identity identity) {
   const auto gone = [&](std::string_view why) {
-    return Status(Code::connection_lost, fmt::format("process {} {}", identity.pid, why));
+    return Status(Code::connection_lost, formatted("process {} {}", identity.pid, why));
   };
   if (identity.pid <= 0) return gone("is none");
   FileDescriptor pidfd(static_cast<int>(::syscall(SYS_pidfd_open, identity.pid, 0)));

@@ -1,12 +1,12 @@
 #include "channels/shm/blocks.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "channels/fork.h"
+#include "channels/text.h"
 
 namespace tensorferry::shm {
 
@@ -70,16 +70,16 @@ Blocks::~Blocks() {
 std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_resort) {
   if (bytes > limits_.held_bytes) {
     return Refusal{
-        fmt::format("the buffer is larger than what receivers may hold, {:.0f} MB", megabytes(limits_.held_bytes))};
+        formatted("the buffer is larger than what receivers may hold, {} MB", fixed(megabytes(limits_.held_bytes), 0))};
   }
   const auto index = size_class::of(bytes);
   const auto size = size_class::bytes_of(index);
   std::unique_lock lock(mutex_);
-  if (closed_) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+  if (closed_) return Refusal{formatted("the link to {} has ended", wire_.peer())};
   collect();
   if (const auto held = usage_->held.load(std::memory_order_relaxed); held + size > limits_.held_bytes) {
-    return Refusal{fmt::format("receivers hold {:.0f} MB of shared memory, of {:.0f} that they may", megabytes(held),
-                               megabytes(limits_.held_bytes))};
+    return Refusal{formatted("receivers hold {} MB of shared memory, of {} that they may", fixed(megabytes(held), 0),
+                             fixed(megabytes(limits_.held_bytes), 0))};
   }
   auto& of_size = classes_[index];
   for (bool failed = false; last_resort && !failed && of_size.open.empty();) {  // others may take what is new
@@ -87,12 +87,12 @@ std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_r
     grow(index, false);
     lock.lock();
     failed = !of_size.failure.empty();
-    if (closed_) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (closed_) return Refusal{formatted("the link to {} has ended", wire_.peer())};
   }
   if (of_size.open.empty()) {
     want_more(index);
     if (!of_size.failure.empty()) return Refusal{of_size.failure};
-    return Refusal{fmt::format("no warm block of {:.1f} MB yet", megabytes(size)), true};
+    return Refusal{formatted("no warm block of {} MB yet", fixed(megabytes(size), 1)), true};
   }
 
   auto& segment = *of_size.open.back();
@@ -217,7 +217,7 @@ void Blocks::grow(std::size_t index, bool populate) {
   for (std::size_t at = 0; memory.ok() && populate && at < geometry.bytes(); at += populated_at_once) {
     if (ended_.load(std::memory_order_relaxed)) return;
     if (!memory->populate(at, std::min(populated_at_once, geometry.bytes() - at)))
-      memory = Status(Code::resource_exhausted, fmt::format("no memory for {} blocks", geometry.blocks));
+      memory = Status(Code::resource_exhausted, formatted("no memory for {} blocks", geometry.blocks));
   }
   settle(index, std::move(memory), geometry);
 }
@@ -284,7 +284,7 @@ void Blocks::unmapped(std::uint32_t slot, const std::string& why) {
   auto* const segment = slot < segments_.size() ? segments_[slot].get() : nullptr;
   if (segment == nullptr || segment->spent > 0) return;
   auto& of_size = classes_[segment->index];
-  of_size.failure = fmt::format("{} cannot map more shared memory: {}", wire_.peer(), why);
+  of_size.failure = formatted("{} cannot map more shared memory: {}", wire_.peer(), why);
   of_size.retry_at = Clock::now() + retry_after;
   // What is out already will not come back; nothing more of it is lent.
   std::erase(of_size.open, segment);

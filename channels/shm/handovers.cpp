@@ -1,18 +1,18 @@
 #include "channels/shm/handovers.h"
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include "channels/text.h"
 
 namespace tensorferry::shm {
 
 std::variant<ControlId, Refusal> Handovers::hand(const std::shared_ptr<Region>& region) {
   const std::lock_guard lock(mutex_);
-  if (closed_) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+  if (closed_) return Refusal{formatted("the link to {} has ended", wire_.peer())};
   auto known = regions_.find(region->id());
   if (known == regions_.end() || known->second.told == 0) {
     if (known == regions_.end() && regions_.size() >= most_regions) {
-      return Refusal{fmt::format("{} pieces of memory are shared with {} already", regions_.size(), wire_.peer())};
+      return Refusal{formatted("{} pieces of memory are shared with {} already", regions_.size(), wire_.peer())};
     }
     auto descriptor = region->memory().share();
     if (!descriptor.ok()) return Refusal{std::string(descriptor.status().what())};

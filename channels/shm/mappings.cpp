@@ -1,12 +1,11 @@
 #include "channels/shm/mappings.h"
 
-#include <fmt/format.h>
-
 #include <atomic>
 #include <utility>
 #include <vector>
 
 #include "channels/fork.h"
+#include "channels/text.h"
 
 namespace tensorferry::shm {
 
@@ -91,7 +90,7 @@ Result<std::shared_ptr<Mappings::Mapping>> Mappings::find(std::uint32_t slot) {
   if (closed_) return Status(Code::connection_lost, "the link has ended");
   const auto found = slots_.find(slot);
   if (found == slots_.end()) {
-    return Status(Code::protocol_error, fmt::format("a ticket names slot {} of shared memory, which is empty", slot));
+    return Status(Code::protocol_error, formatted("a ticket names slot {} of shared memory, which is empty", slot));
   }
   if (found->second.mapping == nullptr) {
     return Status(Code::resource_exhausted, "the shared memory of a buffer could not be mapped");
@@ -106,14 +105,13 @@ Result<Buffer> Mappings::claim(const Lending& lending, std::uint64_t bytes) {
   const auto& mapping = *found;
   const auto size = mapping->geometry.block_bytes;
   if (lending.block >= mapping->geometry.blocks || bytes == 0 || bytes > size) {
-    return Status(Code::protocol_error,
-                  fmt::format("a ticket names {} bytes of block {} in slot {}, which has {} of {}", bytes,
-                              lending.block, lending.slot, mapping->geometry.blocks, size));
+    return Status(Code::protocol_error, formatted("a ticket names {} bytes of block {} in slot {}, which has {} of {}",
+                                                  bytes, lending.block, lending.slot, mapping->geometry.blocks, size));
   }
   auto& block = mapping->blocks[lending.block];
   if (block.held.load(std::memory_order_acquire) || block.generation == lending.generation) {
-    return Status(Code::protocol_error, fmt::format("a ticket names block {} in slot {}, which is {}", lending.block,
-                                                    lending.slot, block.held ? "lent already" : "given back already"));
+    return Status(Code::protocol_error, formatted("a ticket names block {} in slot {}, which is {}", lending.block,
+                                                  lending.slot, block.held ? "lent already" : "given back already"));
   }
   block.generation = lending.generation;
   block.held.store(true, std::memory_order_relaxed);
@@ -129,7 +127,7 @@ Status Mappings::map(const Handover& handover, FileDescriptor descriptor) {
   const std::lock_guard lock(mutex_);
   if (closed_) return {};
   if (regions_.size() >= 2 * most_regions && !regions_.contains(handover.region)) {  // some are on their way out
-    return {Code::resource_exhausted, fmt::format("{} pieces of memory are shared already", regions_.size())};
+    return {Code::resource_exhausted, formatted("{} pieces of memory are shared already", regions_.size())};
   }
   auto& region = regions_[handover.region];
   replaced = std::move(region.memory);
@@ -174,13 +172,13 @@ Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes) {
   const auto region = regions_.find(handed.region);
   if (region == regions_.end()) {
     return Status(Code::protocol_error,
-                  fmt::format("a ticket names region {} of shared memory, which was not handed over", handed.region));
+                  formatted("a ticket names region {} of shared memory, which was not handed over", handed.region));
   }
   memory = count(region);
   if (memory == nullptr) return Status(Code::resource_exhausted, "shared memory could not be mapped");
   if (bytes == 0 || handed.offset > memory->bytes() || bytes > memory->bytes() - handed.offset) {
-    return Status(Code::protocol_error, fmt::format("a ticket names {} bytes at {} of region {}, which has {}", bytes,
-                                                    handed.offset, handed.region, memory->bytes()));
+    return Status(Code::protocol_error, formatted("a ticket names {} bytes at {} of region {}, which has {}", bytes,
+                                                  handed.offset, handed.region, memory->bytes()));
   }
   auto* const data = memory->data() + handed.offset;
   return Buffer{Device{}, data, static_cast<std::size_t>(bytes), nullptr,

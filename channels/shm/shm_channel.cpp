@@ -1,6 +1,5 @@
 #include "channels/shm/shm_channel.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -14,6 +13,7 @@
 #include "channels/region.h"
 #include "channels/shm/handovers.h"
 #include "channels/shm/mappings.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -39,7 +39,7 @@ class ShmChannel final : public Channel {
     auto ledger = SharedMemory::create(shm::Ledger::bytes);
     auto descriptor = ledger.ok() ? ledger->share() : Result<FileDescriptor>(ledger.status());
     if (!descriptor.ok()) {
-      unusable_ = fmt::format("there is no shared memory: {}", descriptor.status().what());
+      unusable_ = formatted("there is no shared memory: {}", descriptor.status().what());
       wire_.ready({descriptor.status().code(), unusable_});
       return;
     }
@@ -53,10 +53,10 @@ class ShmChannel final : public Channel {
   ~ShmChannel() override { ShmChannel::close({}); }
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
-    if (const auto status = end(); !status.ok()) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (const auto status = end(); !status.ok()) return Refusal{formatted("the link to {} has ended", wire_.peer())};
     if (blocks_ == nullptr) return Refusal{unusable_};
     if (buffer.device.type != DeviceType::cpu)
-      return Refusal{fmt::format("shm carries CPU memory, not {}", text_of(buffer.device))};
+      return Refusal{formatted("shm carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     if (sharing == Sharing::shared) return hand_over(buffer, std::move(released));
     if (buffer.bytes == 0) {
@@ -132,19 +132,19 @@ class ShmChannel final : public Channel {
     const auto place = shm::place_of(ticket.opaque);
     const bool nothing = place && std::holds_alternative<shm::Nothing>(*place);
     if (!place || nothing != (ticket.bytes == 0)) {
-      return {Code::protocol_error, fmt::format("{} sent a ticket that shm cannot read", wire_.peer())};
+      return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
     }
     if (nothing) return sink.reserve(0) ? Status() : no_memory(0);
     const bool shared = std::holds_alternative<shm::Handed>(*place);
     auto claimed = shared ? mappings_.claim(std::get<shm::Handed>(*place), ticket.bytes)
                           : mappings_.claim(std::get<shm::Lending>(*place), ticket.bytes);
     if (!claimed.ok()) {
-      return {claimed.status().code(), fmt::format("from {}: {}", wire_.peer(), claimed.status().what())};
+      return {claimed.status().code(), formatted("from {}: {}", wire_.peer(), claimed.status().what())};
     }
     if (sink.adopt(*claimed)) return {};
     if (shared) {
       return {Code::channel_unavailable,
-              fmt::format("{} shares memory, which cannot land in memory that is there already", wire_.peer())};
+              formatted("{} shares memory, which cannot land in memory that is there already", wire_.peer())};
     }
     const auto mine = sink.reserve(ticket.bytes);
     if (!mine || mine->bytes < ticket.bytes) return no_memory(ticket.bytes);
@@ -153,7 +153,7 @@ class ShmChannel final : public Channel {
   }
 
   [[nodiscard]] Status no_memory(std::uint64_t bytes) const {
-    return {Code::resource_exhausted, fmt::format("no memory for a buffer of {} bytes from {}", bytes, wire_.peer())};
+    return {Code::resource_exhausted, formatted("no memory for a buffer of {} bytes from {}", bytes, wire_.peer())};
   }
 
   void on(const shm::Hello& hello, FileDescriptor descriptor) {
@@ -217,11 +217,11 @@ ShmDriver::~ShmDriver() = default;
 const shm::Usage& ShmDriver::usage() const { return *state_->usage; }
 
 std::variant<Bytes, Refusal> ShmDriver::descriptor(Device device) {
-  if (device.type != DeviceType::cpu) return Refusal{fmt::format("shm carries CPU memory, not {}", text_of(device))};
+  if (device.type != DeviceType::cpu) return Refusal{formatted("shm carries CPU memory, not {}", text_of(device))};
   const auto host = boot_id();
   if (host.empty()) return Refusal{"the system does not say which host this is (/proc/sys/kernel/random/boot_id)"};
   if (const auto memory = SharedMemory::create(shm::page); !memory.ok()) {
-    return Refusal{fmt::format("there is no shared memory: {}", memory.status().what())};
+    return Refusal{formatted("there is no shared memory: {}", memory.status().what())};
   }
   Bytes bytes;
   Writer out(bytes);
@@ -240,7 +240,7 @@ std::optional<Refusal> ShmDriver::reaches(ByteView mine, ByteView theirs) {
   const auto our_host = ours.text(), their_host = others.text();
   if (others.failed() || !others.empty() || ours.failed()) return Refusal{"its descriptor cannot be read"};
   if (our_host != their_host) return Refusal{"another host"};
-  if (our_uid != their_uid) return Refusal{fmt::format("another user: uid {}, here {}", their_uid, our_uid)};
+  if (our_uid != their_uid) return Refusal{formatted("another user: uid {}, here {}", their_uid, our_uid)};
   return std::nullopt;
 }
 

@@ -1,7 +1,5 @@
 #include "channels/xth/xth_channel.h"
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -12,6 +10,7 @@
 #include "channels/fork.h"
 #include "channels/offers.h"
 #include "channels/region.h"
+#include "channels/text.h"
 #include "channels/xth/directory.h"
 
 namespace tensorferry {
@@ -66,7 +65,7 @@ class XthChannel final : public Channel {
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (buffer.device.type != DeviceType::cpu)
-      return Refusal{fmt::format("xth carries CPU memory, not {}", text_of(buffer.device))};
+      return Refusal{formatted("xth carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     auto offered = buffer;
     if (sharing == Sharing::shared) {
@@ -76,7 +75,7 @@ class XthChannel final : public Channel {
       offered.owner = std::move(found->region);
     }
     const auto number = offers_->add(std::move(offered), std::move(released), sharing == Sharing::shared);
-    if (!number) return Refusal{fmt::format("the link to {} has ended", wire_.peer())};
+    if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
     return ticket_of(buffer.bytes, {id_, *number});
   }
 
@@ -104,13 +103,12 @@ class XthChannel final : public Channel {
  private:
   Status copy(const Ticket& ticket, Sink& sink) {
     const auto place = place_of(ticket);
-    if (!place) return Status(Code::protocol_error, fmt::format("{} sent a ticket that xth cannot read", wire_.peer()));
+    if (!place) return Status(Code::protocol_error, formatted("{} sent a ticket that xth cannot read", wire_.peer()));
     const auto theirs = find(place->end);
     if (!theirs.ok()) return theirs.status();
     const auto source = (*theirs)->begin_copy(place->number, ticket.bytes);
     if (!source.ok() && source.status().code() != Code::protocol_error) {  // why it closed is the other end's affair
-      return Status(Code::connection_lost,
-                    fmt::format("the end of {} that offered the buffer is closed", wire_.peer()));
+      return Status(Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer()));
     }
     if (!source.ok()) return source.status();
 
@@ -118,10 +116,9 @@ class XthChannel final : public Channel {
       const bool taken = sink.adopt(source->buffer);
       (*theirs)->end_copy(place->number);
       if (taken) return {};
-      return Status(Code::channel_unavailable,
-                    fmt::format("{} shares memory, which cannot land in memory that is there "
-                                "already",
-                                wire_.peer()));
+      return Status(Code::channel_unavailable, formatted("{} shares memory, which cannot land in memory that is there "
+                                                         "already",
+                                                         wire_.peer()));
     }
     const auto destination = sink.reserve(ticket.bytes);
     const bool fits = destination && destination->bytes >= ticket.bytes;
@@ -129,18 +126,18 @@ class XthChannel final : public Channel {
     (*theirs)->end_copy(place->number);
     if (fits) return {};
     return Status(Code::resource_exhausted,
-                  fmt::format("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
+                  formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
   }
 
   /// The other end's offers; remembered, for they are the same from ticket to ticket.
   Result<std::shared_ptr<Offers>> find(const Id& end) {
     std::lock_guard lock(mutex_);
-    if (closed_) return Status(Code::connection_lost, fmt::format("the link to {} has ended", wire_.peer()));
+    if (closed_) return Status(Code::connection_lost, formatted("the link to {} has ended", wire_.peer()));
     if (theirs_ && theirs_id_ == end) return theirs_;
     auto found = Directory::of_this_process().find(end);
     if (!found) {  // an agent of this process left a moment ago, rather than a peer that makes tickets up
       return Status(Code::connection_lost,
-                    fmt::format("the end of {} that offered the buffer is closed, or never was", wire_.peer()));
+                    formatted("the end of {} that offered the buffer is closed, or never was", wire_.peer()));
     }
     theirs_id_ = end;
     theirs_ = found;
@@ -163,7 +160,7 @@ class XthChannel final : public Channel {
 }  // namespace
 
 std::variant<Bytes, Refusal> XthDriver::descriptor(Device device) {
-  if (device.type != DeviceType::cpu) return Refusal{fmt::format("xth carries CPU memory, not {}", text_of(device))};
+  if (device.type != DeviceType::cpu) return Refusal{formatted("xth carries CPU memory, not {}", text_of(device))};
   const auto nonce = nonce_of_this_process();
   const auto bytes = std::as_bytes(std::span(nonce));
   return Bytes(bytes.begin(), bytes.end());

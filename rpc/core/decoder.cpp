@@ -1,5 +1,4 @@
-#include <fmt/format.h>
-
+#include "channels/text.h"
 #include "rpc/core/codec.h"
 
 namespace tensorferry {
@@ -16,8 +15,8 @@ Tag Decoder::fail(const char* why) {
 Status Decoder::status() const {
   if (failure_ == nullptr) return {};
   // A reader that ran out forgets where: only failures of our own know.
-  return {Code::protocol_error, fmt::format("a message {}{}{} (byte {} of {})", failure_, detail_.empty() ? "" : ": ",
-                                            detail_, failed_at_, whole_)};
+  return {Code::protocol_error, formatted("a message {}{}{} (byte {} of {})", failure_, detail_.empty() ? "" : ": ",
+                                          detail_, failed_at_, whole_)};
 }
 
 Status Decoder::finish() {

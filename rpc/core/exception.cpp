@@ -1,6 +1,6 @@
 #include "rpc/core/exception.h"
 
-#include <fmt/format.h>
+#include "channels/text.h"
 
 namespace tensorferry {
 namespace {
@@ -26,8 +26,8 @@ std::string_view end_of(std::string_view text) {
 
 std::string RemoteException::describe() const {
   const bool plain = module.empty() || module == "builtins";
-  auto out = fmt::format("{}{}{}{}{} (raised on {})", plain ? "" : module, plain ? "" : ".", qualname,
-                         text.empty() ? "" : ": ", text, peer);
+  auto out = formatted("{}{}{}{}{} (raised on {})", plain ? "" : module, plain ? "" : ".", qualname,
+                       text.empty() ? "" : ": ", text, peer);
   std::string_view rest = traceback;
   while (!rest.empty()) {
     const auto line = rest.substr(0, rest.find('\n'));

@@ -1,10 +1,9 @@
 #include "rpc/core/layout.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <limits>
 #include <string_view>
+
+#include "channels/text.h"
 
 namespace tensorferry {
 namespace {
@@ -33,7 +32,7 @@ class Checked {
 
 constexpr std::uint64_t any = std::numeric_limits<std::int64_t>::max();
 
-std::string text_of(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
+std::string text_of(const Dims& dims) { return formatted("[{}]", joined(dims, ", ")); }
 
 Status wrong(std::string what) { return {Code::protocol_error, std::move(what)}; }
 
@@ -52,26 +51,26 @@ Checked elements_of(const Dims& sizes) {
 
 Status validate_sizes(const Dims& sizes, std::size_t item_bytes) {
   for (const auto size : sizes) {
-    if (size < 0) return wrong(fmt::format("sizes {} hold a negative one", text_of(sizes)));
+    if (size < 0) return wrong(formatted("sizes {} hold a negative one", text_of(sizes)));
   }
   auto bytes = elements_of(sizes);
   bytes *= static_cast<std::int64_t>(item_bytes);
-  if (!bytes.fits(any)) return wrong(fmt::format("sizes {} take more than 2^63 bytes", text_of(sizes)));
+  if (!bytes.fits(any)) return wrong(formatted("sizes {} take more than 2^63 bytes", text_of(sizes)));
   return {};
 }
 
 Status validate_flags(const TensorLayout& layout) {
   constexpr auto known =
       TensorLayout::requires_grad | TensorLayout::parameter | TensorLayout::conjugate | TensorLayout::negative;
-  if ((layout.flags & ~known) != 0) return wrong(fmt::format("tensor flags {:#x} are not known", layout.flags));
+  if ((layout.flags & ~known) != 0) return wrong(formatted("tensor flags 0x{} are not known", hex(layout.flags)));
   if ((layout.flags & TensorLayout::conjugate) != 0 && !is_complex(layout.dtype)) {
-    return wrong(fmt::format("a tensor of {} is marked as conjugate", name_of(layout.dtype)));
+    return wrong(formatted("a tensor of {} is marked as conjugate", name_of(layout.dtype)));
   }
   if ((layout.flags & TensorLayout::negative) != 0 && layout.dtype == DType::boolean) {
     return wrong("a tensor of bool is marked as negative");
   }
   if ((layout.flags & TensorLayout::requires_grad) != 0 && !is_differentiable(layout.dtype)) {
-    return wrong(fmt::format("a tensor of {} is marked as requiring grad", name_of(layout.dtype)));
+    return wrong(formatted("a tensor of {} is marked as requiring grad", name_of(layout.dtype)));
   }
   return {};
 }
@@ -101,18 +100,18 @@ bool TensorLayout::is_contiguous() const noexcept {
 
 Status validate(const TensorLayout& layout, std::uint64_t buffer_bytes) {
   const auto item = size_of(layout.dtype);
-  if (item == 0) return wrong(fmt::format("there is no dtype {}", static_cast<unsigned>(layout.dtype)));
+  if (item == 0) return wrong(formatted("there is no dtype {}", static_cast<unsigned>(layout.dtype)));
   if (auto status = validate_flags(layout); !status.ok()) return status;
   if (auto status = validate_sizes(layout.sizes, item); !status.ok()) return status;
   if (layout.strides.size() != layout.sizes.size()) {
-    return wrong(fmt::format("{} sizes have {} strides", layout.sizes.size(), layout.strides.size()));
+    return wrong(formatted("{} sizes have {} strides", layout.sizes.size(), layout.strides.size()));
   }
-  if (layout.storage_offset < 0) return wrong(fmt::format("storage offset {} is negative", layout.storage_offset));
+  if (layout.storage_offset < 0) return wrong(formatted("storage offset {} is negative", layout.storage_offset));
 
   Checked end(layout.storage_offset);  // one past the last element, counted from the buffer's start
   bool none = false;
   for (std::size_t i = 0; i < layout.sizes.size(); ++i) {
-    if (layout.strides[i] < 0) return wrong(fmt::format("strides {} hold a negative one", text_of(layout.strides)));
+    if (layout.strides[i] < 0) return wrong(formatted("strides {} hold a negative one", text_of(layout.strides)));
     none |= layout.sizes[i] == 0;
   }
   for (std::size_t i = 0; i < layout.sizes.size() && !none; ++i) {
@@ -123,9 +122,9 @@ Status validate(const TensorLayout& layout, std::uint64_t buffer_bytes) {
   if (!none) end += Checked(1);
   end *= static_cast<std::int64_t>(item);
   if (!end.fits(buffer_bytes)) {
-    return wrong(fmt::format("a {} tensor of sizes {}, strides {}, offset {} reaches past its buffer of {} bytes",
-                             name_of(layout.dtype), text_of(layout.sizes), text_of(layout.strides),
-                             layout.storage_offset, buffer_bytes));
+    return wrong(formatted("a {} tensor of sizes {}, strides {}, offset {} reaches past its buffer of {} bytes",
+                           name_of(layout.dtype), text_of(layout.sizes), text_of(layout.strides), layout.storage_offset,
+                           buffer_bytes));
   }
   return {};
 }
@@ -158,15 +157,15 @@ bool is_plain(std::string_view dtype) {
 
 Status validate(const ArrayLayout& layout, std::uint64_t bytes) {
   constexpr auto known = ArrayLayout::fortran | ArrayLayout::read_only | ArrayLayout::scalar;
-  if ((layout.flags & ~known) != 0) return wrong(fmt::format("array flags {:#x} are not known", layout.flags));
+  if ((layout.flags & ~known) != 0) return wrong(formatted("array flags 0x{} are not known", hex(layout.flags)));
   if (layout.dtype.size() > 32 || !is_plain(layout.dtype)) return wrong("an array's dtype is not one of plain bytes");
   if ((layout.flags & ArrayLayout::scalar) != 0 && !layout.sizes.empty()) return wrong("a scalar has dimensions");
   if (auto status = validate_sizes(layout.sizes, layout.item_bytes); !status.ok()) return status;
   auto expected = elements_of(layout.sizes);
   expected *= layout.item_bytes;
   if (!expected.fits(bytes) || static_cast<std::uint64_t>(expected.value()) != bytes) {
-    return wrong(fmt::format("an array of sizes {} and {} bytes an element comes with {} bytes", text_of(layout.sizes),
-                             layout.item_bytes, bytes));
+    return wrong(formatted("an array of sizes {} and {} bytes an element comes with {} bytes", text_of(layout.sizes),
+                           layout.item_bytes, bytes));
   }
   return {};
 }

@@ -1,8 +1,7 @@
 // At users: holds on others' objects, and forks of them on their way to somebody else.
-#include <fmt/format.h>
-
 #include <utility>
 
+#include "channels/text.h"
 #include "rpc/core/reference_turn.h"
 #include "rpc/core/references.h"
 
@@ -15,7 +14,7 @@ using references::Object;
 namespace {
 
 Status gone(const AgentId& owner) {
-  return {Code::connection_lost, fmt::format("{}, which owned the object of this reference, is gone", owner.name)};
+  return {Code::connection_lost, formatted("{}, which owned the object of this reference, is gone", owner.name)};
 }
 
 }  // namespace
@@ -67,12 +66,12 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
   if (reference.references_.get() != this) {
     return Status(Code::invalid_argument, "a reference of one agent cannot be sent by another agent of the process");
   }
-  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (receiver.incarnation == 0) {
     return Status(Code::invalid_argument, "a reference can be sent only to an agent whose incarnation is known");
   }
   if (dead_.contains(receiver.incarnation)) {
-    return Status(Code::connection_lost, fmt::format("{}, to whom a reference was to be sent, is gone", receiver.name));
+    return Status(Code::connection_lost, formatted("{}, to whom a reference was to be sent, is gone", receiver.name));
   }
   const ForkId fork{self_.incarnation, last_fork_ + 1};
   Child child;
@@ -127,20 +126,18 @@ void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
 
 Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& record, const AgentId& sender) {
   Turn turn(*this);
-  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (record.receiver != self_.incarnation) {
-    return Status(Code::protocol_error,
-                  fmt::format("a reference from {} was meant for another agent than {}, or for an "
-                              "earlier life of it",
-                              sender.name, self_.name));
+    return Status(Code::protocol_error, formatted("a reference from {} was meant for another agent than {}, or for an "
+                                                  "earlier life of it",
+                                                  sender.name, self_.name));
   }
   if (record.parent != sender || record.fork.incarnation != sender.incarnation) {
-    return Status(Code::protocol_error, fmt::format("a reference from {} was passed on by somebody else", sender.name));
+    return Status(Code::protocol_error, formatted("a reference from {} was passed on by somebody else", sender.name));
   }
   const auto parent = peers_.find(sender.incarnation);
   if (parent != peers_.end() && parent->second.refused.contains(record.fork)) {
-    return Status(Code::cancelled,
-                  fmt::format("a reference from {} came after its call had failed there", sender.name));
+    return Status(Code::cancelled, formatted("a reference from {} came after its call had failed there", sender.name));
   }
   auto accept = ReferenceOp::of(ReferenceOp::Kind::accept, record.fork);
 
@@ -153,7 +150,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   }
 
   const auto [at, is_new] = holds_.try_emplace(record.fork);
-  if (!is_new) return Status(Code::protocol_error, fmt::format("a reference from {} came twice", sender.name));
+  if (!is_new) return Status(Code::protocol_error, formatted("a reference from {} came twice", sender.name));
   auto& hold = at->second;
   hold.state = Hold::State::unconfirmed;
   hold.owner = record.owner;
@@ -284,7 +281,7 @@ bool References::confirmed(const Reference& reference) const {
 
 Status References::status(const Reference& reference) const {
   const std::lock_guard lock(mutex_);
-  if (closed_) return {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+  if (closed_) return {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
   if (reference.is_owner()) return {};
   const auto hold = holds_.find(reference.ids().fork);
   return hold != holds_.end() ? hold->second.failure : Status();
@@ -294,7 +291,7 @@ void References::on_confirmed(const Reference& reference, UniqueFunction<void(St
   Turn turn(*this);
   Status now;
   if (closed_) {
-    now = {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+    now = {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
   } else if (!reference.is_owner()) {
     auto& hold = holds_.at(reference.ids().fork);
     if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) {

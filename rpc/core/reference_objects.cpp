@@ -1,8 +1,7 @@
 // At the owner: objects, from their creation to the moment when nobody holds them.
-#include <fmt/format.h>
-
 #include <utility>
 
+#include "channels/text.h"
 #include "rpc/core/reference_turn.h"
 #include "rpc/core/references.h"
 
@@ -37,9 +36,9 @@ std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hin
 
 Status References::create(const AgentId& creator, const Creation& ids) {
   Turn turn(*this);
-  if (closed_) return {Code::agent_closed, fmt::format("agent {} was shut down", self_.name)};
+  if (closed_) return {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
   if (ids.object.incarnation != creator.incarnation) {
-    return {Code::protocol_error, fmt::format("{} asks for an object under another agent's number", creator.name)};
+    return {Code::protocol_error, formatted("{} asks for an object under another agent's number", creator.name)};
   }
   if (creator.incarnation == self_.incarnation) {  // begin_creation() has made it
     const auto object = objects_.find(ids.object);
@@ -50,10 +49,10 @@ Status References::create(const AgentId& creator, const Creation& ids) {
     return {};
   }
   if (ids.fork.incarnation != creator.incarnation) {
-    return {Code::protocol_error, fmt::format("{} asks for a hold under another agent's number", creator.name)};
+    return {Code::protocol_error, formatted("{} asks for a hold under another agent's number", creator.name)};
   }
   if (dead_.contains(creator.incarnation)) {
-    return {Code::connection_lost, fmt::format("{} asked for an object and is gone", creator.name)};
+    return {Code::connection_lost, formatted("{} asked for an object and is gone", creator.name)};
   }
   auto& created = peer_of(creator).created;
   if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was given up"};
@@ -119,10 +118,10 @@ References::Objects::iterator References::find_or_await(const RRefId& id) {
 
 std::string References::why_gone(const RRefId& id) const {
   if (dead_.contains(id.incarnation)) {
-    return fmt::format("the object that this reference names on {} is gone: the agent that had created it is",
-                       self_.name);
+    return formatted("the object that this reference names on {} is gone: the agent that had created it is",
+                     self_.name);
   }
-  return fmt::format(
+  return formatted(
       "the object that this reference names on {} was freed: an agent that passed the reference on is gone",
       self_.name);
 }
@@ -133,7 +132,7 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   const auto complete = [&](Result<Outcome> outcome) {
     turn.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
   };
-  if (closed_) return complete(Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name)));
+  if (closed_) return complete(Status(Code::agent_closed, formatted("agent {} was shut down", self_.name)));
   const auto at = find_or_await(id);
   if (at == objects_.end()) return complete(Status(Code::not_found, why_gone(id)));
   auto& object = at->second;
@@ -159,7 +158,7 @@ void References::expire(const RRefId& id, std::uint64_t number) {
   for (auto waiter = waiters.begin(); waiter != waiters.end(); ++waiter) {
     if (waiter->number != number) continue;
     turn.later([completion = std::move(waiter->completion), name = self_.name] {
-      completion(Status(Code::deadline_exceeded, fmt::format("the object on {} was not there in time", name)));
+      completion(Status(Code::deadline_exceeded, formatted("the object on {} was not there in time", name)));
     });
     waiters.erase(waiter);
     return free_if_unused(turn, at);

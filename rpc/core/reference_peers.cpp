@@ -1,9 +1,8 @@
 // What agents' tables tell one another: numbered batches, one at a time for each pair, and what each operation does.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "channels/text.h"
 #include "rpc/core/reference_turn.h"
 #include "rpc/core/references.h"
 
@@ -82,7 +81,7 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
   }
   const auto answer = read_answer(*bytes);
   if (!answer || answer->kind != ReferenceAnswer::Kind::done || answer->results.size() != peer.batch.size()) {
-    return lose_peer(turn, from, {Code::connection_lost, fmt::format("{} is not the agent that it was", from.name)});
+    return lose_peer(turn, from, {Code::connection_lost, formatted("{} is not the agent that it was", from.name)});
   }
   peer.missing_ms = 0;
   const auto ops = std::exchange(peer.batch, {});
@@ -123,12 +122,12 @@ void References::apply_result(Turn& turn, const AgentId& from, const ReferenceOp
 
 Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
   const auto batch = read_batch(message);
-  if (!batch) return Status(Code::protocol_error, fmt::format("{} sent a reference message that is none", from.name));
+  if (!batch) return Status(Code::protocol_error, formatted("{} sent a reference message that is none", from.name));
   const auto refuse = [](ReferenceAnswer::Kind kind) { return write_answer({kind, {}}); };
   if (batch->receiver != self_.incarnation) return refuse(ReferenceAnswer::Kind::stranger);
 
   Turn turn(*this);
-  if (closed_) return Status(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (dead_.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
   auto& peer = peer_of(from);
   if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // its first answer did not arrive
@@ -199,7 +198,7 @@ void References::apply_abandon(Turn& turn, const AgentId& from, const ReferenceO
   object->second.forks.erase(op.fork);
   if (object->second.state != Object::State::awaited) return free_if_unused(turn, object);
   finish(turn, object,
-         Status(Code::cancelled, fmt::format("{} gave the creation of this object up: {}", from.name, op.text)));
+         Status(Code::cancelled, formatted("{} gave the creation of this object up: {}", from.name, op.text)));
 }
 
 // ---- the end of a peer
@@ -224,7 +223,7 @@ void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
     const auto object = objects_.find(id);
     if (id.incarnation == peer.incarnation && object->second.state == Object::State::awaited) {
       finish(turn, object,
-             Status(Code::connection_lost, fmt::format("{}, which was creating this object, is gone", peer.name)));
+             Status(Code::connection_lost, formatted("{}, which was creating this object, is gone", peer.name)));
     } else {
       free_if_unused(turn, object);
     }
@@ -244,7 +243,7 @@ void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
     hold->second.abandon = false;
     lose(turn, hold->second,
          {Code::connection_lost,
-          fmt::format("{}, which owned the object of this reference, is gone: {}", peer.name, why.what())});
+          formatted("{}, which owned the object of this reference, is gone: {}", peer.name, why.what())});
     if (unconfirmed) post(turn, hold->second.parent, ReferenceOp::of(OpKind::accept, fork));
     release_if_done(turn, hold);
   }

@@ -1,7 +1,6 @@
 #include "rpc/core/references.h"
 
-#include <fmt/format.h>
-
+#include "channels/text.h"
 #include "rpc/core/reference_turn.h"
 
 namespace tensorferry {
@@ -122,7 +121,7 @@ void References::close() {
     peers_.clear();
     to_self_.clear();
   }
-  const Status closed(Code::agent_closed, fmt::format("agent {} was shut down", self_.name));
+  const Status closed(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   for (auto& [id, object] : objects) {
     for (auto& waiter : object.waiters) waiter.completion(closed);
   }
