@@ -209,8 +209,9 @@ class RawAgent {
 
   /// Makes `name` callable; replaces an earlier one.
   void serve(std::string name, Handler handler, HandlerOptions options = {});
-  /// Asked for names that are not served; what it returns is served under that name from then on. nullopt: NotFound.
-  using Resolver = std::function<std::optional<std::pair<Handler, HandlerOptions>>(std::string_view name)>;
+  /// Asked for names that are not served; what it returns is served under that name from then on. nullopt: NotFound. A
+  /// Status fails the call, and with PermissionDenied leaves a line in the log; the name is asked for again next time.
+  using Resolver = std::function<Result<std::optional<std::pair<Handler, HandlerOptions>>>(std::string_view name)>;
   void resolve_with(Resolver resolver);
 
   /// Never throws and never blocks on the peer, but for the bound on bytes in flight. Errors come through the Call.

@@ -135,7 +135,12 @@ void Engine::run_handler(std::shared_ptr<const Function> function, const std::st
     }
     function = functions.find(name);  // another request may have resolved it meanwhile
     if (!function && resolve) {
-      if (auto found = resolve(name)) function = functions.serve(name, std::move(found->first), found->second);
+      auto found = resolve(name);
+      if (!found.ok()) {
+        if (found.status().code() == Code::permission_denied) log_refusal(link->peer().name, name, found.status());
+        return reply.fail(found.status());
+      }
+      if (*found) function = functions.serve(name, std::move((*found)->first), (*found)->second);
     }
     if (!function) {
       return reply.fail({Code::not_found, "\"" + self.name + "\" serves no function \"" + name + "\""});

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "channels/text.h"
+
 namespace tensorferry {
 
 namespace {
@@ -39,6 +41,14 @@ void print(std::string_view severity, std::string_view line) noexcept {
 
 void log_warning(std::string_view line) noexcept {
   if (verbosity() != Verbosity::off) print("warning", line);
+}
+
+void log_refusal(std::string_view peer, std::string_view call, const Status& why) noexcept {
+  constexpr std::size_t enough = 200;  // of a name that the peer chose
+  try {
+    log_warning(formatted("peer={} call={} refused: {}", peer, call.substr(0, enough), why.text()));
+  } catch (...) {  // no memory for a log line: nothing to be said about it either
+  }
 }
 
 void log_info(std::string_view line) noexcept {

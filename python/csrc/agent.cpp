@@ -51,7 +51,8 @@ const Reply* Serving::reply() { return serving_reply; }
 PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
 PythonAgent::~PythonAgent() = default;
 
-std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double default_timeout) {
+std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double default_timeout, Trust trust,
+                                               const Exposed& exposed) {
   auto self = std::make_shared<PythonAgent>(60.0);
   self->set_default_timeout(default_timeout);
   const auto converters = std::make_shared<Converters>();
@@ -61,7 +62,14 @@ std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double d
   options.executor = make_executor();
   self->codec_ = std::make_unique<Codec>(converters);
   self->codec_->register_reference_type(reinterpret_cast<PyTypeObject*>(py::type::of<RRef>().ptr()));
-  options.prepare = [&self](RawAgent& agent) { self->prepare_to_serve(agent); };
+  self->trust_ = trust;
+  if (trust == Trust::registered) self->codec_->refuse_pickle();
+  self->exposed_ = exposed;
+  options.prepare = [&](RawAgent& agent) {
+    self->prepare_to_serve(agent);
+    const GilHeld gil;
+    for (const auto& [name, callable] : self->exposed_.functions()) serve_exposed(self, name, callable);
+  };
   Result<std::shared_ptr<RawAgent>> joined{nullptr};
   {
     GilReleased gil;
@@ -84,6 +92,11 @@ void PythonAgent::prepare_to_serve(RawAgent& agent) {
     self->lost_.push_back({peer, std::string(why.what())});
   });
   serve_python(shared_from_this());
+}
+
+void PythonAgent::expose(const std::string& name, const py::object& callable) {
+  exposed_.add(name, callable);
+  serve_exposed(shared_from_this(), name, callable);
 }
 
 std::shared_ptr<PythonAgent> PythonAgent::current() {
@@ -222,7 +235,8 @@ py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> repl
   }
   settle(pending, {});
   if (outcome.described) {
-    raise_remote(*outcome.described, py::reinterpret_steal<py::object>(outcome.exception.release()));
+    raise_remote(*outcome.described, py::reinterpret_steal<py::object>(outcome.exception.release()),
+                 registered() ? &exposed_ : nullptr);
   }
   auto value = py::reinterpret_steal<py::object>(outcome.value.release());
   return pending.out.defined() ? bring_into(pending.out, value) : value;

@@ -16,6 +16,7 @@
 
 #include "agent/agent.h"
 #include "python/csrc/codec.h"
+#include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
 #include "rpc/core/references.h"
@@ -50,8 +51,12 @@ struct PendingCall {
 /// All functions need the GIL unless they say otherwise.
 class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
  public:
-  /// Joins; raises what went wrong. Lets the GIL go meanwhile. The agent lives until leave().
-  static std::shared_ptr<PythonAgent> join(RawAgentOptions options, double default_timeout);
+  /// How far peers are trusted: to call any function and have any pickle loaded, or what was exposed alone.
+  enum class Trust : std::uint8_t { full, registered };
+  /// Joins, with `exposed`; raises what went wrong. Lets the GIL go meanwhile. The agent lives until
+  /// leave().
+  static std::shared_ptr<PythonAgent> join(RawAgentOptions options, double default_timeout, Trust trust,
+                                           const Exposed& exposed);
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
@@ -91,6 +96,11 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   /// The name of `to`: a name, a rank, or something that has a `name`. Good as long as `keep`.
   std::string_view peer_name(py::handle to, py::object& keep);
+  /// Lets peers call `callable` by `name`; raises what Exposed::add does.
+  void expose(const std::string& name, const py::object& callable);
+  [[nodiscard]] const Exposed& exposed() const { return exposed_; }
+  [[nodiscard]] bool registered() const { return trust_ == Trust::registered; }
+
   /// The agent that `to` names.
   PeerInfo find(py::handle to);
   /// Which life of `peer` is meant by a call to it now.
@@ -134,6 +144,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   std::shared_ptr<RawAgent> ownership_;  // of agent_, once it has joined
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<RemoteObjects> objects_;
+  Trust trust_ = Trust::full;
+  Exposed exposed_;
   double default_timeout_;
   bool left_ = false;
 

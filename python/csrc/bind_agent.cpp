@@ -111,6 +111,12 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   return options;
 }
 
+PythonAgent::Trust trust_of(const std::string& name) {
+  if (name == "full") return PythonAgent::Trust::full;
+  if (name == "registered") return PythonAgent::Trust::registered;
+  raise(Status(Code::invalid_argument, "trust is \"full\" or \"registered\", not \"" + name + "\""));
+}
+
 py::tuple python_peer(const PeerInfo& peer) { return py::make_tuple(peer.name, peer.rank, peer.incarnation); }
 
 Device device_of(const std::pair<int, int>& device) {
@@ -143,13 +149,20 @@ py::dict counters(PythonAgent& agent) {
 
 void bind_agent(py::module_& module) {
   bind_stores(module);
+  py::class_<Exposed>(module, "Exposed", "Functions and classes by the names that peers may call them by.")
+      .def(py::init<>())
+      .def("add", &Exposed::add, py::arg("name"), py::arg("callable"));
   auto agent = py::class_<PythonAgent, std::shared_ptr<PythonAgent>>(module, "Agent");
   agent
       .def(py::init([](const std::string& name, int rank, std::shared_ptr<Store> store, double timeout,
-                       const py::dict& options) {
-             return PythonAgent::join(options_of(name, rank, std::move(store), options), timeout);
+                       const py::dict& options, const std::string& trust, const Exposed& exposed) {
+             return PythonAgent::join(options_of(name, rank, std::move(store), options), timeout, trust_of(trust),
+                                      exposed);
            }),
-           py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"))
+           py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"), py::arg("trust"),
+           py::arg("exposed"))
+      .def("_expose", &PythonAgent::expose, py::arg("name"), py::arg("callable"))
+      .def_property_readonly("_registered", &PythonAgent::registered)
       .def("_leave", &PythonAgent::leave)
       .def_property_readonly("_left", &PythonAgent::left)
       .def_property_readonly("_self", [](PythonAgent& self) { return python_peer(self.self()); })

@@ -148,7 +148,8 @@ Calls a function on a peer and waits for its result.
 
 Args:
     to: the peer: its name, its rank, or a :class:`WorkerInfo`. An agent may call itself: values are copied then too.
-    func: a module-level function, a class, a bound method (its object travels), a torch operator, or a scripted function.
+    func: a module-level function, a class, a bound method (its object travels), a torch operator, or a scripted function;
+        or, as a str, the name of a function that the peer exposed (:func:`expose`), in Python or in C++.
     args: the positional arguments, a tuple.
     kwargs: the keyword arguments, a dict.
     timeout: seconds; 0: none; -1: the default that ``init_rpc`` was given (60).
@@ -162,7 +163,7 @@ Returns:
     What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
 
 Raises:
-    DeadlineExceeded, ConnectionLost, NotFound, ChannelUnavailable: see :mod:`tensorferry.errors`.
+    DeadlineExceeded, ConnectionLost, NotFound, PermissionDenied, ChannelUnavailable: see :mod:`tensorferry.errors`.
     ChannelUnavailable: also where the function returned memory marked by :func:`share`, which cannot land in ``out``.
     ValueError: the result has another dtype or shape than ``out``; ``out`` is on a GPU, sparse, or requires grad.
     TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none.

@@ -26,19 +26,29 @@ bool is_exception_type(py::handle type) {
   return PyType_Check(type.ptr()) != 0 && PyObject_IsSubclass(type.ptr(), PyExc_Exception) == 1;
 }
 
+/// The described type; null where it is not here. With `only`, where it is neither a builtin type, one of ours, nor
+/// exposed.
+py::object type_of(const RemoteException& described, const Exposed* only) {
+  if (only != nullptr && described.module != "builtins" && described.module != "tensorferry.errors") {
+    return only->class_named(described.module, described.qualname);
+  }
+  // Only where it is loaded: nobody here can be waiting for a type of a module that is not.
+  auto* module = PyDict_GetItemString(PyImport_GetModuleDict(), described.module.c_str());
+  if (module == nullptr) return {};
+  auto found = py::reinterpret_borrow<py::object>(module);
+  for (std::size_t at = 0; at <= described.qualname.size();) {
+    const auto dot = std::min(described.qualname.find('.', at), described.qualname.size());
+    found = found.attr(described.qualname.substr(at, dot - at).c_str());
+    at = dot + 1;
+  }
+  return found;
+}
+
 /// An exception of the described type that says the same; null where the type is not here or does not take one text.
-py::object made_from_text(const RemoteException& described) {
+py::object made_from_text(const RemoteException& described, const Exposed* only) {
   try {
-    // Only where it is loaded: nobody here can be waiting for a type of a module that is not.
-    auto* module = PyDict_GetItemString(PyImport_GetModuleDict(), described.module.c_str());
-    if (module == nullptr) return {};
-    auto found = py::reinterpret_borrow<py::object>(module);
-    for (std::size_t at = 0; at <= described.qualname.size();) {
-      const auto dot = std::min(described.qualname.find('.', at), described.qualname.size());
-      found = found.attr(described.qualname.substr(at, dot - at).c_str());
-      at = dot + 1;
-    }
-    if (!is_exception_type(found)) return {};
+    const auto found = type_of(described, only);
+    if (!found || !is_exception_type(found)) return {};
     auto made = found(described.text);
     return PyExceptionInstance_Check(made.ptr()) != 0 ? made : py::object();
   } catch (py::error_already_set&) {
@@ -70,10 +80,10 @@ RemoteException describe_exception(const py::error_already_set& error, const std
   return described;
 }
 
-void raise_remote(const RemoteException& described, py::object exception) {
+void raise_remote(const RemoteException& described, py::object exception, const Exposed* only) {
   // SystemExit and KeyboardInterrupt over there must not end this process.
   if (exception && !is_exception_type(py::type::of(exception))) exception = {};
-  if (!exception) exception = made_from_text(described);
+  if (!exception) exception = made_from_text(described, only);
   if (!exception) exception = remote_error(described);
   const auto traceback = attribute_of("tensorferry.errors", "RemoteTraceback")(described.peer, described.traceback);
   PyException_SetCause(exception.ptr(), py::object(traceback).release().ptr());

@@ -123,6 +123,21 @@ std::unordered_map<PyObject*, CachedName>& cache() {
   return names;
 }
 
+/// A name that the user gives. Those that programs use are few, and kept.
+std::shared_ptr<const WireName> exposed_name(std::string name) {
+  static auto& known = *new std::unordered_map<std::string, std::shared_ptr<const WireName>>;
+  constexpr std::size_t most = 1024;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  const auto parsed = parse_function(name);
+  if (!parsed || parsed->kind == FunctionKind::internal) {
+    throw py::value_error("\"" + name + "\" is not the name of a function that a peer can expose");
+  }
+  if (known.size() >= most) known.clear();
+  auto made = std::make_shared<const WireName>(name, false);
+  known.emplace(std::move(name), made);
+  return made;
+}
+
 [[noreturn]] void not_found(const std::string& what) {
   set_error(Status(Code::not_found, what));
   throw py::error_already_set();
@@ -134,8 +149,10 @@ std::shared_ptr<const WireName> wire_name_of(py::handle callable) {
   const auto found = cache().find(callable.ptr());
   if (found != cache().end() && found->second.stands_for(callable.ptr())) return found->second.name;
 
+  if (PyUnicode_Check(callable.ptr()) != 0) return exposed_name(callable.cast<std::string>());
   if (PyCallable_Check(callable.ptr()) == 0) {
-    throw py::type_error("function should be callable, not " + py::repr(callable).cast<std::string>());
+    throw py::type_error("function should be callable, or the name of one that the peer exposed, not " +
+                         py::repr(callable).cast<std::string>());
   }
   static const auto& by_value = *new auto(std::make_shared<const WireName>(std::string(call_by_value), true));
   // A bound method is a new object each time; its instance goes with it.

@@ -24,7 +24,8 @@ struct WireName {
 };
 
 /// The name of `callable`, which is found again under it here and now (so there too, if the module is the same), or
-/// tf:call. Cached for as long as the callable lives. TypeError: not callable.
+/// tf:call. Cached for as long as the callable lives. A str is the name itself, of what the peer exposed. TypeError:
+/// not callable.
 std::shared_ptr<const WireName> wire_name_of(py::handle callable);
 
 /// Whether `callable` is under functions.async_execution (ours or torch's): it returns a future of its result.

@@ -59,7 +59,12 @@ py::object RRef::to_here(double timeout, const py::object& out) {
   Encoder message;
   write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.number});
   prepared.message = message.take();
-  return agent_->call(std::move(prepared));
+  try {
+    return agent_->call(std::move(prepared));
+  } catch (py::error_already_set&) {
+    check(reference_->status());  // where the object could not be made, why not
+    throw;
+  }
 }
 
 py::object RRef::local_value() {

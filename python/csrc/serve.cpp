@@ -4,8 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "agent/log.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
+#include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/future.h"
 #include "python/csrc/references.h"
@@ -76,6 +78,13 @@ void Answer::outcome(const Result<Outcome>& outcome) {
 
 void Answer::fail(const Status& status) { reply_.fail(status); }
 
+void Answer::refuse(const Status& why) {
+  if (!creation_) return fail(why);
+  set_error(why);
+  py::error_already_set refusal;
+  error(refusal);  // for those to whom the object was passed on meanwhile
+}
+
 void Answer::future(py::object future) {
   if (!py::isinstance<TorchFuture>(future)) {
     throw py::type_error("a function under functions.async_execution must return a torch.futures.Future, not " +
@@ -126,6 +135,10 @@ std::optional<Incoming> read_arguments(const Received& received, Answer& answer)
   Crossing crossing(answer.agent(), answer.caller().name, &answer.caller());
   std::optional<py::error_already_set> unreadable;
   if (!answer.agent().codec().read_request(received, &crossing, arguments)) unreadable.emplace();
+  if (unreadable && answer.agent().registered() &&
+      unreadable->matches(attribute_of("tensorferry.errors", "PermissionDenied"))) {
+    throw Refused(py::str(unreadable->value()).cast<std::string>());
+  }
   if (!answer.begin(arguments.call, arguments.creation)) return std::nullopt;
   if (unreadable) throw py::error_already_set(*unreadable);
   return Incoming{py::reinterpret_steal<py::tuple>(arguments.args.release()),
@@ -161,7 +174,8 @@ void run_method(const Received& received, Answer& answer) {
   const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
   if (target.owner != agent.self().incarnation) raise(other_life(agent));
   const auto object = agent.objects().await(target.object, answer.reply().deadline());
-  const auto method = object.attr(target.method.c_str());
+  const auto method = agent.registered() ? agent.exposed().method(object, target.method)
+                                         : py::object(object.attr(target.method.c_str()));
   run({method, is_async_execution(method)}, incoming->without_first(), incoming->kwargs, answer);
 }
 
@@ -193,6 +207,10 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
     try {
       body(request.arguments, answer);
       return;
+    } catch (const Refused& refused) {
+      const Status why(Code::permission_denied, "\"" + self->self().name + "\" refuses this call: " + refused.what());
+      log_refusal(request.peer.name, request.function, why);
+      return answer.refuse(why);
     } catch (py::error_already_set& raised) {
       answer.error(raised);
       return;
@@ -208,6 +226,21 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
 
 }  // namespace
 
+namespace {
+
+Handler handler_of(const std::shared_ptr<PythonAgent>& agent, const py::object& callable) {
+  const auto found = share_with_any_thread(ServedFunction::Found{callable, is_async_execution(callable)});
+  return handler(agent, [found](const Received& received, Answer& answer) {
+    if (const auto incoming = read_arguments(received, answer)) run(*found, incoming->args, incoming->kwargs, answer);
+  });
+}
+
+}  // namespace
+
+void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable) {
+  agent->agent().serve(name, handler_of(agent, callable), {.executor = true});
+}
+
 void serve_python(const std::shared_ptr<PythonAgent>& agent) {
   constexpr HandlerOptions with_gil{.executor = true};
   agent->agent().serve("tf:method", handler(agent, &run_method), with_gil);
@@ -215,10 +248,19 @@ void serve_python(const std::shared_ptr<PythonAgent>& agent) {
       std::string(fetch_function),
       handler(agent, [](const Received& received, Answer& answer) { answer_fetch(received, std::move(answer)); }),
       with_gil);
-  agent->agent().resolve_with([weak = std::weak_ptr(agent)](std::string_view name) {
-    std::optional<std::pair<Handler, HandlerOptions>> served;
+  using Served = std::optional<std::pair<Handler, HandlerOptions>>;
+  agent->agent().resolve_with([weak = std::weak_ptr(agent)](std::string_view name) -> Result<Served> {
+    Served served;
     const auto self = weak.lock();
-    if (!self || !is_python_function(name)) return served;
+    if (!self) return served;
+    if (self->registered()) {
+      if (const auto exposed = is_python_function(name) ? self->exposed().known_as(name) : py::object()) {
+        return Served({handler_of(self, exposed), {.executor = true}});
+      }
+      return Status(Code::permission_denied,
+                    "\"" + self->self().name + "\" has exposed no \"" + std::string(name.substr(0, 200)) + "\"");
+    }
+    if (!is_python_function(name)) return served;
     const auto function = share_with_any_thread(ServedFunction(name));
     served.emplace(handler(self, [function](const Received& received,
                                             Answer& answer) { run_function(*function, received, answer); }),

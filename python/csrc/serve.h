@@ -6,8 +6,11 @@
 namespace tensorferry::python {
 
 /// Makes `agent` answer for Python functions, found by import when they are first called, and for what references ask:
-/// tf:fetch (a copy of the object) and tf:method (a call of one of its methods).
+/// tf:fetch (a copy of the object) and tf:method (a call of one of its methods). Where it trusts nobody further than
+/// what it exposed, functions that were not are refused, and nothing is imported.
 void serve_python(const std::shared_ptr<PythonAgent>& agent);
+/// Makes `callable` callable by `name`.
+void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable);
 
 /// Where the result of one call goes: to the caller, or into the remote object that the call creates. Answers once.
 /// Needs the GIL, but to be dropped.
@@ -27,6 +30,8 @@ class Answer {
   /// With what an object of ours has come to.
   void outcome(const Result<Outcome>& outcome);
   void fail(const Status& status);
+  /// With PermissionDenied.
+  void refuse(const Status& why);
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const AgentId& caller() const { return caller_; }

@@ -64,12 +64,24 @@ class StoreServer:
 def adapt_store(store: torch.distributed.Store) -> Store: ...
 def connect_store(host: str, port: int, key: str, timeout: float) -> Store: ...
 
+class Exposed:
+    def add(self, name: str, callable: Callable[..., Any]) -> None: ...
+
 class Agent:
-    def __init__(self, name: str, rank: int, store: Store, timeout: float, options: dict[str, Any]) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        store: Store,
+        timeout: float,
+        options: dict[str, Any],
+        trust: str,
+        exposed: Exposed,
+    ) -> None: ...
     def rpc_sync(
         self,
         to: object,
-        func: Callable[..., Any],
+        func: Callable[..., Any] | str,
         args: Iterable[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
@@ -80,7 +92,7 @@ class Agent:
     def rpc_async(
         self,
         to: object,
-        func: Callable[..., Any],
+        func: Callable[..., Any] | str,
         args: Iterable[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
@@ -91,7 +103,7 @@ class Agent:
     def remote(
         self,
         to: object,
-        func: Callable[..., Any],
+        func: Callable[..., Any] | str,
         args: Iterable[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
@@ -103,6 +115,9 @@ class Agent:
     def _left(self) -> bool: ...
     @property
     def _self(self) -> _PeerTuple: ...
+    def _expose(self, name: str, callable: Callable[..., Any]) -> None: ...
+    @property
+    def _registered(self) -> bool: ...
     def _leave(self) -> None: ...
     def _find(self, to: object) -> _PeerTuple: ...
     def _wait_for_world(self, size: int, timeout: float) -> list[_PeerTuple]: ...
@@ -115,7 +130,7 @@ class Agent:
 
 def rpc_sync(
     to: object,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Iterable[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = -1.0,
@@ -125,7 +140,7 @@ def rpc_sync(
 ) -> Any: ...
 def rpc_async(
     to: object,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Iterable[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = -1.0,
@@ -135,7 +150,7 @@ def rpc_async(
 ) -> Future[Any]: ...
 def remote(
     to: object,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Iterable[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = -1.0,

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import _C, errors
+from . import _C, errors, exposing
 from .rendezvous import meet
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ class Agent(_C.Agent):
         max_threads: functions that run here at once; then calls fail with :class:`ResourceExhausted`.
         max_bytes_in_flight: bytes under way to one peer, beyond which callers wait.
         heartbeat: seconds between signs of life to a peer on another host; it is lost when three are missing.
+        trust: ``"full"``: peers may call every function that can be imported here, and pickles that they send are
+            loaded. ``"registered"``: they may call what was exposed (:meth:`expose`, :func:`tensorferry.rpc.expose`)
+            and nothing else, and no pickle is loaded or sent. ``docs/security.md`` says what each risks.
 
     Raises:
         InvalidArgument: the name or rank belongs to an agent that lives, or an argument makes no sense.
@@ -165,6 +168,7 @@ class Agent(_C.Agent):
         init_method: str | None = None,
         timeout: float = 60.0,
         join_timeout: float = 300.0,
+        trust: str = "full",
         **options: Any,
     ) -> None:
         meeting = meet(init_method, store, rank, world_size)
@@ -175,7 +179,7 @@ class Agent(_C.Agent):
             if meeting.rank < 0:
                 raise errors.InvalidArgument("an agent without a rank needs a name")
             name = f"worker{meeting.rank}"
-        super().__init__(name, meeting.rank, meeting.store, timeout, options)
+        super().__init__(name, meeting.rank, meeting.store, timeout, options, trust, exposing.everywhere)
         self._meeting = meeting
         self._prefix = options["prefix"]
         with _lock:
@@ -241,6 +245,17 @@ class Agent(_C.Agent):
     def counters(self) -> Counters:
         """Calls and bytes so far."""
         return Counters(**self._counters())
+
+    def expose(self, fn: Any = None, *, name: str | None = None) -> Any:
+        """Lets peers call a function by name: :func:`tensorferry.rpc.expose` for this agent alone.
+
+        Example::
+
+            counter = Counter()
+            agent.expose(counter.update, name="count")
+            peer.rpc_sync(agent.name, "count", args=(["a", "b"],))
+        """
+        return exposing.expose_with(self._expose, fn, name)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
         """Leaves. After it nothing of this agent's can be used: its futures and references raise :class:`AgentClosed`.

@@ -60,6 +60,24 @@ TEST_P(AgentCalls, OfThousandsOfBuffersArriveWhole) {
   for (std::size_t i = 0; i < 3000; ++i) ASSERT_TRUE(same_bytes(reply->buffers[i], message.buffers[i])) << i;
 }
 
+TEST_P(AgentCalls, AreRefusedByAResolverUntilTheNameIsServed) {
+  int asked = 0;
+  b->resolve_with([&](std::string_view name) -> Result<std::optional<std::pair<Handler, HandlerOptions>>> {
+    ++asked;
+    if (name == "unknown") return std::optional<std::pair<Handler, HandlerOptions>>();
+    return Status(Code::permission_denied, "not " + std::string(name));
+  });
+  for (int i = 1; i <= 3; ++i) {
+    const auto reply = call_sync(*a, "b", "echo", message_of("hello"));
+    EXPECT_EQ(reply.status().code(), Code::permission_denied) << reply.status().text();
+    EXPECT_EQ(asked, i);
+  }
+  EXPECT_EQ(call_sync(*a, "b", "unknown", {}).status().code(), Code::not_found);
+  serve_echo(*b);
+  EXPECT_TRUE(call_sync(*a, "b", "echo", message_of("hello")).ok());
+  EXPECT_EQ(asked, 4);
+}
+
 TEST_P(AgentCalls, ToOneselfWork) {
   serve_echo(*a);
   auto message = message_of("me");

@@ -20,6 +20,7 @@ from .. import _C
 from .._C import PyRRef, RRef, remote, rpc_async, rpc_sync
 from ..agent import Agent, Counters, Explanation, WorkerInfo
 from ..deadlines import cancelled, deadline
+from ..exposing import expose
 from . import functions, options
 from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
 
@@ -37,6 +38,7 @@ __all__ = [
     "counters",
     "deadline",
     "explain",
+    "expose",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
@@ -81,7 +83,7 @@ def init_rpc(
         store: where agents meet, instead of ``init_method``: a store of torch's, or of ``tensorferry.connect_store``.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; before that of the options.
         timeout: the default time-out of calls, seconds, before that of the options; 0: none.
-        agent_options: ``key``, ``channels``, ``join_timeout`` and others: see :class:`tensorferry.Agent`.
+        agent_options: ``key``, ``channels``, ``trust``, ``join_timeout`` and others: see :class:`tensorferry.Agent`.
 
     Raises:
         RuntimeError: there is a default agent already. Otherwise what :class:`tensorferry.Agent` raises.
