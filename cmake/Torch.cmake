@@ -1,8 +1,8 @@
 # torch as imported targets of our own, from what the chosen Python says about its torch.
 # find_package(Torch) is not used: with a CUDA torch it fails where no CUDA toolkit is installed.
 #
-#   tensorferry::torch         libtorch for C++: c10, torch_cpu, torch (and c10_cuda, torch_cuda with CUDA)
-#   tensorferry::torch_python  the same plus libtorch_python, Python's headers and torch's own pybind11
+#   tensorferry::libtorch         libtorch for C++: c10, torch_cpu, torch (and c10_cuda, torch_cuda with CUDA)
+#   tensorferry::libtorch_python  the same plus libtorch_python, Python's headers and torch's own pybind11
 #   TENSORFERRY_TORCH_VERSION, TENSORFERRY_TORCH_CUDA   such as 2.15.0+cu132 and 13.2 (empty: a CPU torch)
 
 if(NOT Python_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
@@ -28,36 +28,26 @@ endif()
 # Another torch in the same place is another build.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${torch_root}/version.py")
 message(STATUS "torch ${TENSORFERRY_TORCH_VERSION} (CUDA: ${TENSORFERRY_TORCH_CUDA}) in ${torch_root}")
+string(REGEX MATCH "^[0-9]+[.][0-9]+" TENSORFERRY_TORCH_MINOR "${TENSORFERRY_TORCH_VERSION}")
 if(TENSORFERRY_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "torch ${TENSORFERRY_TORCH_VERSION} is too old: 2.11 to 2.15 are supported")
 endif()
 
-foreach(name c10 torch_cpu torch_python)
-  add_library(tensorferry::lib_${name} SHARED IMPORTED)
-  set_target_properties(tensorferry::lib_${name} PROPERTIES IMPORTED_LOCATION "${torch_root}/lib/lib${name}.so")
-endforeach()
+include(LibTorch)
+tensorferry_import_libtorch("${torch_root}" ${torch_cxx11_abi})
+add_library(tensorferry::lib_torch_python SHARED IMPORTED)
+set_target_properties(tensorferry::lib_torch_python PROPERTIES
+  IMPORTED_LOCATION "${torch_root}/lib/libtorch_python.so")
 
-add_library(tensorferry_torch INTERFACE)
-add_library(tensorferry::torch ALIAS tensorferry_torch)
-target_include_directories(tensorferry_torch SYSTEM INTERFACE
-  "${torch_root}/include" "${torch_root}/include/torch/csrc/api/include")
-target_compile_definitions(tensorferry_torch INTERFACE
-  _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi} USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D_GLOO)
-# libstdc++ by name: a compiler that was set up to link it statically would put a second one beside libtorch's, and
-# locales made by one are freed by the other.
-target_link_libraries(tensorferry_torch INTERFACE
-  tensorferry::lib_torch_cpu tensorferry::lib_c10 -l:libstdc++.so.6 Threads::Threads)
-# libtorch's own dependencies (CUDA's libraries beside it) are its business, not the linker's.
-target_link_options(tensorferry_torch INTERFACE -Wl,--allow-shlib-undefined)
-
-add_library(tensorferry_torch_python INTERFACE)
-add_library(tensorferry::torch_python ALIAS tensorferry_torch_python)
-target_link_libraries(tensorferry_torch_python INTERFACE tensorferry::torch tensorferry::lib_torch_python Python::Module)
+add_library(tensorferry_libtorch_python INTERFACE)
+add_library(tensorferry::libtorch_python ALIAS tensorferry_libtorch_python)
+target_link_libraries(tensorferry_libtorch_python INTERFACE
+  tensorferry::libtorch tensorferry::lib_torch_python Python::Module)
 
 # torch's headers take most of the compile time of every source that sees them: parse them once, twice with Python.
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/pch/empty.cpp" CONTENT "")
 add_library(tensorferry_torch_pch OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/pch/empty.cpp")
-target_link_libraries(tensorferry_torch_pch PRIVATE tensorferry::torch tensorferry_warnings)
+target_link_libraries(tensorferry_torch_pch PRIVATE tensorferry::libtorch tensorferry_warnings)
 if(TENSORFERRY_PCH_LAUNCHER)
   set_target_properties(tensorferry_torch_pch PROPERTIES CXX_COMPILER_LAUNCHER "${TENSORFERRY_PCH_LAUNCHER}")
 endif()

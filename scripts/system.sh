@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the system packages of the given sets (build, clang, models) that are missing. As root with apt, by itself; else it
+# Installs the system packages of the given sets (build, clang, docs, models) that are missing. As root with apt, by itself; else it
 # prints the command to type.
 . "$(dirname "$0")/common.sh"
 
@@ -23,6 +23,7 @@ for set in "$@"; do
       packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev)
       boost_is_new_enough || packages+=(boost) ;;
     clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
+    docs) packages+=(doxygen) ;;
     format) packages+=(clang-format-16) ;;
     models) packages+=(spin gcc libc6-dev) ;;
     python) packages+=(python3 python3-venv python3-dev) ;;

@@ -1,0 +1,74 @@
+# What C++ programs outside this tree use: two archives, the public headers, and the files by which CMake and pkg-config
+# find them. The same from this build folder, from an install prefix, and from the wheel (python -m tensorferry.cmake).
+#
+#   tensorferry::core    libtensorferry.a: agent, channels, typed calls. Needs OpenSSL's libcrypto.
+#   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only where TENSORFERRY_TORCH is on.
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# In the wheel all of it lies in a folder of the Python package's.
+set(root)
+if(SKBUILD)
+  set(root tensorferry/cpp/)
+  set(CMAKE_INSTALL_LIBDIR lib)
+endif()
+set(headers "${root}${CMAKE_INSTALL_INCLUDEDIR}")
+set(libraries "${root}${CMAKE_INSTALL_LIBDIR}")
+set(package "${libraries}/cmake/tensorferry")
+
+# tensorferry_archive(NAME COMPONENT FILE OF targets ... LINK ...)
+# The objects of these libraries, joined (prelink.cmake) to half of their size. As they are where sanitizers are on.
+function(tensorferry_archive name component file)
+  cmake_parse_arguments(arg "" "" "OF;LINK" ${ARGN})
+  list(TRANSFORM arg_OF REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+  if(NOT TENSORFERRY_SANITIZE)
+    set(joined "${PROJECT_BINARY_DIR}/${file}.o")
+    add_custom_command(OUTPUT "${joined}"
+      COMMAND ${CMAKE_COMMAND} -DCXX=${CMAKE_CXX_COMPILER} -DNM=${CMAKE_NM} -DOBJCOPY=${CMAKE_OBJCOPY} -DOUT=${joined}
+              -DSTRIP=$<NOT:$<CONFIG:Debug>> -P "${PROJECT_SOURCE_DIR}/cmake/prelink.cmake" -- ${objects}
+      DEPENDS ${arg_OF} ${objects} cmake/prelink.cmake cmake/prelink.ld
+      COMMENT "Joining the objects of lib${file}.a" COMMAND_EXPAND_LISTS VERBATIM)
+    set_source_files_properties("${joined}" PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+    set(objects "${joined}")
+  endif()
+  add_library(${name} STATIC ${objects})
+  add_library(tensorferry::${component} ALIAS ${name})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${file} EXPORT_NAME ${component}
+    ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+  target_compile_features(${name} INTERFACE cxx_std_20)
+  target_include_directories(${name} INTERFACE
+    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${headers}>")
+  target_link_libraries(${name} INTERFACE ${arg_LINK})
+  install(TARGETS ${name} EXPORT tensorferry-${component} ARCHIVE DESTINATION "${libraries}" COMPONENT cpp)
+  install(EXPORT tensorferry-${component} NAMESPACE tensorferry:: DESTINATION "${package}" COMPONENT cpp)
+  export(EXPORT tensorferry-${component} NAMESPACE tensorferry:: FILE "${PROJECT_BINARY_DIR}/tensorferry-${component}.cmake")
+endfunction()
+
+tensorferry_archive(tensorferry_core core tensorferry
+  OF tensorferry_channels tensorferry_agent tensorferry_rpc_core
+  LINK OpenSSL::Crypto Threads::Threads)
+set(torch_headers PATTERN "torch.h" EXCLUDE)
+if(TENSORFERRY_TORCH)
+  tensorferry_archive(tensorferry_with_torch torch tensorferry_torch
+    OF tensorferry_converters tensorferry_rpc LINK tensorferry_core tensorferry::libtorch)
+  set(torch_headers)
+else()
+  file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # of an earlier configuration of this folder
+endif()
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
+  ${torch_headers})
+
+configure_package_config_file(cmake/tensorferryConfig.cmake.in "${PROJECT_BINARY_DIR}/tensorferryConfig.cmake"
+  INSTALL_DESTINATION "${package}" NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/tensorferryConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+file(COPY cmake/LibTorch.cmake cmake/torch_info.py DESTINATION "${PROJECT_BINARY_DIR}")
+install(FILES
+  "${PROJECT_BINARY_DIR}/tensorferryConfig.cmake" "${PROJECT_BINARY_DIR}/tensorferryConfigVersion.cmake"
+  cmake/LibTorch.cmake cmake/torch_info.py
+  DESTINATION "${package}" COMPONENT cpp)
+
+# Relative to the file itself: a prefix may be moved, and a wheel is.
+file(RELATIVE_PATH up "/${libraries}/pkgconfig" "/${root}")
+configure_file(cmake/tensorferry.pc.in "${PROJECT_BINARY_DIR}/CMakeFiles/tensorferry.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/CMakeFiles/tensorferry.pc" DESTINATION "${libraries}/pkgconfig" COMPONENT cpp)
