@@ -1,0 +1,253 @@
+// One connection, one request at a time. Numbers are of this host's byte order (little-endian), lengths u64. A request
+// is u8 query, then: SET key value; GET key -> value; ADD key i64 -> i64; CHECK u64 count, keys -> u8 (0: all are
+// there); VALIDATE u32 magic; PING u32 nonce -> the nonce. Keys stand behind a '/'.
+
+#include "agent/rendezvous/torch_store.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "agent/address.h"
+#include "agent/rendezvous/blocking_io.h"
+#include "channels/fork.h"
+#include "channels/text.h"
+
+namespace tensorferry {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+enum class Query : std::uint8_t { validate = 0, set = 1, get = 3, add = 4, check = 5, ping = 13 };
+
+constexpr std::uint32_t magic = 0x3C85F7CE;
+constexpr milliseconds operation_patience{30000};  // a server that takes longer for one is gone or stuck
+constexpr milliseconds first_pause{1}, longest_pause{20};
+constexpr std::uint64_t longest_value = 64 << 20;
+
+class TorchStore final : public Store {
+ public:
+  TorchStore(std::string host, std::uint16_t port, TorchStoreOptions options)
+      : host_(std::move(host)), port_(port), options_(std::move(options)), loopback_(is_loopback(host_)) {
+    if (!options_.prefix.empty() && options_.prefix.back() != '/') options_.prefix += '/';
+  }
+
+  /// The first connection, which is tried again until `options.timeout`.
+  Status open();
+
+  Status set(std::string_view key, ByteView value) override;
+  Result<Bytes> get(std::string_view key, milliseconds timeout) override;
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override;
+  [[nodiscard]] bool loopback() const override { return loopback_; }
+
+ private:
+  /// Sends `request` and reads `answer`; a broken connection is made anew once, unless `once`.
+  Status exchange(ByteView request, std::span<std::byte> answer, bool once = false);
+  Status exchange_once(ByteView request, std::span<std::byte> answer);
+  Status connect(Deadline deadline);
+  Result<FileDescriptor> dial(const std::string& address, Deadline deadline) const;
+  Result<std::int64_t> add_raw(std::string_view key, std::int64_t amount);
+  void put_key(Writer& out, std::string_view key) const {
+    out.put(std::uint64_t{1 + options_.prefix.size() + key.size()});
+    out.raw(view_of("/"));
+    out.raw(view_of(options_.prefix));
+    out.raw(view_of(key));
+  }
+  [[nodiscard]] Status named(const Status& status) const {
+    return {status.code(), formatted("torch's store at {}: {}", join_host_port(host_, port_), status.what())};
+  }
+
+  const std::string host_;
+  const std::uint16_t port_;
+  TorchStoreOptions options_;
+  const bool loopback_;
+
+  std::mutex mutex_;  // guards what follows, and is held during a request
+  std::uint32_t forks_ = forks();
+  FileDescriptor socket_;
+};
+
+Status TorchStore::open() {
+  const auto deadline = deadline_after(options_.timeout);
+  Status status;
+  {
+    const std::lock_guard lock(mutex_);
+    for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
+      status = connect(deadline);
+      if (status.ok()) break;
+      if (steady_clock::now() + pause >= deadline) {
+        return {Code::deadline_exceeded,
+                formatted("no store at {} within {} s ({}): is the process of rank 0 running, and are the address "
+                          "and port (MASTER_ADDR, MASTER_PORT) right?",
+                          join_host_port(host_, port_), fixed(static_cast<double>(options_.timeout.count()) / 1000, 1),
+                          status.what())};
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+  if (options_.counts_as_worker) return add_raw("init/", 1).status();
+  return {};
+}
+
+Status TorchStore::connect(Deadline deadline) {
+  Status failure(Code::connection_lost, formatted("the host \"{}\" has no address", host_));
+  for (const auto& address : resolve_host(host_)) {
+    auto socket = dial(address, deadline);
+    if (!socket) {
+      failure = socket.status();
+      continue;
+    }
+    Bytes hello;
+    Writer out(hello);
+    out.put(Query::validate);
+    out.put(magic);
+    out.put(Query::ping);
+    const auto nonce = static_cast<std::uint32_t>(::getpid());
+    out.put(nonce);
+    std::array<std::byte, sizeof nonce> answer{};
+    failure = write_all(socket->get(), hello, deadline);
+    if (failure.ok()) failure = read_exactly(socket->get(), answer, deadline);
+    if (failure.ok() && std::memcmp(answer.data(), &nonce, sizeof nonce) != 0) {
+      failure = {Code::protocol_error, "what listens there is no store of torch's"};
+    }
+    if (!failure.ok()) continue;
+    socket_ = *std::move(socket);
+    return {};
+  }
+  return failure;
+}
+
+Result<FileDescriptor> TorchStore::dial(const std::string& address, Deadline deadline) const {
+  auto socket = start_connect_tcp(address, port_);
+  if (!socket) return socket;
+  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline); !status) return status;
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return Status(Code::connection_lost, std::strerror(error));
+  return socket;
+}
+
+Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool once) {
+  if (forks_ != forks()) {  // a forked child must not speak on its parent's connection
+    socket_ = {};
+    forks_ = forks();
+  }
+  const bool fresh = !socket_ || spoiled(socket_.get());
+  if (fresh) {
+    if (auto status = connect(deadline_after(operation_patience)); !status) return named(status);
+  }
+  auto status = exchange_once(request, answer);
+  if (status.ok()) return {};
+  socket_ = {};
+  if (once || fresh || status.code() != Code::connection_lost) return named(status);
+  if (auto again = connect(deadline_after(operation_patience)); !again) return named(again);
+  status = exchange_once(request, answer);
+  return status.ok() ? status : named(status);
+}
+
+Status TorchStore::exchange_once(ByteView request, std::span<std::byte> answer) {
+  const auto deadline = deadline_after(operation_patience);
+  if (auto status = write_all(socket_.get(), request, deadline); !status) return status;
+  return answer.empty() ? Status() : read_exactly(socket_.get(), answer, deadline);
+}
+
+Status TorchStore::set(std::string_view key, ByteView value) {
+  Bytes request;
+  Writer out(request);
+  out.put(Query::set);
+  put_key(out, key);
+  out.put(std::uint64_t{value.size()});
+  out.raw(value);
+  // A set has no answer: one to a question behind it shows that it was done.
+  out.put(Query::ping);
+  out.put(magic);
+  std::array<std::byte, sizeof magic> pong{};
+  const std::lock_guard lock(mutex_);
+  return exchange(request, pong);
+}
+
+Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
+  Bytes check, request;
+  Writer asks(check), gets(request);
+  asks.put(Query::check);
+  asks.put(std::uint64_t{1});
+  put_key(asks, key);
+  gets.put(Query::get);
+  put_key(gets, key);
+  const auto until = deadline_after(timeout);
+  for (auto pause = first_pause;; pause = std::min(2 * pause, longest_pause)) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::array<std::byte, 1> missing{};
+      if (auto status = exchange(check, missing); !status) return status;
+      if (missing[0] == std::byte{0}) {
+        std::uint64_t length = 0;
+        if (auto status = exchange(request, std::as_writable_bytes(std::span(&length, 1)), true); !status)
+          return status;
+        if (length > longest_value) {
+          socket_ = {};
+          return named({Code::protocol_error, formatted("a value of {} bytes", length)});
+        }
+        Bytes value(length);
+        if (auto status = read_exactly(socket_.get(), value, deadline_after(operation_patience)); !status) {
+          socket_ = {};
+          return named(status);
+        }
+        return value;
+      }
+    }
+    const auto left = until - steady_clock::now();
+    if (left <= left.zero()) {
+      return named({Code::deadline_exceeded, formatted("\"{}\" was not set within {} ms", key, timeout.count())});
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+  }
+}
+
+Result<std::int64_t> TorchStore::add(std::string_view key, std::int64_t amount) {
+  Bytes request;
+  Writer out(request);
+  out.put(Query::add);
+  put_key(out, key);
+  out.put(amount);
+  std::int64_t sum = 0;
+  const std::lock_guard lock(mutex_);
+  auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
+  if (!status.ok()) return status;
+  return sum;
+}
+
+Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amount) {
+  Bytes request;
+  Writer out(request);
+  out.put(Query::add);
+  out.put(std::uint64_t{key.size()});
+  out.raw(view_of(key));
+  out.put(amount);
+  std::int64_t sum = 0;
+  const std::lock_guard lock(mutex_);
+  auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
+  if (!status.ok()) return status;
+  return sum;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Store>> connect_torch_store(const std::string& host, std::uint16_t port,
+                                                   TorchStoreOptions options) {
+  auto store = std::make_shared<TorchStore>(host, port, std::move(options));
+  if (auto status = store->open(); !status) return status;
+  return std::shared_ptr<Store>(std::move(store));
+}
+
+}  // namespace tensorferry

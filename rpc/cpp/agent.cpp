@@ -1,0 +1,136 @@
+#include "tensorferry/agent.h"
+
+#include <utility>
+
+#include "agent/rendezvous/memory_store.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "rpc/core/envelope.h"
+#include "rpc/cpp/core.h"
+#include "rpc/cpp/failures.h"
+#include "rpc/cpp/objects.h"
+
+namespace tensorferry {
+namespace {
+
+RawAgentOptions raw_options_of(AgentOptions& options, const detail::Meeting& meeting) {
+  RawAgentOptions out;
+  out.rank = meeting.rank;
+  out.name = options.name.empty() && meeting.rank >= 0 ? "worker" + std::to_string(meeting.rank) : options.name;
+  if (out.name.empty()) throw InvalidArgument("an agent without a rank needs a name: set AgentOptions::name");
+  out.store = meeting.store;
+  out.prefix = meeting.prefix;
+  out.reaches = meeting.host;
+  out.key = std::move(options.key);
+  out.channels = std::move(options.channels);
+  out.max_threads = options.threads;
+  out.max_bytes_in_flight = options.max_bytes_in_flight;
+  out.heartbeat = options.heartbeat;
+  out.interface = std::move(options.interface);
+  out.ports = std::move(options.ports);
+  out.socket_dir = std::move(options.socket_dir);
+  out.unix_sockets = options.unix_sockets;
+  out.shared_memory = options.shared_memory;
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<Agent> Agent::join(AgentOptions options) {
+  auto meeting = detail::meet(options);
+  const int world_size = meeting.world_size;
+  auto raw = raw_options_of(options, meeting);
+  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), options.timeout);
+  std::shared_ptr<Agent> agent(new Agent(core));
+  std::exception_ptr failed;
+  raw.prepare = [&](RawAgent& made) {
+    core->prepare(made);
+    try {
+      if (options.prepare) options.prepare(*agent);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  };
+  auto joined = RawAgent::join(std::move(raw));
+  if (joined.ok()) core->own(*joined);
+  if (failed) std::rethrow_exception(failed);
+  detail::check(joined.status());
+  if (world_size != 0) detail::value_or_throw(core->raw().wait_for_world(world_size, options.join_timeout));
+  return agent;
+}
+
+Agent::~Agent() { core_->leave(); }
+
+const std::string& Agent::name() const { return core_->self().name; }
+int Agent::rank() const { return core_->self().rank; }
+std::string Agent::peer(int rank) const {
+  return detail::value_or_throw(core_->raw().find(rank, Milliseconds(2000))).name;
+}
+void Agent::leave() { core_->leave(); }
+void Agent::shutdown(std::chrono::milliseconds timeout) {
+  try {
+    detail::finish(*core_, timeout);
+  } catch (...) {
+    core_->leave();
+    throw;
+  }
+  core_->leave();
+}
+std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }
+
+std::string Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) const {
+  const auto route = detail::value_or_throw(core_->raw().explain(peer, local, remote, bytes));
+  std::string out = std::string(peer) + ": " + text_of(local) + " -> " + text_of(remote) + " by " +
+                    (route.channel.empty() ? "no channel" : route.channel) + ", calls over " + route.transport + "\n";
+  if (!route.no_ring.empty()) out += "  no ring: " + route.no_ring + "\n";
+  for (const auto& candidate : route.candidates) {
+    out += "  " + candidate.channel + (candidate.usable ? ": usable" : ": not usable") +
+           (candidate.reason.empty() ? "" : ", " + candidate.reason) + "\n";
+  }
+  return out;
+}
+
+void Agent::serve_function(std::string name, std::unique_ptr<detail::Function> function) {
+  const auto parsed = parse_function(name);
+  if (!parsed || parsed->kind != FunctionKind::served || name.size() > 4096) {
+    throw InvalidArgument("\"" + name +
+                          "\" cannot be served: a name is not empty and begins with none of py:, op:, tf:");
+  }
+  auto handler = detail::handler_of(core_, name, std::move(function));
+  core_->raw().serve(std::move(name), std::move(handler));
+}
+
+std::shared_ptr<detail::Pending> Agent::start(const CallOptions& options, std::string_view peer,
+                                              std::string_view function, std::size_t arguments,
+                                              detail::WriteArguments write, const void* pack, bool may_hold_object) {
+  return detail::start_call(core_, options, peer, function, {}, function, arguments, write, pack, may_hold_object);
+}
+
+Object Agent::share(std::string type_name,
+                    std::vector<std::pair<std::string, std::unique_ptr<detail::Function>>> methods) {
+  auto object = std::make_shared<detail::SharedObject>(type_name);
+  for (auto& [name, function] : methods) object->methods[std::move(name)] = std::move(function);
+  return {core_, core_->tables().own({std::move(object), false}, std::move(type_name))};
+}
+
+// ---- stores
+
+std::shared_ptr<Store> local_store() { return std::make_shared<MemoryStore>(); }
+
+class StoreServer::Server {
+ public:
+  std::unique_ptr<TcpStoreServer> server;
+};
+
+StoreServer::StoreServer(const std::string& host, std::uint16_t port, const std::string& key)
+    : server_(std::make_unique<Server>()) {
+  server_->server = detail::value_or_throw(TcpStoreServer::listen(host, port, key));
+}
+StoreServer::~StoreServer() = default;
+std::uint16_t StoreServer::port() const { return server_->server->port(); }
+
+std::shared_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& key,
+                                     std::chrono::milliseconds timeout) {
+  return detail::value_or_throw(connect_tcp_store(host, port, key, timeout));
+}
+
+}  // namespace tensorferry

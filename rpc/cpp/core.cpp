@@ -1,0 +1,67 @@
+#include "rpc/cpp/core.h"
+
+#include <algorithm>
+
+#include "rpc/core/agent_network.h"
+#include "rpc/cpp/failures.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry::detail {
+namespace {
+
+// Long enough for a name that is being registered right now, short enough to learn of a wrong one.
+constexpr Milliseconds lookup_patience{2000};
+
+}  // namespace
+
+void AgentCore::prepare(RawAgent& agent) {
+  raw_ = &agent;
+  tables_ = References::make({agent.self().name, agent.self().incarnation}, std::make_shared<AgentNetwork>(agent));
+  serve_references(agent, tables_);
+  agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
+    const auto self = weak.lock();
+    if (!self) return;
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->ids_.clear();
+    }
+    self->tables_->peer_lost({peer.name, peer.incarnation}, why);
+  });
+  serve_objects(shared_from_this());
+}
+
+void AgentCore::leave() {
+  const std::lock_guard lock(leaving_);
+  if (tables_) tables_->close();
+  if (ownership_) ownership_->leave();
+}
+
+RawCallOptions AgentCore::options_of(const CallOptions& options) const {
+  RawCallOptions out;
+  out.timeout = options.timeout.count() < 0 ? timeout : options.timeout;
+  out.require = options.require;
+  out.wait_for_ready = options.wait_for_ready;
+  out.order = options.order;
+  return out;
+}
+
+AgentId AgentCore::id_of(const std::string& peer) {
+  if (peer == self().name) return {peer, self().incarnation};
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = ids_.find(peer); known != ids_.end()) return known->second;
+  }
+  AgentId id{peer, value_or_throw(raw_->find(peer, lookup_patience)).incarnation};
+  const std::lock_guard lock(mutex_);
+  return ids_.insert_or_assign(peer, std::move(id)).first->second;
+}
+
+ReferenceRecord Crossing::add(const Object& object) {
+  if (!opened_) {
+    passage_ = core_->tables().pass_to(id_ != nullptr ? *id_ : core_->id_of(std::string(peer_)));
+    opened_ = true;
+  }
+  return value_or_throw(passage_.add(*object.reference()));
+}
+
+}  // namespace tensorferry::detail

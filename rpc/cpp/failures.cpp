@@ -1,0 +1,105 @@
+#include "rpc/cpp/failures.h"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <memory>
+#include <typeinfo>
+
+#include "tensorferry/errors.h"
+
+namespace tensorferry::detail {
+namespace {
+
+std::string name_of_type(const std::type_info& type) {
+  int failed = 0;
+  const std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(type.name(), nullptr, nullptr, &failed),
+                                                         &std::free);
+  return failed == 0 && text ? text.get() : type.name();
+}
+
+Code code_of(const Error& error) {
+  if (dynamic_cast<const Cancelled*>(&error) != nullptr) return Code::cancelled;
+  if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) return Code::invalid_argument;
+  if (dynamic_cast<const DeadlineExceeded*>(&error) != nullptr) return Code::deadline_exceeded;
+  if (dynamic_cast<const NotFound*>(&error) != nullptr) return Code::not_found;
+  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr) return Code::permission_denied;
+  if (dynamic_cast<const ResourceExhausted*>(&error) != nullptr) return Code::resource_exhausted;
+  if (dynamic_cast<const ChannelUnavailable*>(&error) != nullptr) return Code::channel_unavailable;
+  if (dynamic_cast<const ConnectionLost*>(&error) != nullptr) return Code::connection_lost;
+  if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return Code::protocol_error;
+  if (dynamic_cast<const Unauthenticated*>(&error) != nullptr) return Code::unauthenticated;
+  if (dynamic_cast<const AgentClosed*>(&error) != nullptr) return Code::agent_closed;
+  if (dynamic_cast<const InternalError*>(&error) != nullptr) return Code::internal;
+  return Code::ok;
+}
+
+}  // namespace
+
+void throw_status(const Status& status) {
+  const std::string what(status.what());
+  switch (status.code()) {
+    case Code::cancelled:
+      throw Cancelled(what);
+    case Code::invalid_argument:
+      throw InvalidArgument(what);
+    case Code::deadline_exceeded:
+      throw DeadlineExceeded(what);
+    case Code::not_found:
+      throw NotFound(what);
+    case Code::permission_denied:
+      throw PermissionDenied(what);
+    case Code::resource_exhausted:
+      throw ResourceExhausted(what);
+    case Code::channel_unavailable:
+      throw ChannelUnavailable(what);
+    case Code::connection_lost:
+      throw ConnectionLost(what);
+    case Code::protocol_error:
+      throw ProtocolError(what);
+    case Code::unauthenticated:
+      throw Unauthenticated(what);
+    case Code::remote_error:
+      throw RemoteError(what, "", what, "", "");
+    case Code::agent_closed:
+      throw AgentClosed(what);
+    case Code::ok:
+    case Code::internal:
+      break;
+  }
+  throw InternalError(what);
+}
+
+void throw_remote(const RemoteException& exception) {
+  const auto type = exception.module.empty() ? exception.qualname : exception.module + "." + exception.qualname;
+  throw RemoteError(exception.describe(), type, exception.text, exception.traceback, exception.peer);
+}
+
+Status describe_thrown(const std::exception_ptr& thrown, const std::string& self, RemoteException& described) {
+  described.peer = self;
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const RemoteError& error) {  // of a call that the function made: passed on as it was
+    const auto dot = error.type_name().rfind('.');
+    described.module = dot == std::string::npos ? "" : error.type_name().substr(0, dot);
+    described.qualname = dot == std::string::npos ? error.type_name() : error.type_name().substr(dot + 1);
+    if (described.qualname.empty()) described.qualname = "RemoteError";
+    described.text = error.message();
+    described.traceback = error.traceback();
+    if (!error.peer().empty()) described.peer = error.peer();
+  } catch (const Error& error) {
+    if (const auto code = code_of(error); code != Code::ok) return {code, error.what()};
+    described.qualname = name_of_type(typeid(error));
+    described.text = error.what();
+  } catch (const std::exception& error) {
+    described.qualname = name_of_type(typeid(error));
+    described.text = error.what();
+  } catch (...) {
+    const auto* type = abi::__cxa_current_exception_type();
+    described.qualname = type != nullptr ? name_of_type(*type) : "unknown";
+    described.text = "an exception that is no std::exception";
+  }
+  return {};
+}
+
+}  // namespace tensorferry::detail

@@ -1,0 +1,141 @@
+#include "rpc/cpp/objects.h"
+
+#include <utility>
+
+#include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
+#include "rpc/cpp/core.h"
+#include "rpc/cpp/failures.h"
+#include "rpc/cpp/reading.h"
+#include "rpc/cpp/serving.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry {
+namespace detail {
+namespace {
+
+Status other_life(const AgentCore& core) {
+  return {Code::connection_lost, "the object was on an earlier \"" + core.self().name + "\", which has ended"};
+}
+
+std::string names_of(const SharedObject& object) {
+  std::string out;
+  for (const auto& [name, method] : object.methods) out += (out.empty() ? "" : ", ") + name;
+  return out.empty() ? "none" : out;
+}
+
+/// The method of an object that the first argument names, run with the others.
+void run_method(const RemoteThing* thing, const MethodTarget& target, Reading& reading, const RequestHead& head,
+                Answer answer) {
+  const auto& here = answer.core().self().name;
+  if (const auto* kept = dynamic_cast<const KeptReply*>(thing); kept != nullptr && !kept->failure.ok()) {
+    return answer.fail(kept->failure);
+  }
+  const auto* object = dynamic_cast<const SharedObject*>(thing);
+  if (object == nullptr) {
+    return answer.fail({Code::invalid_argument, "the object on \"" + here +
+                                                    "\" is a plain value of C++'s without "
+                                                    "methods: use to_here()"});
+  }
+  const auto found = object->methods.find(target.method);
+  if (found == object->methods.end()) {
+    return answer.fail({Code::not_found, "\"" + object->type_name + "\" on \"" + here + "\" has no method \"" +
+                                             target.method + "\" for peers; it has: " + names_of(*object)});
+  }
+  const auto method = found->second;
+  run_function(*method, object->type_name + "." + target.method, reading, head, 1, std::move(answer));
+}
+
+void answer_method(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
+  Answer answer(core, request.peer, std::move(reply));
+  try {
+    Reading reading(request.arguments, core.get());
+    reading.come_from(answer.caller());
+    const auto head = reading.request();
+    if (!answer.begin(head)) return;
+    if (head.packed) {
+      return answer.fail({Code::invalid_argument,
+                          "a method of C++ cannot be called with objects that only Python can "
+                          "read (a pickle)"});
+    }
+    if (head.positional == 0 || reading.peek() != Tag::bytes) {
+      return answer.fail({Code::protocol_error, "tf:method without a target"});
+    }
+    const auto target = MethodTarget::decode(reading.take().view());
+    if (!target) return answer.fail({Code::protocol_error, "tf:method without a method"});
+    if (target->owner != core->self().incarnation) return answer.fail(other_life(*core));
+    // An object that is still being created is there when its creation has run, on the thread that ran it.
+    Result<Outcome> outcome = Status(Code::internal, "");
+    Event there;
+    core->tables().fetch(target->object, answer.reply().deadline(), [&](Result<Outcome> found) {
+      outcome = std::move(found);
+      there.set();
+    });
+    there.wait(std::nullopt);
+    if (!outcome.ok()) return answer.fail(outcome.status());
+    run_method(static_cast<const RemoteThing*>(outcome->value.get()), *target, reading, head, std::move(answer));
+  } catch (const Error&) {
+    answer.error(std::current_exception());
+  }
+}
+
+void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
+  Decoder in(request.arguments.payload, request.arguments.buffers);
+  const auto fetch = read_fetch(in);
+  if (const auto malformed = in.finish(); !malformed.ok()) return reply.fail(malformed);
+  if (fetch.owner != core->self().incarnation) return reply.fail(other_life(*core));
+  const auto deadline = reply.deadline();
+  core->tables().fetch(
+      fetch.object, deadline,
+      [name = core->self().name, reply = std::make_shared<Reply>(std::move(reply))](const Result<Outcome>& outcome) {
+        if (!outcome.ok()) return reply->fail(outcome.status());
+        const auto* thing = static_cast<const RemoteThing*>(outcome->value.get());
+        if (const auto* kept = dynamic_cast<const KeptReply*>(thing)) {
+          return kept->failure.ok() ? reply->send(kept->reply) : reply->fail(kept->failure);
+        }
+        const auto* object = dynamic_cast<const SharedObject*>(thing);
+        reply->fail({Code::invalid_argument, "\"" + (object != nullptr ? object->type_name : "") + "\" on \"" + name +
+                                                 "\" is an object of C++, which cannot be copied: call its methods (" +
+                                                 (object != nullptr ? names_of(*object) : "") + ") by rpc_sync()"});
+      });
+}
+
+template <class Body>
+Handler handler(const std::shared_ptr<AgentCore>& core, Body body) {
+  return [weak = std::weak_ptr(core), body](const Request& request, Reply reply) {
+    const auto self = weak.lock();
+    if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
+    body(self, request, std::move(reply));
+  };
+}
+
+}  // namespace
+
+void serve_objects(const std::shared_ptr<AgentCore>& core) {
+  core->raw().serve(std::string(method_function), handler(core, &answer_method));
+  core->raw().serve(std::string(fetch_function), handler(core, &answer_fetch));
+}
+
+}  // namespace detail
+
+const std::string& Object::owner() const {
+  if (!reference_) throw InvalidArgument("the Object holds nothing");
+  return reference_->owner().name;
+}
+
+const std::string& Object::type_name() const {
+  if (!reference_) throw InvalidArgument("the Object holds nothing");
+  return reference_->type_hint();
+}
+
+std::shared_ptr<detail::Pending> Object::start(const CallOptions& options, std::string_view method,
+                                               std::size_t arguments, detail::WriteArguments write, const void* pack,
+                                               bool may_hold_object) const {
+  const auto& owner = this->owner();
+  detail::check(reference_->status());
+  const auto target = MethodTarget{reference_->owner().incarnation, reference_->object(), std::string(method)}.encode();
+  return detail::start_call(agent_, options, owner, method_function, target, method, arguments, write, pack,
+                            may_hold_object);
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,139 @@
+#include "rpc/cpp/rendezvous.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "agent/rendezvous/torch_store.h"
+#include "rpc/cpp/failures.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry::detail {
+namespace {
+
+constexpr const char* kinds = "env://, tcp://host:port and store://host:port are known";
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+int number_of(const std::string& text, const std::string& what) {
+  int number = 0;
+  const auto* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stopped != end || number < 0) throw InvalidArgument(what + " is no number: " + text);
+  return number;
+}
+
+struct Place {
+  std::string host;
+  std::uint16_t port = 0;
+};
+
+Place place_of(const std::string& host, const std::string& port, const std::string& what) {
+  if (host.empty() || port.empty()) throw InvalidArgument(what + " needs a host and a port");
+  const int number = number_of(port, "the port of " + what);
+  if (number > 65535) throw InvalidArgument("the port of " + what + " is beyond 65535");
+  return {host, static_cast<std::uint16_t>(number)};
+}
+
+Place parse(std::string_view rest, const std::string& whole) {
+  rest = rest.substr(0, rest.find_first_of("/?"));
+  const auto colon = rest.rfind(':');
+  if (colon == std::string_view::npos) throw InvalidArgument(whole + " needs a host and a port");
+  auto host = rest.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return place_of(std::string(host), std::string(rest.substr(colon + 1)), whole);
+}
+
+/// Of the keys of one session: in a world all begin together, so that one process may begin again while another still
+/// ends. The sessions are the process's, as each rank counts its own.
+std::string prefix_of(const std::string& place, int world_size, int rank) {
+  if (world_size == 0) return "tensorferry";
+  static std::mutex mutex;
+  static std::map<std::tuple<std::string, int, int>, int> sessions;
+  const std::lock_guard lock(mutex);
+  return "tensorferry/" + std::to_string(world_size) + "/" + std::to_string(sessions[{place, world_size, rank}]++);
+}
+
+/// torchrun's own store, whose keys carry the attempt.
+std::string torchrun_prefix() {
+  if (environment("TORCHELASTIC_USE_AGENT_STORE") != "True") return "";
+  const auto attempt = environment("TORCHELASTIC_RESTART_COUNT");
+  return "/worker/attempt_" + (attempt.empty() ? "0" : attempt) + "/";
+}
+
+void connect_to_torch(Meeting& meeting, const Place& place, bool from_environment, const AgentOptions& options) {
+  TorchStoreOptions torch;
+  // Only a world goes through torch.distributed.rendezvous in Python, which looks for torchrun's prefix.
+  if (from_environment && meeting.world_size != 0) torch.prefix = torchrun_prefix();
+  torch.counts_as_worker = meeting.world_size != 0 && torch.prefix.empty();
+  torch.timeout = options.join_timeout;
+  if (meeting.rank == 0 && torch.prefix.empty()) {
+    throw InvalidArgument(
+        "rank 0 serves torch's store at tcp:// and env://, which C++ does not do: let rank 0 be a "
+        "Python process, or meet at store://host:port");
+  }
+  meeting.store = value_or_throw(connect_torch_store(place.host, place.port, torch));
+}
+
+void connect_to_own(Meeting& meeting, const Place& place, const AgentOptions& options) {
+  if (meeting.rank == 0) {
+    auto server = TcpStoreServer::listen(place.host, place.port, options.key);
+    // Somebody else may serve it already: a process of its own, say.
+    if (server.ok()) meeting.server = *std::move(server);
+  }
+  meeting.store = value_or_throw(connect_tcp_store(place.host, place.port, options.key, options.join_timeout));
+}
+
+}  // namespace
+
+Meeting meet(const AgentOptions& options) {
+  Meeting out;
+  out.rank = options.rank;
+  out.world_size = options.world_size;
+  if (options.store) {
+    out.store = options.store;
+    out.prefix =
+        prefix_of(std::to_string(reinterpret_cast<std::uintptr_t>(options.store.get())), out.world_size, out.rank);
+    return out;
+  }
+  const std::string method = options.rendezvous.empty() ? "env://" : options.rendezvous;
+  const std::string_view view = method;
+  const bool from_environment = view.starts_with("env://");
+  Place place;
+  if (from_environment) {
+    if (out.rank < 0) {
+      if (const auto rank = environment("RANK"); !rank.empty()) out.rank = number_of(rank, "RANK");
+      if (const auto size = environment("WORLD_SIZE"); out.world_size == 0 && !size.empty()) {
+        out.world_size = number_of(size, "WORLD_SIZE");
+      }
+    }
+    place = place_of(environment("MASTER_ADDR"), environment("MASTER_PORT"), "env:// (MASTER_ADDR, MASTER_PORT)");
+  } else if (view.starts_with("tcp://")) {
+    place = parse(view.substr(6), method);
+  } else if (view.starts_with("store://")) {
+    place = parse(view.substr(8), method);
+  } else {
+    throw InvalidArgument("rendezvous \"" + method + "\": " + kinds);
+  }
+  if (out.world_size < 0) throw InvalidArgument("a world has 0 (any number) or more agents");
+  if (out.world_size != 0 && out.rank < 0) {
+    throw InvalidArgument("a world of " + std::to_string(out.world_size) +
+                          " needs this process's rank: AgentOptions::rank, or RANK (environment)");
+  }
+  out.host = place.host;
+  if (view.starts_with("store://")) {
+    connect_to_own(out, place, options);
+  } else {
+    connect_to_torch(out, place, from_environment, options);
+  }
+  out.prefix = prefix_of(method + " " + place.host + ":" + std::to_string(place.port), out.world_size, out.rank);
+  return out;
+}
+
+}  // namespace tensorferry::detail

@@ -1,0 +1,211 @@
+#include "rpc/cpp/serving.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/log.h"
+#include "rpc/core/exception.h"
+#include "rpc/cpp/failures.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry::detail {
+
+// ---- answers
+
+bool Answer::begin(const RequestHead& head) {
+  call_ = head.call;
+  if (!head.creation) return true;
+  if (const auto refused = core_->tables().create(caller_, *head.creation); !refused.ok()) {
+    fail(refused);  // there is no object
+    return false;
+  }
+  creation_ = head.creation;
+  return true;
+}
+
+void Answer::keep(std::shared_ptr<RemoteThing> thing, bool raised) {
+  core_->tables().fulfil(creation_->object, {std::move(thing), raised});
+  creation_.reset();
+  value([](ValueWriter& out) {
+    out.none();
+    return true;
+  });
+}
+
+void Answer::send(Encoder& out, Crossing& crossing) {
+  check(out.status());
+  auto message = out.take();
+  if (creation_) {
+    if (!crossing.kept()) return keep(std::make_shared<KeptReply>(std::move(message)), false);
+    // It is an object already: the caller's reference is one more to that.
+    std::shared_ptr<RemoteThing> thing;
+    core_->tables().fetch(crossing.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
+      if (found.ok()) thing = std::static_pointer_cast<RemoteThing>(found->value);
+    });
+    if (!thing) throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
+    return keep(std::move(thing), false);
+  }
+  auto passage = crossing.take();
+  passage.sent();
+  passage.replied(call_);
+  reply_.send(std::move(message));
+}
+
+void Answer::error(const std::exception_ptr& thrown) {
+  RemoteException described;
+  const auto status = describe_thrown(thrown, core_->self().name, described);
+  if (!status.ok()) return fail(status);
+  Encoder out;
+  begin_reply(out, ReplyKind::exception);
+  write_exception(out, described);
+  if (creation_) return keep(std::make_shared<KeptReply>(out.take()), true);
+  reply_.send(out.take());
+}
+
+void Answer::fail(const Status& status) {
+  // What went wrong with an object's creation is told where the object is used.
+  if (creation_) return keep(std::make_shared<KeptReply>(status), true);
+  reply_.fail(status);
+}
+
+namespace {
+
+/// What a function that is running sees of its call.
+class Running final : public Invocation {
+ public:
+  Running(Answer& answer, Reading& reading, const RequestHead& head, std::size_t skipped,
+          const std::vector<std::string>& parameters, std::size_t arguments)
+      : answer_(answer),
+        reading_(reading),
+        reader_(reading),
+        parameters_(parameters),
+        given_(head.positional - skipped),
+        arguments_(arguments) {}
+
+  [[nodiscard]] std::string_view peer() const override { return answer_.caller().name; }
+  [[nodiscard]] int rank() const override { return answer_.rank(); }
+  [[nodiscard]] std::optional<Clock::time_point> deadline() const override { return answer_.reply().deadline(); }
+  [[nodiscard]] bool cancelled() const override { return answer_.reply().cancelled(); }
+
+  ValueReader* argument(std::size_t index) override {
+    if (index < given_) return &reader_;
+    const auto& names = reading_.keywords();
+    if (index >= parameters_.size()) return nullptr;
+    const auto found = std::find(names.begin(), names.end(), parameters_[index]);
+    if (found == names.end()) return nullptr;
+    ++by_keyword_;
+    reading_.go_to_keyword(static_cast<std::size_t>(found - names.begin()));
+    return &reader_;
+  }
+  void end_arguments() override {
+    if (given_ > arguments_ || reading_.keywords().size() != by_keyword_) throw Mismatch();
+    reading_.finish();
+  }
+  ValueWriter& result() override { return *out_; }
+  void result_later(std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
+                    void (*take)()) override;
+
+  void write_to(ValueWriter* out) { out_ = out; }
+  [[nodiscard]] bool answers_later() const noexcept { return later_; }
+
+ private:
+  Answer& answer_;
+  Reading& reading_;
+  ValueReader reader_;
+  const std::vector<std::string>& parameters_;
+  const std::size_t given_, arguments_;
+  std::size_t by_keyword_ = 0;
+  ValueWriter* out_ = nullptr;
+  bool later_ = false;
+};
+
+/// Answers with what a future comes to.
+class AnswerLater final : public Continuation {
+ public:
+  AnswerLater(Answer answer, std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
+              void (*take)())
+      : answer_(std::move(answer)), pending_(std::move(pending)), write_(write), take_(take) {}
+  void run() override {
+    try {
+      answer_.value([&](ValueWriter& out) {
+        write_(out, *pending_, take_);
+        return true;
+      });
+    } catch (...) {
+      answer_.error(std::current_exception());
+    }
+  }
+
+ private:
+  Answer answer_;
+  std::shared_ptr<Pending> pending_;
+  void (*write_)(ValueWriter&, Pending&, void (*)());
+  void (*take_)();
+};
+
+void Running::result_later(std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
+                           void (*take)()) {
+  if (!pending) throw_used_future();
+  later_ = true;
+  auto next = std::make_unique<AnswerLater>(std::move(answer_), pending, write, take);
+  pending->on_done(std::move(next));
+}
+
+}  // namespace
+
+void run_function(Function& function, std::string_view shown, Reading& reading, const RequestHead& head,
+                  std::size_t skipped, Answer answer) {
+  Running running(answer, reading, head, skipped, function.parameters, function.arguments());
+  try {
+    if (head.packed || head.positional < skipped || head.positional - skipped > function.arguments()) throw Mismatch();
+    answer.value([&](ValueWriter& out) {
+      running.write_to(&out);
+      function.run(running);
+      return !running.answers_later();
+    });
+  } catch (const Mismatch&) {
+    auto came = describe_arguments(reading.message());
+    if (skipped != 0) {  // what the caller does not know of
+      const auto comma = came.find(", ");
+      came = "(" + came.substr(comma == std::string::npos ? came.size() - 1 : comma + 2);
+    }
+    answer.fail({Code::invalid_argument, std::string(shown) + function.signature() + " on \"" +
+                                             answer.core().self().name + "\"; called with " + came});
+  } catch (...) {
+    answer.error(std::current_exception());
+  }
+}
+
+std::string signature_text(const std::vector<std::string>& parameters, const std::vector<std::string>& types,
+                           const std::string& result) {
+  std::string out = "(";
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    if (i != 0) out += ", ";
+    if (i < parameters.size()) out += parameters[i] + ": ";
+    out += types[i];
+  }
+  return out + ") -> " + result;
+}
+
+void throw_missing_argument() { throw Mismatch(); }
+
+Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, std::shared_ptr<Function> function) {
+  return [weak = std::weak_ptr(core), shown = std::move(shown), function = std::move(function)](const Request& request,
+                                                                                                Reply reply) {
+    auto self = weak.lock();
+    if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
+    auto* here = self.get();
+    Answer answer(std::move(self), request.peer, std::move(reply));
+    try {
+      Reading reading(request.arguments, here);
+      reading.come_from(answer.caller());
+      const auto head = reading.request();
+      if (!answer.begin(head)) return;
+      run_function(*function, shown, reading, head, 0, std::move(answer));
+    } catch (const Error&) {
+      answer.error(std::current_exception());
+    }
+  };
+}
+
+}  // namespace tensorferry::detail

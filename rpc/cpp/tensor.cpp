@@ -1,0 +1,155 @@
+#include "tensorferry/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "rpc/core/layout.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry {
+namespace {
+
+std::string text_of(const Tensor::Shape& shape) {
+  std::string out = "[";
+  for (const auto size : shape) out += (out.size() == 1 ? "" : ", ") + std::to_string(size);
+  return out + "]";
+}
+
+/// Elements of a tensor of that shape. InvalidArgument: a negative size, more bytes than there can be.
+std::size_t count_of(const Tensor::Shape& shape, DType dtype) {
+  const auto each = size_of(dtype);
+  if (each == 0) throw InvalidArgument("there is no such dtype");
+  if (shape.size() > Dims::max) throw InvalidArgument("a tensor has at most 64 dimensions");
+  // Sizes of 0 count last: the others must make sense by themselves.
+  std::size_t count = 1;
+  bool none = false;
+  for (const auto size : shape) {
+    if (size < 0) throw InvalidArgument("a tensor of shape " + text_of(shape) + " cannot be: a size is negative");
+    none = none || size == 0;
+    const bool overflows = size != 0 && __builtin_mul_overflow(count, static_cast<std::size_t>(size), &count);
+    if (overflows || count > PTRDIFF_MAX / each) {
+      throw InvalidArgument("a tensor of shape " + text_of(shape) + " is too large");
+    }
+  }
+  return none ? 0 : count;
+}
+
+Tensor::Shape row_major(const Tensor::Shape& shape) {
+  Tensor::Shape strides(shape.size());
+  std::int64_t stride = 1;
+  for (auto i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<std::int64_t>(shape[i], 1);
+  }
+  return strides;
+}
+
+/// Copies the elements of dimension `at` and those after it to `to`, row-major; returns where the next ones go.
+std::byte* copy_elements(const Tensor& tensor, std::size_t at, const std::byte* from, std::byte* to) {
+  const auto each = size_of(tensor.dtype());
+  if (at == tensor.shape().size()) {
+    std::memcpy(to, from, each);
+    return to + each;
+  }
+  const auto size = tensor.shape()[at];
+  const auto stride = tensor.strides()[at];
+  if (at + 1 == tensor.shape().size() && stride == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>(size) * each);
+    return to + static_cast<std::size_t>(size) * each;
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    to = copy_elements(tensor, at + 1, from + i * stride * static_cast<std::int64_t>(each), to);
+  }
+  return to;
+}
+
+}  // namespace
+
+Tensor Tensor::empty(Shape shape, DType dtype) {
+  const auto bytes = count_of(shape, dtype) * size_of(dtype);
+  std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(bytes, 1)]);  // NOLINT: uninitialised
+  void* data = memory.get();
+  return from_memory(data, std::move(shape), dtype, std::shared_ptr<void>(std::move(memory), data));
+}
+
+Tensor Tensor::of_elements(void* data, std::size_t count, Shape shape, DType dtype, std::shared_ptr<void> owner) {
+  if (count_of(shape, dtype) != count) {
+    throw InvalidArgument("a tensor of shape " + text_of(shape) + " cannot be made of " + std::to_string(count) +
+                          " elements");
+  }
+  return from_memory(data, std::move(shape), dtype, std::move(owner));
+}
+
+Tensor Tensor::from_memory(void* data, Shape shape, DType dtype, std::shared_ptr<void> owner, Shape strides,
+                           Device device) {
+  Tensor out;
+  out.size_ = count_of(shape, dtype);
+  if (strides.empty()) strides = row_major(shape);
+  if (strides.size() != shape.size()) {
+    throw InvalidArgument(std::to_string(strides.size()) + " strides do not fit the shape " + text_of(shape));
+  }
+  if (std::any_of(strides.begin(), strides.end(), [](auto stride) { return stride < 0; })) {
+    throw InvalidArgument("negative strides do not travel: copy the tensor first");
+  }
+  if (data == nullptr && out.size_ != 0) throw InvalidArgument("a tensor with elements needs memory");
+  out.dtype_ = dtype;
+  out.device_ = device;
+  out.shape_ = std::move(shape);
+  out.strides_ = std::move(strides);
+  out.data_ = data;
+  out.owner_ = std::move(owner);
+  return out;
+}
+
+bool Tensor::is_contiguous() const noexcept {
+  if (size_ == 0) return true;
+  std::int64_t stride = 1;
+  for (auto i = shape_.size(); i-- > 0;) {
+    if (shape_[i] != 1 && strides_[i] != stride) return false;
+    stride *= shape_[i];
+  }
+  return true;
+}
+
+void Tensor::check_access(DType wanted) const {
+  if (dtype_ != wanted) throw InvalidArgument("a " + text() + " is read as " + std::string(name_of(wanted)));
+  if (device_.type != DeviceType::cpu) {
+    throw InvalidArgument("a " + text() + " on " + tensorferry::text_of(device_) + " is read as host memory");
+  }
+}
+
+void Tensor::check_contiguous() const {
+  if (!is_contiguous()) throw InvalidArgument("a " + text() + " is not contiguous: see Tensor::contiguous()");
+}
+
+void Tensor::check_one() const {
+  if (size_ != 1) throw InvalidArgument("a " + text() + " is not one element");
+}
+
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+
+Tensor Tensor::clone() const {
+  if (device_.type != DeviceType::cpu) throw InvalidArgument("a " + text() + " is copied in host memory alone");
+  auto out = empty(shape_, dtype_);
+  if (size_ == 0) return out;
+  auto* to = static_cast<std::byte*>(out.data_);
+  if (is_contiguous()) {
+    std::memcpy(to, data_, bytes());
+  } else {
+    copy_elements(*this, 0, static_cast<const std::byte*>(data_), to);
+  }
+  return out;
+}
+
+Tensor Tensor::reshape(Shape shape) const {
+  check_contiguous();
+  if (count_of(shape, dtype_) != size_) {
+    throw InvalidArgument("a " + text() + " cannot have the shape " + text_of(shape));
+  }
+  return from_memory(data_, std::move(shape), dtype_, owner_, {}, device_);
+}
+
+std::string Tensor::text() const { return std::string(name_of(dtype_)) + " tensor " + text_of(shape_); }
+
+}  // namespace tensorferry

@@ -1,0 +1,118 @@
+#include <atomic>
+#include <mutex>
+
+#include "tests/rpc/cpp/typed_agents.h"
+
+namespace {
+
+using namespace tensorferry;
+using namespace tensorferry::testing;
+using ::testing::HasSubstr;
+
+std::atomic<int> alive{0};
+
+class Counter {
+ public:
+  Counter() { ++alive; }
+  ~Counter() { --alive; }
+  Counter(const Counter&) = delete;
+  Counter& operator=(const Counter&) = delete;
+  int add(int n) {
+    const std::lock_guard lock(mutex_);
+    return value_ += n;
+  }
+  [[nodiscard]] int value() const { return value_; }
+
+ private:
+  std::mutex mutex_;
+  int value_ = 0;
+};
+
+bool becomes(const std::atomic<int>& value, int wanted) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (value != wanted && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  return value == wanted;
+}
+
+class Objects : public TypedAgents {
+ protected:
+  void SetUp() override {
+    alive = 0;
+    sim->serve("make", [this] {
+      return sim->share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add, {"n"}),
+                               method("value", &Counter::value));
+    });
+  }
+};
+
+TEST_F(Objects, AreUsedByTheirMethods) {
+  const auto counter = trainer->call<Object>("sim", "make").get();
+  EXPECT_EQ(counter.owner(), "sim");
+  EXPECT_EQ(counter.type_name(), "Counter");
+  EXPECT_EQ(counter.call<int>("add", 2).get(), 2);
+  EXPECT_EQ(counter.call<int>("add", 3).get(), 5);
+  EXPECT_EQ(counter.call<int>("value").get(), 5);
+}
+
+TEST_F(Objects, LiveAsLongAsTheyAreHeld) {
+  {
+    const auto counter = trainer->call<Object>("sim", "make").get();
+    const auto copy = counter;
+    EXPECT_EQ(copy.call<int>("add", 1).get(), 1);
+    EXPECT_EQ(alive, 1);
+  }
+  EXPECT_TRUE(becomes(alive, 0));
+}
+
+TEST_F(Objects, ArePassedOn) {
+  const auto other = join(store, "other");
+  other->serve("use", [](const Object& counter) { return counter.call<int>("add", 10).get(); });
+  std::atomic<bool> kept{false};
+  Object held;
+  other->serve("hold", [&](Object counter) {
+    held = std::move(counter);
+    kept = true;
+  });
+  {
+    const auto counter = trainer->call<Object>("sim", "make").get();
+    EXPECT_EQ(trainer->call<int>("other", "use", counter).get(), 10);
+    trainer->call("other", "hold", counter).get();
+  }
+  EXPECT_EQ(held.call<int>("value").get(), 10);
+  EXPECT_EQ(alive, 1);
+  held = {};
+  EXPECT_TRUE(becomes(alive, 0));
+}
+
+TEST_F(Objects, ComeHomeToTheirOwner) {
+  const auto mine = sim->share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add));
+  trainer->serve("echo", [](Object object) { return object; });
+  const auto back = sim->call<Object>("trainer", "echo", mine).get();
+  EXPECT_EQ(back.call<int>("add", 4).get(), 4);
+}
+
+TEST_F(Objects, SayWhatTheyCannotDo) {
+  const auto counter = trainer->call<Object>("sim", "make").get();
+  EXPECT_THAT(thrown_by<NotFound>([&] { counter.call("subtract", 1).get(); }),
+              HasSubstr("\"Counter\" on \"sim\" has no method \"subtract\" for peers; it has: add, value"));
+  EXPECT_THAT(thrown_by<InvalidArgument>([&] { counter.call("add", "x").get(); }),
+              HasSubstr("Counter.add(n: int) -> int on \"sim\"; called with (str)"));
+  EXPECT_THROW(Object().call("add", 1), InvalidArgument);
+  EXPECT_THROW(trainer->call("sim", "make", Object()), InvalidArgument);
+}
+
+TEST_F(Objects, AreLostWithTheirOwner) {
+  const auto counter = trainer->call<Object>("sim", "make").get();
+  EXPECT_EQ(counter.call<int>("add", 1).get(), 1);
+  sim->leave();
+  EXPECT_THROW(counter.call<int>("add", 1).get(), Error);
+}
+
+TEST_F(Objects, OutliveTheirAgentAsHandles) {
+  auto counter = trainer->call<Object>("sim", "make").get();
+  trainer.reset();
+  EXPECT_THROW(counter.call<int>("add", 1).get(), Error);
+  counter = {};
+}
+
+}  // namespace
