@@ -7,6 +7,11 @@
 #include "channels/cma/cma_channel.h"
 #include "channels/shm/shm_channel.h"
 #include "channels/text.h"
+#ifdef TENSORFERRY_HAS_CUDA
+#include "channels/cuda_basic/cuda_basic_channel.h"
+#include "channels/cuda_ipc/cuda_ipc_channel.h"
+#include "channels/cuda_xth/cuda_xth_channel.h"
+#endif
 #include "channels/xth/xth_channel.h"
 
 namespace tensorferry {
@@ -17,6 +22,11 @@ Registry Registry::built_in() {
   registry.add("shm", 80, [] { return std::make_unique<ShmDriver>(); });
   registry.add("cma", 60, [] { return std::make_unique<CmaDriver>(); });
   registry.add("basic", 0, std::make_unique<BasicDriver>);
+#ifdef TENSORFERRY_HAS_CUDA
+  registry.add("cuda_xth", 100, std::make_unique<CudaXthDriver>);
+  registry.add("cuda_ipc", 80, [] { return std::make_unique<CudaIpcDriver>(); });
+  registry.add("cuda_basic", 0, std::make_unique<CudaBasicDriver>);
+#endif
   return registry;
 }
 

@@ -12,9 +12,9 @@
 #include <variant>
 #include <vector>
 
+#include "channels/background.h"
 #include "channels/channel.h"
 #include "channels/shared_memory.h"
-#include "channels/shm/background.h"
 #include "channels/shm/layout.h"
 #include "channels/size_class.h"
 

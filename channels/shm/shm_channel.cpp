@@ -24,7 +24,7 @@ struct ShmDriver::State {
   const shm::Limits limits;
   const std::shared_ptr<shm::Usage> usage = std::make_shared<shm::Usage>();
   Copier copier;
-  shm::Background background;  // the first to end: its jobs use the rest
+  Background background;  // the first to end: its jobs use the rest
 };
 
 namespace {
@@ -34,7 +34,7 @@ using shm::Place;
 class ShmChannel final : public Channel {
  public:
   ShmChannel(Wire& wire, const shm::Limits& limits, std::shared_ptr<shm::Usage> usage, Copier& copier,
-             shm::Background& background)
+             Background& background)
       : wire_(wire), copier_(copier) {
     auto ledger = SharedMemory::create(shm::Ledger::bytes);
     auto descriptor = ledger.ok() ? ledger->share() : Result<FileDescriptor>(ledger.status());

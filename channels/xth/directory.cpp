@@ -1,12 +1,26 @@
 #include "channels/xth/directory.h"
 
+#include <optional>
 #include <utility>
 
+#include "channels/fork.h"
 #include "channels/host.h"
 
 namespace tensorferry::xth {
 
 Id random_id() { return {random_word(), random_word()}; }
+
+Id nonce_of_this_process() {
+  static std::mutex mutex;
+  static std::optional<Id> nonce;
+  static std::uint32_t drawn_at = 0;
+  std::lock_guard lock(mutex);
+  if (!nonce || drawn_at != forks()) {
+    nonce = random_id();
+    drawn_at = forks();
+  }
+  return *nonce;
+}
 
 Directory& Directory::of_this_process() {
   static auto& directory = *new Directory;  // never destroyed: an agent may be closed by another static's destructor

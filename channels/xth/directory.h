@@ -16,6 +16,9 @@ using Id = std::array<std::uint64_t, 2>;
 
 Id random_id();
 
+/// A number that this process alone has, by which two agents learn that they are in one; a forked child draws its own.
+Id nonce_of_this_process();
+
 /// The channel ends of this process by id. The one global of xth: the two ends of a link meet nowhere else.
 class Directory {
  public:

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "channels/completion.h"
-#include "channels/fork.h"
 #include "channels/offers.h"
 #include "channels/region.h"
 #include "channels/text.h"
 #include "channels/xth/directory.h"
+#include "channels/xth/ticket.h"
 
 namespace tensorferry {
 
@@ -19,44 +19,8 @@ namespace {
 
 using xth::Directory;
 using xth::Id;
-
-/// A number that this process alone has; a forked child draws one of its own.
-Id nonce_of_this_process() {
-  static std::mutex mutex;
-  static std::optional<Id> nonce;
-  static std::uint32_t drawn_at = 0;
-  std::lock_guard lock(mutex);
-  if (!nonce || drawn_at != forks()) {
-    nonce = xth::random_id();
-    drawn_at = forks();
-  }
-  return *nonce;
-}
-
-/// Which offer of which channel end.
-struct Place {
-  Id end;
-  std::uint64_t number;
-};
-
-Ticket ticket_of(std::size_t bytes, const Place& place) {
-  Ticket ticket{.bytes = bytes, .opaque = {}, .acknowledge = true};
-  Writer out(ticket.opaque);
-  out.put(place.end[0]);
-  out.put(place.end[1]);
-  out.varint(place.number);
-  return ticket;
-}
-
-std::optional<Place> place_of(const Ticket& ticket) {
-  Reader in(ticket.opaque);
-  Place place{};
-  place.end[0] = in.get<std::uint64_t>();
-  place.end[1] = in.get<std::uint64_t>();
-  place.number = in.varint();
-  if (in.failed() || !in.empty()) return std::nullopt;
-  return place;
-}
+using xth::place_of;
+using xth::ticket_of;
 
 class XthChannel final : public Channel {
  public:
@@ -161,7 +125,7 @@ class XthChannel final : public Channel {
 
 std::variant<Bytes, Refusal> XthDriver::descriptor(Device device) {
   if (device.type != DeviceType::cpu) return Refusal{formatted("xth carries CPU memory, not {}", text_of(device))};
-  const auto nonce = nonce_of_this_process();
+  const auto nonce = xth::nonce_of_this_process();
   const auto bytes = std::as_bytes(std::span(nonce));
   return Bytes(bytes.begin(), bytes.end());
 }

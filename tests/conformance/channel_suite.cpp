@@ -1,5 +1,9 @@
 #include "tests/conformance/channel_suite.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <future>
 #include <thread>
 
@@ -34,7 +38,6 @@ void ChannelSuite::TearDown() { disconnect(); }
 void ChannelProcessSuite::SetUp() {
   if (!traits().missing.empty()) GTEST_SKIP() << traits().missing;
   if (traits().same_process) GTEST_SKIP() << "both ends are in one process";
-  if (!traits().forks) GTEST_SKIP() << "the channel does not work in a forked child";
 }
 
 void ChannelSuite::expect_arrives(WireEnd& to, std::size_t bytes, std::uint32_t seed) {
@@ -81,6 +84,20 @@ bool ChannelSuite::returns_elsewhere(std::function<void()> work) {
   // One that hangs is left alone: the test has failed, and says so instead of hanging too.
   back ? thread.join() : thread.detach();
   return back;
+}
+
+void ChannelProcessSuite::in_a_process_that_may_fork(const std::function<void()>& body) {
+  if (traits().forks) return body();
+  std::fflush(stdout);
+  const auto child = ::fork();
+  if (child == 0) {
+    body();
+    std::fflush(stdout);
+    ::_exit(HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "in the process that forks; its failures stand above";
 }
 
 }  // namespace tensorferry::conformance

@@ -37,7 +37,7 @@ struct Drivers {
 
 struct Traits {
   bool same_process = false;  // both ends are in one process: no test kills a process
-  bool forks = true;          // the other end may be a forked child (a CUDA context may not)
+  bool forks = true;          // who has used the channel may fork a process that uses it (not with CUDA)
   bool shares = false;        // Sharing::shared is refused by the rest
   std::string missing = {};   // why this machine cannot run the channel
 };
@@ -110,14 +110,23 @@ class ChannelSuite : public testing::TestWithParam<ChannelKind> {
 class ChannelProcessSuite : public ChannelSuite {
  protected:
   void SetUp() override;
+  /// Runs `body` here, or in a child of its own where the channel wants that of who forks again and again; its failures
+  /// are the test's.
+  void in_a_process_that_may_fork(const std::function<void()>& body);
 };
 
 }  // namespace tensorferry::conformance
 
-#define INSTANTIATE_CHANNEL_SUITE(Fixture)                                                         \
+#define INSTANTIATE_CHANNEL_SUITE(Fixture)                                                  \
+  namespace tensorferry::conformance {                                                      \
+  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelSuite, testing::Values(channel_kind<Fixture>()), \
+                           [](const auto& kind) { return kind.param.name; });               \
+  }                                                                                         \
+  INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)
+
+/// Only the cases with a process at the other end.
+#define INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)                                                 \
   namespace tensorferry::conformance {                                                             \
-  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelSuite, testing::Values(channel_kind<Fixture>()),        \
-                           [](const auto& kind) { return kind.param.name; });                      \
   INSTANTIATE_TEST_SUITE_P(Fixture, ChannelProcessSuite, testing::Values(channel_kind<Fixture>()), \
                            [](const auto& kind) { return kind.param.name; });                      \
   }                                                                                                \

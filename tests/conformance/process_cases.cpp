@@ -105,25 +105,27 @@ TEST_P(ChannelProcessSuite, AReceiverKilledAtAnyStepReleasesTheSource) {
     for (const auto bytes : {kilobyte, 4 * megabyte}) {
       SCOPED_TRACE(testing::Message() << "step " << static_cast<int>(step) << ", " << bytes << " bytes");
       drop_drivers();
-      auto [mine, theirs] = connected_sockets();
-      Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+      in_a_process_that_may_fork([&] {
+        auto [mine, theirs] = connected_sockets();
+        Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+          make_drivers();
+          WireEnd end("parent", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
+                      std::move(sockets));
+          receive_and_die(end, step, bytes);
+          return 0;
+        });
         make_drivers();
-        WireEnd end("parent", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
-                    std::move(sockets));
-        receive_and_die(end, step, bytes);
-        return 0;
+        WireEnd end("child", driver_a(), GetParam().devices, memory_a(), std::move(mine));
+        end.start();
+        Letter letter(end);
+        const bool offered = end.wait_ready()->ok() && letter.offer(memory_a().filled(bytes, 1));
+        if (step == Step::offer_made) child.kill();
+        letter.send();
+        if (offered) expect_once(letter.released.front(), "released");
+        child.kill();
+        end.finish();
+        for (const auto& released : letter.released) expect_once(released, "released");
       });
-      make_drivers();
-      WireEnd end("child", driver_a(), GetParam().devices, memory_a(), std::move(mine));
-      end.start();
-      Letter letter(end);
-      const bool offered = end.wait_ready()->ok() && letter.offer(memory_a().filled(bytes, 1));
-      if (step == Step::offer_made) child.kill();
-      letter.send();
-      if (offered) expect_once(letter.released.front(), "released");
-      child.kill();
-      end.finish();
-      for (const auto& released : letter.released) EXPECT_EQ(released.runs(), 1);
     }
   }
 }
@@ -133,61 +135,63 @@ TEST_P(ChannelProcessSuite, ASenderKilledAtAnyStepCompletesThePull) {
     for (const auto bytes : {kilobyte, 4 * megabyte}) {
       SCOPED_TRACE(testing::Message() << "step " << static_cast<int>(step) << ", " << bytes << " bytes");
       drop_drivers();
-      auto [mine, theirs] = connected_sockets();
-      Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+      in_a_process_that_may_fork([&] {
+        auto [mine, theirs] = connected_sockets();
+        Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+          make_drivers();
+          WireEnd end("parent", driver_a(), GetParam().devices, memory_a(), std::move(sockets));
+          end.start();
+          (void)end.wait_ready();
+          Letter letter(end);
+          (void)letter.offer(memory_a().filled(bytes, 1));
+          if (step == Step::offer_made) die();
+          letter.send();
+          end.messages().wait_ended();
+          return 0;
+        });
         make_drivers();
-        WireEnd end("parent", driver_a(), GetParam().devices, memory_a(), std::move(sockets));
-        end.start();
-        (void)end.wait_ready();
-        Letter letter(end);
-        (void)letter.offer(memory_a().filled(bytes, 1));
-        if (step == Step::offer_made) die();
-        letter.send();
-        end.messages().wait_ended();
-        return 0;
-      });
-      make_drivers();
-      WireEnd end("child", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
-                  std::move(mine));
-      std::atomic<bool> landed{false};
-      std::mutex mutex;
-      Arrivals pulled;
-      end.behave({.on_message =
-                      [&](Arrivals& arrivals) {
-                        if (step == Step::ticket_delivered) child.kill();
-                        for (auto& arrival : arrivals) {
-                          if (step == Step::while_pulling) {
-                            arrival->may_adopt = false;
-                            arrival->on_reserve = [&] { child.kill(); };
+        WireEnd end("child", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
+                    std::move(mine));
+        std::atomic<bool> landed{false};
+        std::mutex mutex;
+        Arrivals pulled;
+        end.behave({.on_message =
+                        [&](Arrivals& arrivals) {
+                          if (step == Step::ticket_delivered) child.kill();
+                          for (auto& arrival : arrivals) {
+                            if (step == Step::while_pulling) {
+                              arrival->may_adopt = false;
+                              arrival->on_reserve = [&] { child.kill(); };
+                            }
+                            end.pull(arrival);
+                            std::lock_guard lock(mutex);
+                            pulled.push_back(arrival);
                           }
-                          end.pull(arrival);
-                          std::lock_guard lock(mutex);
-                          pulled.push_back(arrival);
-                        }
-                      },
-                  .on_landed = [&](Arrival&) { landed = true; },
-                  .acknowledges = step != Step::before_acknowledgement});
-      if (step == Step::bytes_half_there) {
-        end.messages().hold_after(bytes / 2);
-        end.bulk().hold_after(bytes / 2);
-      }
-      end.start();
-      if (step == Step::bytes_half_there || step == Step::before_acknowledgement) {
-        wait_half(end, landed);
-        child.kill();
-      }
-      end.messages().resume();
-      end.bulk().resume();
-      end.messages().wait_ended();  // it died by itself, or was killed above
-      end.finish();
-      for (const auto& arrival : pulled) {
-        EXPECT_EQ(arrival->landed.runs(), 1);
-        EXPECT_EQ(arrival->consumed.runs(), 1);
-        if (arrival->landed.wait_name() == "Ok") {
-          arrival->buffer.bytes = bytes;
-          EXPECT_TRUE(memory_b().holds(arrival->buffer, 1)) << "said to have landed, and has not";
+                        },
+                    .on_landed = [&](Arrival&) { landed = true; },
+                    .acknowledges = step != Step::before_acknowledgement});
+        if (step == Step::bytes_half_there) {
+          end.messages().hold_after(bytes / 2);
+          end.bulk().hold_after(bytes / 2);
         }
-      }
+        end.start();
+        if (step == Step::bytes_half_there || step == Step::before_acknowledgement) {
+          wait_half(end, landed);
+          child.kill();
+        }
+        end.messages().resume();
+        end.bulk().resume();
+        end.messages().wait_ended();  // it died by itself, or was killed above
+        end.finish();
+        for (const auto& arrival : pulled) {
+          expect_once(arrival->landed, "landed");
+          expect_once(arrival->consumed, "consumed");
+          if (arrival->landed.wait_name() == "Ok") {
+            arrival->buffer.bytes = bytes;
+            EXPECT_TRUE(memory_b().holds(arrival->buffer, 1)) << "said to have landed, and has not";
+          }
+        }
+      });
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "channels/shm/background.h"
+#include "channels/background.h"
 
 #include <system_error>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "channels/fork.h"
 #include "channels/thread_signals.h"
 
-namespace tensorferry::shm {
+namespace tensorferry {
 
 namespace {
 constexpr std::chrono::seconds lingers_for{1};
@@ -68,4 +68,4 @@ void Background::State::live() {
   alive = false;
 }
 
-}  // namespace tensorferry::shm
+}  // namespace tensorferry

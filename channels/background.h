@@ -11,7 +11,7 @@
 
 #include "channels/function.h"
 
-namespace tensorferry::shm {
+namespace tensorferry {
 
 /// Runs jobs one after another, each at its time. The thread starts with the first job and ends when none has been
 /// waiting for a second; it sleeps between. Thread-safe. Jobs hold what they work on weakly where it may end first.
@@ -45,4 +45,4 @@ class Background final {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace tensorferry::shm
+}  // namespace tensorferry

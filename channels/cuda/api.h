@@ -1,0 +1,79 @@
+/// The CUDA driver's functions that the cuda channels use. libcuda is loaded at run time, so that one build starts on
+/// machines with and without a GPU; only the toolkit's header is needed to build.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "channels/status.h"
+
+namespace tensorferry::cuda {
+
+/// Named as in cuda.h, without the prefix. All are there, or api() is null.
+struct Api {
+  decltype(&::cuInit) init;
+  decltype(&::cuGetErrorName) get_error_name;
+  decltype(&::cuDeviceGetCount) device_get_count;
+  decltype(&::cuDeviceGet) device_get;
+  decltype(&::cuDeviceGetUuid) device_get_uuid;
+  decltype(&::cuDeviceGetAttribute) device_get_attribute;
+  decltype(&::cuDeviceCanAccessPeer) device_can_access_peer;
+  decltype(&::cuDeviceGetP2PAttribute) device_get_p2p_attribute;
+  decltype(&::cuDevicePrimaryCtxRetain) primary_ctx_retain;
+  decltype(&::cuCtxPushCurrent) ctx_push_current;
+  decltype(&::cuCtxPopCurrent) ctx_pop_current;
+  decltype(&::cuCtxEnablePeerAccess) ctx_enable_peer_access;
+  decltype(&::cuThreadExchangeStreamCaptureMode) exchange_capture_mode;
+  decltype(&::cuStreamCreate) stream_create;
+  decltype(&::cuStreamDestroy) stream_destroy;
+  decltype(&::cuStreamQuery) stream_query;
+  decltype(&::cuStreamIsCapturing) stream_is_capturing;
+  decltype(&::cuStreamWaitEvent) stream_wait_event;
+  decltype(&::cuStreamWaitValue32) stream_wait_value;
+  decltype(&::cuStreamWriteValue32) stream_write_value;
+  decltype(&::cuEventCreate) event_create;
+  decltype(&::cuEventDestroy) event_destroy;
+  decltype(&::cuEventRecord) event_record;
+  decltype(&::cuEventQuery) event_query;
+  decltype(&::cuEventElapsedTime) event_elapsed_time;
+  decltype(&::cuMemAlloc) mem_alloc;
+  decltype(&::cuMemFree) mem_free;
+  decltype(&::cuMemcpyAsync) memcpy_async;
+  decltype(&::cuMemsetD8Async) memset_async;
+  decltype(&::cuMemHostRegister) host_register;
+  decltype(&::cuMemHostUnregister) host_unregister;
+  decltype(&::cuMemHostGetDevicePointer) host_get_device_pointer;
+  decltype(&::cuPointerGetAttributes) pointer_get_attributes;
+  decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle;
+  decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle;
+  decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle;
+  decltype(&::cuMemRetainAllocationHandle) mem_retain_allocation_handle;
+  decltype(&::cuMemExportToShareableHandle) mem_export;
+  decltype(&::cuMemImportFromShareableHandle) mem_import;
+  decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_properties;
+  decltype(&::cuMemCreate) mem_create;
+  decltype(&::cuMemRelease) mem_release;
+  decltype(&::cuMemAddressReserve) mem_address_reserve;
+  decltype(&::cuMemAddressFree) mem_address_free;
+  decltype(&::cuMemMap) mem_map;
+  decltype(&::cuMemUnmap) mem_unmap;
+  decltype(&::cuMemSetAccess) mem_set_access;
+};
+
+/// Null where this machine has no CUDA driver, or no GPU that this process may see; why_missing() says which. Loads and
+/// initialises the driver at the first asking; no context is made. Thread-safe.
+const Api* api();
+const std::string& why_missing();
+
+/// How many devices this process sees; 0 without a driver.
+int devices();
+
+/// "CUDA_ERROR_OUT_OF_MEMORY".
+std::string name_of(CUresult result);
+
+/// `what` is what was tried: "what failed: CUDA_ERROR_...". Ok for CUDA_SUCCESS. Running out of memory is
+/// ResourceExhausted, all else ChannelUnavailable.
+Status status_of(CUresult result, const char* what);
+
+}  // namespace tensorferry::cuda

@@ -1,0 +1,137 @@
+#include "channels/cuda/device.h"
+
+#include <array>
+#include <bitset>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "channels/text.h"
+
+namespace tensorferry::cuda {
+namespace {
+
+constexpr std::size_t most_devices = 256;  // what Device::index can say
+
+/// One a device of the process, as the driver has it.
+struct State {
+  std::mutex mutex;
+  CUcontext context = nullptr;  // retained for good: torch's tensors may outlive every channel
+  Status failed;
+  std::vector<CUevent> events;      // idle ones
+  std::bitset<most_devices> peers;  // that were asked for
+};
+
+State& state_of(int device) {
+  static auto& states = *new std::array<State, most_devices>();
+  return states.at(static_cast<std::size_t>(device));
+}
+
+Result<CUcontext> context_of(int device) {
+  if (api() == nullptr) return Status(Code::channel_unavailable, why_missing());
+  if (device < 0 || device >= devices())
+    return Status(Code::channel_unavailable, formatted("this process has no cuda:{}", device));
+  auto& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  if (state.context != nullptr) return state.context;
+  CUdevice handle = 0;
+  auto result = api()->device_get(&handle, device);
+  if (result == CUDA_SUCCESS) result = api()->primary_ctx_retain(&state.context, handle);
+  if (result != CUDA_SUCCESS) {
+    state.context = nullptr;
+    return status_of(result, "making a context");
+  }
+  return state.context;
+}
+
+}  // namespace
+
+OnDevice::OnDevice(int device) {
+  const auto context = context_of(device);
+  if (!context.ok()) {
+    status_ = context.status();
+    return;
+  }
+  status_ = status_of(api()->ctx_push_current(*context), "making a context current");
+  if (status_.ok()) api()->exchange_capture_mode(&mode_);
+}
+
+OnDevice::~OnDevice() {
+  if (!status_.ok()) return;
+  api()->exchange_capture_mode(&mode_);
+  CUcontext popped = nullptr;
+  api()->ctx_pop_current(&popped);
+}
+
+Event Event::record(int device, Stream stream) {
+  Event event;
+  event.device_ = device;
+  auto& state = state_of(device);
+  {
+    const std::lock_guard lock(state.mutex);
+    if (!state.events.empty()) {
+      event.event_ = state.events.back();
+      state.events.pop_back();
+    }
+  }
+  if (event.event_ == nullptr && api()->event_create(&event.event_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return {};
+  if (api()->event_record(event.event_, static_cast<CUstream>(stream)) != CUDA_SUCCESS) return {};
+  return event;
+}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+Event::~Event() {
+  if (event_ == nullptr) return;
+  auto& state = state_of(device_);
+  const std::lock_guard lock(state.mutex);
+  state.events.push_back(event_);
+}
+
+std::optional<Status> Event::done() const {
+  const auto result = api()->event_query(event_);
+  if (result == CUDA_ERROR_NOT_READY) return std::nullopt;
+  return status_of(result, "the device's work");
+}
+
+Order order_of(Stream stream) {
+  auto* const handle = static_cast<CUstream>(stream);
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const auto asked = api()->stream_is_capturing(handle, &capture);
+  if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) return Order::capturing;
+  if (handle == nullptr || handle == CU_STREAM_LEGACY) return Order::busy;
+  return api()->stream_query(handle) == CUDA_SUCCESS ? Order::idle : Order::busy;
+}
+
+std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer) {
+  if (buffer.device.type != DeviceType::cuda)
+    return Refusal{formatted("{} carries GPU memory, not {}", channel, text_of(buffer.device))};
+  if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
+  return std::nullopt;
+}
+
+void allow_peer(int device, int other) {
+  if (device == other || other < 0 || other >= devices()) return;
+  auto& state = state_of(device);
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.peers.test(static_cast<std::size_t>(other))) return;
+    state.peers.set(static_cast<std::size_t>(other));
+  }
+  const auto context = context_of(other);
+  if (context.ok()) api()->ctx_enable_peer_access(*context, 0);  // refused, or done already: copies work all the same
+}
+
+std::optional<std::string> uuid_of(int device) {
+  CUdevice handle = 0;
+  CUuuid uuid{};
+  if (api() == nullptr || api()->device_get(&handle, device) != CUDA_SUCCESS) return std::nullopt;
+  if (api()->device_get_uuid(&uuid, handle) != CUDA_SUCCESS) return std::nullopt;
+  return std::string(uuid.bytes, sizeof uuid.bytes);
+}
+
+}  // namespace tensorferry::cuda

@@ -1,0 +1,78 @@
+#include "channels/cuda/forget.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "channels/cuda/watcher.h"
+
+namespace tensorferry {
+namespace cuda {
+namespace {
+
+struct Range {
+  const std::byte* base;
+  std::size_t bytes;
+};
+
+struct Ears {
+  std::mutex mutex;  // guards what follows; held across calls of listeners
+  std::map<std::size_t, Forgetting::Listener> listeners;
+  std::size_t next = 1;
+
+  std::mutex queue_mutex;  // held for moments only: an allocator's lock may be held by who takes it
+  std::vector<Range> queue;
+
+  static Ears& of_this_process() {
+    static auto& ears = *new Ears;
+    return ears;
+  }
+
+  void tell() {
+    const std::lock_guard lock(mutex);
+    std::vector<Range> ranges;
+    {
+      const std::lock_guard queue_lock(queue_mutex);
+      ranges.swap(queue);
+    }
+    for (const auto& range : ranges) {
+      for (const auto& [number, listener] : listeners) listener(range.base, range.bytes);
+    }
+  }
+};
+
+}  // namespace
+
+Forgetting::Forgetting(Listener listener) {
+  auto& ears = Ears::of_this_process();
+  const std::lock_guard lock(ears.mutex);
+  number_ = ears.next++;
+  ears.listeners.emplace(number_, std::move(listener));
+}
+
+Forgetting::~Forgetting() {
+  auto& ears = Ears::of_this_process();
+  const std::lock_guard lock(ears.mutex);
+  ears.listeners.erase(number_);
+}
+
+}  // namespace cuda
+
+void forget_cuda_memory(const void* base, std::size_t bytes) noexcept {
+  auto& ears = cuda::Ears::of_this_process();
+  bool first = false;
+  {
+    const std::lock_guard lock(ears.queue_mutex);
+    first = ears.queue.empty();
+    ears.queue.push_back({static_cast<const std::byte*>(base), bytes});
+  }
+  if (!first) return;
+  cuda::Watcher::of_this_process().take_turns([] {
+    cuda::Ears::of_this_process().tell();
+    return true;
+  });
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,66 @@
+/// Shared memory that GPUs write and read as well as processes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "channels/cuda/device.h"
+#include "channels/shared_memory.h"
+
+namespace tensorferry::cuda {
+
+/// Page-locks a mapping for the devices of this process. Movable, one owner; the destructor unlocks and unmaps: what
+/// was put on streams must be done.
+class Pinned final {
+ public:
+  Pinned() noexcept = default;
+  /// Takes the pages, and some milliseconds for some megabytes: not for a call's path. `device` is any that will use
+  /// it.
+  static Result<Pinned> lock(SharedMemory memory, int device);
+  /// For a process that leaves such memory to its host: nothing is locked, and on_device() means nothing.
+  static Pinned unlocked(SharedMemory memory);
+  Pinned(Pinned&& other) noexcept { *this = std::move(other); }
+  Pinned& operator=(Pinned&& other) noexcept;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  ~Pinned();
+
+  explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
+  [[nodiscard]] SharedMemory& memory() noexcept { return memory_; }
+  [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
+  /// Where devices find the byte at `offset`.
+  [[nodiscard]] CUdeviceptr on_device(std::size_t offset) const noexcept { return address_ + offset; }
+
+ private:
+  SharedMemory memory_;
+  CUdeviceptr address_ = 0;
+  int device_ = 0;
+};
+
+/// A 32-bit word in such memory by which streams, and processes, wait for one another: it counts up, and who waits for
+/// a value goes on at any later one (CU_STREAM_WAIT_VALUE_GEQ, which compares cyclically). Idea and figures: stream
+/// words order streams of two processes as IPC events do, but a process whose peer has died frees its own streams by
+/// writing the word itself.
+struct Word {
+  std::atomic<std::uint32_t>* host = nullptr;
+  CUdeviceptr device = 0;
+
+  [[nodiscard]] bool reached(std::uint32_t value) const noexcept {
+    return static_cast<std::int32_t>(host->load(std::memory_order_acquire) - value) >= 0;
+  }
+  void set(std::uint32_t value) const noexcept { host->store(value, std::memory_order_release); }
+  /// Where it is not there yet; for who frees streams that wait.
+  void raise_to(std::uint32_t value) const noexcept {
+    if (!reached(value)) set(value);
+  }
+  CUresult wait_on(CUstream stream, std::uint32_t value) const {
+    return api()->stream_wait_value(stream, device, value, CU_STREAM_WAIT_VALUE_GEQ);
+  }
+  CUresult write_on(CUstream stream, std::uint32_t value) const {
+    return api()->stream_write_value(stream, device, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  }
+};
+Word word_at(const Pinned& memory, std::size_t offset);
+
+}  // namespace tensorferry::cuda

@@ -1,0 +1,34 @@
+/// The page-locked ring through which one end of a cuda_basic channel sends to the other on the same host.
+#pragma once
+
+#include <cstdint>
+
+#include "channels/cuda/pinned.h"
+
+namespace tensorferry::cuda_basic {
+
+/// Bytes are cut into chunks of at most a slot, counted over all transfers of the direction. Chunk c uses slot c %
+/// slots and the value c / slots + 1: the sender waits until `free` has reached the value before, fills the slot and
+/// sets `ready` to the value; the receiver waits for that, empties the slot and sets `free`. Hosts wait; a GPU's stream
+/// fills or empties, and sets the word behind it.
+struct Ring {
+  static constexpr std::size_t slots = 16;
+  static constexpr std::size_t slot_bytes = std::size_t{1} << 20;
+  static constexpr std::size_t header = 4096;
+  static constexpr std::size_t bytes = header + slots * slot_bytes;
+  static constexpr std::size_t word_bytes = 64;  // a cache line each
+
+  cuda::Pinned memory;
+
+  struct Chunk {
+    std::size_t slot;
+    std::uint32_t value;
+  };
+  static Chunk chunk(std::uint64_t number) { return {number % slots, static_cast<std::uint32_t>(number / slots + 1)}; }
+  [[nodiscard]] cuda::Word ready(std::size_t slot) const { return cuda::word_at(memory, slot * word_bytes); }
+  [[nodiscard]] cuda::Word free(std::size_t slot) const { return cuda::word_at(memory, (slots + slot) * word_bytes); }
+  [[nodiscard]] std::byte* data(std::size_t slot) const { return memory.data() + header + slot * slot_bytes; }
+  [[nodiscard]] CUdeviceptr on_device(std::size_t slot) const { return memory.on_device(header + slot * slot_bytes); }
+};
+
+}  // namespace tensorferry::cuda_basic

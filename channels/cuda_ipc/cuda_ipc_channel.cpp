@@ -1,0 +1,395 @@
+#include "channels/cuda_ipc/cuda_ipc_channel.h"
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "channels/completion.h"
+#include "channels/cuda/forget.h"
+#include "channels/cuda/watcher.h"
+#include "channels/cuda_ipc/exports.h"
+#include "channels/cuda_ipc/imports.h"
+#include "channels/cuda_ipc/messages.h"
+#include "channels/cuda_ipc/probe.h"
+#include "channels/cuda_ipc/words.h"
+#include "channels/fork.h"
+#include "channels/host.h"
+#include "channels/offers.h"
+#include "channels/text.h"
+#include "channels/xth/directory.h"
+
+namespace tensorferry {
+namespace {
+
+using cuda::OnDevice;
+using cuda::Watcher;
+using cuda_ipc::encode;
+using cuda_ipc::Exports;
+using cuda_ipc::Imports;
+using cuda_ipc::Place;
+using cuda_ipc::WordsIn;
+using cuda_ipc::WordsOut;
+using ControlMessage = cuda_ipc::Control;
+
+/// What the jobs in the background and the channel work on; may outlive the channel.
+struct Shared {
+  Shared(Wire& wire, int d, bool within_process)
+      : device(d),
+        use(std::make_shared<cuda::WireUse>(wire)),
+        exports(std::make_shared<Exports>(use, within_process)),
+        imports(std::make_shared<Imports>(d)) {}
+
+  const int device;
+  const std::shared_ptr<cuda::WireUse> use;
+  const std::shared_ptr<Exports> exports;
+  const std::shared_ptr<Imports> imports;
+  const std::shared_ptr<Offers> offers = std::make_shared<Offers>();
+
+  std::mutex mutex;  // guards what follows
+  Status end;        // ok until close()
+  std::shared_ptr<WordsOut> words_out;
+  std::shared_ptr<WordsIn> words_in;
+  std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;
+  bool probed = false;  // the peer's memory
+  double speed = 0;     // GB/s
+
+  [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
+    const std::lock_guard lock(mutex);
+    return words_in;
+  }
+  void ready(const Status& status) {
+    use->with([&](Wire& wire) { wire.ready(status); });
+  }
+  void ready_when_complete() {
+    bool complete = false;
+    {
+      const std::lock_guard lock(mutex);
+      complete = end.ok() && words_in && probed;
+    }
+    if (complete) ready({});
+  }
+};
+using SharedPtr = std::shared_ptr<Shared>;
+
+/// Makes the page of words and the memory to be probed, and tells the peer. In the background.
+void begin_probe(const SharedPtr& shared) {
+  auto page = SharedMemory::create(cuda_ipc::words_bytes);
+  auto pinned = page.ok() ? cuda::Pinned::lock(std::move(*page), shared->device) : Result<cuda::Pinned>(page.status());
+  if (!pinned.ok()) return shared->ready(pinned.status());
+  const auto nonce = random_word();
+  auto memory = cuda_ipc::ProbeMemory::make(shared->device, nonce);
+  if (!memory.ok()) return shared->ready(memory.status());
+  auto descriptor = pinned->memory().share();
+  if (!descriptor.ok()) return shared->ready(descriptor.status());
+  pinned->memory().seclude();
+  Descriptors of_words, of_memory;
+  of_words.push_back(std::move(*descriptor));
+  of_memory.push_back((*memory)->take_descriptor());
+  {
+    const std::lock_guard lock(shared->mutex);
+    if (!shared->end.ok()) return;
+    shared->words_out = std::make_shared<WordsOut>(std::move(*pinned));
+    shared->probe_memory = std::move(*memory);
+  }
+  shared->use->with([&](Wire& wire) {
+    wire.control(encode(ControlMessage(cuda_ipc::Words{})), std::move(of_words));
+    wire.control(encode(ControlMessage(cuda_ipc::Probe{nonce, cuda_ipc::probe_bytes})), std::move(of_memory));
+  });
+}
+
+void map_words(const SharedPtr& shared, FileDescriptor received) {
+  auto page = SharedMemory::map(std::move(received), cuda_ipc::words_bytes);
+  auto pinned = page.ok() ? cuda::Pinned::lock(std::move(*page), shared->device) : Result<cuda::Pinned>(page.status());
+  if (!pinned.ok()) return shared->ready(pinned.status());
+  {
+    const std::lock_guard lock(shared->mutex);
+    if (!shared->end.ok() || shared->words_in) return;
+    shared->words_in = std::make_shared<WordsIn>(std::move(*pinned));
+  }
+  shared->ready_when_complete();
+}
+
+void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescriptor memory) {
+  const auto speed = cuda_ipc::probe(std::move(memory), asked.nonce, shared->device);
+  shared->use->with([](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Probed{})), {}); });
+  if (!speed.ok()) return shared->ready(speed.status());
+  {
+    const std::lock_guard lock(shared->mutex);
+    shared->probed = true;
+    shared->speed = *speed;
+  }
+  shared->ready_when_complete();
+}
+
+class CudaIpcChannel final : public Channel {
+ public:
+  CudaIpcChannel(Wire& wire, DevicePair pair, bool within_process)
+      : wire_(wire),
+        pair_(pair),
+        shared_(std::make_shared<Shared>(wire, pair.local.index, within_process)),
+        forgetting_(
+            [exports = shared_->exports](const std::byte* base, std::size_t bytes) { exports->forget(base, bytes); }) {
+    cuda::background().submit([shared = shared_] { begin_probe(shared); });
+  }
+
+  ~CudaIpcChannel() override {
+    CudaIpcChannel::close({});
+    shared_->use->end();
+  }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
+    if (auto refusal = cuda::refusal_of("cuda_ipc", buffer)) return std::move(*refusal);
+    if (sharing == Sharing::shared) return Refusal{"cuda_ipc copies bytes and cannot share them"};
+    const auto ended = [&] { return Refusal{formatted("the link to {} has ended", wire_.peer())}; };
+    std::shared_ptr<WordsOut> words;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      if (!shared_->end.ok()) return ended();
+      words = shared_->words_out;
+    }
+    if (!words) return Refusal{"its probe is under way", true};
+    if (buffer.bytes == 0) {
+      complete(std::move(released), {});
+      return Ticket{.bytes = 0, .opaque = encode(Place{})};
+    }
+    const OnDevice here(pair_.local.index);
+    if (!here.status().ok()) return Refusal{std::string(here.status().what())};
+    auto found = shared_->exports->find(buffer.data, buffer.bytes, message.last_resort());
+    if (auto* refusal = std::get_if<Refusal>(&found)) return std::move(*refusal);
+    auto [place, after] = std::get<Exports::Found>(found);
+    const auto order = cuda::order_of(buffer.stream);
+    if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
+    if (order == cuda::Order::busy) {
+      const auto used = words->write_on(static_cast<CUstream>(buffer.stream));
+      if (!used) return Refusal{"all stream words are in use", true};
+      place.word = used->word;
+      place.value = used->value;
+    }
+    const auto give_back = [words, word = place.word] {
+      if (word != Place::none) words->give_back(word);
+    };
+    const auto number = shared_->offers->add(
+        buffer, [give_back, released = std::make_shared<Completion>(std::move(released))](Status status) {
+          give_back();
+          (*released)(std::move(status));
+        });
+    if (!number) {
+      give_back();
+      return ended();
+    }
+    place.offer = *number;
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(place), .after = after, .acknowledge = true};
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    const auto finish = [&](const Status& status) {
+      complete(std::move(landed), status);
+      complete(std::move(consumed), status);
+    };
+    if (auto status = end(); !status.ok()) return finish(status);
+    const auto place = cuda_ipc::place_of(ticket.opaque);
+    if (!place || place->bytes != ticket.bytes || (place->offer == 0) != (ticket.bytes == 0) ||
+        (place->word != Place::none && (place->word >= cuda_ipc::words || !shared_->incoming()))) {
+      return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_ipc cannot read", wire_.peer())});
+    }
+    auto memory = sink.reserve(ticket.bytes);
+    if (!memory || memory->bytes < ticket.bytes) {
+      return finish({Code::resource_exhausted, formatted("no memory on {} for a buffer of {} bytes from {}",
+                                                         text_of(pair_.local), ticket.bytes, wire_.peer())});
+    }
+    if (ticket.bytes == 0) return finish({});
+    shared_->imports->find(
+        *place, [shared = shared_, place = *place, memory = std::move(*memory), landed = std::move(landed),
+                 consumed = std::move(consumed)](Result<Imports::Source> source) mutable {
+          copy(shared, place, std::move(source), std::move(memory), std::move(landed), std::move(consumed));
+        });
+  }
+
+  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
+  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
+  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+
+  void control(ByteView message, Descriptors descriptors) override {
+    auto parsed = cuda_ipc::control_of(message);
+    if (!parsed || !end().ok()) return;
+    std::visit([&](const auto& each) { on(each, std::move(descriptors)); }, *parsed);
+  }
+
+  void close(Status status) noexcept override {
+    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    std::shared_ptr<WordsIn> words;
+    std::shared_ptr<cuda_ipc::ProbeMemory> unprobed;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      if (!shared_->end.ok()) return;
+      shared_->end = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
+      status = shared_->end;
+      words = shared_->words_in;
+      unprobed = std::move(shared_->probe_memory);
+    }
+    if (words) words->release_all();
+    if (unprobed) cuda::background().submit([unprobed = std::move(unprobed)]() mutable { unprobed.reset(); });
+    shared_->imports->clear();
+    shared_->offers->close(std::move(status));
+  }
+
+ private:
+  /// Puts the copy on the stream of `memory`.
+  static void copy(const SharedPtr& shared, const Place& place, Result<Imports::Source> source, Buffer memory,
+                   Completion landed, Completion consumed) {
+    const OnDevice here(shared->device);
+    auto status = source.ok() ? here.status() : source.status();
+    const auto words = shared->incoming();
+    const bool waits = place.word != Place::none;
+    auto* const stream = static_cast<CUstream>(memory.stream);
+    auto result = CUDA_SUCCESS;
+    bool waiting = false;
+    if (status.ok() && waits) {
+      result = words->wait_on(stream, place.word, place.value);
+      waiting = result == CUDA_SUCCESS;
+    }
+    if (status.ok() && result == CUDA_SUCCESS)
+      result = cuda::api()->memcpy_async(cuda::address_of(memory.data), source->address, place.bytes, stream);
+    if (status.ok()) status = cuda::status_of(result, "cuda_ipc's copy");
+    if (!status.ok() && !waiting) {
+      complete(std::move(landed), status);
+      complete(std::move(consumed), status);
+      return;
+    }
+    auto mappings = std::move(source->mappings);
+    Watcher::of_this_process().when_done(
+        shared->device, memory.stream,
+        [words, place, waits, status, owner = memory.owner, mappings = std::move(mappings),
+         consumed = std::move(consumed)](Status copied) mutable {
+          if (waits) words->done(place.word, place.value);
+          mappings.clear();
+          complete(std::move(consumed), status.ok() ? std::move(copied) : status);
+        });
+    // The link may have ended since: its end frees what waited then, and this would wait for ever.
+    const bool ended = waiting && [&] {
+      const std::lock_guard lock(shared->mutex);
+      return !shared->end.ok();
+    }();
+    if (ended) words->release_all();
+    complete(std::move(landed), std::move(status));
+  }
+
+  void on(const cuda_ipc::Words&, Descriptors descriptors) {
+    if (descriptors.size() != 1)
+      return shared_->ready({Code::channel_unavailable, "the link passes no descriptors (no unix socket in common)"});
+    cuda::background().submit(
+        [shared = shared_, page = std::move(descriptors.front())]() mutable { map_words(shared, std::move(page)); });
+  }
+
+  void on(const cuda_ipc::Probe& asked, Descriptors descriptors) {
+    if (descriptors.size() != 1 || asked.bytes != cuda_ipc::probe_bytes || std::exchange(probing_, true)) return;
+    cuda::background().submit([shared = shared_, asked, memory = std::move(descriptors.front())]() mutable {
+      run_probe(shared, asked, std::move(memory));
+    });
+  }
+
+  void on(const cuda_ipc::Probed&, const Descriptors&) {
+    cuda::background().submit([shared = shared_] {
+      std::shared_ptr<cuda_ipc::ProbeMemory> memory;
+      const std::lock_guard lock(shared->mutex);
+      memory = std::move(shared->probe_memory);
+    });
+  }
+
+  void on(const cuda_ipc::Handle& handle, const Descriptors&) { shared_->imports->add(handle, tell_opened(handle.id)); }
+
+  void on(const cuda_ipc::Chunk& chunk, Descriptors descriptors) {
+    if (descriptors.size() != 1) return tell_opened(chunk.id)(false);
+    shared_->imports->add(chunk, std::move(descriptors.front()), tell_opened(chunk.id));
+  }
+
+  void on(const cuda_ipc::Opened& opened, const Descriptors&) { shared_->exports->opened(opened); }
+  void on(const cuda_ipc::Gone& gone, const Descriptors&) { shared_->imports->remove(gone); }
+
+  [[nodiscard]] Imports::Settled tell_opened(std::uint64_t id) const {
+    return [use = shared_->use, id](bool ok) {
+      use->with([&](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Opened{id, ok})), {}); });
+    };
+  }
+
+  void end_offer(const Ticket& ticket) {
+    if (const auto place = cuda_ipc::place_of(ticket.opaque); place && place->offer != 0)
+      shared_->offers->end(place->offer);
+  }
+
+  Status end() {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->end;
+  }
+
+  Wire& wire_;
+  const DevicePair pair_;
+  const std::uint32_t born_in_ = forks();
+  const SharedPtr shared_;
+  const cuda::Forgetting forgetting_;
+  bool probing_ = false;  // the reader's
+};
+
+struct Descriptor {
+  std::string_view host, gpu;
+  ByteView process;
+};
+
+std::optional<Descriptor> descriptor_of(ByteView bytes) {
+  Reader in(bytes);
+  const auto version = in.get<std::uint8_t>();
+  Descriptor descriptor;
+  descriptor.host = in.text();
+  descriptor.gpu = in.text();
+  descriptor.process = in.raw(sizeof(xth::Id));
+  if (in.failed() || !in.empty() || version != cuda_ipc::version) return std::nullopt;
+  return descriptor;
+}
+
+/// The number that this process gives to a GPU; nullopt: it does not see it.
+std::optional<int> device_of(std::string_view gpu) {
+  for (int device = 0; device < cuda::devices(); ++device) {
+    if (cuda::uuid_of(device) == gpu) return device;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cuda)
+    return Refusal{formatted("cuda_ipc carries GPU memory, not {}", text_of(device))};
+  if (cuda::api() == nullptr) return Refusal{cuda::why_missing()};
+  const auto gpu = cuda::uuid_of(device.index);
+  const auto host = boot_id();
+  if (!gpu || host.empty()) return Refusal{"the system does not say which GPU or host this is"};
+  Bytes bytes;
+  Writer out(bytes);
+  out.put(cuda_ipc::version);
+  out.sized(host);
+  out.sized(*gpu);
+  const auto process = xth::nonce_of_this_process();
+  out.raw(std::as_bytes(std::span(process)));
+  return bytes;
+}
+
+std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
+  const auto ours = descriptor_of(mine), others = descriptor_of(theirs);
+  if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
+  if (ours->host != others->host) return Refusal{"another host"};
+  if (text_of(ours->process) == text_of(others->process) && !options_.within_process)
+    return Refusal{"the same process, within which cuda_xth carries"};
+  const auto here = device_of(ours->gpu), there = device_of(others->gpu);
+  if (!here || !there || *here == *there) return std::nullopt;  // one that this process does not see: the probe tells
+  int can = 0;
+  const auto asked = cuda::api()->device_can_access_peer(&can, *here, *there);
+  if (asked == CUDA_SUCCESS && can != 0) return std::nullopt;
+  return Refusal{"the two GPUs have no access to each other's memory"};
+}
+
+std::unique_ptr<Channel> CudaIpcDriver::open(Wire& wire, DevicePair pair) {
+  return std::make_unique<CudaIpcChannel>(wire, pair, options_.within_process);
+}
+
+}  // namespace tensorferry

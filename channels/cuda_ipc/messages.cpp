@@ -1,0 +1,130 @@
+#include "channels/cuda_ipc/messages.h"
+
+#include <algorithm>
+
+namespace tensorferry::cuda_ipc {
+namespace {
+
+enum class Kind : std::uint8_t { words = 1, probe = 2, probed = 3, handle = 4, chunk = 5, opened = 6, gone = 7 };
+
+struct Write {
+  Writer& out;
+
+  void operator()(const Words&) const { out.put(Kind::words); }
+  void operator()(const Probe& probe) const {
+    out.put(Kind::probe);
+    out.put(probe.nonce);
+    out.varint(probe.bytes);
+  }
+  void operator()(const Probed&) const { out.put(Kind::probed); }
+  void operator()(const Handle& handle) const {
+    out.put(Kind::handle);
+    out.varint(handle.id);
+    out.varint(handle.bytes);
+    out.raw(handle.handle);
+  }
+  void operator()(const Chunk& chunk) const {
+    out.put(Kind::chunk);
+    for (const auto number : {chunk.id, chunk.window, chunk.offset, chunk.bytes}) out.varint(number);
+  }
+  void operator()(const Opened& opened) const {
+    out.put(Kind::opened);
+    out.varint(opened.id);
+    out.put(static_cast<std::uint8_t>(opened.ok));
+  }
+  void operator()(const Gone& gone) const {
+    out.put(Kind::gone);
+    out.varint(gone.id);
+  }
+};
+
+/// 0 or 1.
+bool flag(Reader& in) {
+  const auto value = in.get<std::uint8_t>();
+  if (value > 1) in.fail();
+  return value == 1;
+}
+
+Control read(Reader& in) {
+  switch (static_cast<Kind>(in.get<std::uint8_t>())) {
+    case Kind::words:
+      return Words{};
+    case Kind::probe: {
+      Probe probe;
+      probe.nonce = in.get<std::uint64_t>();
+      probe.bytes = in.varint();
+      return probe;
+    }
+    case Kind::probed:
+      return Probed{};
+    case Kind::handle: {
+      Handle handle;
+      handle.id = in.varint();
+      handle.bytes = in.varint();
+      const auto bytes = in.raw(handle.handle.size());
+      std::copy(bytes.begin(), bytes.end(), handle.handle.begin());
+      return handle;
+    }
+    case Kind::chunk: {
+      Chunk chunk;
+      for (auto* const number : {&chunk.id, &chunk.window, &chunk.offset, &chunk.bytes}) *number = in.varint();
+      return chunk;
+    }
+    case Kind::opened: {
+      Opened opened;
+      opened.id = in.varint();
+      opened.ok = flag(in);
+      return opened;
+    }
+    case Kind::gone:
+      return Gone{in.varint()};
+    default:
+      in.fail();
+      return Words{};
+  }
+}
+
+}  // namespace
+
+Bytes encode(const Control& control) {
+  Bytes bytes;
+  Writer out(bytes);
+  std::visit(Write{out}, control);
+  return bytes;
+}
+
+std::optional<Control> control_of(ByteView bytes) {
+  Reader in(bytes);
+  auto control = read(in);
+  if (in.failed() || !in.empty()) return std::nullopt;
+  return control;
+}
+
+Bytes encode(const Place& place) {
+  Bytes bytes;
+  Writer out(bytes);
+  out.varint(place.offer);
+  out.varint(place.bytes);
+  out.put(static_cast<std::uint8_t>(place.chunked));
+  out.varint(place.base);
+  out.varint(place.offset);
+  out.put(place.value);
+  out.put(place.word);
+  return bytes;
+}
+
+std::optional<Place> place_of(ByteView bytes) {
+  Reader in(bytes);
+  Place place;
+  place.offer = in.varint();
+  place.bytes = in.varint();
+  place.chunked = flag(in);
+  place.base = in.varint();
+  place.offset = in.varint();
+  place.value = in.get<std::uint32_t>();
+  place.word = in.get<std::uint32_t>();
+  if (in.failed() || !in.empty() || place.offset + place.bytes < place.offset) return std::nullopt;
+  return place;
+}
+
+}  // namespace tensorferry::cuda_ipc

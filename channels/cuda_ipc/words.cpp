@@ -1,0 +1,62 @@
+#include "channels/cuda_ipc/words.h"
+
+#include "channels/cuda/watcher.h"
+
+namespace tensorferry::cuda_ipc {
+
+WordsOut::WordsOut(cuda::Pinned page) : page_(std::move(page)) {
+  for (std::uint32_t word = 0; word < words; ++word) free_.push_back(word);
+}
+
+std::optional<WordsOut::Use> WordsOut::write_on(CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  for (auto left = free_.size(); left > 0; --left) {
+    const auto word = free_.front();
+    free_.pop_front();
+    const auto at = cuda::word_at(page_, word * sizeof(std::uint32_t));
+    if (!at.reached(values_[word])) {  // an offer that ended before its stream came so far
+      free_.push_back(word);
+      continue;
+    }
+    const auto value = ++values_[word];
+    if (at.write_on(stream, value) == CUDA_SUCCESS) return Use{word, value};
+    --values_[word];
+    free_.push_back(word);
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+void WordsOut::give_back(std::uint32_t word) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(word);
+}
+
+CUresult WordsIn::wait_on(CUstream stream, std::uint32_t word, std::uint32_t value) {
+  const std::lock_guard lock(mutex_);
+  const auto result = cuda::word_at(page_, word * sizeof(std::uint32_t)).wait_on(stream, value);
+  if (result == CUDA_SUCCESS) waited_for_.emplace(word, value);
+  return result;
+}
+
+void WordsIn::done(std::uint32_t word, std::uint32_t value) {
+  const std::lock_guard lock(mutex_);
+  const auto [first, last] = waited_for_.equal_range(word);
+  for (auto it = first; it != last; ++it) {
+    if (it->second != value) continue;
+    waited_for_.erase(it);
+    return;
+  }
+}
+
+void WordsIn::release_all() {
+  // A sender that lives may still write earlier values, so once is not enough.
+  cuda::Watcher::of_this_process().take_turns([self = shared_from_this()] {
+    const std::lock_guard lock(self->mutex_);
+    for (const auto& [word, value] : self->waited_for_)
+      cuda::word_at(self->page_, word * sizeof(std::uint32_t)).raise_to(value);
+    return self->waited_for_.empty();
+  });
+}
+
+}  // namespace tensorferry::cuda_ipc

@@ -1,0 +1,152 @@
+#include "channels/cuda_xth/cuda_xth_channel.h"
+
+#include <mutex>
+#include <utility>
+
+#include "channels/completion.h"
+#include "channels/cuda/watcher.h"
+#include "channels/offers.h"
+#include "channels/text.h"
+#include "channels/xth/directory.h"
+#include "channels/xth/ticket.h"
+
+namespace tensorferry {
+namespace {
+
+using xth::Directory;
+using xth::Id;
+
+/// The owner of an offered source: keeps what the caller gave, and the point in its stream from which on it is valid.
+struct Source {
+  Owner owner;
+  cuda::Event ready;  // none: it is
+};
+
+class CudaXthChannel final : public Channel {
+ public:
+  CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair) {
+    Directory::of_this_process().enter(id_, offers_);
+  }
+  ~CudaXthChannel() override { CudaXthChannel::close({}); }
+
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
+    if (auto refusal = cuda::refusal_of("cuda_xth", buffer)) return std::move(*refusal);
+    if (sharing == Sharing::shared) return Refusal{"cuda_xth copies bytes and cannot share them"};
+    auto source = std::make_shared<Source>(Source{buffer.owner, {}});
+    if (buffer.bytes > 0) {
+      const cuda::OnDevice here(buffer.device.index);
+      if (!here.status().ok()) return Refusal{std::string(here.status().what())};
+      const auto order = cuda::order_of(buffer.stream);
+      if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
+      if (order == cuda::Order::busy) {
+        source->ready = cuda::Event::record(buffer.device.index, buffer.stream);
+        if (!source->ready) return Refusal{"the CUDA driver records no event"};
+      }
+    }
+    auto offered = buffer;
+    offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // what pull() waits for
+    offered.owner = std::move(source);
+    const auto number = offers_->add(std::move(offered), std::move(released));
+    if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
+    return xth::ticket_of(buffer.bytes, {id_, *number});
+  }
+
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    auto status = copy(ticket, sink, consumed);
+    complete(std::move(landed), status);
+    if (consumed) complete(std::move(consumed), std::move(status));
+  }
+
+  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
+  void acknowledged(const Ticket& ticket) override { end(ticket); }
+  void withdraw(const Ticket& ticket) override { end(ticket); }
+  void control(ByteView, Descriptors) override {}  // cuda_xth sends none
+
+  void close(Status status) noexcept override {
+    Directory::of_this_process().leave(id_);
+    closed_.store(true);
+    offers_->close(std::move(status));
+  }
+
+ private:
+  /// Takes `consumed` where a copy is under way that will run it.
+  Status copy(const Ticket& ticket, Sink& sink, Completion& consumed) {
+    const auto place = xth::place_of(ticket);
+    if (!place) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
+    if (closed_.load()) return {Code::connection_lost, formatted("the link to {} has ended", wire_.peer())};
+    const auto theirs = Directory::of_this_process().find(place->end);
+    const auto source = theirs ? theirs->begin_copy(place->number, ticket.bytes)
+                               : Result<Offers::Source>(Status(Code::connection_lost, ""));
+    if (!source.ok() && source.status().code() != Code::protocol_error) {
+      return {Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer())};
+    }
+    if (!source.ok()) return source.status();
+
+    const auto destination = sink.reserve(ticket.bytes);
+    auto status = destination && destination->bytes >= ticket.bytes
+                      ? enqueue(source->buffer, *destination)
+                      : Status(Code::resource_exhausted,
+                               formatted("no GPU memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
+    const auto done = [theirs, number = place->number] { theirs->end_copy(number); };
+    if (!status.ok() || ticket.bytes == 0) {
+      done();
+      return status;
+    }
+    const cuda::OnDevice here(pair_.local.index);
+    cuda::Watcher::of_this_process().when_done(
+        pair_.local.index, destination->stream,
+        [done, memory = destination->owner, consumed = std::move(consumed)](Status copied) mutable {
+          done();
+          complete(std::move(consumed), std::move(copied));
+        });
+    consumed = {};
+    return status;
+  }
+
+  [[nodiscard]] Status enqueue(const Buffer& from, const Buffer& to) const {
+    if (from.bytes == 0) return {};
+    const cuda::OnDevice here(pair_.local.index);
+    if (!here.status().ok()) return here.status();
+    cuda::allow_peer(pair_.local.index, from.device.index);
+    auto* const stream = static_cast<CUstream>(to.stream);
+    auto result = CUDA_SUCCESS;
+    if (from.stream != nullptr) result = cuda::api()->stream_wait_event(stream, static_cast<CUevent>(from.stream), 0);
+    if (result == CUDA_SUCCESS)
+      result = cuda::api()->memcpy_async(cuda::address_of(to.data), cuda::address_of(from.data), from.bytes, stream);
+    return cuda::status_of(result, "cuda_xth's copy");
+  }
+
+  void end(const Ticket& ticket) {
+    if (const auto place = xth::place_of(ticket); place && place->end == id_) offers_->end(place->number);
+  }
+
+  Wire& wire_;
+  const DevicePair pair_;
+  const Id id_ = xth::random_id();
+  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace
+
+std::variant<Bytes, Refusal> CudaXthDriver::descriptor(Device device) {
+  if (device.type != DeviceType::cuda)
+    return Refusal{formatted("cuda_xth carries GPU memory, not {}", text_of(device))};
+  if (cuda::api() == nullptr) return Refusal{cuda::why_missing()};
+  const auto nonce = xth::nonce_of_this_process();
+  const auto bytes = std::as_bytes(std::span(nonce));
+  return Bytes(bytes.begin(), bytes.end());
+}
+
+std::optional<Refusal> CudaXthDriver::reaches(ByteView mine, ByteView theirs) {
+  if (mine.size() == sizeof(Id) && text_of(mine) == text_of(theirs)) return std::nullopt;
+  return Refusal{"another process"};
+}
+
+std::unique_ptr<Channel> CudaXthDriver::open(Wire& wire, DevicePair pair) {
+  auto channel = std::make_unique<CudaXthChannel>(wire, pair);
+  wire.ready({});
+  return channel;
+}
+
+}  // namespace tensorferry
