@@ -1,0 +1,242 @@
+/// What streams wait for, and what happens when the other end is gone. A stream that waits for a word in host memory
+/// stands for a long kernel.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "channels/cuda/forget.h"
+#include "channels/cuda/pinned.h"
+#include "channels/cuda_basic/cuda_basic_channel.h"
+#include "channels/cuda_ipc/cuda_ipc_channel.h"
+#include "channels/cuda_xth/cuda_xth_channel.h"
+#include "tests/conformance/channel_suite.h"
+#include "tests/conformance/child.h"
+#include "tests/conformance/cuda_memory.h"
+
+namespace tensorferry::conformance {
+namespace {
+
+using cuda::api;
+using cuda::OnDevice;
+
+constexpr Device gpu{DeviceType::cuda, 0};
+constexpr std::size_t megabyte = 1 << 20;
+
+/// A function of the driver's that the channels have no use for.
+template <class Function>
+Function driver_function(const char* name) {
+  return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
+}
+
+/// A stream that does nothing until it is let go.
+class Blocked {
+ public:
+  Blocked() {
+    const OnDevice here(0);
+    EXPECT_EQ(api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    EXPECT_EQ(word().wait_on(stream_, 1), CUDA_SUCCESS);
+  }
+  ~Blocked() {
+    let_go();
+    const OnDevice here(0);
+    while (api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
+    api()->stream_destroy(stream_);
+  }
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+
+  void let_go() const { word().set(1); }
+  [[nodiscard]] CUstream get() const { return stream_; }
+
+ private:
+  [[nodiscard]] cuda::Word word() const { return cuda::word_at(page_, 0); }
+
+  cuda::Pinned page_ = *cuda::Pinned::lock(*SharedMemory::create(4096), 0);
+  CUstream stream_ = nullptr;
+};
+
+/// Both ends on the first GPU. Memory as expandable segments have it, which cuda_ipc maps twice in one process.
+template <class DriverOf>
+class CudaOrder : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+    memory_a = cuda_memory(0, CudaKind::chunks);
+    memory_b = cuda_memory(0, CudaKind::chunks);
+    driver_a = DriverOf::make();
+    driver_b = DriverOf::make();
+    pair = std::make_unique<WirePair>(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
+    ASSERT_EQ(pair->a->wait_ready().value_or(Status(Code::internal, "")).text(), "Ok");
+    ASSERT_EQ(pair->b->wait_ready().value_or(Status(Code::internal, "")).text(), "Ok");
+    memory_b->filled(4 * megabyte, 0);  // where a kernel runs, the driver may let who asks for more wait for it
+  }
+
+  std::unique_ptr<DeviceMemory> memory_a, memory_b;
+  std::unique_ptr<Driver> driver_a, driver_b;
+  std::unique_ptr<WirePair> pair;
+};
+
+struct Xth {
+  static std::unique_ptr<Driver> make() { return std::make_unique<CudaXthDriver>(); }
+};
+struct Ipc {
+  static std::unique_ptr<Driver> make() {
+    return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true});
+  }
+};
+struct Basic {
+  static std::unique_ptr<Driver> make() { return std::make_unique<CudaBasicDriver>(); }
+};
+using Drivers3 = testing::Types<Xth, Ipc, Basic>;
+TYPED_TEST_SUITE(CudaOrder, Drivers3);
+
+TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
+  for (const std::size_t bytes : {std::size_t{4096}, 3 * megabyte}) {
+    auto source = this->memory_a->filled(bytes, 1);
+    const Blocked kernel;
+    source.stream = kernel.get();
+    {
+      const OnDevice here(0);
+      ASSERT_EQ(api()->memset_async(cuda::address_of(source.data), 0x5a, bytes, kernel.get()), CUDA_SUCCESS);
+    }
+    const auto released = this->pair->a->send(source);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(released.runs(), 0) << "the source was given back before it was read";
+    kernel.let_go();
+    const auto arrivals = this->pair->b->receive();
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok");
+    std::vector<std::byte> found(bytes);
+    const OnDevice here(0);
+    auto* const stream = static_cast<CUstream>(arrivals.front()->buffer.stream);
+    ASSERT_EQ(api()->memcpy_async(cuda::address_of(found.data()), cuda::address_of(arrivals.front()->buffer.data),
+                                  bytes, stream),
+              CUDA_SUCCESS);
+    while (api()->stream_query(stream) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
+    EXPECT_EQ(found, std::vector<std::byte>(bytes, std::byte{0x5a}));
+    EXPECT_EQ(released.wait_name(), "Ok");
+  }
+}
+
+TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
+  const auto source = this->memory_a->filled(megabyte, 7);
+  auto destination = this->memory_b->filled(megabyte, 1);
+  const Blocked kernel;
+  destination.stream = kernel.get();
+  struct Into final : Sink {
+    explicit Into(Buffer b) : buffer(std::move(b)) {}
+    std::optional<Buffer> reserve(std::size_t) override { return buffer; }
+    bool adopt(Buffer) override { return false; }
+    Buffer buffer;
+  } into(destination);
+  Outcome landed, consumed;
+  Letter letter(*this->pair->a);
+  ASSERT_TRUE(letter.offer(source)) << letter.refusal;
+  this->pair->b->behave({.on_message = [&](Arrivals& arrivals) {
+    this->pair->b->channel().pull(arrivals.front()->ticket, into, landed.completion(), consumed.completion());
+  }});
+  letter.send();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(this->memory_b->holds(Buffer{gpu, destination.data, megabyte, nullptr, {}}, 1));
+  kernel.let_go();
+  EXPECT_EQ(landed.wait_name(), "Ok");
+  EXPECT_EQ(consumed.wait_name(), "Ok");
+  EXPECT_TRUE(this->memory_b->holds(destination, 7));
+}
+
+TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
+  auto source = this->memory_a->allocate(4096);
+  CUstream stream = nullptr;
+  const OnDevice here(0);
+  ASSERT_EQ(api()->stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
+  ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  source.stream = stream;
+  Letter letter(*this->pair->a);
+  EXPECT_FALSE(letter.offer(source));
+  EXPECT_NE(letter.refusal.find("captured"), std::string::npos) << letter.refusal;
+  CUgraph graph = nullptr;
+  EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
+  api()->stream_destroy(stream);
+}
+
+TEST(CudaIpc, MemoryThatIsForgottenIsUnmappedByThePeer) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  const auto free_bytes = [] {
+    const OnDevice here(0);
+    std::size_t free = 0, total = 0;
+    driver_function<decltype(&::cuMemGetInfo)>("cuMemGetInfo_v2")(&free, &total);
+    return free;
+  };
+  auto driver_a = Ipc::make(), driver_b = Ipc::make();
+  const auto memory_b = cuda_memory(0, CudaKind::chunks);
+  auto memory_a = cuda_memory(0, CudaKind::chunks);
+  WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
+  ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
+  const std::size_t large = 400 * megabyte;
+  auto other = cuda_memory(0, CudaKind::chunks);
+  const auto before = free_bytes();
+  auto buffer = other->filled(large, 3);
+  const auto* const data = buffer.data;
+  const auto released = pair.a->send(buffer);
+  ASSERT_EQ(pair.b->receive().size(), 1u);
+  ASSERT_EQ(released.wait_name(), "Ok");
+  buffer = {};
+  other.reset();
+  EXPECT_LT(free_bytes() + large / 2, before) << "the peer has it mapped";
+  forget_cuda_memory(data, large);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (free_bytes() + large / 2 < before && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_GE(free_bytes() + large / 2, before);
+}
+
+/// The sender's kernel never ends, and then its process does.
+TEST(CudaIpc, AStreamThatWaitsForAKilledSenderGoesOn) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  auto [mine, theirs] = connected_sockets();
+  Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+    const auto memory = cuda_memory(0);
+    CudaIpcDriver driver;
+    WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
+    end.start();
+    (void)end.wait_ready();
+    auto source = memory->filled(megabyte, 1);
+    const Blocked kernel;
+    source.stream = kernel.get();
+    end.send(source);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+    return 0;
+  });
+  const auto memory = cuda_memory(0);
+  CudaIpcDriver driver;
+  WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
+  end.start();
+  ASSERT_TRUE(end.wait_ready().has_value());
+  std::shared_ptr<Arrival> arrival;
+  std::promise<void> landed;
+  end.behave({.on_message = [&](Arrivals& arrivals) {
+    arrival = arrivals.front();
+    end.pull(arrival);
+    landed.set_value();
+  }});
+  landed.get_future().wait();
+  ASSERT_EQ(arrival->landed.wait_name(), "Ok");
+  EXPECT_EQ(arrival->consumed.runs(), 0);
+  child.kill();
+  const auto killed = std::chrono::steady_clock::now();
+  ASSERT_TRUE(arrival->consumed.wait().has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
+  end.finish();
+  // This process is as well as before: it allocates, computes, frees.
+  const auto again = cuda_memory(0);
+  const auto buffer = again->filled(200 * megabyte, 9);
+  EXPECT_TRUE(again->holds(buffer, 9));
+}
+
+}  // namespace
+}  // namespace tensorferry::conformance
