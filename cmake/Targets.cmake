@@ -61,12 +61,12 @@ function(tensorferry_executable name)
 endfunction()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
-#                  [ONE_PROCESS])
+#                  [ONE_PROCESS] [ALONE])
 # A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default), except
 # with NEEDS_TORCH or ONE_PROCESS: loading libtorch once a case would take longer than the cases.
-# NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
+# ALONE: no other test runs beside it. NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
-  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK" ${ARGN})
+  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK" ${ARGN})
   if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))
     return()
   endif()
@@ -83,7 +83,7 @@ function(tensorferry_test name)
   if(arg_NEEDS_TORCH OR arg_ONE_PROCESS)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES
-      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}")
+      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE})
     return()
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases)
@@ -91,7 +91,7 @@ function(tensorferry_test name)
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
   file(WRITE "${file}" "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
     "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT ${timeout} LABELS \"${arg_LABELS}\""
-    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\")\nendif()\n")
+    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 

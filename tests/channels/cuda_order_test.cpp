@@ -7,7 +7,6 @@
 #include <future>
 #include <thread>
 
-#include "channels/cuda/forget.h"
 #include "channels/cuda/pinned.h"
 #include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
@@ -162,37 +161,6 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
   CUgraph graph = nullptr;
   EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
   api()->stream_destroy(stream);
-}
-
-TEST(CudaIpc, MemoryThatIsForgottenIsUnmappedByThePeer) {
-  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
-  const auto free_bytes = [] {
-    const OnDevice here(0);
-    std::size_t free = 0, total = 0;
-    driver_function<decltype(&::cuMemGetInfo)>("cuMemGetInfo_v2")(&free, &total);
-    return free;
-  };
-  auto driver_a = Ipc::make(), driver_b = Ipc::make();
-  const auto memory_b = cuda_memory(0, CudaKind::chunks);
-  auto memory_a = cuda_memory(0, CudaKind::chunks);
-  WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
-  ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
-  const std::size_t large = 400 * megabyte;
-  auto other = cuda_memory(0, CudaKind::chunks);
-  const auto before = free_bytes();
-  auto buffer = other->filled(large, 3);
-  const auto* const data = buffer.data;
-  const auto released = pair.a->send(buffer);
-  ASSERT_EQ(pair.b->receive().size(), 1u);
-  ASSERT_EQ(released.wait_name(), "Ok");
-  buffer = {};
-  other.reset();
-  EXPECT_LT(free_bytes() + large / 2, before) << "the peer has it mapped";
-  forget_cuda_memory(data, large);
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (free_bytes() + large / 2 < before && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_GE(free_bytes() + large / 2, before);
 }
 
 /// The sender's kernel never ends, and then its process does.
