@@ -47,7 +47,7 @@ endfunction()
 
 tensorferry_archive(tensorferry_core core tensorferry
   OF tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_cpp
-  LINK OpenSSL::Crypto Threads::Threads)
+  LINK OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 set(torch_headers PATTERN "torch.h" EXCLUDE)
 if(TENSORFERRY_TORCH)
   tensorferry_archive(tensorferry_with_torch torch tensorferry_torch

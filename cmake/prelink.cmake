@@ -1,6 +1,7 @@
 # cmake -DCXX= -DNM= -DOBJCOPY= -DOUT= -DSTRIP=ON/OFF -P prelink.cmake -- OBJECTS ...
 # Joins objects into one, OUT. What several of them have (inline functions and templates, Boost's above all) is in it
-# once; Boost's names become its own, so that a program may use another Boost.
+# once; Boost's names become its own, so that a program may use another Boost, and so do those of instances of std's
+# templates, which only cost room.
 
 set(objects)
 set(behind OFF)
@@ -29,4 +30,5 @@ set(strip)
 if(STRIP)
   set(strip --strip-unneeded)
 endif()
-execute_process(COMMAND ${OBJCOPY} --wildcard "--localize-symbol=*boost*" ${strip} ${OUT} COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${OBJCOPY} --wildcard "--localize-symbol=*boost*" "--localize-symbol=_ZNSt*"
+  "--localize-symbol=_ZNKSt*" ${strip} ${OUT} COMMAND_ERROR_IS_FATAL ANY)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorferry.cmake
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -109,6 +110,39 @@ def test_actors_and_a_learner_fail_when_they_have_not_learned(tmp_path: Path) ->
     arguments = ["--rounds", "2", "--actors", "1", "--plot", str(tmp_path / "returns.png")]
     with pytest.raises(AssertionError, match="is not above 300"):
         run("05-actor-learner", "main.py", *arguments)
+
+
+@pytest.fixture(scope="session")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where TensorFerry's C++ side is installed."""
+    found = tensorferry.cmake.prefix()
+    if not (found / "CMakeCache.txt").exists():  # this package came with it
+        return found
+    folder = tmp_path_factory.mktemp("prefix")
+    subprocess.run(["cmake", "--install", found, "--prefix", folder], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def test_a_cpp_program_and_python_call_each_other(prefix: Path) -> None:
+    output = run("06-embed-cpp", "main.py", "--prefix", str(prefix), timeout=300)
+    assert "C++ called weigh() of Python: 3.0" in output
+    assert "C++ was told of Python's exception: " in output
+    assert "Python called mean() of C++: 2.5" in output
+    assert "count_words(): {'be': 2, 'not': 1, 'or': 1, 'to': 2}" in output
+    assert "Python was told of C++'s exception: the mean of no values" in output
+
+
+def test_a_learner_learns_from_a_simulator_in_cpp(prefix: Path) -> None:
+    output = run("07-simulator", "main.py", "--prefix", str(prefix), timeout=300)
+    assert len(re.findall(r"generation \d: mean return +[\d.]+, best \d+, [\d,]+ steps/s", output)) == 6
+    found = re.search(r"balances 1000 other poles for ([\d.]+) of 500 steps", output)
+    assert found and float(found[1]) > 300, output
+
+
+def test_a_learner_fails_when_it_has_not_learned(prefix: Path) -> None:
+    arguments = ["--prefix", str(prefix), "--environments", "20", "--generations", "0"]
+    with pytest.raises(AssertionError, match="is not above 300"):
+        run("07-simulator", "main.py", *arguments, timeout=300)
 
 
 def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
