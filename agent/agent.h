@@ -195,7 +195,7 @@ struct Route {
   struct Candidate {
     std::string channel;
     bool usable;
-    std::string reason;  // why not, or why not yet
+    std::string reason;  // why not, or why not yet; of a usable one what joins the devices, where it says so
   };
   std::vector<Candidate> candidates;  // in order of priority
 };

@@ -305,7 +305,7 @@ Route Pairs::explain(Device local, Device remote, std::size_t bytes) {
   const auto& way = this->way({local, remote});
   for (const auto& [name, slot] : way.all) {
     const bool usable = slot != nullptr && slot->state() == Slot::State::usable;
-    std::string reason = slot == nullptr ? "" : slot->reason();
+    std::string reason = slot == nullptr ? "" : usable ? slot->channel->describe() : slot->reason();
     if (slot == nullptr) {
       const auto it = way.reasons.find(name);
       reason = it == way.reasons.end() ? "the link has ended" : it->second;

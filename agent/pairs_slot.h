@@ -87,6 +87,7 @@ class Pairs::Slot final : public Wire {
     pairs_.control(*this, static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
                    view_of(probed.what().substr(0, 1024)), {});
   }
+  [[nodiscard]] bool may_share_memory() const override { return pairs_.engine_.options.shared_memory; }
   [[nodiscard]] std::string_view peer() const override { return pairs_.link_.peer().name; }
 
   std::unique_ptr<Channel> channel;

@@ -109,6 +109,9 @@ class Wire {
   /// an error where a pair that was ready can carry no more (tickets that are under way are pulled all the same).
   virtual void ready(Status probed) = 0;
 
+  /// False: this agent must share no memory with its peers; a channel that can do without does.
+  [[nodiscard]] virtual bool may_share_memory() const { return true; }
+
   /// "name of the peer", for errors.
   [[nodiscard]] virtual std::string_view peer() const = 0;
 
@@ -161,6 +164,10 @@ class Channel {
 
   /// A control message of the other end's; runs in order, on a reader's thread.
   virtual void control(ByteView message, Descriptors descriptors) = 0;
+
+  /// What explain() says of a pair that carries: the link between the devices, and GB/s that were measured; "":
+  /// nothing.
+  [[nodiscard]] virtual std::string describe() const { return {}; }
 
   /// The link has ended. Completes with `status` (an error) what the channel holds, other than what the wire holds or
   /// what is being copied at this moment: that completes when its memory is touched no more. Later calls fail or refuse

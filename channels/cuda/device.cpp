@@ -134,4 +134,24 @@ std::optional<std::string> uuid_of(int device) {
   return std::string(uuid.bytes, sizeof uuid.bytes);
 }
 
+std::optional<int> device_of(std::string_view uuid) {
+  for (int device = 0; device < devices(); ++device) {
+    if (uuid_of(device) == uuid) return device;
+  }
+  return std::nullopt;
+}
+
+std::string_view link_between(int device, std::optional<int> other) {
+  if (!other) return "an unknown link";
+  if (device == *other) return "the same GPU";
+  // PCIe has no atomics between GPUs.
+  int atomics = 0;
+  CUdevice here = 0, there = 0;
+  api()->device_get(&here, device);
+  api()->device_get(&there, *other);
+  const auto attribute = CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+  const auto asked = api()->device_get_p2p_attribute(&atomics, attribute, here, there);
+  return asked == CUDA_SUCCESS && atomics != 0 ? "NVLink" : "PCIe";
+}
+
 }  // namespace tensorferry::cuda

@@ -78,5 +78,11 @@ void allow_peer(int device, int other);
 
 /// Names a GPU on all processes and containers of a host, whatever number they give it; nullopt: no such device.
 std::optional<std::string> uuid_of(int device);
+/// The number that this process gives to that GPU; nullopt: it does not see it.
+std::optional<int> device_of(std::string_view uuid);
+
+/// What joins two devices of this process: "the same GPU", "NVLink", "PCIe"; "an unknown link" where it does not see
+/// the other one.
+std::string_view link_between(int device, std::optional<int> other);
 
 }  // namespace tensorferry::cuda

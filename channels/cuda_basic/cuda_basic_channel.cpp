@@ -157,7 +157,7 @@ class CudaBasicChannel final : public Channel {
 
   /// Once; the peer says when it has mapped it.
   void make_ring() {
-    if (making_.exchange(true)) return;
+    if (!wire_.may_share_memory() || making_.exchange(true)) return;
     cuda::background().submit([use = use_, made = made_, device = pair_.local] {
       auto ring = ring_over(SharedMemory::create(Ring::bytes), device);
       if (!ring.ok()) return;
@@ -176,7 +176,8 @@ class CudaBasicChannel final : public Channel {
   }
 
   void map_ring(Descriptors descriptors) {
-    if (descriptors.size() != 1 || mapping_.exchange(true)) return;  // the link passes none: bulk data it is
+    if (descriptors.size() != 1 || !wire_.may_share_memory() || mapping_.exchange(true))
+      return;  // the link passes none: bulk data it is
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
     cuda::background().submit([this, use = use_, in = in_, received, device = pair_.local] {
       auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);

@@ -1,6 +1,7 @@
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
 
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -52,7 +53,7 @@ struct Shared {
   std::shared_ptr<WordsIn> words_in;
   std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;
   bool probed = false;  // the peer's memory
-  double speed = 0;     // GB/s
+  std::string link;     // what the probe found out of it
 
   [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
     const std::lock_guard lock(mutex);
@@ -83,6 +84,9 @@ void begin_probe(const SharedPtr& shared) {
   auto descriptor = pinned->memory().share();
   if (!descriptor.ok()) return shared->ready(descriptor.status());
   pinned->memory().seclude();
+  cuda_ipc::Probe probe{nonce, cuda_ipc::probe_bytes, {}};
+  if (const auto gpu = cuda::uuid_of(shared->device); gpu && gpu->size() == probe.gpu.size())
+    std::memcpy(probe.gpu.data(), gpu->data(), gpu->size());
   Descriptors of_words, of_memory;
   of_words.push_back(std::move(*descriptor));
   of_memory.push_back((*memory)->take_descriptor());
@@ -94,7 +98,7 @@ void begin_probe(const SharedPtr& shared) {
   }
   shared->use->with([&](Wire& wire) {
     wire.control(encode(ControlMessage(cuda_ipc::Words{})), std::move(of_words));
-    wire.control(encode(ControlMessage(cuda_ipc::Probe{nonce, cuda_ipc::probe_bytes})), std::move(of_memory));
+    wire.control(encode(ControlMessage(probe)), std::move(of_memory));
   });
 }
 
@@ -117,7 +121,8 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
   {
     const std::lock_guard lock(shared->mutex);
     shared->probed = true;
-    shared->speed = *speed;
+    const auto gpu = cuda::device_of(text_of(ByteView(asked.gpu)));
+    shared->link = formatted("{}, {} GB/s", cuda::link_between(shared->device, gpu), fixed(*speed, 0));
   }
   shared->ready_when_complete();
 }
@@ -204,6 +209,11 @@ class CudaIpcChannel final : public Channel {
                  consumed = std::move(consumed)](Result<Imports::Source> source) mutable {
           copy(shared, place, std::move(source), std::move(memory), std::move(landed), std::move(consumed));
         });
+  }
+
+  [[nodiscard]] std::string describe() const override {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->link;
   }
 
   void discard(const Ticket&) override {}  // the acknowledgement ends the offer
@@ -347,14 +357,6 @@ std::optional<Descriptor> descriptor_of(ByteView bytes) {
   return descriptor;
 }
 
-/// The number that this process gives to a GPU; nullopt: it does not see it.
-std::optional<int> device_of(std::string_view gpu) {
-  for (int device = 0; device < cuda::devices(); ++device) {
-    if (cuda::uuid_of(device) == gpu) return device;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
@@ -380,7 +382,7 @@ std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
   if (ours->host != others->host) return Refusal{"another host"};
   if (text_of(ours->process) == text_of(others->process) && !options_.within_process)
     return Refusal{"the same process, within which cuda_xth carries"};
-  const auto here = device_of(ours->gpu), there = device_of(others->gpu);
+  const auto here = cuda::device_of(ours->gpu), there = cuda::device_of(others->gpu);
   if (!here || !there || *here == *there) return std::nullopt;  // one that this process does not see: the probe tells
   int can = 0;
   const auto asked = cuda::api()->device_can_access_peer(&can, *here, *there);

@@ -1,6 +1,7 @@
 #include "channels/cuda_ipc/messages.h"
 
 #include <algorithm>
+#include <span>
 
 namespace tensorferry::cuda_ipc {
 namespace {
@@ -15,6 +16,7 @@ struct Write {
     out.put(Kind::probe);
     out.put(probe.nonce);
     out.varint(probe.bytes);
+    out.raw(probe.gpu);
   }
   void operator()(const Probed&) const { out.put(Kind::probed); }
   void operator()(const Handle& handle) const {
@@ -45,6 +47,11 @@ bool flag(Reader& in) {
   return value == 1;
 }
 
+void fill(std::span<std::byte> out, Reader& in) {
+  const auto bytes = in.raw(out.size());
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+}
+
 Control read(Reader& in) {
   switch (static_cast<Kind>(in.get<std::uint8_t>())) {
     case Kind::words:
@@ -53,6 +60,7 @@ Control read(Reader& in) {
       Probe probe;
       probe.nonce = in.get<std::uint64_t>();
       probe.bytes = in.varint();
+      fill(probe.gpu, in);
       return probe;
     }
     case Kind::probed:
@@ -61,8 +69,7 @@ Control read(Reader& in) {
       Handle handle;
       handle.id = in.varint();
       handle.bytes = in.varint();
-      const auto bytes = in.raw(handle.handle.size());
-      std::copy(bytes.begin(), bytes.end(), handle.handle.begin());
+      fill(handle.handle, in);
       return handle;
     }
     case Kind::chunk: {

@@ -20,10 +20,11 @@ inline constexpr std::uint64_t window_bytes = std::uint64_t{1} << window_bits;
 
 /// The page of stream words for what this end sends comes along.
 struct Words {};
-/// Device memory that begins with the nonce comes along: copy it for real.
+/// Device memory of the GPU with that UUID, which begins with the nonce, comes along: copy it for real.
 struct Probe {
   std::uint64_t nonce = 0;
   std::uint64_t bytes = 0;
+  std::array<std::byte, 16> gpu{};
 };
 /// It was, or could not be: it can go.
 struct Probed {};
