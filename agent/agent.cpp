@@ -214,11 +214,11 @@ Status RawAgent::barrier(const std::string& tag, Milliseconds timeout) {
   return impl_->engine->directory->barrier(tag, timeout);
 }
 
-Result<Route> RawAgent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) {
+Result<Route> RawAgent::explain(std::string_view peer, Device local, const Placement& placement, std::size_t bytes) {
   const auto link = impl_->engine->link_to(peer);
   if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
-  auto route = link->pairs().explain(local, remote, bytes);
-  route.transport = link->transport(route.no_ring);
+  auto route = link->pairs().explain(local, placement, bytes);
+  if (route) route->transport = link->transport(route->no_ring);
   return route;
 }
 

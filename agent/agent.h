@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "agent/rendezvous/store.h"
@@ -32,15 +33,35 @@ struct PeerInfo {
   bool operator==(const PeerInfo&) const = default;
 };
 
+/// Where a buffer lands at the peer.
+struct Destination {
+  Device device;
+  /// A tensor's: it may land on another device, by the call's Placement and by what the peer has. Else on this one, or
+  /// the message cannot be sent.
+  bool anywhere = false;
+  bool operator==(const Destination&) const = default;
+};
+
+/// On which of the receiver's devices tensors shall land, by the device that they leave from; InvalidArgument where it
+/// has no such device. What is named by neither lands on the device of the same type and index where there is one,
+/// else on the first of that type, else on the CPU.
+struct Placement {
+  std::optional<Device> all;                   // wherever they leave from; before the map
+  std::vector<std::pair<Device, Device>> map;  // from, to; at most 64
+  [[nodiscard]] bool empty() const noexcept { return !all && map.empty(); }
+  [[nodiscard]] std::optional<Device> find(Device from) const;
+  bool operator==(const Placement&) const = default;
+};
+
 /// What a call or a reply carries. The payload is opaque to the agent; up to a few KB ride inside the frame.
 struct Message {
   Bytes payload;
-  std::vector<Buffer> buffers;       // read until the message's `sent` has run
-  std::vector<Device> destinations;  // per buffer; missing ones land on the peer's cpu
-  std::vector<Sharing> sharing;      // per buffer; missing ones go by value
+  std::vector<Buffer> buffers;            // read until the message's `sent` has run
+  std::vector<Destination> destinations;  // per buffer; missing ones land on the peer's cpu
+  std::vector<Sharing> sharing;           // per buffer; missing ones go by value
 
-  [[nodiscard]] Device destination_of(std::size_t buffer) const {
-    return buffer < destinations.size() ? destinations[buffer] : Device{};
+  [[nodiscard]] Destination destination_of(std::size_t buffer) const {
+    return buffer < destinations.size() ? destinations[buffer] : Destination{};
   }
   [[nodiscard]] Sharing sharing_of(std::size_t buffer) const {
     return buffer < sharing.size() ? sharing[buffer] : Sharing::by_value;
@@ -59,6 +80,8 @@ struct RawCallOptions {
   Milliseconds timeout{60000};  // 0: none
   std::string require;          // the only channel that may carry the buffers; "" any
   std::vector<Buffer> into;     // where the reply's buffers land; missing, of another size or device: pool memory
+  Placement arguments;          // where tensors among the arguments land, at the peer
+  Placement results;            // where those of the reply land, here; travels with the request
   bool wait_for_ready = false;  // a peer that is not there yet (or restarts) is waited for, up to the deadline
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
 };
@@ -189,6 +212,7 @@ struct Counters {
 
 /// How buffers travel between one of our devices and one of a peer's.
 struct Route {
+  Device remote;          // where the buffer would land
   std::string channel;    // "" when none carries
   std::string transport;  // of calls to the peer: "ring", "unix", "tcp"
   std::string no_ring;    // why it is not "ring"; "" where it is
@@ -227,8 +251,10 @@ class RawAgent {
   /// missing.
   Status barrier(const std::string& tag, Milliseconds timeout);
 
-  /// `local` to the peer's `remote`, for a buffer of `bytes` bytes. Opens the link when there is none.
-  Result<Route> explain(std::string_view peer, Device local = {}, Device remote = {}, std::size_t bytes = 1 << 20);
+  /// A tensor of `bytes` bytes on `local`, which lands where `placement` says. Opens the link when there is none.
+  /// InvalidArgument: the peer has no such device.
+  Result<Route> explain(std::string_view peer, Device local = {}, const Placement& placement = {},
+                        std::size_t bytes = 1 << 20);
   [[nodiscard]] Counters counters() const;
   /// Calls made here that have not completed, and calls served here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;

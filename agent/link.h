@@ -46,6 +46,7 @@ struct AnswerWay {
   std::uint32_t tell_number = 0;       // 0: the caller has it
   std::shared_ptr<IncomingRing> ring;  // null: the request came by `stream`
   SlotId slot;
+  Placement placement{};  // of the answer's tensors, as the request has it
 };
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {

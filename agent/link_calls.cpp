@@ -8,6 +8,7 @@
 
 #include "agent/futex.h"
 #include "agent/link.h"
+#include "agent/placement.h"
 
 namespace tensorferry {
 namespace {
@@ -136,13 +137,17 @@ void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::s
     wire::put_extension(writer, wire::extension::function_name,
                         view_of(std::string_view(call->function).substr(0, longest_name)));
   }
+  if (!call->options.results.empty()) {
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));
+  }
   // A burst of calls shares system calls; whoever waits, and the tick, flush.
   const auto now = Clock::now().time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
-  auto built = status.ok()
-                   ? pairs_.build(header, std::move(extensions), std::move(message), call->options.require, held)
-                   : Result<Pairs::Built>(status);
+  auto built = status.ok() ? pairs_.build(header, std::move(extensions), std::move(message), call->options.require,
+                                          call->options.arguments, held)
+                           : Result<Pairs::Built>(status);
   held.reset();
   if (!built) {
     if (pending_.remove(call->id)) finish(call, built.status());

@@ -3,6 +3,7 @@
 
 #include "agent/link.h"
 #include "agent/log.h"
+#include "agent/placement.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -90,6 +91,7 @@ Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
   }
   ++engine_->serving;
   if (header.function == 0 && function) way.tell_number = function->number;
+  if (!frame.placement.empty()) way.placement = placement_of(frame.placement);
   auto* stream = way.ring ? nullptr : way.stream.get();
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(way), serving));
   pairs_.receive(
@@ -189,7 +191,7 @@ void Link::answer(const AnswerWay& way, Message message) {
   }
   Bytes extensions;
   const auto header = reply_to(way, extensions);
-  auto built = pairs_.build(header, std::move(extensions), std::move(message), {}, nullptr);
+  auto built = pairs_.build(header, std::move(extensions), std::move(message), {}, way.placement, nullptr);
   if (!built) return refuse(way, built.status());
   send_answer(way, std::move(*built));
 }

@@ -4,6 +4,7 @@
 
 #include "agent/log.h"
 #include "agent/pairs_slot.h"
+#include "agent/placement.h"
 
 namespace tensorferry {
 
@@ -14,6 +15,7 @@ void Pairs::meet(const wire::Hello& hello) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(met_, true)) return;
   theirs_ = hello.drivers;
+  their_devices_ = hello.devices;
 }
 
 bool Pairs::met() const {
@@ -111,7 +113,7 @@ std::optional<std::uint64_t> Pairs::probing(const Message& message) {
   }
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
     if (message.sharing_of(i) != Sharing::shared) continue;
-    for (const auto* slot : way({message.buffers[i].device, message.destination_of(i)}).slots) {
+    for (const auto* slot : way({message.buffers[i].device, message.destination_of(i).device}).slots) {
       if (engine_.drivers[slot->driver()]->shares_memory() && slot->state() == Slot::State::probing) return known;
     }
   }
@@ -300,8 +302,27 @@ void Pairs::acknowledged(const std::vector<std::uint64_t>& releases) {
   }
 }
 
-Route Pairs::explain(Device local, Device remote, std::size_t bytes) {
+Result<Device> Pairs::arrival_of(Device source, Destination destination, const Placement& placement) {
+  if (!destination.anywhere || (source == Device() && placement.empty())) return destination.device;
+  bool elsewhere = false;
+  auto device = [&] {
+    const std::lock_guard lock(mutex_);  // what the first hello says changes no more, but it may come now
+    return arrival(source, placement, their_devices_, link_.peer().name, &elsewhere);
+  }();
+  if (elsewhere) {
+    warn_once("arrival " + text_of(source), "peer=" + link_.peer().name + " device=" + text_of(source) +
+                                                " lands on its cpu: it has no " +
+                                                std::string(source.type == DeviceType::cuda ? "GPU" : "such device"));
+  }
+  return device;
+}
+
+Result<Route> Pairs::explain(Device local, const Placement& placement, std::size_t bytes) {
+  const auto arrives = arrival_of(local, {local, true}, placement);
+  if (!arrives) return arrives.status();
+  const auto remote = *arrives;
   Route route;
+  route.remote = remote;
   const auto& way = this->way({local, remote});
   for (const auto& [name, slot] : way.all) {
     const bool usable = slot != nullptr && slot->state() == Slot::State::usable;

@@ -46,8 +46,9 @@ class Pairs final {
   void when_probed(std::uint64_t known, UniqueFunction<void()> job);
   /// Offers the buffers and writes the frame. `held` is kept until every buffer's source has been read.
   /// ChannelUnavailable: no channel carries one of them (says which and why); nothing stays offered then.
+  /// InvalidArgument: `placement` names a device that the peer does not have.
   Result<Built> build(wire::Header header, Bytes extensions, Message message, const std::string& require,
-                      const std::shared_ptr<void>& held);
+                      const Placement& placement, const std::shared_ptr<void>& held);
   /// The peer has read these sources.
   void acknowledged(const std::vector<std::uint64_t>& releases);
 
@@ -64,7 +65,9 @@ class Pairs final {
   /// A buffer follows on the bulk connection; hold: nobody has asked for it yet.
   Result<FrameSink::Taken> on_bulk(FrameStream& stream, const wire::Header& header);
 
-  Route explain(Device local, Device remote, std::size_t bytes);
+  /// Where a buffer of a message lands; InvalidArgument as for build.
+  Result<Device> arrival_of(Device source, Destination destination, const Placement& placement);
+  Result<Route> explain(Device local, const Placement& placement, std::size_t bytes);
   void close(const Status& status);
 
  private:
@@ -85,6 +88,7 @@ class Pairs final {
   void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
   const Way& way(DevicePair pair);
   Slot* open(std::size_t driver, DevicePair pair);
+  Status place(Message& message, const Placement& placement);
   Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message,
                         const std::string& require, const std::shared_ptr<void>& held, bool spill);
   Status offer(Draft& draft, const Buffer& buffer, Device destination, Sharing sharing, const std::string& require,
@@ -112,6 +116,7 @@ class Pairs final {
   bool closed_ = false;
   Status status_;
   std::vector<wire::Hello::Driver> theirs_;
+  std::vector<Device> their_devices_;
   std::map<SlotKey, std::unique_ptr<Slot>> slots_;
   struct Way {                                       // one pair's channels, in order of priority
     std::vector<std::pair<std::string, Slot*>> all;  // null: does not reach

@@ -103,8 +103,21 @@ void Pairs::withdraw(Draft& draft) {
   for (auto& [id, offered] : draft.offered) offered.slot->channel->withdraw(offered.ticket);
 }
 
+/// Decides where each buffer lands.
+Status Pairs::place(Message& message, const Placement& placement) {
+  for (std::size_t i = 0; i < message.destinations.size(); ++i) {
+    auto& destination = message.destinations[i];
+    if (!destination.anywhere) continue;
+    const auto device = arrival_of(message.buffers[i].device, destination, placement);
+    if (!device) return device.status();
+    destination = {*device};
+  }
+  return {};
+}
+
 Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message message, const std::string& require,
-                                  const std::shared_ptr<void>& held) {
+                                  const Placement& placement, const std::shared_ptr<void>& held) {
+  if (auto status = place(message, placement); !status) return status;
   const auto releases = take_releases(64);
   if (!releases.empty()) {
     Writer writer(extensions);
@@ -136,7 +149,7 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
   }
   Status status;
   for (std::size_t i = 0; i < message.buffers.size() && status.ok(); ++i) {
-    status = offer(draft, message.buffers[i], message.destination_of(i), message.sharing_of(i), require, held);
+    status = offer(draft, message.buffers[i], message.destination_of(i).device, message.sharing_of(i), require, held);
   }
   ByteView payload = message.payload;
   header.buffers = static_cast<std::uint16_t>(message.buffers.size());

@@ -42,20 +42,19 @@ def _end_with_driver() -> None:
         os.close(alive)
 
 
-def _serve(connection: Connection, module: str, port: int) -> None:
+def _serve(connection: Connection, module: str, port: int, workloads: str, environment: Mapping[str, str]) -> None:
     """The life of one process: it does what the driver asks until it is killed."""
     _end_with_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", **environment)
     warnings.simplefilter("ignore")
     try:
         rpc = importlib.import_module(module)
-        from benchmarks import workloads
-
+        jobs = importlib.import_module(workloads)
         connection.send(len(os.listdir("/proc/self/task")))
         while True:
             name, arguments = connection.recv()
-            connection.send(getattr(workloads, name)(rpc, **arguments))
+            connection.send(getattr(jobs, name)(rpc, **arguments))
     except EOFError:
         return
     except BaseException:
@@ -75,7 +74,8 @@ def _context(forked: bool) -> SpawnContext | ForkServerContext:
 
 class Team:
     """`size` processes with `module` imported, which have joined with its default options and those given: a callee
-    (rank 1) and callers. `joined` False leaves the joining to the workload; `forked`: see _context()."""
+    (rank 1) and callers. `joined` False leaves the joining to the workload; `forked`: see _context(). `workloads` is
+    the module of what they can be asked to do, `environment` what they find in theirs."""
 
     def __init__(
         self,
@@ -84,6 +84,8 @@ class Team:
         options: Mapping[str, Any] | None = None,
         joined: bool = True,
         forked: bool = False,
+        workloads: str = "benchmarks.workloads",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.module = module
         context = _context(forked)
@@ -96,7 +98,8 @@ class Team:
             for _ in range(size):
                 mine, theirs = context.Pipe()
                 self._connections.append(mine)
-                process = context.Process(target=_serve, args=(theirs, module, port), daemon=True)
+                given = theirs, module, port, workloads, environment or {}
+                process = context.Process(target=_serve, args=given, daemon=True)
                 process.start()
                 self._processes.append(process)
                 theirs.close()

@@ -22,3 +22,25 @@ if(TENSORFERRY_HAS_CUDA)
 else()
   message(STATUS "CUDA parts: off (${cuda_reason})")
 endif()
+
+# tensorferry::torch_cuda: what torch has for the GPU in C++ (its allocator and streams), and the runtime library that
+# it was built with, which lies beside it: the toolkit's may be older than torch needs.
+if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
+  find_file(TENSORFERRY_CUDART libcudart.so.13
+    PATHS "${torch_root}/../nvidia/cu13/lib" "${torch_root}/lib" "${CUDAToolkit_LIBRARY_DIR}" NO_DEFAULT_PATH REQUIRED)
+  add_library(tensorferry::lib_cudart SHARED IMPORTED)
+  set_target_properties(tensorferry::lib_cudart PROPERTIES IMPORTED_LOCATION "${TENSORFERRY_CUDART}")
+  add_library(tensorferry::lib_c10_cuda SHARED IMPORTED)
+  set_target_properties(tensorferry::lib_c10_cuda PROPERTIES IMPORTED_LOCATION "${torch_root}/lib/libc10_cuda.so")
+  add_library(tensorferry_torch_cuda INTERFACE)
+  add_library(tensorferry::torch_cuda ALIAS tensorferry_torch_cuda)
+  target_include_directories(tensorferry_torch_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(tensorferry_torch_cuda INTERFACE
+    tensorferry::torch tensorferry::lib_c10_cuda tensorferry::lib_cudart)
+  # For C++ programs, which Python's import of torch does not load it for: its kernels register themselves.
+  add_library(tensorferry_torch_cuda_loaded INTERFACE)
+  add_library(tensorferry::torch_cuda_loaded ALIAS tensorferry_torch_cuda_loaded)
+  target_link_options(tensorferry_torch_cuda_loaded INTERFACE
+    "LINKER:--push-state,--no-as-needed,${torch_root}/lib/libtorch_cuda.so,--pop-state")
+  target_link_libraries(tensorferry_torch_cuda_loaded INTERFACE tensorferry::torch_cuda)
+endif()

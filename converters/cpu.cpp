@@ -6,24 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#include "converters/kept.h"
+
 namespace tensorferry {
 namespace {
 
 constexpr std::size_t alignment = 16;  // of complex128, the largest element
-
-/// Keeps a storage for whoever sends it.
-struct Kept {
-  Kept(c10::Storage s, bool (*l)()) : storage(std::move(s)), leaves(l) {}
-  ~Kept() {
-    if (leaves != nullptr && leaves()) storage.unsafeReleaseStorageImpl();
-  }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  c10::Storage storage;
-  bool (*leaves)();
-};
-
-void drop_owner(void* owner) { delete static_cast<Owner*>(owner); }
 
 c10::Storage storage_of(std::size_t bytes, at::DataPtr data) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
@@ -38,14 +26,14 @@ c10::Storage storage_over(Buffer buffer) {
   return storage_of(buffer.bytes, at::DataPtr(bytes, owner, &drop_owner, at::Device(at::kCPU)));
 }
 
-Buffer CpuConverter::to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) {
+Result<Buffer> CpuConverter::to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) {
   // const_data: senders only read, and a copy-on-write storage must not be materialised for that.
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(storage.data()));
   if (data != nullptr) data += offset;
-  return Buffer{Device{}, data, bytes, nullptr, std::make_shared<Kept>(storage, leaves_storages_)};
+  return Buffer{Device{}, data, bytes, nullptr, std::make_shared<KeptStorage>(storage, leaves_storages_)};
 }
 
-c10::Storage CpuConverter::to_storage(Buffer buffer) {
+Result<c10::Storage> CpuConverter::to_storage(Buffer buffer) {
   const auto device = at::Device(at::kCPU);
   if (buffer.bytes == 0) return storage_of(0, at::DataPtr(nullptr, device));
   if (reinterpret_cast<std::uintptr_t>(buffer.data) % alignment != 0) {

@@ -18,12 +18,12 @@ class CpuConverter final : public Converter {
   explicit CpuConverter(std::shared_ptr<HostMemory> memory, bool (*leaves_storages)() = nullptr)
       : memory_(std::move(memory)), leaves_storages_(leaves_storages) {}
 
-  Buffer to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) override;
+  Result<Buffer> to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) override;
 
   /// Wraps the buffer without a copy where it is aligned as torch's own memory is in so far as elements need it (16
   /// bytes), else copies. The storage has torch's CPU allocator and is resizable, so that all that torch can do to its
   /// own storages works on it: from_blob()'s refuse resize_, and lose their owner in share_memory_.
-  c10::Storage to_storage(Buffer buffer) override;
+  Result<c10::Storage> to_storage(Buffer buffer) override;
 
   [[nodiscard]] std::shared_ptr<Memory> memory() const override { return memory_; }
 

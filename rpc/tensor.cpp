@@ -279,9 +279,11 @@ const at::Tensor& TensorWriter::copy_of(const at::Tensor& view) {
   return copies_.emplace(found, impl, pack(view))->second;
 }
 
-std::uint32_t TensorWriter::add(Converter& converter, const c10::Storage& storage, std::size_t begin, std::size_t end,
-                                Device device) {
-  return out_->add_buffer(converter.to_buffer(storage, begin, end - begin), device);
+Result<std::uint32_t> TensorWriter::add(Converter& converter, const c10::Storage& storage, std::size_t begin,
+                                        std::size_t end, Device device) {
+  auto buffer = converter.to_buffer(storage, begin, end - begin);
+  if (!buffer.ok()) return buffer.status();
+  return out_->add_buffer(*std::move(buffer), {device, true});
 }
 
 Status TensorWriter::write(const at::Tensor& tensor, bool parameter, const void* identity) {
@@ -320,21 +322,28 @@ Status TensorWriter::write_strided(const at::Tensor& tensor, std::uint8_t flags,
   auto& converter = *converters_->find(layout.device.type);
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   const auto place = place_of(tensor);
+  Result<std::uint32_t> buffer = 0U;
   if (place.begin == place.end) {
-    out_->tensor(layout, add(converter, storage, 0, 0, layout.device), identity);
+    buffer = add(converter, storage, 0, 0, layout.device);
   } else if (auto* range =
                  ranges_.empty() ? nullptr : range_around(storage.unsafeGetStorageImpl(), place.begin, place.end)) {
-    if (!range->buffer) range->buffer = add(converter, storage, range->begin, range->end, layout.device);
+    if (!range->buffer) {
+      buffer = add(converter, storage, range->begin, range->end, layout.device);
+      if (buffer.ok()) range->buffer = *buffer;
+    } else {
+      buffer = *range->buffer;
+    }
     layout.storage_offset = static_cast<std::int64_t>((place.begin - range->begin) / tensor.itemsize());
-    out_->tensor(layout, *range->buffer, identity);
   } else if (place.gapless) {
-    out_->tensor(layout, add(converter, storage, place.begin, place.end, layout.device), identity);
+    buffer = add(converter, storage, place.begin, place.end, layout.device);
   } else {
     const auto& packed = copy_of(tensor);
     layout.strides = Dims(packed.strides());
     const auto& memory = packed.unsafeGetTensorImpl()->unsafe_storage();
-    out_->tensor(layout, add(converter, memory, 0, memory.nbytes(), layout.device), identity);
+    buffer = add(converter, memory, 0, memory.nbytes(), layout.device);
   }
+  if (!buffer.ok()) return buffer.status();
+  out_->tensor(layout, *buffer, identity);
   return {};
 }
 
@@ -353,8 +362,7 @@ Status TensorWriter::write_sparse(const at::Tensor& tensor, bool parameter, cons
   }
   if (!out_->begin_sparse(layout, identity)) return out_->status();
   for (const auto& part : parts) {
-    // Cannot fail: all that it could find is checked above, before anything was written.
-    (void)write_strided(part, 0, nullptr);
+    if (auto status = write_strided(part, 0, nullptr); !status.ok()) return status;
   }
   out_->end();
   return {};
@@ -379,7 +387,10 @@ Result<at::Tensor> TensorReader::strided(const TensorLayout& layout, std::uint32
       return Status(Code::invalid_argument, "a tensor arrived on " + text_of(buffers_[buffer].device) +
                                                 ", which this agent has no converter for");
     }
-    storage = converter->to_storage(buffers_[buffer]);
+    auto made = converter->to_storage(buffers_[buffer]);
+    if (!made.ok()) return made.status();
+    storage = *std::move(made);
+    if (!storage.device().is_cpu()) device_storages_.emplace_back(storage.getWeakStorageImpl());
   }
   auto tensor = strided_over(storage, *type, layout.sizes, layout.strides, layout.storage_offset);
   if ((layout.flags & TensorLayout::conjugate) != 0) tensor._set_conj(true);

@@ -27,6 +27,8 @@
 
 namespace tensorferry {
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
 /// Writes the tensors of one message. First note() for each, in any order; then prepare(); then write() for each.
 /// A tensor that was not noted may be written, and shares nothing.
 class TensorWriter {
@@ -40,8 +42,8 @@ class TensorWriter {
   void prepare();
 
   /// InvalidArgument says what cannot be sent and what can instead: quantised, nested, mkldnn and named tensors, those
-  /// without a storage (inside torch.func), on devices without a converter, of dtypes that are not the codec's. Nothing
-  /// is written then. `identity` as Encoder has it.
+  /// without a storage (inside torch.func), on devices without a converter, of dtypes that are not the codec's, on a
+  /// GPU while a CUDA graph is being captured. The message is of no more use then. `identity` as Encoder has it.
   Status write(const at::Tensor& tensor, bool parameter, const void* identity = nullptr);
   /// The same for a tensor that is handed over (rpc/sharing.h): nothing is copied, gaps neither, and it shares memory
   /// with nothing else in the message but what is handed over too. Needs no note().
@@ -62,8 +64,8 @@ class TensorWriter {
   void note_strided(const at::Tensor& tensor);
   Range* range_around(c10::StorageImpl* storage, std::size_t begin, std::size_t end);
   const at::Tensor& copy_of(const at::Tensor& view);
-  std::uint32_t add(Converter& converter, const c10::Storage& storage, std::size_t begin, std::size_t end,
-                    Device device);
+  Result<std::uint32_t> add(Converter& converter, const c10::Storage& storage, std::size_t begin, std::size_t end,
+                            Device device);
 
   const Converters* converters_;
   Encoder* out_;
@@ -84,6 +86,9 @@ class TensorReader {
   /// together.
   Result<at::Tensor> read(Decoder& in, Tag tag);
 
+  /// The storages made so far that are not on the CPU.
+  [[nodiscard]] std::vector<WeakStorage> take_device_storages() { return std::move(device_storages_); }
+
  private:
   Result<at::Tensor> read_sparse(Decoder& in);
   Result<at::Tensor> strided(const TensorLayout& layout, std::uint32_t buffer);
@@ -91,6 +96,7 @@ class TensorReader {
   const Converters* converters_;
   std::span<const Buffer> buffers_;
   std::vector<c10::Storage> storages_;  // by buffer; made on first use
+  std::vector<WeakStorage> device_storages_;
 };
 
 /// nullopt: not a dtype that travels (a quantised one).

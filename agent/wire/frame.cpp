@@ -84,6 +84,16 @@ void put_extension(Writer& out, std::uint16_t id, ByteView bytes) {
   out.raw(bytes);
 }
 
+Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement) {
+  Bytes out;
+  Writer writer(out);
+  for (const auto& [from, to] : placement) {
+    put_device(writer, from);
+    put_device(writer, to);
+  }
+  return out;
+}
+
 void BufferRecord::encode(Writer& out) const {
   out.put(channel);
   put_device(out, source);
@@ -110,6 +120,13 @@ Status read_extensions(Reader in, Frame& frame) {
     if (id == extension::releases) {
       frame.releases.reserve(bytes.size() / 8);
       for (std::size_t i = 0; i < bytes.size() / 8; ++i) frame.releases.push_back(record.get<std::uint64_t>());
+    }
+    if (id == extension::placement) {
+      if (bytes.size() % 4 != 0 || bytes.size() / 4 > most_placements) return malformed("a placement of an odd length");
+      for (std::size_t i = 0; i < bytes.size() / 4; ++i) {
+        const auto from = get_device(record);
+        frame.placement.emplace_back(from, get_device(record));
+      }
     }
     if (record.failed()) return malformed("extension record " + std::to_string(id) + " is too short");
   }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "channels/bytes.h"
@@ -72,9 +73,15 @@ namespace extension {
 inline constexpr std::uint16_t function_name = 1;    // request: the function, where the caller has no number for it
 inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that was named
 inline constexpr std::uint16_t releases = 3;         // any: u64 ticket ids whose source is read no more
+inline constexpr std::uint16_t placement = 4;        // request: where tensors of the reply shall land
 }  // namespace extension
 
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
+
+/// In an extension of id `placement`: wherever a tensor leaves from.
+inline constexpr Device any_device{static_cast<DeviceType>(0xff), 0};
+inline constexpr std::size_t most_placements = 64;
+Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement);
 
 /// How one buffer of a message travels.
 struct BufferRecord {
@@ -100,6 +107,7 @@ struct Frame {
   ByteView function_name;
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
+  std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all
   std::vector<BufferRecord> buffers;
   ByteView payload;
 

@@ -5,6 +5,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes share this machine's cores
@@ -40,20 +42,39 @@ def digits(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
 TEST, TRAIN = slice(0, 360), slice(360, None)
 
 
+@contextmanager
+def in_turn(device: torch.device) -> Iterator[None]:
+    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
+    if device.type == "cpu":
+        yield
+        return
+    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    common.wait_stream(mine)
+    with torch.cuda.stream(common):
+        yield
+    mine.wait_stream(common)
+
+
 class ParameterServer:
     """Owns the network. Lives in one process; everybody else holds a remote reference to it."""
 
-    def __init__(self, trainers: int) -> None:
-        self.network = network()
+    def __init__(self, trainers: int, device: torch.device) -> None:
+        self.device = device
+        self.network = network().to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.003)
         self.trainers = trainers
         self.lock = threading.Lock()
-        self.round: Weights = torch.futures.Future()  # completes after the next step
+        self.round = self._next_round()
         self.waiting = 0
         self.steps, self.loss = 0, float("nan")
 
+    def _next_round(self) -> Weights:
+        """Completes after the next step; whoever waits for it waits for the GPU's part too."""
+        return torch.futures.Future(devices=[] if self.device.type == "cpu" else [self.device])
+
     def weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self.network.parameters()]
+        with in_turn(self.device):
+            return [parameter.detach().clone() for parameter in self.network.parameters()]
 
     def progress(self) -> tuple[int, float]:
         return self.steps, self.loss
@@ -63,7 +84,7 @@ class ParameterServer:
     def push(server: "rpc.RRef[ParameterServer]", gradients: list[torch.Tensor], loss: float) -> Weights:
         """Adds one trainer's gradients to the step; the answer, the new weights, comes when all have pushed."""
         self = server.local_value()
-        with self.lock:
+        with self.lock, in_turn(self.device):
             for parameter, gradient in zip(self.network.parameters(), gradients):
                 share = gradient / self.trainers
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
@@ -81,21 +102,29 @@ class ParameterServer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        self.round, self.waiting = torch.futures.Future(), 0
+        self.round, self.waiting = self._next_round(), 0
 
 
-def train(server: rpc.RRef[ParameterServer], index: int, trainers: int, steps: int) -> int:
+def place(device: str, index: int) -> torch.device:
+    """The CPU, or one of the GPUs that there are."""
+    return torch.device("cpu") if device == "cpu" else torch.device("cuda", index % torch.cuda.device_count())
+
+
+def train(server: rpc.RRef[ParameterServer], index: int, trainers: int, steps: int, device: str) -> int:
     """One trainer's work: runs in its process, called by the driver. Returns how many pictures it has seen."""
-    pictures, labels = (data[index::trainers] for data in digits(TRAIN))
-    model, choice = network(), torch.Generator().manual_seed(index)
+    here, there = place(device, index), place(device, 0)
+    pictures, labels = (data[index::trainers].to(here) for data in digits(TRAIN))
+    model, choice = network().to(here), torch.Generator().manual_seed(index)
     weights = server.rpc_sync().weights()
     for _ in range(steps):
         for parameter, newest in zip(model.parameters(), weights):
             parameter.data.copy_(newest)
-        batch = torch.randint(len(labels), (BATCH,), generator=choice)
+        batch = torch.randint(len(labels), (BATCH,), generator=choice).to(here)
         loss = nn.functional.cross_entropy(model(pictures[batch]), labels[batch])
         gradients = list(torch.autograd.grad(loss, list(model.parameters())))
-        weights = rpc.rpc_sync(server.owner(), ParameterServer.push, args=(server, gradients, loss.item()))
+        # Gradients go from this device to the server's, weights come the other way.
+        arguments = server, gradients, loss.item()
+        weights = rpc.rpc_sync(server.owner(), ParameterServer.push, args=arguments, device={here: there})
     return steps * BATCH
 
 
@@ -107,14 +136,18 @@ def accuracy(weights: list[torch.Tensor]) -> float:
     return float((model(pictures).argmax(1) == labels).float().mean())
 
 
-def drive(trainers: int, epochs: int) -> None:
+def drive(trainers: int, epochs: int, device: str) -> None:
     """Starts the server and the trainers, shows how far they are, and judges the result."""
     console = Console()
     steps = epochs * (1437 // (BATCH * trainers))
-    server = rpc.remote("server", ParameterServer, args=(trainers,))
-    console.print(f"a parameter server in {server.owner_name()!r}, {trainers} trainers, {steps} steps")
+    server = rpc.remote("server", ParameterServer, args=(trainers, place(device, 0)))
+    where = "" if device == "cpu" else ", on GPUs"
+    console.print(f"a parameter server in {server.owner_name()!r}, {trainers} trainers, {steps} steps{where}")
     began = time.perf_counter()
-    calls = [rpc.rpc_async(f"trainer{i}", train, args=(server, i, trainers, steps), timeout=0) for i in range(trainers)]
+    calls = [
+        rpc.rpc_async(f"trainer{i}", train, args=(server, i, trainers, steps, device), timeout=0)
+        for i in range(trainers)
+    ]
     columns = TextColumn("training"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=steps)
@@ -132,7 +165,7 @@ def drive(trainers: int, epochs: int) -> None:
         raise SystemExit(f"accuracy {reached:.3f} is not above {GOAL}")
 
 
-def run(rank: int, world_size: int, epochs: int) -> None:
+def run(rank: int, world_size: int, epochs: int, device: str) -> None:
     torch.set_num_threads(1)
     trainers = world_size - 2
     if trainers < 1:
@@ -140,7 +173,7 @@ def run(rank: int, world_size: int, epochs: int) -> None:
     names = ["driver", "server", *(f"trainer{i}" for i in range(trainers))]
     rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
     if rank == 0:
-        drive(trainers, epochs)
+        drive(trainers, epochs, device)
     rpc.shutdown()
 
 
@@ -148,14 +181,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--trainers", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where networks and gradients are")
     options = parser.parse_args()
     if "RANK" in os.environ:  # torchrun has started us: a driver, a server, and the rest are trainers
-        return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.epochs)
+        return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.epochs, options.device)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
     processes = options.trainers + 2
-    spawn(run, args=(processes, options.epochs), nprocs=processes)  # type: ignore[no-untyped-call]
+    spawn(run, args=(processes, options.epochs, options.device), nprocs=processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

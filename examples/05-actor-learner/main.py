@@ -5,6 +5,8 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes share this machine's cores
@@ -94,26 +96,43 @@ def load(model: nn.Module, weights: Weights) -> None:
         parameter.data.copy_(newest)
 
 
+@contextmanager
+def in_turn(device: torch.device) -> Iterator[None]:
+    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
+    if device.type == "cpu":
+        yield
+        return
+    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    common.wait_stream(mine)
+    with torch.cuda.stream(common):
+        yield
+    mine.wait_stream(common)
+
+
 class Replay:
     """The last steps of all actors. Lives in a process of its own; everybody else holds a reference to it."""
 
-    def __init__(self) -> None:
-        self.steps = torch.zeros(CAPACITY, 11)  # state, action, and what came of it (look_ahead)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.steps = torch.zeros(CAPACITY, 11, device=device)  # state, action, and what came of it (look_ahead)
         self.written = 0
         self.arrived: dict[int, torch.Tensor] = {}
         self.dice = torch.Generator().manual_seed(0)
 
     def add(self, actor: int, steps: torch.Tensor) -> None:
-        self.arrived[actor] = steps
+        with in_turn(self.device):
+            self.arrived[actor] = steps.to(self.device, copy=True)
 
     def sample(self, count: int) -> torch.Tensor:
         """Random steps. What actors have added since the last time takes its place in their order, not in time's."""
-        for _, steps in sorted(self.arrived.items()):
-            places = torch.arange(self.written, self.written + len(steps)) % CAPACITY
-            self.steps[places] = steps
-            self.written += len(steps)
-        self.arrived.clear()
-        return self.steps[torch.randint(min(self.written, CAPACITY), (count,), generator=self.dice)]
+        with in_turn(self.device):
+            for _, steps in sorted(self.arrived.items()):
+                places = torch.arange(self.written, self.written + len(steps), device=self.device) % CAPACITY
+                self.steps[places] = steps
+                self.written += len(steps)
+            self.arrived.clear()
+            chosen = torch.randint(min(self.written, CAPACITY), (count,), generator=self.dice)
+            return self.steps[chosen.to(self.device)]
 
 
 class Policy:
@@ -169,8 +188,8 @@ class Actor:
 class Learner:
     """Double deep Q-learning (van Hasselt, Guez and Silver 2016) from the replay buffer."""
 
-    def __init__(self, rounds: int) -> None:
-        self.model, self.target = network(), network()
+    def __init__(self, rounds: int, device: torch.device) -> None:
+        self.model, self.target = network().to(device), network().to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=RATE)
         self.rounds = rounds
 
@@ -199,11 +218,11 @@ def mean(calls: "list[torch.futures.Future[list[float]]]") -> float:
     return sum(lengths) / len(lengths) if lengths else math.nan
 
 
-def drive(actors: int, rounds: int, plot: str) -> None:
+def drive(actors: int, rounds: int, plot: str, device: torch.device) -> None:
     """The learner's process: learns from the rounds before while the actors make the next one."""
     console, began = Console(), time.perf_counter()
-    learner, policy = Learner(rounds), Policy()
-    replay = rpc.remote("replay", Replay)
+    learner, policy = Learner(rounds, device), Policy()
+    replay = rpc.remote("replay", Replay, args=(device,))
     mine = rpc.RRef(policy)
     team = [rpc.remote(f"actor{i}", Actor, args=(i, mine, replay)) for i in range(actors)]
     policy.publish(learner.model)
@@ -211,7 +230,8 @@ def drive(actors: int, rounds: int, plot: str) -> None:
     before = mean([actor.rpc_async().act(1.0) for actor in team])  # by chance alone
     returns: list[float] = []
     for number in track(range(1, rounds + 1), "learning", console=console):
-        batches = replay.rpc_sync().sample(UPDATES * BATCH).split(BATCH)
+        sample = replay.remote().sample(UPDATES * BATCH)  # a reference: the steps stay where the buffer is
+        batches = sample.to_here(device=device).split(BATCH)
         chance = max(0.1, 1 - 3 * number / rounds)
         acting = [actor.rpc_async().act(chance) for actor in team]
         learner.slow_down(number - 1)
@@ -247,7 +267,7 @@ def show(console: Console, returns: list[float], plot: str) -> None:
     console.print(f"plotted to {plot}")
 
 
-def run(rank: int, world_size: int, rounds: int, plot: str) -> None:
+def run(rank: int, world_size: int, rounds: int, plot: str, device: str) -> None:
     torch.set_num_threads(1)
     actors = world_size - 2
     if actors < 1:
@@ -255,7 +275,7 @@ def run(rank: int, world_size: int, rounds: int, plot: str) -> None:
     names = ["learner", "replay", *(f"actor{i}" for i in range(actors))]
     rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
     if rank == 0:
-        drive(actors, rounds, plot)
+        drive(actors, rounds, plot, torch.device(device))
     rpc.shutdown()
 
 
@@ -265,15 +285,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="50 rounds")
     parser.add_argument("--plot", default="returns.png", help="where to draw the returns")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the learner and the buffer are")
     options = parser.parse_args()
     rounds = 50 if options.quick else options.rounds
     if "RANK" in os.environ:  # torchrun has started us: a learner, a replay buffer, and the rest are actors
-        return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), rounds, options.plot)
+        return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), rounds, options.plot, options.device)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
     processes = options.actors + 2
-    spawn(run, args=(processes, rounds, options.plot), nprocs=processes)  # type: ignore[no-untyped-call]
+    spawn(run, args=(processes, rounds, options.plot, options.device), nprocs=processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "converters/cpu.h"
+#include "converters/cuda.h"
 #include "python/csrc/deadline.h"
+#include "python/csrc/devices.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
 #include "python/csrc/out.h"
@@ -52,13 +54,23 @@ PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_time
 PythonAgent::~PythonAgent() = default;
 
 std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double default_timeout, Trust trust,
-                                               const Exposed& exposed) {
+                                               const Exposed& exposed, DeviceMaps device_maps) {
   auto self = std::make_shared<PythonAgent>(60.0);
   self->set_default_timeout(default_timeout);
   const auto converters = std::make_shared<Converters>();
   const auto cpu = std::make_shared<CpuConverter>(std::make_shared<HostMemory>(), &leaves_storages);
   converters->add(DeviceType::cpu, cpu);
   options.memory.emplace(DeviceType::cpu, cpu->memory());
+  if (const auto cuda = make_cuda_converter(&leaves_storages); cuda && options.devices.size() > 1) {
+    converters->add(DeviceType::cuda, cuda);
+    options.memory.emplace(DeviceType::cuda, cuda->memory());
+    for (const auto device : options.devices) {
+      if (device.type == DeviceType::cuda) self->gpus_.push_back(torch_device(device));
+    }
+  } else {
+    options.devices = {Device()};
+  }
+  self->device_maps_ = std::move(device_maps);
   options.executor = make_executor();
   self->codec_ = std::make_unique<Codec>(converters);
   self->codec_->register_reference_type(reinterpret_cast<PyTypeObject*>(py::type::of<RRef>().ptr()));
@@ -132,9 +144,10 @@ PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const s
   out.function = wire_name_of(invocation.function);
   out.options.timeout = within_ambient_deadline(timeout_of(invocation.timeout));
   out.options.require = invocation.require;
+  place(out.options, out.peer_name, invocation.device);
   if (invocation.out != nullptr) {
-    out.out = checked_out(invocation.out);
-    land_in(out.out, out.options);
+    out.out = checked_out(invocation.out, *this);
+    land_in(out.out, *this, out.options);
   }
   write(out, out.function->by_value ? invocation.function : nullptr, invocation.args, invocation.kwargs, creation);
   return out;
@@ -148,8 +161,21 @@ PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std
   out.peer_name = peer_name(out.peer, out.peer);
   out.function = std::move(function);
   out.options.timeout = within_ambient_deadline(timeout_of(timeout));
+  place(out.options, out.peer_name, nullptr);
   write(out, first.ptr(), args.ptr(), kwargs.ptr(), creation);
   return out;
+}
+
+void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject* device) const {
+  if (!device_maps_.empty()) {
+    if (const auto map = device_maps_.find(peer); map != device_maps_.end()) {
+      options.arguments = map->second;
+      options.results = reversed(map->second);
+    }
+  }
+  if (device == nullptr) return;
+  options.arguments = placement_of(device);
+  if (!options.arguments.all) options.results = reversed(options.arguments);
 }
 
 void PythonAgent::write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs,
@@ -177,14 +203,14 @@ PendingCall PythonAgent::start(Prepared prepared) {
     GilReleased gil;
     call = make();
   }
-  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage), prepared.number,
-          std::move(prepared.out)};
+  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage),
+          prepared.number, std::move(prepared.out),         {}};
 }
 
 py::object PythonAgent::call(Prepared prepared) {
   prepared.passage.sent();
   PendingCall pending{
-      {}, std::string(prepared.peer_name), std::move(prepared.passage), prepared.number, std::move(prepared.out)};
+      {}, std::string(prepared.peer_name), std::move(prepared.passage), prepared.number, std::move(prepared.out), {}};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
@@ -239,7 +265,13 @@ py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> repl
                  registered() ? &exposed_ : nullptr);
   }
   auto value = py::reinterpret_steal<py::object>(outcome.value.release());
-  return pending.out.defined() ? bring_into(pending.out, value) : value;
+  if (!pending.out.defined()) {
+    pending.device_storages = std::move(outcome.device_storages);
+    return value;
+  }
+  auto out = bring_into(pending.out, value);
+  if (!pending.out.is_cpu()) pending.device_storages = {pending.out.storage().getWeakStorageImpl()};
+  return out;
 }
 
 Milliseconds PythonAgent::timeout_of(double seconds) const {

@@ -25,6 +25,9 @@ namespace tensorferry::python {
 
 class RemoteObjects;
 
+/// By peer: our devices, and its devices that tensors on them land on.
+using DeviceMaps = std::map<std::string, Placement, std::less<>>;
+
 /// What `timeout=-1` stands for, as in torch: the agent's default.
 inline constexpr double unset_timeout = -1;
 
@@ -36,7 +39,8 @@ struct Invocation {
   PyObject* kwargs = nullptr;      // a dict, or null
   double timeout = unset_timeout;  // seconds; 0: none
   std::string_view require;
-  PyObject* out = nullptr;  // a tensor, or null
+  PyObject* out = nullptr;     // a tensor, or null
+  PyObject* device = nullptr;  // a device of the peer's, or a dict of ours to its; or null
 };
 
 /// A call under way, and what is to be settled when it ends: the references that it carried and may bring back.
@@ -44,8 +48,9 @@ struct PendingCall {
   Call call;
   std::string peer;
   Passage passage;
-  std::uint64_t number = 0;  // References::begin_call's
-  at::Tensor out;            // where the result goes; undefined: wherever it lands
+  std::uint64_t number = 0;                  // References::begin_call's
+  at::Tensor out;                            // where the result goes; undefined: wherever it lands
+  std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
 };
 
 /// All functions need the GIL unless they say otherwise.
@@ -56,7 +61,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Joins, with `exposed`; raises what went wrong. Lets the GIL go meanwhile. The agent lives until
   /// leave().
   static std::shared_ptr<PythonAgent> join(RawAgentOptions options, double default_timeout, Trust trust,
-                                           const Exposed& exposed);
+                                           const Exposed& exposed, DeviceMaps device_maps);
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
@@ -120,6 +125,11 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   [[nodiscard]] double default_timeout() const { return default_timeout_; }
   void set_default_timeout(double seconds);
 
+  /// Where the tensors of a call to `peer` land there, and those of its result here. `device`: as Invocation has it.
+  void place(RawCallOptions& options, std::string_view peer, PyObject* device) const;
+  /// The GPUs that tensors can be on, as torch's futures want them.
+  [[nodiscard]] const std::vector<c10::Device>& gpus() const { return gpus_; }
+
   [[nodiscard]] RawAgent& agent() const { return *agent_; }
   [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
   [[nodiscard]] const Codec& codec() const { return *codec_; }
@@ -147,6 +157,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   Trust trust_ = Trust::full;
   Exposed exposed_;
   double default_timeout_;
+  DeviceMaps device_maps_;
+  std::vector<c10::Device> gpus_;
   bool left_ = false;
 
   std::map<int, py::object> names_by_rank_;

@@ -81,6 +81,20 @@ void bind_stores(py::module_& module) {
 
 // ---- the agent
 
+using DevicePairs = std::vector<std::pair<std::pair<int, int>, std::pair<int, int>>>;
+
+Device device_of(const std::pair<int, int>& device) {
+  return {static_cast<DeviceType>(device.first), static_cast<std::uint8_t>(device.second)};
+}
+
+DeviceMaps device_maps_of(const py::dict& given) {
+  DeviceMaps maps;
+  for (const auto& [peer, pairs] : given["device_maps"].cast<std::map<std::string, DevicePairs>>()) {
+    for (const auto& [local, remote] : pairs) maps[peer].map.emplace_back(device_of(local), device_of(remote));
+  }
+  return maps;
+}
+
 RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
   RawAgentOptions options;
   options.name = name;
@@ -104,6 +118,10 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   take("unix_sockets", options.unix_sockets);
   take("shared_memory", options.shared_memory);
   take("socket_dir", options.socket_dir);
+  std::vector<int> gpus;
+  take("gpus", gpus);
+  known.add("device_maps");
+  for (const auto index : gpus) options.devices.push_back(device_of({1, index}));
   options.heartbeat = milliseconds(heartbeat);
   for (const auto& [key, value] : given) {
     if (!known.contains(key)) throw py::type_error("an agent has no option " + py::repr(key).cast<std::string>());
@@ -119,22 +137,20 @@ PythonAgent::Trust trust_of(const std::string& name) {
 
 py::tuple python_peer(const PeerInfo& peer) { return py::make_tuple(peer.name, peer.rank, peer.incarnation); }
 
-Device device_of(const std::pair<int, int>& device) {
-  return {static_cast<DeviceType>(device.first), static_cast<std::uint8_t>(device.second)};
-}
-
-py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local, std::pair<int, int> remote,
+py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local, const py::object& device,
                  std::size_t bytes) {
   const auto name = agent.find(peer).name;
+  RawCallOptions options;
+  agent.place(options, name, device.is_none() ? nullptr : device.ptr());
   const auto route =
-      value_or_raise(unlocked([&] { return agent.agent().explain(name, device_of(local), device_of(remote), bytes); }));
+      value_or_raise(unlocked([&] { return agent.agent().explain(name, device_of(local), options.arguments, bytes); }));
   py::list candidates;
   for (const auto& candidate : route.candidates) {
     candidates.append(py::make_tuple(candidate.channel, candidate.usable, candidate.reason));
   }
   using namespace py::literals;
-  return py::dict("peer"_a = name, "channel"_a = route.channel, "transport"_a = route.transport,
-                  "no_ring"_a = route.no_ring, "candidates"_a = candidates);
+  return py::dict("peer"_a = name, "remote"_a = text_of(route.remote), "channel"_a = route.channel,
+                  "transport"_a = route.transport, "no_ring"_a = route.no_ring, "candidates"_a = candidates);
 }
 
 py::dict counters(PythonAgent& agent) {
@@ -157,7 +173,7 @@ void bind_agent(py::module_& module) {
       .def(py::init([](const std::string& name, int rank, std::shared_ptr<Store> store, double timeout,
                        const py::dict& options, const std::string& trust, const Exposed& exposed) {
              return PythonAgent::join(options_of(name, rank, std::move(store), options), timeout, trust_of(trust),
-                                      exposed);
+                                      exposed, device_maps_of(options));
            }),
            py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"), py::arg("trust"),
            py::arg("exposed"))

@@ -11,10 +11,21 @@
 namespace tensorferry::python {
 namespace {
 
-/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
-enum Slot : std::size_t { to_slot, func_slot, args_slot, kwargs_slot, timeout_slot, require_slot, out_slot, slots };
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
+enum Slot : std::size_t {
+  to_slot,
+  func_slot,
+  args_slot,
+  kwargs_slot,
+  timeout_slot,
+  require_slot,
+  out_slot,
+  device_slot,
+  slots
+};
 constexpr std::size_t positional_slots = 5;
-constexpr std::array<const char*, slots> slot_names{"to", "func", "args", "kwargs", "timeout", "require", "out"};
+constexpr std::array<const char*, slots> slot_names{"to",      "func",    "args", "kwargs",
+                                                    "timeout", "require", "out",  "device"};
 
 std::size_t slot_of(PyObject* name) {
   static auto& interned = *new std::array<PyObject*, slots>([] {
@@ -87,6 +98,7 @@ class Parsed {
       invocation.require = {text, static_cast<std::size_t>(size)};
     }
     if (auto* out = given[out_slot]; out != nullptr && out != Py_None) invocation.out = out;
+    if (auto* device = given[device_slot]; device != nullptr && device != Py_None) invocation.device = device;
   }
 
   py::object args_;
@@ -141,7 +153,7 @@ PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
 }
 
 constexpr const char* rpc_sync_doc =
-    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
 --
 
 Calls a function on a peer and waits for its result.
@@ -154,10 +166,14 @@ Args:
     kwargs: the keyword arguments, a dict.
     timeout: seconds; 0: none; -1: the default that ``init_rpc`` was given (60).
     require: the only channel that may carry tensors, such as ``"basic"``.
-    out: a dense CPU tensor that the result, one tensor of the same dtype and shape, is to land in. Where it is
-        contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it meanwhile.
-        Nothing is written to it after the call has ended, by a time-out for one; where that is with an error, what it
-        holds is undefined.
+    out: a dense tensor, on the CPU or a GPU, that the result, one tensor of the same dtype and shape, is to land in.
+        Where it is contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it
+        meanwhile. Nothing is written to it after the call has ended, by a time-out for one; where that is with an
+        error, what it holds is undefined. On a GPU it is written in the order of the stream that is current here.
+    device: where tensors among the arguments land at the peer: one of its devices (``"cuda:1"``, ``1``, ``"cpu"``), for
+        all of them; or a dict of devices here to devices there, one to one, by which the tensors of the result come
+        back the other way. None: the agent's device map for the peer, else the device of the same index, else its first
+        GPU, else its CPU.
 
 Returns:
     What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
@@ -165,8 +181,11 @@ Returns:
 Raises:
     DeadlineExceeded, ConnectionLost, NotFound, PermissionDenied, ChannelUnavailable: see :mod:`tensorferry.errors`.
     ChannelUnavailable: also where the function returned memory marked by :func:`share`, which cannot land in ``out``.
-    ValueError: the result has another dtype or shape than ``out``; ``out`` is on a GPU, sparse, or requires grad.
-    TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none.
+    InvalidArgument: the peer has no such device.
+    ValueError: the result has another dtype or shape than ``out``; ``out`` is sparse, requires grad, or is on a GPU
+        that the agent does not use.
+    TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none; or a value cannot be sent,
+        such as a tensor on a GPU while a CUDA graph is being captured there.
     Whatever ``func`` raised, as its own type where that can be rebuilt, else as :class:`RemoteError`.
 
 Example::
@@ -176,13 +195,14 @@ Example::
 )";
 
 constexpr const char* rpc_async_doc =
-    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
 --
 
 Calls a function on a peer and returns a :class:`Future` of its result at once.
 
 Takes what :func:`rpc_sync` takes; what that raises, waiting for the future raises. Tensors among the arguments may be
 written again when the future has completed, or its ``sent`` has; ``out`` is filled when the future has completed.
+Of a result on GPUs the streams that are current where :meth:`Future.wait` is called wait for it; no thread does.
 
 Example::
 
@@ -190,7 +210,8 @@ Example::
     losses = tensorferry.wait_all(futures)
 )";
 
-constexpr const char* remote_doc = R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None)
+constexpr const char* remote_doc =
+    R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, device=None)
 --
 
 Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.

@@ -230,6 +230,7 @@ bool Codec::read_reply(const Received& message, MessageReferences* references, O
     ValueReader reader(*this, references, in);
     if (tensorferry::read_reply(in) == ReplyKind::value) {
       out.value = reader.read();
+      out.device_storages = reader.take_device_storages();
       return out.value && finish(in);
     }
     out.described = read_exception(in);

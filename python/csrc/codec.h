@@ -15,12 +15,14 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "agent/agent.h"
 #include "converters/registry.h"
 #include "rpc/core/codec.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
+#include "rpc/tensor.h"
 
 namespace pybind11 {
 class module_;
@@ -87,6 +89,7 @@ class Codec {
     Object value;                              // of a call that returned
     std::optional<RemoteException> described;  // of one that raised
     Object exception;                          // rebuilt as its own type; null where it could not be
+    std::vector<WeakStorage> device_storages;  // of the value's tensors on other devices than the CPU
   };
   bool read_reply(const Received& message, MessageReferences* references, Outcome& out) const;
 

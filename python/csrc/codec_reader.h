@@ -19,6 +19,8 @@ class ValueReader {
 
   /// The next value; null with an error set.
   Object read();
+  /// Of the tensors read so far, those that are not on the CPU.
+  [[nodiscard]] std::vector<WeakStorage> take_device_storages() { return tensors_.take_device_storages(); }
 
  private:
   Object read_big_integer();

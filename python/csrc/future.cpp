@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/csrc/device_streams.h"
 #include "python/csrc/errors.h"
 
 namespace tensorferry::python {
@@ -23,11 +24,14 @@ c10::IValue holding(const py::object& value) { return torch::jit::toIValue(value
 /// callbacks without.
 template <class Callback>
 void on_completion(c10::ivalue::Future& future, Callback callback) {
-  future.addCallback([callback = share_with_any_thread(std::move(callback))](c10::ivalue::Future&) {
-    if (closing()) return;
-    GilHeld gil;
-    (*callback)();
-  });
+  future.addCallback(
+      [callback = share_with_any_thread(std::move(callback))](c10::ivalue::Future& completed) {
+        if (closing()) return;
+        GilHeld gil;
+        const CallbackStreams streams(completed);
+        (*callback)();
+      },
+      /*uses_future=*/false);
 }
 
 /// What a signal's handler raised during a wait: kept apart while other Python code runs.
@@ -64,7 +68,7 @@ std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> tor
 }
 
 std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {
-  auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()));
+  auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get(), agent->gpus()));
   future->agent_ = std::move(agent);
   future->pending_ = std::move(pending);
   ++future->agent_->unfinished;
@@ -102,7 +106,7 @@ void Future::complete(Result<Received> reply) {
   if (error) {
     fut->setErrorIfNeeded(std::move(error));
   } else {
-    fut->markCompleted(holding(value));
+    fut->markCompleted(holding(value), std::move(pending_.device_storages));
   }
   --agent_->unfinished;
 }
@@ -129,6 +133,7 @@ py::object Future::wait(std::optional<double> timeout) {
       raise_time_out("the future has not completed within wait(timeout=)");
     }
   }
+  if (!fut->devices().empty()) fut->wait();  // has the current streams wait for what is on GPUs
   return value();
 }
 
@@ -138,7 +143,7 @@ void Future::hurry() {
 
 bool Future::wait_completed(std::optional<Clock::time_point> until) {
   const auto gate = std::make_shared<Gate>();
-  fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); });
+  fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); }, /*uses_future=*/false);
   return gate->wait(until);
 }
 
@@ -177,10 +182,12 @@ std::shared_ptr<Future> Future::sent() {
 
 std::shared_ptr<Future> Future::then(const py::object& self, py::function callback) {
   hurry();
-  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get());
+  auto result = fut->createInstance(c10::PyObjectType::get());
   on_completion(*fut, [result, self, callback = std::move(callback)] {
     try {
-      result->markCompleted(holding(callback(self)));
+      const auto value = callback(self);
+      result->markCompleted(holding(value),
+                            result->devices().empty() ? std::nullopt : std::optional(device_storages_of(value)));
     } catch (py::error_already_set& error) {
       error.restore();
       result->setErrorIfNeeded(current_python_error());

@@ -4,11 +4,16 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
+
+#include "python/csrc/agent.h"
+#include "python/csrc/devices.h"
+#include "python/csrc/errors.h"
 
 namespace tensorferry::python {
 namespace {
@@ -41,23 +46,33 @@ void copy_into(const at::Tensor& out, const at::Tensor& result) {
 
 }  // namespace
 
-at::Tensor checked_out(py::handle object) {
+at::Tensor checked_out(py::handle object, const PythonAgent& agent) {
   if (!THPVariable_Check(object.ptr())) {
     throw py::type_error("out must be a tensor, not " + py::repr(py::type::of(object)).cast<std::string>());
   }
   const auto& out = THPVariable_Unpack(object.ptr());
-  if (out.layout() != at::kStrided || !out.device().is_cpu() || out.is_quantized()) {
-    throw py::value_error("out must be a dense tensor on the CPU");
+  const auto& gpus = agent.gpus();
+  const bool reached = out.is_cpu() || std::find(gpus.begin(), gpus.end(), out.device()) != gpus.end();
+  if (out.layout() != at::kStrided || !reached || out.is_quantized()) {
+    throw py::value_error("out must be a dense tensor on the CPU or on a GPU that the agent uses");
   }
   if (out.requires_grad())
     throw py::value_error("out must not require grad: pass out.detach() to overwrite its values");
   return out;
 }
 
-void land_in(const at::Tensor& out, RawCallOptions& options) {
+void land_in(const at::Tensor& out, const PythonAgent& agent, RawCallOptions& options) {
+  const auto device = device_of(out.device());
+  if (!agent.gpus().empty()) options.results = {.all = device, .map = {}};
   if (out.nbytes() == 0 || !is_plain(out)) return;
   auto* data = static_cast<std::byte*>(out.mutable_data_ptr());
-  options.into = {Buffer{{}, data, out.nbytes(), nullptr, std::make_shared<c10::Storage>(out.storage())}};
+  if (out.is_cpu()) {
+    options.into = {Buffer{{}, data, out.nbytes(), nullptr, std::make_shared<c10::Storage>(out.storage())}};
+    return;
+  }
+  auto buffer = value_or_raise(agent.codec().converters().find(device.type)->to_buffer(out.storage(), 0, out.nbytes()));
+  buffer.data = data;
+  options.into = {std::move(buffer)};
 }
 
 py::object bring_into(const at::Tensor& out, const py::object& result) {

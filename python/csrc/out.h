@@ -8,12 +8,15 @@
 
 namespace tensorferry::python {
 
-/// `object` as what a result may land in. TypeError: no tensor. ValueError: not a plain one on the CPU, or one that
-/// requires grad.
-at::Tensor checked_out(py::handle object);
+class PythonAgent;
 
-/// Has the reply's bytes land in `out` itself, where its elements lie as they travel; the memory is kept until then.
-void land_in(const at::Tensor& out, RawCallOptions& options);
+/// `object` as what a result may land in. TypeError: no tensor. ValueError: not a plain one on the CPU or one of the
+/// agent's GPUs, or one that requires grad.
+at::Tensor checked_out(py::handle object, const PythonAgent& agent);
+
+/// Has the reply land on `out`'s device, and in `out` itself where its elements lie as they travel, on a GPU in the
+/// order of the current stream; the memory is kept until then. Raises where a CUDA graph is being captured on that.
+void land_in(const at::Tensor& out, const PythonAgent& agent, RawCallOptions& options);
 
 /// `out` as Python has it, holding the elements of `result`, which has perhaps landed there already. TypeError: the
 /// result is no tensor. ValueError: it has another dtype or shape. Needs the GIL, which it may let go.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "python/csrc/deadline.h"
+#include "python/csrc/devices.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
 #include "python/csrc/out.h"
@@ -39,9 +40,10 @@ RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::
   reference_ = agent_->objects().tables().own(outcome_of(std::move(value), false), text_of_type_hint(type_hint));
 }
 
-py::object RRef::to_here(double timeout, const py::object& out) {
+py::object RRef::to_here(double timeout, const py::object& out, const py::object& device) {
   const auto patience = within_ambient_deadline(agent_->timeout_of(timeout));
-  const auto destination = out.is_none() ? at::Tensor() : checked_out(out);
+  const auto destination = out.is_none() ? at::Tensor() : checked_out(out, *agent_);
+  const auto where = device.is_none() ? std::nullopt : std::optional(device_of(device.ptr()));
   if (is_owner()) {
     auto value = agent_->objects().await(reference_->object(),
                                          patience.count() == 0 ? std::nullopt : std::optional(Clock::now() + patience));
@@ -55,7 +57,9 @@ py::object RRef::to_here(double timeout, const py::object& out) {
   prepared.function = fetch_name();
   prepared.options.timeout = patience;
   prepared.out = destination;
-  if (destination.defined()) land_in(destination, prepared.options);
+  agent_->place(prepared.options, prepared.peer_name, nullptr);
+  if (where) prepared.options.results = {.all = where, .map = {}};
+  if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
   write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.number});
   prepared.message = message.take();
@@ -250,11 +254,14 @@ Example::
 )")
       .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none())
       .def("to_here", &RRef::to_here, timeout, py::kw_only(), py::arg("out") = py::none(),
+           py::arg("device") = py::none(),
            R"(A copy of the value; at the owner the value itself.
 
 Args:
     timeout: seconds; 0: none; -1: the agent's default.
     out: a tensor that the value, one tensor of the same dtype and shape, is to land in, as :func:`rpc_sync` has it.
+    device: where tensors in the value land here, such as ``"cuda:1"`` or ``"cpu"``; None: by the agent's device map for
+        the owner, else on the device of the same index. At the owner, which gives the value itself, it changes nothing.
 
 Returns:
     The value; ``out`` where it is given.

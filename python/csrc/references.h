@@ -22,9 +22,9 @@ class RRef {
   /// rpc.RRef(value): an object of the current agent's.
   RRef(py::object value, const py::object& type_hint);
 
-  /// A copy of the value, in the tensor `out` where that is not None; else, at the owner, the value itself. Waits for
-  /// it to be made.
-  py::object to_here(double timeout, const py::object& out);
+  /// A copy of the value, in the tensor `out` where that is not None, with its tensors on our `device` where that is
+  /// not; else, at the owner, the value itself. Waits for it to be made.
+  py::object to_here(double timeout, const py::object& out, const py::object& device);
   /// The value itself. InvalidArgument: it is not here.
   py::object local_value();
   [[nodiscard]] bool is_owner() const { return reference_->is_owner(); }

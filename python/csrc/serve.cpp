@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "agent/log.h"
+#include "converters/current_streams.h"
+#include "python/csrc/device_streams.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
 #include "python/csrc/exposed.h"
@@ -97,18 +99,21 @@ void Answer::future(py::object future) {
   auto& torch_future = *future.cast<TorchFuture&>().fut;
   ++agent_->unfinished;
   auto pending = share_with_any_thread(Pending{std::move(*this), std::move(future)});
-  torch_future.addCallback([pending](c10::ivalue::Future&) {
-    if (closing()) return;
-    GilHeld gil;
-    auto& answer = pending->answer;
-    const Serving serving(&answer.agent(), answer.reply());
-    try {
-      answer.value(pending->future.attr("value")());
-    } catch (py::error_already_set& raised) {
-      answer.error(raised);
-    }
-    --answer.agent().unfinished;
-  });
+  torch_future.addCallback(
+      [pending](c10::ivalue::Future& completed) {
+        if (closing()) return;
+        GilHeld gil;
+        auto& answer = pending->answer;
+        const Serving serving(&answer.agent(), answer.reply());
+        const CallbackStreams streams(completed);
+        try {
+          answer.value(pending->future.attr("value")());
+        } catch (py::error_already_set& raised) {
+          answer.error(raised);
+        }
+        --answer.agent().unfinished;
+      },
+      /*uses_future=*/false);
 }
 
 namespace {
@@ -204,6 +209,7 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
     if (!self || closing()) return reply.fail(Status(Code::agent_closed, "the agent is leaving"));
     Answer answer(self, request.peer, std::move(reply));
     const Serving serving(self.get(), answer.reply());
+    const CurrentStreams streams(self->codec().converters(), request.arguments.buffers);
     try {
       body(request.arguments, answer);
       return;

@@ -10,6 +10,9 @@ import torch
 _T = TypeVar("_T")
 _S = TypeVar("_S")
 _PeerTuple = tuple[str, int, int]
+_DeviceTuple = tuple[int, int]
+DeviceLike = int | str | torch.device
+DeviceChoice = DeviceLike | dict[Any, Any]
 
 class Future(torch._C.Future[Any], Generic[_T]):
     def wait(self, timeout: float | None = None) -> _T: ...
@@ -27,7 +30,9 @@ def wait_all(futures: Iterable[torch._C.Future[Any]], timeout: float | None = No
 
 class RRef(Generic[_T]):
     def __init__(self, value: _T, type_hint: object = None) -> None: ...
-    def to_here(self, timeout: float = -1.0, *, out: torch.Tensor | None = None) -> _T: ...
+    def to_here(
+        self, timeout: float = -1.0, *, out: torch.Tensor | None = None, device: DeviceLike | None = None
+    ) -> _T: ...
     def local_value(self) -> _T: ...
     def is_owner(self) -> bool: ...
     def owner(self) -> Any: ...
@@ -88,6 +93,7 @@ class Agent:
         *,
         require: str | None = None,
         out: torch.Tensor | None = None,
+        device: DeviceChoice | None = None,
     ) -> Any: ...
     def rpc_async(
         self,
@@ -99,6 +105,7 @@ class Agent:
         *,
         require: str | None = None,
         out: torch.Tensor | None = None,
+        device: DeviceChoice | None = None,
     ) -> Future[Any]: ...
     def remote(
         self,
@@ -109,6 +116,7 @@ class Agent:
         timeout: float = -1.0,
         *,
         require: str | None = None,
+        device: DeviceChoice | None = None,
     ) -> RRef[Any]: ...
     _timeout: float
     @property
@@ -124,7 +132,7 @@ class Agent:
     def _in_flight(self) -> tuple[int, int, int, bool]: ...
     def _lost_peers(self) -> list[tuple[str, int, str]]: ...
     def _explain(
-        self, peer: object, local: tuple[int, int], remote: tuple[int, int], bytes_: int
+        self, peer: object, local: _DeviceTuple, device: DeviceChoice | None, bytes_: int
     ) -> dict[str, Any]: ...
     def _counters(self) -> dict[str, Any]: ...
 
@@ -137,6 +145,7 @@ def rpc_sync(
     *,
     require: str | None = None,
     out: torch.Tensor | None = None,
+    device: DeviceChoice | None = None,
 ) -> Any: ...
 def rpc_async(
     to: object,
@@ -147,6 +156,7 @@ def rpc_async(
     *,
     require: str | None = None,
     out: torch.Tensor | None = None,
+    device: DeviceChoice | None = None,
 ) -> Future[Any]: ...
 def remote(
     to: object,
@@ -156,6 +166,7 @@ def remote(
     timeout: float = -1.0,
     *,
     require: str | None = None,
+    device: DeviceChoice | None = None,
 ) -> RRef[Any]: ...
 def default_agent() -> Agent | None: ...
 def set_default_agent(agent: Agent | None) -> None: ...

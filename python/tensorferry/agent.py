@@ -10,18 +10,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from . import _C, errors, exposing
 from .rendezvous import meet
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping, Sequence
     from typing import TypeAlias
 
-    import torch
-
+    from ._C import DeviceChoice, DeviceLike
     from .rendezvous import Meeting
 
     Peer: TypeAlias = "str | int | WorkerInfo"
+    DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
 
@@ -45,7 +47,8 @@ class Explanation:
 
     Args:
         peer: the peer's name.
-        devices: what the answer is about, such as ``"cpu -> cpu"``.
+        devices: what the answer is about, such as ``"cpu -> cpu"`` or ``"cuda:0 -> cuda:1"``: where the tensor is,
+            and where it would land.
         channel: the channel that carries them now; ``""`` where none does.
         transport: what carries the calls themselves: ``"ring"`` (memory that both map), ``"unix"`` or ``"tcp"``.
         no_ring: why it is not ``"ring"``.
@@ -110,11 +113,39 @@ def _prefix(meeting: Meeting) -> str:
     return f"tensorferry/{meeting.world_size}/{session}"
 
 
-def _device(device: torch.device | None) -> tuple[int, int]:
-    kinds = {"cpu": 0, "cuda": 1}
+_KINDS = {"cpu": 0, "cuda": 1}
+
+
+def _device(device: DeviceLike | None) -> tuple[int, int]:
     if device is None:
         return 0, 0
-    return kinds[device.type], device.index or 0
+    device = torch.device(device)
+    if device.type not in _KINDS:
+        raise ValueError(f"tensors travel between the CPU and GPUs, not {device}")
+    return _KINDS[device.type], device.index or 0
+
+
+def _gpus(devices: Sequence[DeviceLike] | None) -> list[int]:
+    """The GPUs that tensors may be on; makes no context on any of them."""
+    present = torch.cuda.device_count() if torch.version.cuda else 0
+    if devices is None:
+        return list(range(present))
+    wanted = sorted({index for kind, index in map(_device, devices) if kind == _KINDS["cuda"]})
+    if missing := [index for index in wanted if index >= present]:
+        raise errors.InvalidArgument(f"devices= names cuda:{missing[0]}, and torch sees {present} GPUs here")
+    return wanted
+
+
+def _device_maps(given: Mapping[str, DeviceMap] | None) -> dict[str, list[tuple[tuple[int, int], tuple[int, int]]]]:
+    maps = {}
+    for peer, device_map in (given or {}).items():
+        pairs = [(_device(local), _device(remote)) for local, remote in device_map.items()]
+        if len({remote for _, remote in pairs}) < len(pairs) or len({local for local, _ in pairs}) < len(pairs):
+            raise ValueError(f"the device map for {peer!r} is not one to one")
+        if len(pairs) > 64:
+            raise ValueError(f"the device map for {peer!r} has more than 64 entries")
+        maps[peer] = pairs
+    return maps
 
 
 class Agent(_C.Agent):
@@ -141,6 +172,11 @@ class Agent(_C.Agent):
         socket_dir: the folder of unix sockets; else ``TENSORFERRY_SOCKET_DIR``, else they have no file.
         max_threads: functions that run here at once; then calls fail with :class:`ResourceExhausted`.
         max_bytes_in_flight: bytes under way to one peer, beyond which callers wait.
+        devices: the GPUs that tensors of its calls may be on, here; None: all that torch sees. Nothing is asked of a
+            GPU, and no context made on it, before a tensor on it is sent or received.
+        device_maps: by peer, a dict of devices here to devices there, one to one: where tensors among the arguments of
+            calls to it land, and the other way round where those of the results land. Others land on the device of the
+            same index, else on the first GPU, else on the CPU. ``device=`` of a call goes before.
         heartbeat: seconds between signs of life to a peer on another host; it is lost when three are missing.
         trust: ``"full"``: peers may call every function that can be imported here, and pickles that they send are
             loaded. ``"registered"``: they may call what was exposed (:meth:`expose`, :func:`tensorferry.rpc.expose`)
@@ -168,9 +204,13 @@ class Agent(_C.Agent):
         init_method: str | None = None,
         timeout: float = 60.0,
         join_timeout: float = 300.0,
+        devices: Sequence[DeviceLike] | None = None,
+        device_maps: Mapping[str, DeviceMap] | None = None,
         trust: str = "full",
         **options: Any,
     ) -> None:
+        options["gpus"] = _gpus(devices)
+        options["device_maps"] = _device_maps(device_maps)
         meeting = meet(init_method, store, rank, world_size)
         if "prefix" not in options:
             options["prefix"] = _prefix(meeting)
@@ -229,18 +269,26 @@ class Agent(_C.Agent):
         name, rank, _ = self._self if worker_name is None else self._find(worker_name)
         return WorkerInfo(name, rank)
 
-    def explain(self, peer: Peer, tensor: torch.Tensor | None = None) -> Explanation:
+    def explain(
+        self, peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None
+    ) -> Explanation:
         """Which channel would carry ``tensor`` (by default a CPU tensor of 1 MiB) to ``peer``, and why not another.
+
+        Args:
+            device: where it is to land, as :func:`rpc_sync` has it.
+
+        Raises:
+            InvalidArgument: the peer has no such device.
 
         Example::
 
             print(rpc.explain("worker1"))
+            print(rpc.explain("worker1", torch.ones(3, device="cuda")))
         """
-        device = None if tensor is None else tensor.device
+        local = None if tensor is None else tensor.device
         bytes_ = 1 << 20 if tensor is None else tensor.numel() * tensor.element_size()
-        found = self._explain(peer, _device(device), _device(device), bytes_)
-        where = str(device or "cpu")
-        return Explanation(devices=f"{where} -> {where}", **found)
+        found = self._explain(peer, _device(local), device, bytes_)
+        return Explanation(devices=f"{local or 'cpu'} -> {found.pop('remote')}", **found)
 
     def counters(self) -> Counters:
         """Calls and bytes so far."""

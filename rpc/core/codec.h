@@ -201,15 +201,15 @@ class Encoder {
   void end() { --depth_; }
 
   // ---- what has buffers
-  /// Adds a buffer that tensors can lie in. `device`: where it shall land.
-  std::uint32_t add_buffer(Buffer buffer, Device device) {
+  /// Adds a buffer that tensors can lie in.
+  std::uint32_t add_buffer(Buffer buffer, Destination destination) {
     buffers_.push_back(std::move(buffer));
-    destinations_.push_back(device);
+    destinations_.push_back(destination);
     return static_cast<std::uint32_t>(buffers_.size() - 1);
   }
   /// The same for a buffer that is handed over, not copied.
   std::uint32_t add_shared_buffer(Buffer buffer, Device device) {
-    const auto index = add_buffer(std::move(buffer), device);
+    const auto index = add_buffer(std::move(buffer), {device});
     sharing_.resize(index + 1, Sharing::by_value);
     sharing_[index] = Sharing::shared;
     return index;
@@ -344,7 +344,7 @@ class Encoder {
   std::byte* end_ = nullptr;  // of bytes_, which is as large as its capacity until take()
   Bytes bytes_;
   std::vector<Buffer> buffers_;
-  std::vector<Device> destinations_;
+  std::vector<Destination> destinations_;
   std::vector<Sharing> sharing_;  // as Message has it
   IdentityMap seen_;
   IdentityMap storages_;

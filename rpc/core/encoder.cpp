@@ -132,7 +132,7 @@ void Encoder::put_near(ByteView bytes) {
 void Encoder::put_far(ByteView bytes, Owner owner) {
   // Senders read buffers and never write them.
   auto* data = const_cast<std::byte*>(bytes.data());
-  const auto index = add_buffer(Buffer{Device{}, data, bytes.size(), nullptr, std::move(owner)}, Device{});
+  const auto index = add_buffer(Buffer{Device{}, data, bytes.size(), nullptr, std::move(owner)}, {});
   raw_varint(std::uint64_t{index} << 1 | 1);
 }
 

@@ -78,7 +78,7 @@ void Agent::shutdown(std::chrono::milliseconds timeout) {
 std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }
 
 std::string Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) const {
-  const auto route = detail::value_or_throw(core_->raw().explain(peer, local, remote, bytes));
+  const auto route = detail::value_or_throw(core_->raw().explain(peer, local, {.all = remote, .map = {}}, bytes));
   std::string out = std::string(peer) + ": " + text_of(local) + " -> " + text_of(remote) + " by " +
                     (route.channel.empty() ? "no channel" : route.channel) + ", calls over " + route.transport + "\n";
   if (!route.no_ring.empty()) out += "  no ring: " + route.no_ring + "\n";

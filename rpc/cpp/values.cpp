@@ -48,7 +48,7 @@ void write_tensor(Encoder& out, const Tensor& tensor) {
   if (tensor.size() == 0) static_cast<void>(layout.set_contiguous());
   Buffer buffer{tensor.device(), static_cast<std::byte*>(tensor.raw()), extent * size_of(tensor.dtype()), nullptr,
                 tensor.owner()};
-  const auto index = out.add_buffer(std::move(buffer), tensor.device());
+  const auto index = out.add_buffer(std::move(buffer), {tensor.device(), true});
   out.tensor(layout, index);
 }
 

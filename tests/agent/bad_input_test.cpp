@@ -352,7 +352,7 @@ TEST_F(BadInput, InDevicesOfBytesThatTheHostReadsEndsTheLink) {
 }
 
 TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryAlone) {
-  RawAgent peer(store, "elsewhere");
+  RawPeer peer(store, "elsewhere");
   RawCallOptions options;
   options.into = {patterned(100, 1)};
   options.into[0].device = {DeviceType::cuda, 0};
@@ -434,7 +434,7 @@ TEST_F(BadInput, InRepliesFailsTheCallsToThatPeerAlone) {
   const auto answer = [&](const std::string& name, const std::function<Bytes(std::uint64_t)>& reply,
                           const std::string& why, Code code) {
     SCOPED_TRACE(name);
-    RawAgent hostile(store, "hostile " + name);
+    RawPeer hostile(store, "hostile " + name);
     RawCallOptions options;
     options.into = {patterned(100)};
     auto call = third->call("hostile " + name, "f", {}, options);

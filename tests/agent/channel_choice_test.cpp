@@ -103,7 +103,7 @@ TEST_F(ChannelChoice, ExplainNamesTheChannelWhoseCounterRises) {
 
 TEST_F(ChannelChoice, ExplainGivesAReasonForEveryChannelThatIsNotChosen) {
   a = join(store, "a");
-  RawAgent other(store, "other");  // says that it has basic alone
+  RawPeer other(store, "other");  // says that it has basic alone
   std::thread accepting([&] {
     auto peer = other.accept();
     EXPECT_TRUE(peer.connection.ended());
@@ -112,10 +112,14 @@ TEST_F(ChannelChoice, ExplainGivesAReasonForEveryChannelThatIsNotChosen) {
   ASSERT_TRUE(route.ok()) << route.status().text();
   EXPECT_EQ(route->channel, "basic");
   EXPECT_THAT(reason_of(*route, "xth"), HasSubstr("the peer does not have it for its cpu"));
-  const auto gpu = a->explain("other", {}, {DeviceType::cuda, 1});
-  ASSERT_TRUE(gpu.ok());
-  EXPECT_EQ(gpu->channel, "");
-  EXPECT_THAT(reason_of(*gpu, "basic"), HasSubstr("its cuda:1"));
+  const auto gpu = a->explain("other", {}, {.all = Device{DeviceType::cuda, 1}, .map = {}});
+  EXPECT_EQ(gpu.status().code(), Code::invalid_argument);
+  EXPECT_THAT(std::string(gpu.status().what()), HasSubstr("cuda:1 of \"other\", which has cpu"));
+  const auto staged = a->explain("other", {DeviceType::cuda, 1});
+  ASSERT_TRUE(staged.ok());
+  EXPECT_EQ(staged->channel, "");
+  EXPECT_EQ(staged->remote, Device());
+  EXPECT_THAT(reason_of(*staged, "basic"), HasSubstr("cuda:1"));
   a->leave();
   accepting.join();
 }
@@ -216,7 +220,7 @@ TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
 TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
   join_both();
   auto message = buffer_message(10'000);
-  message.destinations = {{DeviceType::cuda, 0}};
+  message.destinations = {{{DeviceType::cuda, 0}}};
   EXPECT_EQ(call_sync(*a, "b", "echo", message).status().code(), Code::channel_unavailable);
   EXPECT_TRUE(echo(10'000).ok());
 }

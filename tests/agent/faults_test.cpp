@@ -214,7 +214,7 @@ TEST_P(Faults, APeerThatWasNeverThereIsWaitedForToo) {
 TEST_P(Faults, APeerThatClosesHalfOfItsConnectionIsLost) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
-  RawAgent half(store, "half");
+  RawPeer half(store, "half");
   auto call = a->call("half", "f", {});
   auto peer = half.accept();
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
@@ -252,7 +252,7 @@ TEST(LostPeer, IsNoticedAlsoWhereItsReplyAndItsEndCameBeforeTheLinkWasUp) {
   });
   auto hello = raw_hello("brief", 0);
   hello.drivers.insert(hello.drivers.begin(), {"slow", {{{}, {}}}});
-  RawAgent brief(store, "brief", hello);
+  RawPeer brief(store, "brief", hello);
   auto call = a->call("brief", "f", with_buffer(5000));
   auto peer = brief.accept();
   ASSERT_TRUE(peer.connection.write(reply_frame(std::uint64_t{1} << 32)).ok());  // the first call of a link
@@ -265,7 +265,7 @@ TEST(LostPeer, IsNoticedAlsoWhereItsReplyAndItsEndCameBeforeTheLinkWasUp) {
 TEST(LostPeer, IsNoticedByTheEndOfItsBulkConnectionAlsoBehindAFrame) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
-  RawAgent brief(store, "brief");
+  RawPeer brief(store, "brief");
   auto call = a->call("brief", "f", with_buffer(1 << 20));
   auto calls = brief.accept();
   auto bulk = brief.accept();

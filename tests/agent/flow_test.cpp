@@ -37,7 +37,7 @@ class Flow : public ::testing::Test {
 
 TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
-  RawAgent lazy(store, "lazy");
+  RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
   auto peer = lazy.accept();  // and does not read
   const Since since;
@@ -54,7 +54,7 @@ TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
 
 TEST_F(Flow, ASenderGoesOnWhenThePeerHasReadAndSmallCallsNeverWait) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
-  RawAgent lazy(store, "lazy");
+  RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
   auto peer = lazy.accept();
   std::atomic<bool> admitted{false};
@@ -75,9 +75,9 @@ TEST_F(Flow, ASenderGoesOnWhenThePeerHasReadAndSmallCallsNeverWait) {
 
 TEST_F(Flow, ASenderThatWaitsAtTheBoundIsToldOfThePeersEnd) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
-  RawAgent lazy(store, "lazy");
+  RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
-  auto peer = std::make_unique<RawAgent::Accepted>(lazy.accept());
+  auto peer = std::make_unique<RawPeer::Accepted>(lazy.accept());
   std::thread closer([&] {
     std::this_thread::sleep_for(milliseconds(50));
     peer.reset();
@@ -145,7 +145,7 @@ TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsMakeProgress) {
 
 TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
   const auto a = join(store, "a", {"ring", "basic"});
-  RawAgent lazy(store, "lazy");
+  RawPeer lazy(store, "lazy");
   auto heavy = a->call("lazy", "heavy", large(64 << 20));
   auto peer = lazy.accept();
   auto bulk = lazy.accept();  // and reads nothing there
@@ -166,7 +166,7 @@ TEST_F(Flow, APeerThatReadsNothingHindersNobodyElse) {
   const auto a = join(store, "a", {"ring", "basic"});
   const auto b = join(store, "b", {"ring", "basic"});
   serve_echo(*b);
-  RawAgent stuck(store, "stuck");
+  RawPeer stuck(store, "stuck");
   std::vector<Call> calls;
   for (int i = 0; i < 50; ++i) calls.push_back(a->call("stuck", "f", large(200'000)));
   auto peer = stuck.accept();

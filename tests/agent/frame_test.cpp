@@ -205,6 +205,30 @@ TEST(Frame, ComesBackWithExtensionsRecordsAndPayload) {
   EXPECT_EQ(text_of(read.ticket), "a ticket");
 }
 
+TEST(Frame, CarriesWhereTheTensorsOfTheReplyShallLand) {
+  const std::vector<std::pair<Device, Device>> placement{{any_device, {DeviceType::cuda, 3}},
+                                                         {{DeviceType::cuda, 1}, {}}};
+  Header header;
+  header.kind = Kind::request;
+  const auto with = [&header](const Bytes& record) {
+    Bytes extensions;
+    Writer writer(extensions);
+    put_extension(writer, extension::placement, record);
+    return assemble(header, extensions, {}, {});
+  };
+  auto record = encode_placement(placement);
+  const auto bytes = with(record);
+  const auto frame = arrived(bytes);
+  ASSERT_TRUE(frame.ok()) << frame.status().text();
+  EXPECT_EQ(frame->placement, placement);
+
+  record.pop_back();
+  const auto odd = with(record);
+  EXPECT_EQ(arrived(odd).status().code(), Code::protocol_error);
+  const auto long_one = with(Bytes(4 * (most_placements + 1)));
+  EXPECT_EQ(arrived(long_one).status().code(), Code::protocol_error);
+}
+
 TEST(Frame, SkipsExtensionsThatItDoesNotKnow) {
   Bytes extensions;
   Writer writer(extensions);

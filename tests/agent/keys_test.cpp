@@ -99,7 +99,7 @@ TEST_F(Keys, AnAgentOfAnotherKeyOrOfNoneIsNotReached) {
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
   const auto a = join_with("a", key(kKey));
   // Somebody who can write to the store, and does not have the key.
-  RawAgent forged(store, "forged");
+  RawPeer forged(store, "forged");
   const auto status = call(*a, "forged");
   EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
 }

@@ -133,11 +133,11 @@ inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::st
 }
 
 /// An "agent" whose name stands in the store and whose connections the test answers itself. Of this host and user.
-class RawAgent {
+class RawPeer {
  public:
-  RawAgent(const std::shared_ptr<Store>& store, const std::string& name) : RawAgent(store, name, raw_hello(name, 0)) {}
+  RawPeer(const std::shared_ptr<Store>& store, const std::string& name) : RawPeer(store, name, raw_hello(name, 0)) {}
   /// With channels of its own; the incarnation is made up here.
-  RawAgent(const std::shared_ptr<Store>& store, const std::string& name, wire::Hello hello)
+  RawPeer(const std::shared_ptr<Store>& store, const std::string& name, wire::Hello hello)
       : hello_(std::move(hello)), directory_(store, "tensorferry", {}) {
     auto listener = listen_unix("");
     EXPECT_TRUE(listener.ok());

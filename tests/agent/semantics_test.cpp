@@ -436,7 +436,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilNothingWritesThereAnyMore) 
   for (const bool completes : {true, false}) {
     const std::string name =
         completes ? "slow" : "slow and cut off";  // a link of its own: the first one's end may come late
-    RawAgent slow(store, name);
+    RawPeer slow(store, name);
     const auto sent = patterned(100'000, 5);
     auto options = within(milliseconds(1000));
     options.into = {patterned(sent.bytes, 99)};
@@ -469,7 +469,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilNothingWritesThereAnyMore) 
 TEST(SlowReply, OfACallThatHasExpiredIsReadAndDropped) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
-  RawAgent slow(store, "slow");
+  RawPeer slow(store, "slow");
   const auto sent = patterned(100'000, 5);
   auto call = a->call("slow", "f", {}, within(milliseconds(50)));
   auto peer = slow.accept();

@@ -34,7 +34,7 @@ at::Tensor bytes_of(const c10::Storage& storage) {
 TEST(CpuConverter, SendsFromWhereTheTensorLies) {
   CpuConverter converter(memory());
   const auto tensor = at::arange(100, at::kLong);
-  const auto buffer = converter.to_buffer(tensor.storage(), 80, 16);
+  const auto buffer = *converter.to_buffer(tensor.storage(), 80, 16);
   EXPECT_EQ(buffer.data, static_cast<const std::byte*>(tensor.const_data_ptr()) + 80);
   EXPECT_EQ(buffer.bytes, 16U);
   EXPECT_EQ(buffer.device, Device{});
@@ -43,7 +43,7 @@ TEST(CpuConverter, SendsFromWhereTheTensorLies) {
 TEST(CpuConverter, ASentStorageOutlivesItsTensorAndIsDroppedOnAnyThread) {
   CpuConverter converter(memory());
   auto tensor = at::full({1000}, 7, at::kInt);
-  auto buffer = converter.to_buffer(tensor.storage(), 0, 4000);
+  auto buffer = *converter.to_buffer(tensor.storage(), 0, 4000);
   const auto watched = watch(tensor);
   tensor.reset();
   std::int32_t last = 0;
@@ -58,7 +58,7 @@ TEST(CpuConverter, LeavesStoragesAloneWhenAskedTo) {
   CpuConverter converter(memory(), [] { return true; });
   auto tensor = at::ones({4});
   const auto watched = watch(tensor);
-  converter.to_buffer(tensor.storage(), 0, 16).owner.reset();
+  (*converter.to_buffer(tensor.storage(), 0, 16)).owner.reset();
   tensor.reset();
   EXPECT_FALSE(watched.expired());
   c10::intrusive_ptr<c10::StorageImpl>::reclaim(watched.lock().get());  // this test need not leak it for good
@@ -68,7 +68,7 @@ TEST(CpuConverter, SendingDoesNotMaterialiseACopyOnWriteStorage) {
   CpuConverter converter(memory());
   const auto original = at::arange(64, at::kInt);
   const auto lazy = at::_lazy_clone(original);
-  const auto buffer = converter.to_buffer(lazy.storage(), 0, lazy.nbytes());
+  const auto buffer = *converter.to_buffer(lazy.storage(), 0, lazy.nbytes());
   EXPECT_EQ(buffer.data, static_cast<const std::byte*>(original.const_data_ptr()));
 }
 
@@ -78,7 +78,7 @@ TEST(CpuConverter, AReceivedStorageWrapsItsBlockAndGivesItBack) {
   auto buffer = received(256, held);
   const auto* at = buffer.data;
   {
-    const auto storage = converter.to_storage(std::move(buffer));
+    const auto storage = *converter.to_storage(std::move(buffer));
     EXPECT_EQ(storage.data(), at);
     EXPECT_EQ(storage.nbytes(), 256U);
     EXPECT_EQ(held, 1);
@@ -89,7 +89,7 @@ TEST(CpuConverter, AReceivedStorageWrapsItsBlockAndGivesItBack) {
 TEST(CpuConverter, AReceivedStorageCanBeResizedAndWritten) {
   CpuConverter converter(memory());
   int held = 0;
-  auto tensor = bytes_of(converter.to_storage(received(100, held)));
+  auto tensor = bytes_of(*converter.to_storage(received(100, held)));
   tensor.resize_({1000});
   EXPECT_EQ(held, 0);  // moved to memory of torch's own
   EXPECT_EQ(tensor[99].item<int>(), 99);
@@ -100,7 +100,7 @@ TEST(CpuConverter, AReceivedStorageCanBeResizedAndWritten) {
 TEST(CpuConverter, MisalignedBytesAreCopiedToWhereTheyAreAligned) {
   CpuConverter converter(memory());
   int held = 0;
-  const auto storage = converter.to_storage(received(100, held, 3));
+  const auto storage = *converter.to_storage(received(100, held, 3));
   EXPECT_EQ(held, 0);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(storage.data()) % 16, 0U);
   EXPECT_EQ(bytes_of(storage)[99].item<int>(), 99);
@@ -108,7 +108,7 @@ TEST(CpuConverter, MisalignedBytesAreCopiedToWhereTheyAreAligned) {
 
 TEST(CpuConverter, NoBytesMakeAnEmptyStorageThatCanGrow) {
   CpuConverter converter(memory());
-  auto tensor = bytes_of(converter.to_storage(Buffer{}));
+  auto tensor = bytes_of(*converter.to_storage(Buffer{}));
   EXPECT_EQ(tensor.numel(), 0);
   tensor.resize_({10}).fill_(1);
   EXPECT_EQ(tensor.sum().item<std::int64_t>(), 10);
@@ -121,7 +121,7 @@ TEST(CpuConverter, ReceivesIntoThePoolThatItWasGiven) {
   auto buffer = converter.memory()->allocate(1 << 20, Device{});
   ASSERT_NE(buffer.data, nullptr);
   EXPECT_GE(pool->usage().held_bytes, std::size_t{1} << 20);
-  auto storage = converter.to_storage(std::move(buffer));
+  auto storage = *converter.to_storage(std::move(buffer));
   EXPECT_GE(pool->usage().held_bytes, std::size_t{1} << 20);
   storage = {};
   EXPECT_EQ(pool->usage().held_bytes, 0U);

@@ -18,7 +18,15 @@ from typing import Any
 import pytest
 import tensorferry
 import tensorferry.rpc as rpc
+import torch
 import torch.distributed as dist
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, needed in ("gpu", 1), ("gpu2", 2):
+        if item.get_closest_marker(marker) and (there := torch.cuda.device_count()) < needed:
+            pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
+
 
 # ---- several agents in this process
 
@@ -61,7 +69,8 @@ class WorkerFailed(Exception):
     """What a worker's function raised, as text."""
 
 
-def _serve(control: Connection, path: list[str]) -> None:
+def _serve(control: Connection, path: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # what spawning imports has not asked CUDA for anything
     sys.path[:] = path
     while True:
         try:
@@ -77,10 +86,11 @@ def _serve(control: Connection, path: list[str]) -> None:
 class Worker:
     """A process that runs functions of the tests' modules, one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self.own = environment is not None
         context = multiprocessing.get_context("spawn")
         self.control, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, sys.path), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, sys.path, environment or {}), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -122,7 +132,11 @@ class Workers:
         return taken
 
     def give_back(self, workers: list[Worker]) -> None:
-        self._idle.extend(workers)
+        for worker in workers:
+            if worker.own:
+                worker.kill()
+            else:
+                self._idle.append(worker)
 
     def close(self) -> None:
         for worker in self._idle:
@@ -158,10 +172,13 @@ class Cluster:
         self.store: dist.TCPStore | None = None
         self._sessions = itertools.count()
 
-    def start(self, count: int, *, static: bool = True, **options: Any) -> Cluster:
+    def start(
+        self, count: int, *, static: bool = True, environment: dict[str, str] | None = None, **options: Any
+    ) -> Cluster:
+        """With an ``environment`` the workers are processes of this test's own, which have it."""
         timeout = timedelta(seconds=30)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        self.workers = self._pool.take(count)
+        self.workers = self._pool.take(count) if environment is None else [Worker(environment) for _ in range(count)]
         # The processes have lived through different numbers of sessions.
         options.setdefault("prefix", f"test{next(self._sessions)}")
         size = count + 1 if static else None

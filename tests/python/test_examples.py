@@ -70,6 +70,13 @@ def test_parameter_server_learns_digits_under_torchrun() -> None:
     assert accuracy(run("03-parameter-server", *TORCHRUN, "4", "main.py")) > 0.9
 
 
+@pytest.mark.gpu
+def test_parameter_server_learns_digits_on_gpus() -> None:
+    output = run("03-parameter-server", "main.py", "--device", "cuda")
+    assert "on GPUs" in output
+    assert accuracy(output) > 0.9
+
+
 def test_parameter_server_fails_when_it_has_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"is not above 0\.9"):
         run("03-parameter-server", "main.py", "--epochs", "1", "--trainers", "1")
@@ -103,6 +110,12 @@ def test_actors_and_a_learner_learn_to_balance_poles(tmp_path: Path) -> None:
 def test_actors_and_a_learner_learn_under_torchrun(tmp_path: Path) -> None:
     output = run("05-actor-learner", *TORCHRUN, "4", "main.py", "--quick", "--plot", str(tmp_path / "returns.png"))
     assert "2 actors" in output
+    assert returns(output)[1] > 300
+
+
+@pytest.mark.gpu
+def test_actors_and_a_learner_learn_on_a_gpu(tmp_path: Path) -> None:
+    output = run("05-actor-learner", "main.py", "--quick", "--device", "cuda", "--plot", str(tmp_path / "returns.png"))
     assert returns(output)[1] > 300
 
 

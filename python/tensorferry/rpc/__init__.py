@@ -25,6 +25,7 @@ from . import functions, options
 from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
+    from .._C import DeviceChoice
     from ..agent import Peer
 
 __all__ = [
@@ -79,7 +80,7 @@ def init_rpc(
         backend: for torch's sake; there is one.
         rank: unique, from 0; -1: the environment's, or none.
         world_size: how many begin together; None: the environment's where the rank is too, else agents come and go.
-        rpc_backend_options: torch's, for ``rpc_timeout`` and ``init_method``.
+        rpc_backend_options: torch's, for ``rpc_timeout``, ``init_method``, ``devices`` and ``device_maps``.
         store: where agents meet, instead of ``init_method``: a store of torch's, or of ``tensorferry.connect_store``.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; before that of the options.
         timeout: the default time-out of calls, seconds, before that of the options; 0: none.
@@ -97,6 +98,9 @@ def init_rpc(
         timeout = options.DEFAULT_RPC_TIMEOUT_SEC if given is None else given.rpc_timeout
     if init_method is None and given is not None:
         init_method = given.init_method
+    for option in ("devices", "device_maps"):  # torch's RpcBackendOptions, which others share, has none
+        if value := getattr(given, option, None):
+            agent_options.setdefault(option, value)
     with _lock:
         if _C.default_agent() is not None:
             raise RuntimeError("RPC is already initialized")
@@ -124,9 +128,9 @@ def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
     return _current().get_worker_info(worker_name)
 
 
-def explain(peer: Peer, tensor: torch.Tensor | None = None) -> Explanation:
+def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None) -> Explanation:
     """Which channel carries tensors to ``peer``, and why not another: see :meth:`tensorferry.Agent.explain`."""
-    return _current().explain(peer, tensor)
+    return _current().explain(peer, tensor, device=device)
 
 
 def counters() -> Counters:

@@ -39,15 +39,17 @@ class RpcBackendOptions:
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """torch's options. ``rpc_timeout`` and ``init_method`` are used.
+    """torch's options. All are used but ``num_worker_threads``.
 
     Args:
         num_worker_threads: kept, not used: threads here grow with the calls that block (``max_threads=`` of
             ``init_rpc`` bounds them), so a fixed number could only make nested calls deadlock.
         rpc_timeout: the default time-out of calls, seconds; 0: none.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``.
-        device_maps: kept for tensors on GPUs, which this version does not send.
-        devices: kept, as ``device_maps``.
+        device_maps: by peer, devices here to devices there: where tensors among the arguments land, and, the other way
+            round, those of the results. What is not named lands on the device of the same index where there is one
+            (torch refuses to send it).
+        devices: the local GPUs that tensors may be on; None: all. Those that a device map names belong to them.
     """
 
     def __init__(

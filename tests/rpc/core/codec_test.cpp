@@ -225,7 +225,7 @@ TEST(Codec, TensorsThatShareAStorageShareOneBuffer) {
   ASSERT_TRUE(TreeWriter(out, {&buffer, 1}).write(value(Tag::list, {whole, column})));
   const auto message = out.take();
   ASSERT_EQ(message.buffers.size(), 1U);
-  EXPECT_EQ(message.destinations, (std::vector<Device>{{DeviceType::cuda, 3}}));
+  EXPECT_EQ(message.destinations, (std::vector<Destination>{{{DeviceType::cuda, 3}}}));
   const auto expected = value(Tag::list, {whole, column, again(1), again(2)});
   EXPECT_EQ(round_trip(expected, {&buffer, 1}), expected);
 }
@@ -251,7 +251,7 @@ TEST(Codec, SparseTensorsTravelAsTheirParts) {
 TEST(Codec, ATensorThatDoesNotLieInItsBufferIsNotSent) {
   std::array<std::byte, 16> storage{};
   Encoder out;
-  const auto index = out.add_buffer({Device{}, storage.data(), storage.size(), nullptr, nullptr}, Device{});
+  const auto index = out.add_buffer({Device{}, storage.data(), storage.size(), nullptr, nullptr}, {});
   TensorLayout layout;
   layout.sizes = {5};
   layout.strides = {1};

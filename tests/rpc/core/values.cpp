@@ -147,7 +147,7 @@ bool TreeWriter::write_tensor(const Value& value, const void* identity) {
   if (!index) {
     for (const auto& buffer : buffers_) {
       if (buffer.data != value.data) continue;
-      index = out_.add_buffer(buffer, value.tensor.device);
+      index = out_.add_buffer(buffer, {value.tensor.device});
       out_.remember_storage(value.data, *index);
       break;
     }

@@ -1,0 +1,48 @@
+#include "agent/placement.h"
+
+#include <algorithm>
+#include <string>
+
+namespace tensorferry {
+
+std::optional<Device> Placement::find(Device from) const {
+  if (all) return all;
+  const auto found = std::find_if(map.begin(), map.end(), [from](const auto& entry) { return entry.first == from; });
+  return found == map.end() ? std::nullopt : std::optional(found->second);
+}
+
+Result<Device> arrival(Device from, const Placement& placement, std::span<const Device> theirs, std::string_view peer,
+                       bool* elsewhere) {
+  const auto has = [theirs](Device device) { return std::find(theirs.begin(), theirs.end(), device) != theirs.end(); };
+  const auto wanted = placement.find(from);
+  if (const auto device = wanted.value_or(from); device == Device() || has(device)) return device;
+  if (wanted) {
+    std::string all;
+    for (const auto device : theirs) all += (all.empty() ? "" : ", ") + text_of(device);
+    return Status(Code::invalid_argument, "a tensor is to land on " + text_of(*wanted) + " of \"" + std::string(peer) +
+                                              "\", which has " + (all.empty() ? "cpu" : all));
+  }
+  const auto first =
+      std::find_if(theirs.begin(), theirs.end(), [from](Device device) { return device.type == from.type; });
+  if (first != theirs.end()) return *first;
+  if (elsewhere != nullptr) *elsewhere = true;
+  return Device();
+}
+
+std::vector<std::pair<Device, Device>> on_wire(const Placement& placement) {
+  if (placement.all) return {{wire::any_device, *placement.all}};
+  auto said = placement.map;
+  said.resize(std::min(said.size(), wire::most_placements));
+  return said;
+}
+
+Placement placement_of(const std::vector<std::pair<Device, Device>>& said) {
+  Placement placement;
+  for (const auto& [from, to] : said) {
+    if (from == wire::any_device) placement.all = to;
+  }
+  if (!placement.all) placement.map = said;
+  return placement;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,264 @@
+"""Tensors on GPUs, ours and our peers' in one invocation, in turns; needs a GPU, for most rows two.
+
+python -m benchmarks.gpu [--only NAME] [--rounds N] [--json FILE]
+
+Needs torch and nothing else beside the package, so that it runs where the other benchmarks' tables cannot be drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from benchmarks.placement import Placement
+from benchmarks.results import Measurement, Round, RowResult, Run, describe_machine
+from benchmarks.teams import CALLEE, CALLER, Team
+from benchmarks.units import MICROSECONDS, Unit
+
+OURS, TORCH, NCCL, COPY = "tensorferry", "torch.distributed.rpc", "NCCL send/recv", "cudaMemcpyPeerAsync"
+PINNED, FIXED = "slower of pinned D2H, H2D", "tensorferry, cudaMalloc'd segments"
+SECONDS = 0.4
+KILO, MEGA, GIGA = 1 << 10, 1 << 20, 1 << 30
+WORKLOADS = "benchmarks.gpu_workloads"
+HERE = Placement.UNPINNED
+
+Samples = list[float]
+Measure = Callable[["Lab"], Samples]
+
+
+class Lab:
+    """The processes, each pair started when it is first needed and stopped while others are measured."""
+
+    def __init__(self) -> None:
+        self._teams: dict[Any, Team] = {}
+
+    def team(
+        self, module: str, here: int, there: int, environment: dict[str, str] | None = None, **options: Any
+    ) -> Team:
+        """Two processes that have joined; the caller's tensors are on `here`, the callee's on `there`."""
+        key = module, here, there, str(environment), str(options)
+        if key not in self._teams:
+            team = self._teams[key] = Team(module, joined=False, workloads=WORKLOADS, environment=environment)
+            joining = {"world_size": 2, "here": here, "there": there, "options": options}
+            ranks = {CALLER: "caller", CALLEE: "callee"}
+            jobs = {rank: ("join", {"name": name, "rank": rank, **joining}) for rank, name in ranks.items()}
+            team.run(HERE, jobs, 120)
+        return self._teams[key]
+
+    def alone(self) -> Team:
+        """One process that copies by itself."""
+        if "alone" not in self._teams:
+            self._teams["alone"] = Team("torch.cuda", 1, joined=False, workloads=WORKLOADS)
+        return self._teams["alone"]
+
+    def nccl(self) -> Team:
+        if "nccl" not in self._teams:
+            team = self._teams["nccl"] = Team("torch.distributed", joined=False, workloads=WORKLOADS)
+            team.run(HERE, {rank: ("nccl_join", {"rank": rank, "device": rank}) for rank in range(2)}, 120)
+        return self._teams["nccl"]
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for team in self._teams.values():
+            team.close()
+
+
+def calls(module: str, workload: str, size: int, here: int, there: int, **options: Any) -> Measure:
+    def measure(lab: Lab) -> Samples:
+        team = lab.team(module, here, there, **options)
+        samples: Samples = team.call(HERE, workload, seconds=SECONDS, size=size, here=here)
+        return samples
+
+    return measure
+
+
+def ours(workload: str, size: int, here: int, there: int, **options: Any) -> Measure:
+    return calls("tensorferry.rpc", workload, size, here, there, **options)
+
+
+def theirs(workload: str, size: int, here: int, there: int) -> Measure:
+    return calls("torch.distributed.rpc", workload, size, here, there)
+
+
+def bare(workload: str, **arguments: Any) -> Measure:
+    return lambda lab: lab.alone().call(HERE, workload, seconds=SECONDS, **arguments)
+
+
+def nccl(size: int, each: int) -> Measure:
+    count = max(5, min(200, int(20 * GIGA / size / each)))
+
+    def measure(lab: Lab) -> Samples:
+        given = {"size": size, "count": count, "each": each}
+        jobs = {rank: ("nccl", {"rank": rank, "device": rank, **given}) for rank in range(2)}
+        samples: Samples = lab.nccl().run(HERE, jobs, 120)[0]
+        return samples
+
+    return measure
+
+
+def gigabytes(size: int) -> Unit:
+    return Unit("GB/s", float(size), rate=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ours beside others; `targets`: how many times faster than each we are to be."""
+
+    name: str
+    title: str
+    unit: Unit
+    contestants: dict[str, Measure]
+    targets: dict[str, float]
+    gpus: int = 2
+    carried: dict[str, Any] = field(
+        default_factory=dict
+    )  # ours must go by this channel: "channel", here, there, options
+
+
+def _beside_copies(name: str, title: str, workload: str, floor: str, size: int, target: float) -> Row:
+    return Row(
+        name,
+        title,
+        gigabytes(size),
+        {
+            OURS: ours(workload, size, 0, 1),
+            COPY: bare(floor, size=size, here=0, there=1),
+            NCCL: nccl(size, 1 if workload == "one" else 16),
+        },
+        {COPY: target, NCCL: 1.0},
+        carried={"channel": "cuda_ipc", "here": 0, "there": 1},
+    )
+
+
+def _small_call(name: str, there: int) -> Row:
+    size = 4 * KILO
+    where = "GPU 0 to GPU 1" if there else "one GPU, two processes"
+    contestants = {OURS: ours("one", size, 0, there), TORCH: theirs("one", size, 0, there)}
+    return Row(name, f"4 KB call, {where}", MICROSECONDS, contestants, {TORCH: 20}, gpus=1 + there)
+
+
+def _on_one_gpu(name: str, size: int, text: str, target: float) -> Row:
+    contestants = {OURS: ours("one", size, 0, 0), COPY: bare("copy", size=size, here=0, there=0)}
+    carried = {"channel": "cuda_ipc", "here": 0, "there": 0}
+    title = f"{text} call, one GPU, two processes, beside a copy and its synchronisation in one"
+    return Row(name, title, MICROSECONDS, contestants, {COPY: target}, gpus=1, carried=carried)
+
+
+BASIC = {"channels": "cuda_basic,shm,cma,basic"}
+
+
+def _staged(name: str, workload: str, text: str, there: int) -> Row:
+    size = 64 * MEGA
+    contestants = {OURS: ours(workload, size, 0, there, **BASIC), PINNED: bare("pinned", size=size, here=0)}
+    carried = {"channel": "cuda_basic", "here": 0, "there": there, **BASIC}
+    title = f"64 MB by cuda_basic, {text}, " + ("GPU 0 to GPU 1" if there else "one GPU, two processes")
+    return Row(name, title, gigabytes(size), contestants, {PINNED: 0.9}, gpus=1 + there, carried=carried)
+
+
+def _expandable(name: str, there: int) -> Row:
+    size = 64 * MEGA
+    grown = {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+    contestants = {OURS: ours("one", size, 0, there, **grown), FIXED: ours("one", size, 0, there)}
+    title = "64 MB call, expandable segments, " + ("GPU 0 to GPU 1" if there else "one GPU, two processes")
+    return Row(name, title, gigabytes(size), contestants, {FIXED: 0.95}, gpus=1 + there)
+
+
+ROWS = [
+    _small_call("4kb", 1),
+    _beside_copies("64mb", "64 MB call", "one", "copy", 64 * MEGA, 0.9),
+    _beside_copies("64mb-four", "64 MB, four calls in flight", "several", "copies", 64 * MEGA, 0.95),
+    _beside_copies("1gb", "1 GB call", "one", "copy", GIGA, 0.95),
+    _small_call("same-4kb", 0),
+    _on_one_gpu("same-4kb-copy", 4 * KILO, "4 KB", 1 / 3),
+    _on_one_gpu("same-64mb-copy", 64 * MEGA, "64 MB", 1 / 2),
+    _staged("basic-64mb", "one", "one call", 1),
+    _staged("basic-64mb-four", "several", "four calls in flight", 1),
+    _staged("same-basic-64mb", "one", "one call", 0),
+    _expandable("expandable-64mb", 1),
+    _expandable("same-expandable-64mb", 0),
+]
+
+
+def measure(row: Row, lab: Lab, run: Run, rounds: int) -> RowResult:
+    """Each contestant takes its turn in each round, every other round in the opposite order."""
+    if row.carried:
+        options = {name: value for name, value in row.carried.items() if name not in ("channel", "here", "there")}
+        team = lab.team("tensorferry.rpc", row.carried["here"], row.carried["there"], **options)
+        found = team.call(HERE, "channel", here=row.carried["here"])
+        if found != row.carried["channel"]:
+            raise RuntimeError(f"{row.carried['channel']} does not carry, {found or 'nothing'} does")
+    turns: dict[str, list[Round]] = {who: [] for who in row.contestants}
+    for number in range(rounds):
+        for who in list(turns) if number % 2 == 0 else reversed(list(turns)):
+            turns[who].append(Round.of(row.contestants[who](lab)))
+    measured = [Measurement(run.id, row.name, who, tuple(rounds)) for who, rounds in turns.items()]
+    unit = row.unit
+    return RowResult(row.name, row.title, unit.text, unit.work, unit.rate, HERE.value, row.targets, None, measured)
+
+
+def show(row: RowResult) -> bool:
+    """Prints a row; whether it met its targets."""
+    unit, speedups, met = Unit(row.unit, row.work, row.rate), row.speedups(), True
+    print(f"\n{row.title}  [{row.name}]")
+    for measured in row.contestants:
+        line = f"  {measured.contestant:36} {unit.value(measured.p50):10.4g} {row.unit:5}"
+        line += f"  p99 {unit.value(measured.p99):10.4g}"
+        if (speedup := speedups.get(measured.contestant)) is not None:
+            line += f"  we are {speedup.ratio:.3g}x as fast ({speedup.least:.3g} .. {speedup.greatest:.3g})"
+            if (target := row.targets.get(measured.contestant)) is not None:
+                reached = speedup.ratio >= target
+                met = met and reached
+                line += f", target {target:.3g}x {'reached' if reached else 'MISSED'}"
+        print(line, flush=True)
+    return met
+
+
+def main() -> int:
+    """0 when every row that could be measured met its targets, 1 when one failed or missed."""
+    parser = argparse.ArgumentParser(description="Tensors on GPUs, beside their peers, in turns.")
+    parser.add_argument("--only", default="", help="the row of this name, else those whose name contains it")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--json", type=Path, help="write the run here")
+    given = parser.parse_args()
+    there = torch.cuda.device_count()  # makes no context
+    if there == 0:
+        print("no GPU that torch can use here: nothing to measure")
+        return 2
+    rows = [row for row in ROWS if row.name == given.only] or [row for row in ROWS if given.only in row.name]
+    run = Run(machine={**describe_machine(), "gpus": [torch.cuda.get_device_name(i) for i in range(there)]})
+    print(f"run {run.id[:8]}, torch {torch.__version__}, {there} x {run.machine['gpus'][0]}")
+    skipped, failed, missed = [], [], []
+    with Lab() as lab:
+        for row in rows:
+            if row.gpus > there:
+                skipped.append(f"{row.name}: needs {row.gpus} GPUs, {there} there")
+                continue
+            try:
+                result = measure(row, lab, run, given.rounds)
+            except (RuntimeError, TimeoutError, AssertionError) as error:
+                failed.append(f"{row.name}: {error}")
+                continue
+            run.rows.append(result)
+            if not show(result):
+                missed.append(row.name)
+    for line in skipped:
+        print(f"skipped: {line}")
+    for line in failed:
+        print(f"failed: {line}")
+    print(f"\n{len(run.rows)} rows measured, {len(missed)} missed a target{': ' if missed else ''}{', '.join(missed)}")
+    if given.json:
+        run.save(given.json)
+    return 1 if failed or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

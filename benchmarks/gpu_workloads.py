@@ -1,0 +1,205 @@
+"""What the processes of a GPU row do while they are measured; like workloads.py, with tensors on GPUs.
+
+A sample is the time until the bytes are on the receiver's GPU, not until a copy has been asked for: the callee waits
+for its stream before it answers, and whoever copies by itself waits for its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import PEER, _repeat, touch
+
+__all__ = ["touch"]
+
+IN_FLIGHT = 4
+BATCH = 16  # copies that one sample of those in flight stands for
+
+
+def join(
+    rpc: ModuleType, name: str, rank: int, world_size: int, here: int, there: int, options: dict[str, Any]
+) -> None:
+    """The caller's tensors are on `here`, the callee's on `there`."""
+    torch.cuda.set_device(here if rank == 0 else there)
+    if rpc.__name__.startswith("torch."):
+        maps = {PEER: {here: there}} if rank == 0 else None
+        given = rpc.TensorPipeRpcBackendOptions(device_maps=maps, devices=[here if rank == 0 else there])
+        rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=given)
+    else:
+        maps = {PEER: {here: there}} if rank == 0 else {}
+        rpc.init_rpc(name, rank=rank, world_size=world_size, device_maps=maps, **options)
+
+
+# ---- the callee's side
+
+
+def take(tensor: torch.Tensor) -> None:
+    torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def last(tensor: torch.Tensor) -> float:
+    return float(tensor[-1].item())
+
+
+# ---- calls
+
+
+def _filled(size: int, device: int | str) -> torch.Tensor:
+    tensor = torch.arange(size // 4, device=device, dtype=torch.float32) % 1000
+    torch.cuda.synchronize()
+    return tensor
+
+
+def _check(rpc: ModuleType, tensor: torch.Tensor) -> None:
+    """Sends it a few times, which opens what has to be opened."""
+    for _ in range(20):
+        if rpc.rpc_sync(PEER, last, args=(tensor,)) != float(tensor[-1].item()):
+            raise AssertionError(f"{tensor.nbytes} bytes arrived changed")
+
+
+def one(rpc: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """One tensor a call, one call after another."""
+    tensor = _filled(size, here)
+    _check(rpc, tensor)
+    rpc_sync = rpc.rpc_sync
+    return _repeat(lambda: rpc_sync(PEER, take, args=(tensor,)), seconds)
+
+
+def several(rpc: ModuleType, seconds: float, size: int, here: int) -> list[float]:
+    """Four calls in flight: nanoseconds for each tensor."""
+    tensor = _filled(size, here)
+    _check(rpc, tensor)
+
+    def batch() -> None:
+        flying: deque[Any] = deque()
+        for _ in range(BATCH):
+            if len(flying) == IN_FLIGHT:
+                flying.popleft().wait()
+            flying.append(rpc.rpc_async(PEER, take, args=(tensor,)))
+        for future in flying:
+            future.wait()
+
+    return _each(batch, seconds)
+
+
+def _each(batch: Callable[[], None], seconds: float) -> list[float]:
+    return [sample / BATCH for sample in _repeat(batch, seconds)]
+
+
+def channel(rpc: ModuleType, here: int) -> str:
+    """What carries a tensor of ours."""
+    tensor = _filled(1 << 20, here)
+    _check(rpc, tensor)
+    until = time.monotonic() + 5
+    while (found := rpc.explain(PEER, tensor)).channel == "" and time.monotonic() < until:
+        time.sleep(0.01)
+    return str(found.channel)
+
+
+# ---- bare copies, in one process
+
+
+class _Copies:
+    """cudaMemcpyPeerAsync itself: torch's copy_ adds events at both ends."""
+
+    def __init__(self, size: int, here: int, there: int) -> None:
+        self._runtime = ctypes.CDLL("libcudart.so.13")  # torch has loaded it
+        self.source = _filled(size, here)
+        self.targets = [torch.empty(size // 4, device=there) for _ in range(IN_FLIGHT if size < 1 << 30 else 1)]
+        self.streams = [torch.cuda.Stream(here) for _ in self.targets]  # type: ignore[no-untyped-call]
+        for target in self.targets:
+            target.copy_(self.source)  # has torch enable the access between the two
+        torch.cuda.synchronize(here)
+        self._size, self._here, self._there = size, here, there
+
+    def begin(self, number: int) -> None:
+        which = number % len(self.targets)
+        error = self._runtime.cudaMemcpyPeerAsync(
+            ctypes.c_void_p(self.targets[which].data_ptr()),
+            self._there,
+            ctypes.c_void_p(self.source.data_ptr()),
+            self._here,
+            ctypes.c_size_t(self._size),
+            ctypes.c_void_p(self.streams[which].cuda_stream),
+        )
+        if error != 0:
+            raise RuntimeError(f"cudaMemcpyPeerAsync failed with {error}")
+
+    def end(self) -> None:
+        for stream in self.streams:
+            stream.synchronize()
+
+
+def copy(_: ModuleType, seconds: float, size: int, here: int, there: int) -> list[int]:
+    """One copy and its synchronisation."""
+    copies = _Copies(size, here, there)
+
+    def operation() -> None:
+        copies.begin(0)
+        copies.streams[0].synchronize()
+
+    return _repeat(operation, seconds)
+
+
+def copies(_: ModuleType, seconds: float, size: int, here: int, there: int) -> list[float]:
+    """Four copies in flight: nanoseconds for each."""
+    some = _Copies(size, here, there)
+
+    def batch() -> None:
+        for number in range(BATCH):
+            some.begin(number)
+        some.end()
+
+    return _each(batch, seconds)
+
+
+def pinned(_: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """The slower of the two ways between a GPU and page-locked memory."""
+    on_gpu, on_host = _filled(size, here), torch.empty(size // 4, pin_memory=True)
+
+    def copied(to: torch.Tensor, of: torch.Tensor) -> None:
+        to.copy_(of, non_blocking=True)
+        torch.cuda.current_stream(here).synchronize()
+
+    with torch.cuda.device(here):
+        down = _repeat(lambda: copied(on_host, on_gpu), seconds / 2)
+        up = _repeat(lambda: copied(on_gpu, on_host), seconds / 2)
+    return max(down, up, key=lambda samples: sorted(samples)[len(samples) // 2])
+
+
+# ---- NCCL
+
+
+def nccl_join(_: ModuleType, rank: int, device: int) -> None:
+    import torch.distributed as dist
+
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl", init_method="env://", rank=rank, world_size=2, device_id=torch.device("cuda", device)
+    )
+
+
+def nccl(_module: ModuleType, rank: int, device: int, size: int, count: int, each: int) -> list[float]:
+    """`count` times `each` sends (rank 0) or receives, then their synchronisation: nanoseconds for one."""
+    import torch.distributed as dist
+
+    tensor = _filled(size, device)
+    samples = []
+    for number in range(count + 3):
+        begin = time.perf_counter_ns()
+        for _ in range(each):
+            if rank == 0:
+                dist.send(tensor, 1)
+            else:
+                dist.recv(tensor, 0)
+        torch.cuda.synchronize(device)
+        if number >= 3:
+            samples.append((time.perf_counter_ns() - begin) / each)
+    return samples

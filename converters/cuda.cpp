@@ -1,0 +1,301 @@
+#include "converters/cuda.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "channels/cuda/forget.h"
+#include "converters/kept.h"
+
+namespace tensorferry {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using c10::cuda::CUDAGuard;
+using c10::cuda::CUDAStream;
+
+c10::DeviceIndex index_of(Device device) { return static_cast<c10::DeviceIndex>(device.index); }
+
+cudaStream_t new_stream() {
+  cudaStream_t stream = nullptr;
+  C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return stream;
+}
+
+/// Whether a stream has nothing left to do. One that is being captured, which ours never are, may not be asked.
+bool is_idle(cudaStream_t stream) {
+  const auto state = cudaStreamQuery(stream);
+  if (state == cudaSuccess) return true;
+  if (state != cudaErrorNotReady) C10_CUDA_CHECK(state);
+  (void)cudaGetLastError();  // torch would take it for the next call's
+  return false;
+}
+
+/// What this process receives on one GPU with. Torch's streams would not do: one of them may be the program's own,
+/// which computes on it, or captures a graph.
+class Gpu {
+ public:
+  explicit Gpu(c10::DeviceIndex index) : index_(index) {
+    const CUDAGuard guard(index);
+    cudaDeviceProp properties;
+    C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+    memory_ = properties.totalGlobalMem;
+    pool_ = new_stream();
+  }
+
+  /// Bytes that it has.
+  [[nodiscard]] std::size_t memory() const { return memory_; }
+  /// Nothing ever runs on it. Blocks of torch's allocator belong to the stream that they were allocated for, and are
+  /// used again at once in its order; those of this one only when all other streams that used them are done. So a block
+  /// of this pool may be written on any stream.
+  [[nodiscard]] cudaStream_t pool() const { return pool_; }
+
+  /// A stream to receive on: the next one that is idle among a few, else one that is not.
+  cudaStream_t next_stream() {
+    const std::lock_guard lock(mutex_);
+    cudaStream_t stream = nullptr;
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      auto& place = streams_[next_++ % streams_.size()];
+      if (place == nullptr) return place = new_stream();
+      stream = place;
+      if (is_idle(stream)) break;
+    }
+    return stream;
+  }
+
+  /// `later` goes on when what `earlier` has been given so far is done.
+  void order(cudaStream_t earlier, cudaStream_t later) {
+    const CUDAGuard guard(index_);
+    if (is_idle(earlier)) return;
+    cudaEvent_t event = take_event();
+    C10_CUDA_CHECK(cudaEventRecord(event, earlier));
+    C10_CUDA_CHECK(cudaStreamWaitEvent(later, event, 0));
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);  // a wait that was asked for does not look at the event again
+  }
+
+ private:
+  cudaEvent_t take_event() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!events_.empty()) {
+        auto* const event = events_.back();
+        events_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+  }
+
+  c10::DeviceIndex index_;
+  std::size_t memory_ = 0;
+  cudaStream_t pool_ = nullptr;
+  std::mutex mutex_;  // guards what follows
+  std::array<cudaStream_t, 16> streams_{};
+  std::size_t next_ = 0;
+  std::vector<cudaEvent_t> events_;
+};
+
+/// Peers that have memory of ours mapped let go of it when torch gives it back to the driver.
+void tell_peers_of_what_goes() {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  if (allocator::get()->name() == "cudaMallocAsync") return;  // has no trackers, and peers map nothing of its memory
+  allocator::attachAllocatorTraceTracker([](const Entry& entry) {
+    if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
+    forget_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
+  });
+}
+
+/// As torch's allocator and its streams, they are the process's, and stay until its end: agents share them.
+class Gpus {
+ public:
+  static Gpus& of_this_process() {
+    static auto& gpus = *new Gpus;
+    return gpus;
+  }
+
+  /// Null: there is no such GPU.
+  Gpu* find(Device device) {
+    if (device.type != DeviceType::cuda || device.index >= gpus_.size()) return nullptr;
+    const std::lock_guard lock(mutex_);
+    auto& gpu = gpus_[device.index];
+    if (gpu == nullptr) gpu = new Gpu(index_of(device));
+    return gpu;
+  }
+
+ private:
+  Gpus() {
+    at::globalContext().lazyInitDevice(at::kCUDA);
+    tell_peers_of_what_goes();
+    gpus_.resize(static_cast<std::size_t>(c10::cuda::device_count()));
+  }
+
+  std::mutex mutex_;
+  std::vector<Gpu*> gpus_;
+};
+
+/// InvalidArgument where work that is put on `stream` becomes a part of a graph instead of being done.
+Status check_not_capturing(const CUDAStream& stream, const char* what) {
+  cudaStreamCaptureStatus capture{};
+  const auto asked = cudaStreamIsCapturing(stream.stream(), &capture);
+  if (asked == cudaSuccess && capture == cudaStreamCaptureStatusNone) return {};
+  if (asked != cudaSuccess) (void)cudaGetLastError();
+  if (asked != cudaSuccess && asked != cudaErrorStreamCaptureImplicit) C10_CUDA_CHECK(asked);
+  const auto device = "cuda:" + std::to_string(static_cast<int>(stream.device_index()));
+  return {Code::invalid_argument, std::string("cannot ") + what + " a tensor on " + device +
+                                      " now: a CUDA graph is being captured on its current stream, and calls are not "
+                                      "part of a graph. Make the call before or after the capture"};
+}
+
+/// Memory that was received and is not a storage yet.
+struct Landed {
+  Landed(at::DataPtr memory, CUDAStream on) : data(std::move(memory)), stream(on) {}
+  ~Landed() {
+    if (!data) return;
+    try {
+      allocator::recordStream(data, stream);  // what fills it may be under way still
+    } catch (const c10::Error&) {             // at the process's end
+      (void)data.release_context();
+    }
+  }
+  Landed(const Landed&) = delete;
+  Landed& operator=(const Landed&) = delete;
+
+  at::DataPtr data;
+  CUDAStream stream;
+};
+/// A deleter of this type tells that a buffer's owner is a Landed.
+struct DropLanded {
+  void operator()(void* landed) const { delete static_cast<Landed*>(landed); }
+};
+
+Landed* landed_in(const Owner& owner) {
+  return std::get_deleter<DropLanded>(owner) != nullptr ? static_cast<Landed*>(owner.get()) : nullptr;
+}
+
+/// Another thread may be capturing a graph: what this one asks of CUDA is none of that graph's business.
+struct OutsideGraphs {
+  c10::cuda::CUDAStreamCaptureModeGuard mode{cudaStreamCaptureModeRelaxed};
+};
+
+class CudaMemory final : public Memory {
+ public:
+  Buffer allocate(std::size_t bytes, Device device) override {
+    Buffer buffer{device, nullptr, bytes, nullptr, nullptr};
+    try {
+      auto* const gpu = Gpus::of_this_process().find(device);
+      if (gpu == nullptr || bytes > gpu->memory()) return buffer;
+      const OutsideGraphs outside;
+      const CUDAGuard guard(index_of(device));
+      auto* const stream = gpu->next_stream();
+      buffer.stream = stream;
+      if (bytes == 0) return buffer;
+      auto data = memory_for(*gpu, bytes, device);
+      buffer.data = static_cast<std::byte*>(data.get());
+      buffer.owner =
+          Owner(new Landed(std::move(data), c10::cuda::getStreamFromExternal(stream, index_of(device))), DropLanded());
+    } catch (const c10::Error& error) {  // no memory, or no working GPU
+      TORCH_WARN_ONCE("tensorferry: no memory on ", text_of(device),
+                      " for a tensor that came: ", error.what_without_backtrace());
+      return Buffer{device, nullptr, bytes, nullptr, nullptr};
+    }
+    return buffer;
+  }
+
+ private:
+  static at::DataPtr memory_for(const Gpu& gpu, std::size_t bytes, Device device) {
+    // With this variable, which memory checkers want, torch caches nothing: what it gives is fresh.
+    static const bool uncached = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    if (uncached) return allocator::get()->allocate(bytes);
+    auto* const data = allocator::raw_alloc_with_stream(bytes, gpu.pool());
+    // By its deleter the allocator knows its own memory.
+    return {data, data, allocator::get()->raw_deleter(), at::Device(at::kCUDA, index_of(device))};
+  }
+};
+
+class CudaConverter final : public Converter {
+ public:
+  explicit CudaConverter(bool (*leaves_storages)()) : leaves_storages_(leaves_storages) {}
+
+  Result<Buffer> to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) override {
+    const auto device = Device{DeviceType::cuda, static_cast<std::uint8_t>(storage.device().index())};
+    try {
+      (void)Gpus::of_this_process();
+      const auto stream = c10::cuda::getCurrentCUDAStream(storage.device().index());
+      if (auto status = check_not_capturing(stream, "send"); !status.ok()) return status;
+      auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(storage.data()));
+      if (data != nullptr) data += offset;
+      return Buffer{device, data, bytes, stream.stream(), std::make_shared<KeptStorage>(storage, leaves_storages_)};
+    } catch (const c10::Error& error) {
+      return Status(Code::internal,
+                    "cannot send a tensor on " + text_of(device) + ": " + std::string(error.what_without_backtrace()));
+    }
+  }
+
+  Result<c10::Storage> to_storage(Buffer buffer) override {
+    try {
+      return received(std::move(buffer));
+    } catch (const c10::Error& error) {
+      return Status(Code::internal, std::string("cannot receive a tensor: ") + error.what_without_backtrace());
+    }
+  }
+
+  [[nodiscard]] std::optional<c10::Stream> stream_of(const Buffer& buffer) const override {
+    return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(buffer.stream), index_of(buffer.device)).unwrap();
+  }
+
+  [[nodiscard]] std::shared_ptr<Memory> memory() const override { return memory_; }
+
+ private:
+  static c10::Storage storage_of(std::size_t bytes, at::DataPtr data) {
+    return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                 allocator::get(), /*resizable=*/true);
+  }
+
+  static Result<c10::Storage> received(Buffer buffer) {
+    auto* const gpu = Gpus::of_this_process().find(buffer.device);
+    if (gpu == nullptr) return Status(Code::invalid_argument, "this process has no " + text_of(buffer.device));
+    const at::Device device(at::kCUDA, index_of(buffer.device));
+    if (buffer.bytes == 0) return storage_of(0, at::DataPtr(nullptr, device));
+    const auto current = c10::cuda::getCurrentCUDAStream(device.index());
+    if (auto status = check_not_capturing(current, "receive"); !status.ok()) return status;
+    auto* const bytes_on = static_cast<cudaStream_t>(buffer.stream);
+    {
+      const OutsideGraphs outside;
+      if (bytes_on != current.stream()) gpu->order(bytes_on, current.stream());
+    }
+    auto* const landed = landed_in(buffer.owner);
+    if (landed == nullptr) {  // memory of the caller's (out=), which it keeps itself
+      auto* const data = buffer.data;
+      return storage_of(buffer.bytes, at::DataPtr(data, new Owner(std::move(buffer.owner)), &drop_owner, device));
+    }
+    if (!landed->data) return Status(Code::internal, "a received buffer was made a tensor twice");
+    // From here on the current stream is the only one that uses it: it has waited for what came before.
+    allocator::recordStream(landed->data, current);
+    return storage_of(buffer.bytes, std::exchange(landed->data, at::DataPtr()));
+  }
+
+  std::shared_ptr<CudaMemory> memory_ = std::make_shared<CudaMemory>();
+  bool (*leaves_storages_)();
+};
+
+}  // namespace
+
+std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)()) {
+  return std::make_shared<CudaConverter>(leaves_storages);
+}
+
+}  // namespace tensorferry

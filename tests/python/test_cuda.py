@@ -1,0 +1,530 @@
+"""Tensors on GPUs: values, streams, where they land, and what becomes of memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from conftest import Agents, Cluster, eventually
+
+pytestmark = pytest.mark.gpu
+
+MEGA = 1 << 20
+A_WHILE = 400_000_000  # cycles: a fifth to half of a second
+
+
+# ---- functions that peers call
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def make(elements: int, value: float) -> torch.Tensor:
+    return torch.full((elements,), value, device="cuda")
+
+
+def device_of(x: torch.Tensor) -> str:
+    return str(x.device)
+
+
+def devices_of(*tensors: torch.Tensor) -> list[str]:
+    return [str(x.device) for x in tensors]
+
+
+def slowly_add(x: torch.Tensor, value: float, times: int = 1) -> torch.Tensor:
+    torch.cuda._sleep(times * A_WHILE)
+    return x + value
+
+
+def is_default_stream() -> bool:
+    return torch.cuda.current_stream().cuda_stream == 0
+
+
+def on_default_stream(_: torch.Tensor) -> bool:
+    return is_default_stream()
+
+
+def equals(x: torch.Tensor, value: float) -> torch.Tensor:
+    """On the CPU, so that the answer is the GPU's and not a guess of when."""
+    return (x == value).all().cpu()
+
+
+def uuid_of(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def call_back(peer: str, count: int) -> int:
+    """``count`` calls to the caller, all in flight at once; how many came back right."""
+    futures = [rpc.rpc_async(peer, double, args=(make(1000 + i, i),)) for i in range(count)]
+    return sum(bool((future.wait() == 2 * i).all()) for i, future in enumerate(futures))
+
+
+kept: dict[str, torch.Tensor] = {}
+
+
+def keep(name: str, elements: int, value: float) -> None:
+    kept[name] = make(elements, value)
+
+
+def fetch(name: str) -> torch.Tensor:
+    return kept[name]
+
+
+def forget_all() -> None:
+    kept.clear()
+    torch.cuda.empty_cache()
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
+def die_while_sending(elements: int) -> torch.Tensor:
+    """Killed when the answer has gone out, but not its values: the stream is busy still."""
+    value = make(elements, 1)
+    torch.cuda._sleep(4 * A_WHILE)
+    threading.Timer(0.2, os._exit, (1,)).start()
+    return value + 1
+
+
+def skip_unless_ipc(x: torch.Tensor) -> None:
+    """The other channel stages through the host, where somebody has to wait for the GPU."""
+    rpc.rpc_sync("worker1", double, args=(x,))  # opens what has to be opened
+    if (explanation := rpc.explain("worker1", x)).channel != "cuda_ipc":
+        pytest.skip(f"cuda_ipc does not carry here:\n{explanation}")
+
+
+@rpc.functions.async_execution
+def double_later(peer: str, x: torch.Tensor) -> Any:
+    return rpc.rpc_async(peer, double, args=(x,)).then(lambda future: future.wait() + 1)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("elements", [1, 1024, 250_000, 16 * MEGA + 3])
+def test_values_go_and_come_back(cluster: Cluster, elements: int) -> None:
+    cluster.start(1)
+    x = torch.arange(elements, device="cuda", dtype=torch.float32)
+    y = rpc.rpc_sync("worker1", double, args=(x,))
+    assert y.device == x.device
+    assert torch.equal(y, x * 2)
+    assert rpc.rpc_sync("worker1", equals, args=(torch.ones_like(x), 1)).item()
+
+
+def test_values_are_values_between_agents_of_one_process(agents: Agents) -> None:
+    a, _ = agents("a", rank=0), agents("b", rank=1)
+    x = torch.ones(5000, device="cuda")
+    y = a.rpc_sync("b", torch.Tensor.detach, args=(x,))
+    y.zero_()
+    assert x.sum().item() == 5000
+    assert a.rpc_sync("a", double, args=(x,)).sum().item() == 10_000
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda x: x[1:], id="unaligned"),
+        pytest.param(lambda x: x.view(torch.uint8)[3:1001], id="unaligned bytes"),
+        pytest.param(lambda x: x.view(100, -1).t(), id="transposed"),
+        pytest.param(lambda x: x.view(100, -1)[:, 1], id="with gaps"),
+        pytest.param(lambda x: x[:1].expand(50), id="expanded"),
+        pytest.param(lambda x: x[:0], id="empty"),
+        pytest.param(lambda x: torch.empty(0, 3, device="cuda"), id="without memory"),
+        pytest.param(lambda x: x[0], id="without dimensions"),
+        pytest.param(lambda x: x.to(torch.bfloat16), id="bfloat16"),
+        pytest.param(lambda x: torch.complex(x, -x).conj(), id="conjugate"),
+        pytest.param(lambda x: x.to_sparse(), id="sparse"),
+        pytest.param(lambda x: torch.nn.Parameter(x), id="parameter"),
+    ],
+)
+def test_views_and_kinds_arrive_as_they_are(cluster: Cluster, view: Any) -> None:
+    cluster.start(1)
+    x = view(torch.arange(20_000, device="cuda", dtype=torch.float32))
+    y = rpc.rpc_sync("worker1", torch.Tensor.detach, args=(x,))
+    assert y.device == x.device and y.shape == x.shape and y.dtype == x.dtype
+    if x.layout == torch.strided and x.numel() != 1:
+        assert y.stride() == x.stride() or not x.is_contiguous()
+    assert torch.equal(y.to_dense().resolve_conj(), x.detach().to_dense().resolve_conj())
+
+
+def test_tensors_that_share_memory_go_on_sharing_it(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.zeros(10_000, device="cuda")
+    whole, part = rpc.rpc_sync("worker1", lambda_free_pair, args=(x,))
+    part.fill_(1)
+    assert whole.sum().item() == part.numel()
+
+
+def lambda_free_pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, x[10:20]
+
+
+def test_many_are_in_flight_both_ways(cluster: Cluster) -> None:
+    cluster.start(1)
+    count = 64
+    back = rpc.rpc_async("worker1", call_back, args=("main", count))
+    there = [rpc.rpc_async("worker1", double, args=(make(500 * i, i),)) for i in range(count)]
+    for i, y in enumerate(tensorferry.wait_all(there)):
+        assert (y == 2 * i).all().item(), i
+    assert back.wait() == count
+
+
+def test_buffers_that_are_freed_and_filled_again_at_once_are_not_mixed_up(cluster: Cluster) -> None:
+    cluster.start(1)
+    futures = []
+    for i in range(200):
+        x = torch.empty(MEGA // 4, device="cuda").fill_(i)
+        futures.append(rpc.rpc_async("worker1", equals, args=(x, i)))
+        del x  # the next one may get its memory
+    assert all(right.item() for right in tensorferry.wait_all(futures))
+
+
+def test_an_argument_may_be_overwritten_once_it_is_sent(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.empty(4 * MEGA, device="cuda")
+    for i in range(10):
+        x.fill_(i)
+        future = rpc.rpc_async("worker1", equals, args=(x, i))
+        future.sent.wait()
+        x.fill_(-1)
+        assert future.wait().item()
+
+
+# ---- streams
+
+
+def test_what_a_stream_is_doing_is_done_before_its_tensor_is_read(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.zeros(MEGA, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(A_WHILE)
+        x.fill_(3)
+        y = rpc.rpc_sync("worker1", double, args=(x,))
+        assert (y == 6).all().item()
+
+
+def test_the_streams_of_the_caller_wait_for_what_a_handler_still_computes(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    assert (rpc.rpc_sync("worker1", slowly_add, args=(x, 4)) == 5).all().item()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert (rpc.rpc_sync("worker1", slowly_add, args=(x, 5)) == 6).all().item()
+
+
+def test_neither_caller_nor_handler_waits_for_a_gpu(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    skip_unless_ipc(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20 * A_WHILE)
+        x.fill_(7)
+        y = rpc.rpc_sync("worker1", double, args=(x,))
+        assert not stream.query(), "the call has returned only when the GPU was done"
+        assert (y == 14).all().item()
+
+
+def test_handlers_run_on_streams_of_their_own(cluster: Cluster) -> None:
+    cluster.start(1)
+    assert not rpc.rpc_sync("worker1", on_default_stream, args=(torch.ones(10, device="cuda"),))
+    assert rpc.rpc_sync("worker1", is_default_stream)
+
+
+def test_handlers_on_streams_of_their_own_overlap(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(1000, device="cuda")
+    skip_unless_ipc(x)
+    slow = rpc.rpc_async("worker1", slowly_add, args=(x, 1, 10))
+    for _ in range(5):
+        assert rpc.rpc_sync("worker1", double, args=(x,)).sum().item() == 2000
+    y = slow.wait()
+    assert not torch.cuda.current_stream().query(), "the others have waited for the slow one"
+    assert y.sum().item() == 2000
+
+
+def test_nothing_is_sent_while_a_graph_is_being_captured(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(1000, device="cuda")
+    rpc.rpc_sync("worker1", double, args=(x,))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        y = x + 1
+        with pytest.raises(TypeError, match="a CUDA graph is being captured on its current stream"):
+            rpc.rpc_sync("worker1", double, args=(y,))
+    graph.replay()
+    assert rpc.rpc_sync("worker1", double, args=(y,)).sum().item() == 4000
+
+
+def test_futures_synchronise_whoever_waits(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    right = []
+
+    def wait(future: Any) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            right.append(bool((future.wait() == 3).all()))
+
+    future = rpc.rpc_async("worker1", slowly_add, args=(x, 2))
+    threads = [threading.Thread(target=wait, args=(future,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 3
+
+
+def test_callbacks_of_futures_may_use_the_value(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    after = rpc.rpc_async("worker1", slowly_add, args=(x, 2)).then(lambda future: [future.wait() * 2])
+    assert (after.wait()[0] == 6).all().item()
+    both = torch.futures.collect_all([rpc.rpc_async("worker1", slowly_add, args=(x, i)) for i in range(2)])
+    assert [(y.wait() == 1 + i).all().item() for i, y in enumerate(both.wait())] == [True, True]
+    seen = []
+    done = rpc.rpc_async("worker1", slowly_add, args=(x, 8))
+    done.add_done_callback(lambda future: seen.append(bool((future.value() == 9).all())))
+    assert eventually(lambda: seen == [True])
+
+
+def test_a_handler_may_answer_with_a_future_of_gpu_tensors(cluster: Cluster) -> None:
+    cluster.start(2)
+    x = torch.ones(MEGA, device="cuda")
+    assert (rpc.rpc_sync("worker1", double_later, args=("worker2", x)) == 3).all().item()
+
+
+# ---- where tensors land
+
+
+def test_tensors_can_be_asked_to_land_elsewhere(cluster: Cluster) -> None:
+    cluster.start(1)
+    on_cpu, on_gpu = torch.ones(5000), torch.ones(5000, device="cuda")
+    assert rpc.rpc_sync("worker1", devices_of, args=(on_cpu, on_gpu)) == ["cpu", "cuda:0"]
+    assert rpc.rpc_sync("worker1", devices_of, args=(on_cpu, on_gpu), device="cuda:0") == ["cuda:0"] * 2
+    assert rpc.rpc_sync("worker1", devices_of, args=(on_cpu, on_gpu), device="cpu") == ["cpu"] * 2
+    assert rpc.rpc_sync("worker1", devices_of, args=(on_cpu, on_gpu), device={"cpu": 0, 0: "cpu"}) == ["cuda:0", "cpu"]
+
+
+@pytest.mark.parametrize("elements", [1, 2000, 3 * MEGA])
+def test_values_survive_the_way_between_host_and_gpu(cluster: Cluster, elements: int) -> None:
+    cluster.start(1)
+    x = torch.arange(elements, dtype=torch.float32)
+    y = rpc.rpc_sync("worker1", double, args=(x,), device={"cpu": "cuda"})
+    assert y.is_cpu and torch.equal(y, x * 2)
+    y = rpc.rpc_sync("worker1", double, args=(x.cuda(),), device={"cuda:0": "cpu"})
+    assert y.is_cuda and torch.equal(y.cpu(), x * 2)
+
+
+def test_other_values_stay_on_the_host(cluster: Cluster) -> None:
+    cluster.start(1)
+    text, numbers = "x" * 100_000, torch.arange(30_000).numpy()
+    sent = {"text": text, "numbers": numbers, "tensor": torch.ones(9000)}
+    back = rpc.rpc_sync("worker1", dict, args=(sent,), device="cuda:0")
+    assert back["text"] == text and (back["numbers"] == numbers).all() and back["tensor"].is_cuda
+
+
+def test_device_maps_of_the_options_are_followed(cluster: Cluster) -> None:
+    cluster.start(1, device_maps={"worker1": {"cpu": "cuda:0"}})
+    x = torch.ones(5000)
+    assert rpc.rpc_sync("worker1", device_of, args=(x,)) == "cuda:0"
+    assert rpc.rpc_sync("worker1", double, args=(x,)).is_cpu
+    assert rpc.rpc_sync("worker1", device_of, args=(x,), device="cpu") == "cpu"
+    assert str(rpc.explain("worker1", x)).startswith("worker1: cpu -> cuda:0 by cuda_basic")
+
+
+def test_a_device_that_the_peer_lacks_is_an_error_with_its_list(cluster: Cluster) -> None:
+    cluster.start(1)
+    with pytest.raises(tensorferry.errors.InvalidArgument, match='cuda:77 of "worker1", which has cpu, cuda:0'):
+        rpc.rpc_sync("worker1", device_of, args=(torch.ones(1, device="cuda"),), device=77)
+
+
+def test_a_peer_without_a_gpu_gets_the_tensor_on_its_cpu(cluster: Cluster) -> None:
+    cluster.start(1, environment={"CUDA_VISIBLE_DEVICES": ""})
+    x = torch.arange(50_000, device="cuda")
+    assert rpc.rpc_sync("worker1", device_of, args=(x,)) == "cpu"
+    assert torch.equal(rpc.rpc_sync("worker1", double, args=(x,)), (x * 2).cpu())
+    assert rpc.explain("worker1", x).devices == "cuda:0 -> cpu"
+
+
+def test_explain_says_how_a_gpu_tensor_would_go(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    rpc.rpc_sync("worker1", double, args=(x,))
+    explanation = rpc.explain("worker1", x)
+    assert explanation.devices == "cuda:0 -> cuda:0"
+    assert explanation.channel in ("cuda_ipc", "cuda_basic")
+    before = rpc.counters().bytes_sent.get(explanation.channel, 0)
+    rpc.rpc_sync("worker1", device_of, args=(x,))
+    assert rpc.counters().bytes_sent[explanation.channel] - before == x.nbytes
+
+
+@pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
+def test_each_channel_carries_when_it_is_required(cluster: Cluster, channel: str) -> None:
+    cluster.start(1)
+    x = torch.arange(3 * MEGA, device="cuda", dtype=torch.float32)
+    rpc.rpc_sync("worker1", device_of, args=(x,))
+    candidates = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}
+    if not candidates[channel][0]:
+        pytest.skip(f"{channel} is not usable here: {candidates[channel][1]}")
+    assert rpc.rpc_sync("worker1", equals, args=(torch.full_like(x, 5), 5), require=channel).item()
+    assert rpc.counters().bytes_sent[channel] >= x.nbytes
+
+
+@pytest.mark.gpu2
+def test_a_device_map_crosses_over_and_back(cluster: Cluster) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(device_maps={"worker1": {0: 1, 1: 0}})
+    cluster.start(1, device_maps=options.device_maps)
+    for index in 0, 1:
+        x = torch.full((MEGA,), 2.0 + index, device=index)
+        assert rpc.rpc_sync("worker1", device_of, args=(x,)) == f"cuda:{1 - index}"
+        y = rpc.rpc_sync("worker1", double, args=(x,))
+        assert y.device == x.device and (y == 4 + 2 * index).all().item()
+
+
+@pytest.mark.gpu2
+@pytest.mark.parametrize("elements", [1, 1000, 16 * MEGA])
+def test_values_go_from_one_gpu_to_another(cluster: Cluster, elements: int) -> None:
+    cluster.start(1)
+    x = torch.arange(elements, device="cuda:0", dtype=torch.float32)
+    y = rpc.rpc_sync("worker1", double, args=(x,), device={0: 1})
+    assert y.device == x.device and torch.equal(y, x * 2)
+
+
+@pytest.mark.gpu2
+def test_each_side_may_number_its_gpus_differently(cluster: Cluster) -> None:
+    cluster.start(1, environment={"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert rpc.rpc_sync("worker1", uuid_of, args=(0,)) == uuid_of(1)
+    for here in 0, 1:
+        for there in 0, 1:
+            x = torch.full((MEGA,), 10.0 * here + there, device=here)
+            y = rpc.rpc_sync("worker1", double, args=(x,), device={here: there})
+            assert y.device == x.device and (y == 2 * (10 * here + there)).all().item()
+
+
+@pytest.mark.gpu2
+def test_devices_bounds_the_gpus_that_are_used(cluster: Cluster) -> None:
+    cluster.start(1, devices=[0])
+    x = torch.ones(5000, device="cuda:1")
+    assert rpc.rpc_sync("worker1", device_of, args=(torch.ones(5000, device=0),)) == "cuda:0"
+    with pytest.raises(tensorferry.errors.Error, match="cuda:1"):
+        rpc.rpc_sync("worker1", device_of, args=(x,))
+
+
+# ---- references, out=
+
+
+def test_references_hold_gpu_tensors(cluster: Cluster) -> None:
+    cluster.start(1)
+    rref = rpc.remote("worker1", make, args=(MEGA, 3))
+    assert (rref.to_here() == 3).all().item() and rref.to_here().is_cuda
+    assert rref.to_here(device="cpu").is_cpu
+    rref.rpc_sync().add_(1)
+    out = torch.zeros(MEGA, device="cuda")
+    assert rref.to_here(out=out) is out and (out == 4).all().item()
+    assert (rref.rpc_async().mul(2).wait() == 8).all().item()
+
+
+def test_results_land_in_a_tensor_of_the_callers(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    out = torch.zeros(MEGA, device="cuda")
+    where = out.data_ptr()
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        torch.cuda._sleep(A_WHILE)
+        out.fill_(-1)  # the result comes after it
+        assert rpc.rpc_sync("worker1", slowly_add, args=(x, 6), out=out) is out
+        assert (out == 7).all().item() and out.data_ptr() == where
+    gaps = torch.zeros(MEGA, 2, device="cuda")[:, 0]
+    rpc.rpc_async("worker1", double, args=(x,), out=gaps).wait()
+    assert (gaps == 2).all().item()
+
+
+def test_out_may_be_on_another_device_than_the_result(cluster: Cluster) -> None:
+    cluster.start(1)
+    on_cpu, on_gpu = torch.zeros(5000), torch.zeros(5000, device="cuda")
+    rpc.rpc_sync("worker1", make, args=(5000, 3), out=on_cpu)
+    assert (on_cpu == 3).all()
+    rpc.rpc_sync("worker1", torch.full, args=((5000,), 4.0), out=on_gpu)
+    assert (on_gpu == 4).all().item()
+
+
+def test_memory_of_a_gpu_is_not_handed_over_without_a_copy_yet(cluster: Cluster) -> None:
+    cluster.start(1)
+    with pytest.raises(ValueError, match="cannot share a tensor on cuda:0"):
+        tensorferry.share(torch.ones(5, device="cuda"))
+
+
+# ---- memory
+
+
+def test_memory_that_the_sender_gives_back_is_free_within_a_second(cluster: Cluster) -> None:
+    cluster.start(1)
+    elements = 64 * MEGA
+    rpc.rpc_sync("worker1", keep, args=("small", 1000, 1))
+    rpc.rpc_sync("worker1", fetch, args=("small",))  # contexts
+    rpc.rpc_sync("worker1", forget_all)
+    torch.cuda.empty_cache()
+    before = free_bytes()
+    rpc.rpc_sync("worker1", keep, args=("large", elements, 2))
+    assert (rpc.rpc_sync("worker1", fetch, args=("large",)) == 2).all().item()
+    torch.cuda.empty_cache()
+    assert before - free_bytes() > 3 * elements
+    rpc.rpc_sync("worker1", forget_all)
+    given_back = time.monotonic()
+    assert eventually(lambda: before - free_bytes() < 32 * MEGA, seconds=10)
+    assert time.monotonic() - given_back < 1 or os.cpu_count() < 4
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_memory_that_comes_again_at_its_address_has_its_new_values(cluster: Cluster, expandable: bool) -> None:
+    cluster.start(1, environment={"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"})
+    for i in range(8):
+        elements = (8 + 8 * (i % 3)) * MEGA
+        rpc.rpc_sync("worker1", keep, args=("x", elements, i))
+        assert (rpc.rpc_sync("worker1", fetch, args=("x",)) == i).all().item(), i
+        rpc.rpc_sync("worker1", forget_all)
+
+
+def test_expandable_segments_are_carried_both_ways(cluster: Cluster) -> None:
+    cluster.start(2, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    for elements in (1, 1000, 3 * MEGA, 40 * MEGA):
+        x = torch.arange(elements, device="cuda", dtype=torch.float32)
+        assert torch.equal(rpc.rpc_sync("worker1", double, args=(x,)), x * 2)
+        assert torch.equal(rpc.rpc_sync("worker1", double_later, args=("worker2", x)), x * 2 + 1)
+
+
+def test_a_sender_that_is_killed_leaves_the_gpu_usable(cluster: Cluster) -> None:
+    cluster.start(2)
+    rpc.rpc_sync("worker2", double, args=(make(10, 1),))
+    try:
+        x = rpc.rpc_sync("worker1", die_while_sending, args=(4 * MEGA,))
+        x.sum()  # may be anything: its sender died before it was there
+    except tensorferry.errors.Error:
+        pass
+    assert eventually(lambda: not cluster.workers[0].alive, seconds=30)
+    begun = time.monotonic()
+    torch.cuda.synchronize()
+    assert time.monotonic() - begun < 20
+    y = torch.ones(16 * MEGA, device="cuda")  # allocates
+    assert rpc.rpc_sync("worker2", double, args=(y,)).sum().item() == 32 * MEGA
+
+
+def test_a_process_that_sends_no_gpu_tensor_makes_no_context(cluster: Cluster) -> None:
+    cluster.start(1, environment={"TENSORFERRY_TEST": "context"})
+    rpc.rpc_sync("worker1", double, args=(torch.ones(100_000),))
+    assert rpc.rpc_async("worker1", double, args=(torch.ones(3),)).then(lambda f: f.wait()).wait().sum() == 6
+    assert rpc.rpc_sync("worker1", has_context) is False
+
+
+def has_context() -> bool:
+    return any(torch._C._cuda_hasPrimaryContext(i) for i in range(torch.cuda.device_count()))

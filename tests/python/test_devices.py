@@ -1,0 +1,125 @@
+"""device=, device maps and devices=, as far as they go without a GPU; test_cuda.py has the rest."""
+
+import re
+from pathlib import Path
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from conftest import Agents, Cluster
+
+PeerPair = tuple[tensorferry.Agent, tensorferry.Agent]
+BEYOND = torch.cuda.device_count()  # the index of no GPU
+
+
+def where(x: torch.Tensor) -> str:
+    return str(x.device)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), {"cpu": "cpu"}, {}, None])
+def test_a_tensor_on_the_cpu_can_be_asked_to_stay_there(pair: PeerPair, device: object) -> None:
+    a, _ = pair
+    assert a.rpc_sync("b", where, args=(torch.ones(3),), device=device) == "cpu"
+    assert a.rpc_async("b", where, args=(torch.ones(3),), device=device).wait() == "cpu"
+    assert a.remote("b", where, args=(torch.ones(3),), device=device).to_here(device="cpu") == "cpu"
+
+
+@pytest.mark.parametrize("device", [BEYOND, f"cuda:{BEYOND}", torch.device("cuda", BEYOND), {"cpu": BEYOND}])
+@pytest.mark.parametrize("elements", [1, 100_000])
+def test_a_device_that_the_peer_lacks_is_said_with_those_that_it_has(
+    pair: PeerPair, device: object, elements: int
+) -> None:
+    a, _ = pair
+    for _ in range(2):  # the link goes on
+        with pytest.raises(tensorferry.errors.InvalidArgument, match=f'cuda:{BEYOND} of "b", which has cpu'):
+            a.rpc_sync("b", where, args=(torch.ones(elements),), device=device)
+    assert a.rpc_sync("b", where, args=(torch.ones(elements),)) == "cpu"
+    with pytest.raises(tensorferry.errors.InvalidArgument, match="which has cpu"):
+        a.explain("b", torch.ones(elements), device=device)
+
+
+def test_a_result_that_is_to_land_where_there_is_nothing_fails_its_call(pair: PeerPair) -> None:
+    a, _ = pair
+    reference = a.remote("b", torch.ones, args=(10,))
+    with pytest.raises(tensorferry.errors.InvalidArgument, match=f'cuda:{BEYOND} of "a", which has cpu'):
+        reference.to_here(device=BEYOND)
+    assert reference.to_here().sum() == 10
+
+
+def test_only_tensors_are_moved(pair: PeerPair) -> None:
+    a, _ = pair
+    value = {"text": "x" * 50_000, "array": torch.arange(9000).numpy(), "bytes": b"y" * 50_000}
+    back = a.rpc_sync("b", dict, args=(value,), device=BEYOND)
+    assert back["text"] == value["text"] and (back["array"] == value["array"]).all()
+
+
+@pytest.mark.parametrize(
+    "device, error",
+    [
+        ("tpu", ValueError),
+        ("meta", ValueError),
+        ("mps", ValueError),
+        (-1, ValueError),
+        (1000, ValueError),
+        (True, TypeError),
+        (1.5, TypeError),
+        ({"cpu": "cpu", 0: "cpu"}, ValueError),
+        ({"cpu": 0, torch.device("cpu"): 1}, ValueError),
+    ],
+)
+def test_what_is_no_device_is_said_before_anything_is_sent(
+    pair: PeerPair, device: object, error: type[Exception]
+) -> None:
+    a, _ = pair
+    before = a.counters().calls_sent
+    with pytest.raises(error):
+        a.rpc_sync("b", where, args=(torch.ones(3),), device=device)
+    assert a.counters().calls_sent == before
+
+
+def test_a_device_map_is_followed_and_a_calls_own_goes_before_it(agents: Agents) -> None:
+    a = agents("a", device_maps={"b": {"cpu": BEYOND}})
+    agents("b")
+    with pytest.raises(tensorferry.errors.InvalidArgument, match="which has cpu"):
+        a.rpc_sync("b", where, args=(torch.ones(3),))
+    with pytest.raises(tensorferry.errors.InvalidArgument, match="which has cpu"):
+        a.remote("b", list).rpc_sync().append(torch.ones(3))
+    assert a.rpc_sync("b", where, args=(torch.ones(3),), device="cpu") == "cpu"
+    assert a.rpc_sync("b", max, args=(1, 2)) == 2
+
+
+def test_device_maps_come_from_torchs_options_too(cluster: Cluster) -> None:
+    options = rpc.TensorPipeRpcBackendOptions()
+    options.set_device_map("worker1", {"cpu": f"cuda:{BEYOND}"})
+    cluster.start(1, rpc_backend_options=options)
+    with pytest.raises(tensorferry.errors.InvalidArgument, match="which has cpu"):
+        rpc.rpc_sync("worker1", where, args=(torch.ones(3),))
+
+
+def test_device_maps_and_devices_are_checked_when_an_agent_joins(agents: Agents) -> None:
+    with pytest.raises(ValueError, match="not one to one"):
+        agents("a", device_maps={"b": {"cpu": 0, "cuda:1": 0}})
+    with pytest.raises(tensorferry.errors.InvalidArgument, match=f"torch sees {BEYOND} GPUs"):
+        agents("a", devices=[BEYOND])
+    with pytest.raises(ValueError, match="not meta"):
+        agents("a", devices=["meta"])
+    assert agents("a", devices=[]).rpc_sync("a", where, args=(torch.ones(3),)) == "cpu"
+
+
+def test_no_source_of_ours_asks_cuda_to_wait() -> None:
+    """The functions that block a thread until a GPU is done are not called, and not loaded, anywhere."""
+    waits = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|(device|stream|event|ctx)_synchronize|\bsynchronize\(")
+    root = Path(__file__).parents[2]
+    sources = [
+        path for folder in ("channels", "converters", "agent", "rpc", "python") for path in root.glob(f"{folder}/**/*")
+    ]
+    sources = [path for path in sources if path.suffix in (".cpp", ".h", ".py")]
+    assert any(path.name == "cuda.cpp" for path in sources)
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sources
+        for line in path.read_text().splitlines()
+        if waits.search(line)
+    ]
+    assert not found
