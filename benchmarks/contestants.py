@@ -19,6 +19,7 @@ EMPTY_CALL = "empty rpc_sync of ours"
 FEWER = "tensorferry, 16 actors"
 BARE_UNIX = "bare unix round trip"
 BARE_TCP = "bare TCP round trip"
+GRPC = "gRPC C++ over a unix socket"
 BARE_COPY = "process_vm_readv, warm, one thread"
 MODULES = {OURS: "tensorferry.rpc", ALONE: "tensorferry.rpc", TORCH: "torch.distributed.rpc"}
 

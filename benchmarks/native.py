@@ -1,4 +1,4 @@
-"""The C++ programs: built by CMake (targets bare_roundtrip, bare_copy and cpp_call), one JSON line each."""
+"""The C++ programs: built by CMake (targets bare_*, cpp_* and grpc_call), one JSON line each."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ A new row is an entry of ROWS; a new kind of contestant is a function of contest
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.contestants import (
     BARE_UNIX,
     EMPTY_CALL,
     FEWER,
+    GRPC,
     OURS,
     TORCH,
     Contestant,
@@ -121,6 +123,41 @@ def _cpp_call_over(transport: str, peer: str, targets: dict[str, float]) -> Row:
         (Figure(MICROSECONDS, targets),),
         ours=program("cpp_call", transport=transport),
         peers={peer: program("bare_roundtrip", transport=transport)},
+    )
+
+
+# Who calls whom by the typed API of C++ programs.
+DIRECTIONS = {"cpp": "C++ to C++", "python-serves": "C++ to Python", "python-calls": "Python to C++"}
+KINDS: dict[str, tuple[str, dict[str, str]]] = {
+    "empty": ("empty call", {"kind": "empty"}),
+    "text": ("string of 64 bytes, sent and received", {"kind": "text"}),
+    "1mb": ("1 MB tensor, sent and received", {"kind": "tensor", "bytes": str(1 << 20)}),
+    "64mb": ("64 MB tensor, sent and received", {"kind": "tensor", "bytes": str(64 << 20)}),
+}
+
+
+def _typed_call(peer: str, kind: str) -> Row:
+    title, options = KINDS[kind]
+    unit = gigabytes(int(options["bytes"])) if "bytes" in options else MICROSECONDS
+    peers = {GRPC: program("grpc_call", **options)}
+    if "bytes" not in options:
+        peers[BARE_UNIX] = program("bare_roundtrip", transport="unix")
+    return Row(
+        f"typed-{peer}-{kind}",
+        f"{title}, {DIRECTIONS[peer]}",
+        (Figure(unit, {GRPC: 15} if (peer, kind) == ("cpp", "empty") else {}),),
+        ours=program("cpp_typed", transport="ring", peer=peer, python=sys.executable, **options),
+        peers=peers,
+    )
+
+
+def _typed_callers(callers: int) -> Row:
+    return Row(
+        f"typed-callers-{callers}",
+        f"empty calls of {callers} threads at once, C++ to C++",
+        (Figure(per_second("calls/s", 1), {GRPC: 10} if callers == 64 else {}),),
+        ours=program("cpp_typed", transport="ring", callers=str(callers)),
+        peers={GRPC: program("grpc_call", callers=str(callers))},
     )
 
 
@@ -262,6 +299,8 @@ ROWS = [
         peers={EMPTY_CALL: python(OURS, "sync")},
     ),
     *[_cpp_call(placement) for placement in Placement],
+    *[_typed_call(peer, kind) for peer in DIRECTIONS for kind in KINDS],
+    *[_typed_callers(callers) for callers in (4, 16, 64)],
     _cpp_call_over("unix", BARE_UNIX, {}),
     _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),
     *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -11,12 +12,17 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace tensorferry::benchmarks {
 
 struct Arguments {
   std::string transport = "unix";
+  std::string kind = "empty";  // "text": 64 bytes; "tensor": of `bytes`
+  std::string peer = "cpp";    // "python-serves", "python-calls"
+  std::string python = "python3";
+  int callers = 1;
   std::size_t bytes = 0;
   double seconds = 0.2;
   int caller_cpu = -1;  // -1: unpinned
@@ -24,7 +30,10 @@ struct Arguments {
 };
 
 [[noreturn]] inline void usage(const char* program) {
-  std::fprintf(stderr, "usage: %s [--transport T] [--bytes N] [--cpus CALLER,CALLEE] [--seconds S]\n", program);
+  std::fprintf(stderr,
+               "usage: %s [--transport T] [--bytes N] [--kind K] [--peer P] [--callers N] [--python PATH] "
+               "[--cpus CALLER,CALLEE] [--seconds S]\n",
+               program);
   std::exit(2);
 }
 
@@ -36,6 +45,14 @@ inline Arguments parse(int argc, char** argv, std::initializer_list<std::string_
     const std::string value = argv[i + 1];
     if (flag == "--transport" && std::find(transports.begin(), transports.end(), value) != transports.end()) {
       arguments.transport = value;
+    } else if (flag == "--kind" && (value == "empty" || value == "text" || value == "tensor")) {
+      arguments.kind = value;
+    } else if (flag == "--peer" && (value == "cpp" || value == "python-serves" || value == "python-calls")) {
+      arguments.peer = value;
+    } else if (flag == "--python") {
+      arguments.python = value;
+    } else if (flag == "--callers" && std::atoi(value.c_str()) > 0) {
+      arguments.callers = std::atoi(value.c_str());
     } else if (flag == "--bytes") {
       arguments.bytes = std::strtoull(value.c_str(), nullptr, 10);
     } else if (flag == "--seconds") {
@@ -75,6 +92,40 @@ std::vector<std::int64_t> repeat(Operation operation, double seconds) {
     if (before >= counted) samples.push_back(std::chrono::nanoseconds(after - before).count());
     before = after;
   }
+  return samples;
+}
+
+/// The same by `callers` threads at once: nanoseconds of all of them together for each call, once for each of twenty
+/// stretches of time, of which the first four are not counted.
+template <class Operation>
+std::vector<std::int64_t> repeat_at_once(Operation operation, int callers, double seconds) {
+  constexpr int stretches = 20, warm_up = 4;
+  std::atomic<std::int64_t> calls{0};
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < callers; ++i) {
+    threads.emplace_back([&] {
+      while (!over.load(std::memory_order_relaxed)) {
+        operation();
+        calls.fetch_add(1, std::memory_order_relaxed);
+      }
+    });
+  }
+  std::vector<std::int64_t> samples;
+  auto before = std::chrono::steady_clock::now();
+  auto counted = calls.load();
+  for (int i = 0; i < stretches; ++i) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds / stretches));
+    const auto after = std::chrono::steady_clock::now();
+    const auto now = calls.load();
+    if (i >= warm_up && now != counted) {
+      samples.push_back(std::chrono::nanoseconds(after - before).count() / (now - counted));
+    }
+    before = after;
+    counted = now;
+  }
+  over = true;
+  for (auto& thread : threads) thread.join();
   return samples;
 }
 

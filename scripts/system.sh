@@ -25,6 +25,7 @@ for set in "$@"; do
     clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
     docs) packages+=(doxygen) ;;
     format) packages+=(clang-format-16) ;;
+    grpc) packages+=(pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc) ;;
     models) packages+=(spin gcc libc6-dev) ;;
     python) packages+=(python3 python3-venv python3-dev) ;;
     *) die "unknown set of packages: $set" ;;

@@ -181,24 +181,12 @@ class Future {
   auto then(F function);
 
   /// Suspends until it is done; goes on, on the thread that completes it. What came in the result's place is thrown.
-  auto operator co_await() && {
-    struct Awaiter {
-      std::shared_ptr<detail::Pending> pending;
-      T (*take)(detail::Pending&);
-      bool await_ready() const { return pending->done(); }
-      void await_suspend(std::coroutine_handle<> coroutine) const {
-        const auto keep = pending;  // the coroutine, and this in it, may have ended when on_done returns
-        keep->on_done(std::make_unique<detail::Resume>(coroutine));
-      }
-      T await_resume() const { return take(*pending); }
-    };
-    static_cast<void>(checked());
-    return Awaiter{std::move(pending_), take_};
-  }
+  auto operator co_await() { return awaiter(); }
 
   /// A function that returns a Future and uses co_await or co_return is a coroutine: it runs at once, on the caller's
-  /// thread, up to its first suspension. Give it its arguments by value, and let it be a named function: g++ 12
-  /// miscompiles lambdas with captures there.
+  /// thread, up to its first suspension. Give it its arguments by value, and let it be a named function. g++ 12
+  /// miscompiles lambdas with captures there, and `co_await agent->call_with({.timeout = 1s}, ...)`: make the options,
+  /// or the future, a variable of its own.
   using promise_type = detail::Coroutine<T>;
 
   /// For the library.
@@ -211,6 +199,20 @@ class Future {
   [[nodiscard]] auto taker() const noexcept { return take_; }
 
  private:
+  struct Awaiter {
+    std::shared_ptr<detail::Pending> pending;
+    T (*take)(detail::Pending&);
+    bool await_ready() const { return pending->done(); }
+    void await_suspend(std::coroutine_handle<> coroutine) const {
+      const auto keep = pending;  // the coroutine, and this in it, may have ended when on_done returns
+      keep->on_done(std::make_unique<detail::Resume>(coroutine));
+    }
+    T await_resume() const { return take(*pending); }
+  };
+  Awaiter awaiter() {
+    static_cast<void>(checked());
+    return Awaiter{std::move(pending_), take_};
+  }
   [[nodiscard]] detail::Pending& checked() const {
     if (!pending_) detail::throw_used_future();
     return *pending_;

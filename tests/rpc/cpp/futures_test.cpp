@@ -140,7 +140,10 @@ TEST_F(Futures, ThrowThroughCoAwait) {
 TEST_F(Futures, AwaitedOnesEndWithTheirAgent) {
   auto agent = join(store, "short-lived");
   struct Waits {
-    static Future<void> on(Agent* given) { co_await given->call_with({.timeout = 0ms}, "sim", "wait"); }
+    static Future<void> on(Agent* given) {
+      auto call = given->call_with({.timeout = 0ms}, "sim", "wait");
+      co_await call;
+    }
   };
   auto future = Waits::on(agent.get());
   agent.reset();

@@ -1,0 +1,215 @@
+"""Python and C++ in one job: tests/rpc/cpp/peer_main.cpp is the other end."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorferry
+import tensorferry._C
+import torch
+from tensorferry import errors
+
+PEER = Path(tensorferry._C.__file__).parents[2] / "tests/rpc/cpp/cpp_peer"
+
+
+class Counter:
+    """What C++ uses by reference."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, n: int) -> int:
+        self.value += n
+        return self.value
+
+
+def scale(tensor: torch.Tensor, by: float) -> torch.Tensor:
+    return tensor * by
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_peer(name: str, rendezvous: str, rank: int = -1, world_size: int = 0) -> subprocess.Popen[str]:
+    if not PEER.is_file():
+        pytest.skip(f"{PEER} is not built")
+    command = [str(PEER), name, rendezvous, str(rank), str(world_size)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end_peer(peer: subprocess.Popen[str]) -> int:
+    assert peer.stdin is not None
+    peer.stdin.close()
+    return peer.wait(60)
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[tensorferry.Agent]:
+    """A Python agent, "py", in a world of two with "cpp", which is a C++ process."""
+    where = f"tcp://127.0.0.1:{free_port()}"
+    peer = start_peer("cpp", where, 1, 2)
+    try:
+        made = tensorferry.Agent("py", 0, 2, init_method=where, join_timeout=60)
+        made.expose(scale)
+        made.expose(divide)
+        yield made
+        assert peer.stdin is not None
+        peer.stdin.close()  # then it comes to the shutdown too
+        made.shutdown(timeout=60)
+        assert peer.wait(60) == 0
+    finally:
+        peer.kill()
+        peer.wait()
+
+
+def test_python_calls_a_function_of_cpp_by_name(agent: tensorferry.Agent) -> None:
+    assert agent.rpc_sync("cpp", "add", args=(40, 2)) == 42
+    assert agent.rpc_sync(1, "add", kwargs={"b": 1, "a": 2}) == 3
+    assert agent.rpc_async("cpp", "later", args=(7,)).wait() == 7
+
+
+def test_tensors_and_structs_cross_both_ways(agent: tensorferry.Agent) -> None:
+    action = torch.arange(6.0).reshape(2, 3)
+    observation, reward, done = agent.rpc_sync("cpp", "step", args=(action, 3))
+    assert torch.equal(observation, 3 * action) and (reward, done) == (0.5, True)
+    assert agent.rpc_sync("cpp", "step", args=(action, 1), kwargs={"how": "well"})[1:] == (1.0, False)
+    for tensor in (torch.arange(1 << 20), torch.ones(3, 4).t(), torch.zeros(0, 2), torch.tensor(True)):
+        echoed = agent.rpc_sync("cpp", "echo", args=(tensor,))
+        assert torch.equal(echoed, tensor) and echoed.dtype == tensor.dtype
+    column = torch.arange(12).reshape(3, 4)[:, 1]
+    assert torch.equal(agent.rpc_sync("cpp", "echo", args=(column,)), column)
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert torch.equal(agent.rpc_sync("cpp", "echo", args=(array,)), torch.from_numpy(array))
+
+
+def test_containers_cross_both_ways(agent: tensorferry.Agent) -> None:
+    given: dict[str, list[tuple[int, float]]] = {"a": [(1, 0.5)], "b": []}
+    assert agent.rpc_sync("cpp", "values", args=(given, b"\0x")) == (given, b"\0x")
+    assert agent.rpc_sync("cpp", "values", args=({}, None)) == ({}, None)
+    shared = [1, 2]
+    assert agent.rpc_sync("cpp", "sum", args=(shared, shared)) == 33
+    assert agent.rpc_sync("cpp", "sum", args=((1, 2), shared)) == 33
+
+
+def test_wrong_arguments_are_told_with_the_signature(agent: tensorferry.Agent) -> None:
+    with pytest.raises(errors.InvalidArgument) as raised:
+        agent.rpc_sync("cpp", "step", args=("left",))
+    assert "step(action: float32 tensor, n: int, how: str or None) -> Step" in str(raised.value)
+    assert "called with (str)" in str(raised.value)
+    with pytest.raises(errors.InvalidArgument, match=r"called with \(int, c=int\)"):
+        agent.rpc_sync("cpp", "add", args=(1,), kwargs={"c": 2})
+    with pytest.raises(errors.InvalidArgument, match="only Python can read"):
+        agent.rpc_sync("cpp", "add", args=(object(), 1))
+    with pytest.raises(errors.NotFound):
+        agent.rpc_sync("cpp", "nothing")
+
+
+def test_cpp_exceptions_arrive_as_remote_errors(agent: tensorferry.Agent) -> None:
+    with pytest.raises(tensorferry.RemoteError, match="no such level") as raised:
+        agent.rpc_sync("cpp", "fail")
+    assert raised.value.type_name == "std::out_of_range" and raised.value.peer == "cpp"
+
+
+def test_cpp_calls_functions_of_python(agent: tensorferry.Agent) -> None:
+    tensor = torch.arange(4.0)
+    assert torch.equal(agent.rpc_sync("cpp", "call_scale", args=("py", tensor)), 3 * tensor)
+    assert agent.rpc_sync("cpp", "call_by_import", args=("py", 16.0)) == 4.0
+
+
+def test_python_exceptions_arrive_in_cpp(agent: tensorferry.Agent) -> None:
+    type_name, message, trace = agent.rpc_sync("cpp", "outcome", args=("py", "divide"))
+    assert type_name == "builtins.ZeroDivisionError" and message == "division by zero"
+    assert "in divide" in trace and "1 / 0" in trace
+    assert agent.rpc_sync("cpp", "outcome", args=("py", "nothing"))[0] == "NotFound"
+
+
+def test_python_uses_an_object_of_cpp(agent: tensorferry.Agent) -> None:
+    counter: Any = agent.rpc_sync("cpp", "counter")
+    assert counter.owner_name() == "cpp"
+    assert counter.rpc_sync().add(2) == 2
+    assert counter.rpc_async().add(n=3).wait() == 5
+    assert torch.equal(counter.rpc_sync().history(2), torch.tensor([5, 5]))
+    with pytest.raises(tensorferry.RemoteError, match="counted wrongly"):
+        counter.rpc_sync().fail()
+    with pytest.raises(errors.NotFound, match="it has: add, fail, history"):
+        counter.rpc_sync().subtract(1)
+    with pytest.raises(errors.InvalidArgument, match="is an object of C\\+\\+, which cannot be copied"):
+        counter.to_here()
+
+
+def test_remote_keeps_a_result_in_cpp(agent: tensorferry.Agent) -> None:
+    counter = agent.remote("cpp", "counter")
+    assert counter.rpc_sync().add(4) == 4
+    kept = agent.remote("cpp", "add", args=(1, 2))
+    assert kept.to_here() == 3
+    with pytest.raises(tensorferry.RemoteError, match="no such level"):
+        agent.remote("cpp", "fail").to_here()
+    with pytest.raises(errors.InvalidArgument, match="called with"):
+        agent.remote("cpp", "add", args=("x",)).to_here()
+
+
+def test_cpp_uses_an_object_of_python(agent: tensorferry.Agent) -> None:
+    import tensorferry.rpc as rpc
+
+    before = tensorferry._C.default_agent()
+    tensorferry._C.set_default_agent(agent)
+    try:
+        counter = rpc.RRef(Counter())
+        assert agent.rpc_sync("cpp", "use", args=(counter, 3)) == 3
+        assert agent.rpc_sync("cpp", "use", args=(counter, 4)) == 7
+        assert counter.local_value().value == 7
+    finally:
+        tensorferry._C.set_default_agent(before)
+
+
+def test_cpp_joins_a_group_that_comes_and_goes() -> None:
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with tensorferry.Agent("head", 0, init_method=where) as head:
+        for life in range(2):
+            peer = start_peer("visitor", where)
+            assert peer.stdout is not None and peer.stdout.readline() == "ready\n"
+            assert head.rpc_sync("visitor", "add", args=(life, 1)) == life + 1
+            assert end_peer(peer) == 0
+
+
+def test_cpp_meets_python_at_the_built_in_store() -> None:
+    server = tensorferry.StoreServer("127.0.0.1", 0)
+    store = tensorferry.connect_store("127.0.0.1", server.port)
+    with tensorferry.Agent("here", store=store) as here:
+        peer = start_peer("there", f"store://127.0.0.1:{server.port}")
+        assert peer.stdout is not None and peer.stdout.readline() == "ready\n"
+        assert here.rpc_sync("there", "add", args=(1, 1)) == 2
+        assert end_peer(peer) == 0
+
+
+def test_an_object_of_cpp_is_lost_with_its_process() -> None:
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with tensorferry.Agent("head", 0, init_method=where) as head:
+        peer = start_peer("mortal", where)
+        assert peer.stdout is not None and peer.stdout.readline() == "ready\n"
+        counter: Any = head.rpc_sync("mortal", "counter")
+        assert counter.rpc_sync().add(1) == 1
+        peer.kill()
+        peer.wait()
+        until = time.monotonic() + 30
+        with pytest.raises(errors.ConnectionLost):
+            while time.monotonic() < until:
+                counter.rpc_sync().add(1)
+        del counter
+        gc.collect()
