@@ -11,10 +11,22 @@
 namespace tensorferry::python {
 namespace {
 
-/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
-enum Slot : std::size_t { to_slot, func_slot, args_slot, kwargs_slot, timeout_slot, require_slot, out_slot, slots };
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, wait_for_ready=False, _order=0)
+enum Slot : std::size_t {
+  to_slot,
+  func_slot,
+  args_slot,
+  kwargs_slot,
+  timeout_slot,
+  require_slot,
+  out_slot,
+  ready_slot,
+  order_slot,
+  slots
+};
 constexpr std::size_t positional_slots = 5;
-constexpr std::array<const char*, slots> slot_names{"to", "func", "args", "kwargs", "timeout", "require", "out"};
+constexpr std::array<const char*, slots> slot_names{"to",      "func", "args",           "kwargs", "timeout",
+                                                    "require", "out",  "wait_for_ready", "_order"};
 
 std::size_t slot_of(PyObject* name) {
   static auto& interned = *new std::array<PyObject*, slots>([] {
@@ -87,6 +99,8 @@ class Parsed {
       invocation.require = {text, static_cast<std::size_t>(size)};
     }
     if (auto* out = given[out_slot]; out != nullptr && out != Py_None) invocation.out = out;
+    if (auto* ready = given[ready_slot]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
+    if (auto* order = given[order_slot]; order != nullptr) invocation.order = py::handle(order).cast<std::uint32_t>();
   }
 
   py::object args_;
@@ -141,7 +155,7 @@ PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
 }
 
 constexpr const char* rpc_sync_doc =
-    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, wait_for_ready=False)
 --
 
 Calls a function on a peer and waits for its result.
@@ -158,6 +172,8 @@ Args:
         contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it meanwhile.
         Nothing is written to it after the call has ended, by a time-out for one; where that is with an error, what it
         holds is undefined.
+    wait_for_ready: wait up to the time-out for a peer that has not joined yet, or is about to restart, instead of
+        failing. A call that was sent to a peer which then died fails all the same: nothing is sent twice.
 
 Returns:
     What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
@@ -176,7 +192,7 @@ Example::
 )";
 
 constexpr const char* rpc_async_doc =
-    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None)
+    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, wait_for_ready=False)
 --
 
 Calls a function on a peer and returns a :class:`Future` of its result at once.
@@ -190,7 +206,8 @@ Example::
     losses = tensorferry.wait_all(futures)
 )";
 
-constexpr const char* remote_doc = R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None)
+constexpr const char* remote_doc =
+    R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, wait_for_ready=False)
 --
 
 Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.
