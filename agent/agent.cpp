@@ -170,8 +170,8 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   auto& engine = *impl_->engine;
   auto state = std::make_shared<Call::State>(std::string(function), std::move(options));
   if (engine.leaving) {
-    state->complete(Status(Code::agent_closed,
-                           "\"" + std::string(function) + "\": the agent \"" + engine.self.name + "\" was shut down"));
+    state->complete(
+        Status(Code::agent_closed, "\"" + state->shown() + "\": the agent \"" + engine.self.name + "\" was shut down"));
     state->release_arguments();
     return Call(std::move(state));
   }

@@ -84,7 +84,11 @@ struct RawCallOptions {
   Placement results;            // where those of the reply land, here; travels with the request
   bool wait_for_ready = false;  // a peer that is not there yet (or restarts) is waited for, up to the deadline
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
+  std::string label;            // what errors call the function; "": shown_name() of its name
 };
+
+/// What messages call a function: the last part of its name, which may have scopes ("py:module:f").
+std::string_view shown_name(std::string_view function);
 
 /// A call in flight. A handle may be waited on, asked, and cancelled from any thread; one of them takes the result.
 /// Dropping the last handle abandons the reply, not the call.
@@ -140,6 +144,10 @@ class Reply {
   /// The caller cancelled, its deadline passed, or it is gone: the answer will be discarded.
   [[nodiscard]] bool cancelled() const;
   [[nodiscard]] std::optional<Clock::time_point> deadline() const;
+  /// Runs `told` once when the caller cancels, or its link ends, before the answer: on a thread of the agent's, under
+  /// none of its locks; must not block. At once, here, where that has happened. That the deadline passes tells nobody:
+  /// who cares for that has a clock. Replaces an earlier one.
+  void on_cancelled(UniqueFunction<void()> told);
 
   /// For the agent: the caller learns this number of the function with the answer.
   void tell(std::uint32_t number);

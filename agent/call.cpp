@@ -24,6 +24,10 @@ Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
 
 }  // namespace
 
+std::string_view shown_name(std::string_view function) {
+  return function.substr(function.rfind(':') + 1);  // npos + 1 is 0
+}
+
 Call::State::State(std::string name, RawCallOptions call_options)
     : function(std::move(name)), options(std::move(call_options)), deadline(deadline_of(options, made)) {}
 
@@ -180,7 +184,7 @@ bool Call::claim() { return state_->claim(); }
 void Call::on_sent(Completion sent, bool with_executor) { state_->on_sent(std::move(sent), with_executor); }
 void Call::cancel() {
   if (state_->link)
-    state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->function + "\" was cancelled by its caller"));
+    state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
 }
 
 }  // namespace tensorferry

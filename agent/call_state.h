@@ -36,6 +36,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   bool claim();
   void on_sent(Completion sent, bool with_executor);
 
+  /// What errors call its function.
+  [[nodiscard]] std::string shown() const {
+    return options.label.empty() ? std::string(shown_name(function)) : options.label;
+  }
   /// The reply is on its way into `options.into`: the call ends when nothing can write there any more.
   [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
 

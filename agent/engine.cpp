@@ -122,7 +122,7 @@ void Engine::run_handler(std::shared_ptr<const Function> function, const std::st
                          const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
   if (reply.cancelled()) {
     const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
-    const auto& called = function ? function->name : name;
+    const std::string called(shown_name(function ? function->name : name));
     return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,
                        "\"" + called + "\": " + (expired ? "its deadline had passed" : "its caller had given it up") +
                            " before it could run on \"" + self.name + "\""});

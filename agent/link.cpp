@@ -21,7 +21,7 @@ Clock::time_point at(Clock::rep count) { return Clock::time_point(Clock::duratio
 
 /// What happened to the link, as said of one of its calls.
 Status of_call(const Call::State& call, const Status& why) {
-  return {why.code(), "\"" + call.function + "\": " + std::string(why.what())};
+  return {why.code(), "\"" + call.shown() + "\": " + std::string(why.what())};
 }
 
 /// A link's connection in the pool's epoll set. Weak: the set must not keep an ended link.
@@ -207,10 +207,12 @@ bool Link::close(const Status& status, bool unless_awaited) {
     if (pending_.give_up(call->id)) finish(call, of_call(*call, why));
   }
   drop_rings();
+  std::vector<std::shared_ptr<Serving>> served;
   {
     const std::lock_guard lock(serving_mutex_);
-    for (auto& [id, serving] : serving_) serving->cancelled = true;
+    for (const auto& [id, serving] : serving_) served.push_back(serving);
   }
+  for (const auto& serving : served) cancel_serving(*serving);
   flow_word_.fetch_add(1);
   futex_wake(flow_word_);
   wake_connected();

@@ -34,6 +34,7 @@ struct Turn {
 /// A request that has not been answered, as the callee sees it.
 struct Serving {
   std::atomic<bool> cancelled{false};
+  UniqueFunction<void()> told;  // Reply::on_cancelled's; under the link's serving_mutex_
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<Turn> turn;  // where order is not 0
@@ -79,6 +80,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void answer(const AnswerWay& way, Message message);
   void refuse(const AnswerWay& way, const Status& status);
   Status on_ring_request(ByteView bytes, SlotId slot);
+  void on_cancelled(const std::shared_ptr<Serving>& serving, UniqueFunction<void()> told);
+  void cancel_serving(Serving& serving);
   /// The request has been answered, or dropped: the next of its order key may run.
   void served(std::uint64_t call, const Serving& serving);
 

@@ -334,19 +334,20 @@ void Link::finish(const std::shared_ptr<Call::State>& call, Result<Received> res
 
 void Link::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
+  finish(call, why);  // first: who reads the frame below before the request must find that given up
   wire::Header header;
   header.kind = wire::Kind::cancel;
   header.call = call->id;
   if (const auto stream = outgoing()) transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
-  finish(call, why);
 }
 
 Status Link::expired(const Call::State& call) const {
   const auto seconds = [](auto duration) {
-    const auto tenths = std::chrono::duration_cast<Milliseconds>(duration).count() / 100;
-    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+    const auto all = std::chrono::duration_cast<Milliseconds>(duration).count();
+    if (all < 100) return std::to_string(all) + " ms";
+    return std::to_string(all / 1000) + "." + std::to_string(all / 100 % 10) + " s";
   };
-  return {Code::deadline_exceeded, "\"" + call.function + "\" on \"" + peer_.name + "\" did not answer in " +
+  return {Code::deadline_exceeded, "\"" + call.shown() + "\" on \"" + peer_.name + "\" did not answer in " +
                                        seconds(call.options.timeout) + " (sent " + seconds(Clock::now() - call.made) +
                                        " ago, " + (outgoing() ? "link up" : "no link yet") +
                                        "). Raise timeout= or the deadline around the call"};

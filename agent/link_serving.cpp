@@ -62,6 +62,13 @@ bool Reply::cancelled() const {
   return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);
 }
 
+void Reply::on_cancelled(UniqueFunction<void()> told) {
+  if (!state_) return told();
+  state_->link->on_cancelled(state_->serving, std::move(told));
+  // A request may be taken out of the ring after its cancellation has been read from the stream.
+  if (state_->way.ring && state_->way.ring->abandoned(state_->way.slot)) state_->link->cancel_serving(*state_->serving);
+}
+
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->serving->deadline : std::nullopt; }
 
 Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
@@ -153,8 +160,33 @@ void Link::end_turn(std::uint32_t order, const Turn& turn) {
 }
 
 void Link::on_cancel(std::uint64_t call) {
-  const std::lock_guard lock(serving_mutex_);
-  if (const auto it = serving_.find(call); it != serving_.end()) it->second->cancelled = true;
+  std::shared_ptr<Serving> serving;
+  {
+    const std::lock_guard lock(serving_mutex_);
+    if (const auto it = serving_.find(call); it != serving_.end()) serving = it->second;
+  }
+  if (serving) cancel_serving(*serving);
+}
+
+void Link::cancel_serving(Serving& serving) {
+  UniqueFunction<void()> told;
+  {
+    const std::lock_guard lock(serving_mutex_);
+    serving.cancelled = true;
+    told = std::move(serving.told);
+  }
+  if (told) told();
+}
+
+void Link::on_cancelled(const std::shared_ptr<Serving>& serving, UniqueFunction<void()> told) {
+  {
+    const std::lock_guard lock(serving_mutex_);
+    if (!serving->cancelled) {
+      std::swap(serving->told, told);
+      return;
+    }
+  }
+  told();
 }
 
 void Link::served(std::uint64_t call, const Serving& serving) {

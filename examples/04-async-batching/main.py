@@ -24,7 +24,10 @@ Answer: TypeAlias = "torch.futures.Future[torch.Tensor]"
 
 
 class Server:
-    """Owns a network. Lives in one process; the clients hold remote references to it."""
+    """Owns a network. Lives in one process; the clients hold remote references to it.
+
+    ``@rpc.batch(max_size=256)`` over a method of lists of rows does what `together` and `_serve` do by hand.
+    """
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -13,6 +13,7 @@
 #include "python/csrc/out.h"
 #include "python/csrc/references.h"
 #include "python/csrc/serve.h"
+#include "python/csrc/served.h"
 
 namespace tensorferry::python {
 namespace {
@@ -28,7 +29,7 @@ std::vector<std::shared_ptr<PythonAgent>>& living() {
 }
 
 thread_local PythonAgent* serving_agent = nullptr;
-thread_local const Reply* serving_reply = nullptr;
+thread_local Reply* serving_reply = nullptr;
 
 // Long enough for a name that is being registered right now, short enough to learn of a wrong one.
 constexpr Milliseconds lookup_patience{2000};
@@ -42,13 +43,22 @@ py::object python_text(std::string_view text) {
 
 }  // namespace
 
-Serving::Serving(PythonAgent* agent, const Reply& answer)
+Serving::Serving(PythonAgent* agent, Reply& answer)
     : agent_before_(std::exchange(serving_agent, agent)), reply_before_(std::exchange(serving_reply, &answer)) {}
 Serving::~Serving() {
   serving_agent = agent_before_;
   serving_reply = reply_before_;
 }
-const Reply* Serving::reply() { return serving_reply; }
+Reply* Serving::reply() {
+  if (serving_reply != nullptr) return serving_reply;
+  auto* call = ServedCall::current();
+  return call != nullptr ? call->reply() : nullptr;
+}
+PythonAgent* Serving::agent() {
+  if (serving_agent != nullptr) return serving_agent;
+  const auto* call = ServedCall::current();
+  return call != nullptr ? &call->agent() : nullptr;
+}
 
 PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
 PythonAgent::~PythonAgent() = default;
@@ -72,6 +82,7 @@ std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double d
   }
   self->device_maps_ = std::move(device_maps);
   options.executor = make_executor();
+  self->loop_ = attribute_of("tensorferry.serving", "HandlerLoop")(options.name);
   self->codec_ = std::make_unique<Codec>(converters);
   self->codec_->register_reference_type(reinterpret_cast<PyTypeObject*>(py::type::of<RRef>().ptr()));
   self->trust_ = trust;
@@ -112,11 +123,11 @@ void PythonAgent::expose(const std::string& name, const py::object& callable) {
 }
 
 std::shared_ptr<PythonAgent> PythonAgent::current() {
-  if (serving_agent != nullptr) return serving_agent->shared_from_this();
+  if (auto* agent = Serving::agent()) return agent->shared_from_this();
   if (const auto& agent = default_slot()) return agent;
   throw std::runtime_error("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.");
 }
-bool PythonAgent::is_serving() { return serving_agent != nullptr; }
+bool PythonAgent::is_serving() { return Serving::reply() != nullptr; }
 std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
 void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
 
@@ -127,6 +138,7 @@ void PythonAgent::leave() {
     objects_->tables().close();
     agent_->leave();
   }
+  loop_.attr("stop")();
   std::erase(living(), shared_from_this());
 }
 
@@ -145,6 +157,9 @@ PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const s
   out.options.timeout = within_ambient_deadline(timeout_of(invocation.timeout));
   out.options.require = invocation.require;
   place(out.options, out.peer_name, invocation.device);
+  out.options.wait_for_ready = invocation.wait_for_ready;
+  out.options.order = invocation.order;
+  if (out.function->by_value) out.options.label = name_for_people(invocation.function);
   if (invocation.out != nullptr) {
     out.out = checked_out(invocation.out, *this);
     land_in(out.out, *this, out.options);
@@ -155,13 +170,15 @@ PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const s
 
 PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function,
                                                     py::handle first, py::handle args, py::handle kwargs,
-                                                    double timeout, const std::optional<Creation>& creation) {
+                                                    double timeout, const std::string& label,
+                                                    const std::optional<Creation>& creation) {
   Prepared out;
   out.peer = python_text(peer);
   out.peer_name = peer_name(out.peer, out.peer);
   out.function = std::move(function);
   out.options.timeout = within_ambient_deadline(timeout_of(timeout));
   place(out.options, out.peer_name, nullptr);
+  out.options.label = label;
   write(out, first.ptr(), args.ptr(), kwargs.ptr(), creation);
   return out;
 }
@@ -196,6 +213,7 @@ PendingCall PythonAgent::start(Prepared prepared) {
     return agent_->call(prepared.peer_name, prepared.function->name, std::move(prepared.message),
                         std::move(prepared.options));
   };
+  const auto label = prepared.options.label;
   Call call;
   if (prepared.message.bytes() == 0) {
     call = make();
@@ -203,14 +221,26 @@ PendingCall PythonAgent::start(Prepared prepared) {
     GilReleased gil;
     call = make();
   }
-  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage),
-          prepared.number, std::move(prepared.out),         {}};
+  return {std::move(call),
+          std::move(prepared.function),
+          label,
+          std::string(prepared.peer_name),
+          std::move(prepared.passage),
+          prepared.number,
+          std::move(prepared.out),
+          {}};
 }
 
 py::object PythonAgent::call(Prepared prepared) {
   prepared.passage.sent();
-  PendingCall pending{
-      {}, std::string(prepared.peer_name), std::move(prepared.passage), prepared.number, std::move(prepared.out), {}};
+  PendingCall pending{{},
+                      prepared.function,
+                      {},
+                      std::string(prepared.peer_name),
+                      std::move(prepared.passage),
+                      prepared.number,
+                      std::move(prepared.out),
+                      {}};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
@@ -337,6 +367,28 @@ AgentId PythonAgent::id_of(const std::string& peer) {
   const AgentId id{peer, value_or_raise(std::move(found)).incarnation};
   ids_[peer] = id;
   return id;
+}
+
+double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
+  RawCallOptions options;
+  options.timeout = within_ambient_deadline(timeout_of(timeout));
+  options.wait_for_ready = true;
+  const bool bounded = options.timeout.count() != 0;
+  const auto until = Clock::now() + options.timeout;
+  auto call = agent_->call(peer, "tf:here", {}, std::move(options));
+  bool answered = false;
+  {
+    GilReleased gil;
+    answered = call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
+  }
+  if (!answered) {
+    const py::error_already_set interruption;
+    call.cancel();
+    throw py::error_already_set(interruption);
+  }
+  check(call.take().status());
+  ids_.erase(peer);  // it may have been another life's
+  return bounded ? std::max(0.001, std::chrono::duration<double>(until - Clock::now()).count()) : 0;
 }
 
 PeerInfo PythonAgent::find(py::handle to) {

@@ -41,16 +41,23 @@ struct Invocation {
   std::string_view require;
   PyObject* out = nullptr;     // a tensor, or null
   PyObject* device = nullptr;  // a device of the peer's, or a dict of ours to its; or null
+  bool wait_for_ready = false;
+  std::uint32_t order = 0;  // CallOptions'
 };
 
 /// A call under way, and what is to be settled when it ends: the references that it carried and may bring back.
 struct PendingCall {
   Call call;
+  std::shared_ptr<const WireName> function;
+  std::string label;  // CallOptions'
   std::string peer;
   Passage passage;
   std::uint64_t number = 0;                  // References::begin_call's
   at::Tensor out;                            // where the result goes; undefined: wherever it lands
   std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
+
+  /// What errors call the function.
+  [[nodiscard]] std::string shown() const { return label.empty() ? std::string(shown_name(function->name)) : label; }
 };
 
 /// All functions need the GIL unless they say otherwise.
@@ -85,9 +92,10 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   };
   /// With `creation` the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
-  /// A call of one of the framework's own functions, "tf:...", with `first` before the arguments.
+  /// A call of one of the framework's own functions, "tf:...", with `first` before the arguments; errors call it
+  /// `label`.
   Prepared prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function, py::handle first,
-                            py::handle args, py::handle kwargs, double timeout,
+                            py::handle args, py::handle kwargs, double timeout, const std::string& label,
                             const std::optional<Creation>& creation = std::nullopt);
   /// Makes the call and waits for its result. Ctrl-C cancels it; where the result is landing in the caller's own tensor
   /// by then, the landing is waited for, unless by a second Ctrl-C.
@@ -108,10 +116,16 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   /// The agent that `to` names.
   PeerInfo find(py::handle to);
+  /// Waits until `peer` is there, for a time-out in seconds; returns what is left of that.
+  double wait_until_ready(const std::string& peer, double timeout);
   /// Which life of `peer` is meant by a call to it now.
   AgentId id_of(const std::string& peer);
   /// Waits for ranks 0 to size - 1.
   std::vector<PeerInfo> wait_for_world(int size, double timeout);
+
+  /// The event loop that coroutines of peers' calls run on (tensorferry.serving.HandlerLoop). It starts with the first
+  /// of them.
+  [[nodiscard]] py::handle handler_loop() const { return loop_; }
 
   /// Fails pending calls with AgentClosed, ends all threads. Idempotent. Lets the GIL go meanwhile.
   void leave();
@@ -161,6 +175,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   std::vector<c10::Device> gpus_;
   bool left_ = false;
 
+  py::object loop_;
   std::map<int, py::object> names_by_rank_;
   std::map<std::string, AgentId> ids_;
   std::atomic<bool> peers_stale_{false};  // one was lost: it may come back, under another name or incarnation
@@ -170,18 +185,21 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 };
 
 /// While one of these lives this thread serves a call: PythonAgent::current() is `agent`, and `answer` outlives it.
+/// Tasks, which share a thread, have a variable of their contexts instead (served.h).
 class Serving {
  public:
-  Serving(PythonAgent* agent, const Reply& answer);
+  Serving(PythonAgent* agent, Reply& answer);
   ~Serving();
-  /// The duty to answer the call that this thread serves; null: it serves none.
-  static const Reply* reply();
+  /// The duty to answer the call that this thread, or this task, serves; null: it serves none.
+  static Reply* reply();
+  /// The agent that this thread, or this task, works for; null: none more than another.
+  static PythonAgent* agent();
   Serving(const Serving&) = delete;
   Serving& operator=(const Serving&) = delete;
 
  private:
   PythonAgent* agent_before_;
-  const Reply* reply_before_;
+  Reply* reply_before_;
 };
 
 void bind_agent(py::module_& module);

@@ -11,7 +11,8 @@
 namespace tensorferry::python {
 namespace {
 
-/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None,
+/// wait_for_ready=False, _order=0)
 enum Slot : std::size_t {
   to_slot,
   func_slot,
@@ -21,11 +22,13 @@ enum Slot : std::size_t {
   require_slot,
   out_slot,
   device_slot,
+  ready_slot,
+  order_slot,
   slots
 };
 constexpr std::size_t positional_slots = 5;
-constexpr std::array<const char*, slots> slot_names{"to",      "func",    "args", "kwargs",
-                                                    "timeout", "require", "out",  "device"};
+constexpr std::array<const char*, slots> slot_names{"to",      "func", "args",   "kwargs",         "timeout",
+                                                    "require", "out",  "device", "wait_for_ready", "_order"};
 
 std::size_t slot_of(PyObject* name) {
   static auto& interned = *new std::array<PyObject*, slots>([] {
@@ -99,6 +102,8 @@ class Parsed {
     }
     if (auto* out = given[out_slot]; out != nullptr && out != Py_None) invocation.out = out;
     if (auto* device = given[device_slot]; device != nullptr && device != Py_None) invocation.device = device;
+    if (auto* ready = given[ready_slot]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
+    if (auto* order = given[order_slot]; order != nullptr) invocation.order = py::handle(order).cast<std::uint32_t>();
   }
 
   py::object args_;
@@ -153,7 +158,7 @@ PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
 }
 
 constexpr const char* rpc_sync_doc =
-    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
+    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
 --
 
 Calls a function on a peer and waits for its result.
@@ -174,6 +179,8 @@ Args:
         all of them; or a dict of devices here to devices there, one to one, by which the tensors of the result come
         back the other way. None: the agent's device map for the peer, else the device of the same index, else its first
         GPU, else its CPU.
+    wait_for_ready: wait up to the time-out for a peer that has not joined yet, or is about to restart, instead of
+        failing. A call that was sent to a peer which then died fails all the same: nothing is sent twice.
 
 Returns:
     What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
@@ -195,7 +202,7 @@ Example::
 )";
 
 constexpr const char* rpc_async_doc =
-    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None)
+    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
 --
 
 Calls a function on a peer and returns a :class:`Future` of its result at once.
@@ -211,7 +218,7 @@ Example::
 )";
 
 constexpr const char* remote_doc =
-    R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, device=None)
+    R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, device=None, wait_for_ready=False)
 --
 
 Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.

@@ -47,7 +47,7 @@ void bind_deadline(py::module_& module) {
         const auto* reply = Serving::reply();
         return reply != nullptr && reply->cancelled();
       },
-      R"(Whether the answer of the call that this thread serves would be discarded.
+      R"(Whether the answer of the call that this thread, or asyncio task, serves would be discarded.
 
 That is so when the caller has cancelled, its deadline has passed, or it is gone: a long function may stop then. Costs
 less than a microsecond.

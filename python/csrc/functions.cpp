@@ -170,6 +170,12 @@ std::shared_ptr<const WireName> wire_name_of(py::handle callable) {
   return cache().insert_or_assign(callable.ptr(), std::move(entry)).first->second.name;
 }
 
+std::string name_for_people(py::handle callable) {
+  auto name = text_or_empty(attribute_or_none(callable, "__qualname__"));
+  if (name.empty()) name = text_or_empty(attribute_or_none(py::type::handle_of(callable), "__qualname__"));
+  return name;
+}
+
 bool is_async_execution(py::handle callable) { return py::hasattr(callable, async_attribute); }
 
 bool is_python_function(std::string_view name) {

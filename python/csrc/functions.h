@@ -28,6 +28,9 @@ struct WireName {
 /// not callable.
 std::shared_ptr<const WireName> wire_name_of(py::handle callable);
 
+/// What errors call `callable`.
+std::string name_for_people(py::handle callable);
+
 /// Whether `callable` is under functions.async_execution (ours or torch's): it returns a future of its result.
 bool is_async_execution(py::handle callable);
 

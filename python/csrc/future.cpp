@@ -67,6 +67,30 @@ std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> tor
   return {owner, future};
 }
 
+std::shared_ptr<Future> Future::shared() { return {TorchFuture::shared_from_this(), this}; }
+
+Future::~Future() {
+  if (looked_at_ || !pending_.call || closing() || agent_->left()) return;
+  // Another owner is torch's: collect_all was given it, so somebody looks.
+  if (!fut->completed() || fut.use_count() > 1) return;
+  GilHeld gil;
+  if (fut->hasError()) report_unseen();
+}
+
+/// From a destructor: leaves a Python error that is set as it was.
+void Future::report_unseen() {
+  const py::error_scope undisturbed;
+  try {
+    (void)value();
+  } catch (py::error_already_set& error) {
+    try {
+      attribute_of("tensorferry.futures", "report_unseen")(pending_.shown(), pending_.peer, error.value());
+    } catch (py::error_already_set& unreported) {
+      unreported.discard_as_unraisable("a failed call that nobody has seen");
+    }
+  }
+}
+
 std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {
   auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get(), agent->gpus()));
   future->agent_ = std::move(agent);
@@ -77,15 +101,42 @@ std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCa
 }
 
 void Future::complete_on_arrival() {
-  std::shared_ptr<Future> self(TorchFuture::shared_from_this(), this);
   pending_.call.on_done(
-      [self = std::move(self)](Result<Received> reply) mutable {
+      [self = shared()](Result<Received> reply) mutable {
         if (closing()) return;
         GilHeld gil;  // also where the agent closes, and no thread of the pool's is left to enter Python
         const auto future = std::exchange(self, nullptr);
         future->complete(std::move(reply));
       },
-      true, Call::Notice::relaxed);
+      true, hurried_ ? Call::Notice::prompt : Call::Notice::relaxed);
+}
+
+void Future::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
+  hurried_ = true;
+  if (!claim()) return hurry();
+  pending_.call.on_done([self = shared(), inbox](Result<Received> reply) mutable {
+    if (closing()) return;
+    const auto future = std::exchange(self, nullptr);
+    std::vector<std::shared_ptr<Gate>> gates;
+    {
+      const std::lock_guard lock(future->arrival_mutex_);
+      future->arrived_ = std::move(reply);
+      gates.swap(future->gates_);
+    }
+    for (const auto& gate : gates) gate->open();
+    if (inbox->post(future)) return;
+    GilHeld gil;
+    future->complete_arrived();
+  });
+}
+
+std::optional<Result<Received>> Future::take_arrived() {
+  const std::lock_guard lock(arrival_mutex_);
+  return std::exchange(arrived_, std::nullopt);
+}
+
+void Future::complete_arrived() {
+  if (auto reply = take_arrived()) complete(*std::move(reply));
 }
 
 void Future::complete(Result<Received> reply) {
@@ -138,16 +189,29 @@ py::object Future::wait(std::optional<double> timeout) {
 }
 
 void Future::hurry() {
+  looked_at_ = hurried_ = true;
   if (pending_.call && !fut->completed()) pending_.call.hurry();
 }
 
 bool Future::wait_completed(std::optional<Clock::time_point> until) {
-  const auto gate = std::make_shared<Gate>();
-  fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); }, /*uses_future=*/false);
-  return gate->wait(until);
+  const auto wait_for = [&](bool arrival_too) {
+    const auto gate = std::make_shared<Gate>();
+    if (arrival_too) {
+      const std::lock_guard lock(arrival_mutex_);
+      gates_.push_back(gate);
+      if (arrived_) gate->open();
+    }
+    fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); }, /*uses_future=*/false);
+    return gate->wait(until);
+  };
+  if (!wait_for(true)) return false;
+  complete_arrived();
+  return fut->completed() || wait_for(false);  // another thread took what has arrived, and decodes it
 }
 
 py::object Future::value() {
+  looked_at_ = true;
+  if (!fut->completed() && done()) (void)wait_completed(std::nullopt);
   if (!fut->completed()) raise(Status(Code::invalid_argument, "the future has not completed: wait() for it first"));
   try {
     return TorchFuture::value();
@@ -168,7 +232,9 @@ py::object Future::exception(std::optional<double> timeout) {
 }
 
 void Future::cancel() {
+  looked_at_ = true;
   if (call() && !fut->completed()) call().cancel();
+  if (const auto before = before_.lock()) before->cancel();
 }
 
 std::shared_ptr<Future> Future::sent() {
@@ -193,7 +259,9 @@ std::shared_ptr<Future> Future::then(const py::object& self, py::function callba
       result->setErrorIfNeeded(current_python_error());
     }
   });
-  return make(std::move(result));
+  auto next = make(std::move(result));
+  next->before_ = shared();
+  return next;
 }
 
 void Future::add_done_callback(const py::object& self, py::function callback) {
@@ -254,6 +322,16 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
   return values;
 }
 
+bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox, py::object callable) {
+  auto* ours = py::isinstance<Future>(future) ? future.cast<Future*>() : nullptr;
+  auto& torch_future = *future.cast<TorchFuture&>().fut;
+  if (ours != nullptr ? ours->done() : torch_future.completed()) return true;
+  torch_future.addCallback(
+      [inbox, callable = share_with_any_thread(std::move(callable))](c10::ivalue::Future&) { inbox->post(callable); });
+  if (ours != nullptr) ours->arrive_at(inbox);
+  return false;
+}
+
 void bind_future(py::module_& module) {
   // What torch's own functions (collect_all, wait_all) throw for a future of ours.
   py::register_exception_translator([](std::exception_ptr pointer) {
@@ -278,7 +356,9 @@ Raises:
            "Waits like :meth:`wait`, and returns the exception that it would raise, or ``None``.")
       .def("done", &Future::done, "Whether :meth:`wait` would return at once.")
       .def("value", &Future::value, "The value of a completed future; raises what the call raised.")
-      .def("cancel", &Future::cancel, "Gives the call up: it fails with :class:`Cancelled`, and the peer is told.")
+      .def("cancel", &Future::cancel, R"(Gives the call up: it fails with :class:`Cancelled`, and the peer is told.
+
+Of a future of :meth:`then`'s, the call that it waits for. Nothing happens where that has completed.)")
       .def_property_readonly("sent", &Future::sent, R"(A :class:`Future` of ``None``: the arguments may be overwritten.
 
 It completes when every tensor among the call's arguments has been read or copied, whichever channel carries it, which
@@ -308,6 +388,8 @@ Example::
           py::arg("callback"), "Runs ``callback(self)`` when this one has completed.")
       .def("__await__", [](const py::object& self) { return attribute_of("tensorferry.futures", "await_")(self); });
 
+  module.def("_await_at", &await_at, py::arg("future"), py::arg("inbox"), py::arg("callable"),
+             "Posts `callable` when the future has completed; True, and does not, where it is done already.");
   module.def("wait_all", &wait_all, py::arg("futures"), py::arg("timeout") = py::none(),
              R"(Waits for all futures and returns their values in order.
 

@@ -4,9 +4,13 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "python/csrc/agent.h"
+#include "python/csrc/inbox.h"
 
 namespace tensorferry::python {
 
@@ -20,24 +24,35 @@ struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 ///
 /// Whoever waits here takes the reply off the wire and decodes it; one that nobody waits for is completed by a thread
 /// of the agent's pool, as torch's own machinery (then, collect_all) needs. Exactly one of the two does it:
-/// Call::claim. A reply that nobody has asked for by then() may be completed some milliseconds later. All functions
-/// need the GIL, and wait without it. Kept alive until completed by the call itself.
+/// Call::claim. A reply that nobody has asked for by then() may be completed some milliseconds later. One that an
+/// asyncio task awaits is handed to the task's event loop as it came, which completes it on its own thread; or whoever
+/// waits in another one, if that is earlier. All functions need the GIL, and wait without it. Kept alive until
+/// completed by the call itself.
+///
+/// A call that failed although nobody has waited, looked or asked to be told is reported when its future is dropped.
 class Future final : public TorchFuture, private SecondSharedBase {
  public:
   /// The future of a call's reply.
   static std::shared_ptr<Future> of(std::shared_ptr<PythonAgent> agent, PendingCall pending);
   /// A future that is completed by others, such as then()'s.
   static std::shared_ptr<Future> make(c10::intrusive_ptr<c10::ivalue::Future> future);
+  ~Future();
 
   /// The value, or the exception raised. DeadlineExceeded where `timeout` (seconds) passes first: the call goes on.
   py::object wait(std::optional<double> timeout);
   /// Like wait, but gives the exception instead of raising it; None where there is none.
   py::object exception(std::optional<double> timeout);
-  /// The value or exception of a completed future. InvalidArgument where it has not completed.
+  /// The value or exception of a completed future. InvalidArgument where it is not done.
   py::object value();
   bool done() const { return fut->completed() || (pending_.call && pending_.call.done()); }
-  /// Fails the call with Cancelled, here and at the peer. Nothing happens where it has completed.
+  /// Fails the call with Cancelled, here and at the peer; of then()'s futures, the call that it waits for. Nothing
+  /// happens where that has completed.
   void cancel();
+
+  /// Completes the future on the thread of the loop that `inbox` is of, if nobody else does before.
+  void arrive_at(const std::shared_ptr<LoopInbox>& inbox);
+  /// For the inbox: completes the future with the reply that has been posted, if nobody else has.
+  void complete_arrived();
 
   /// The future, of None, that completes when the call's arguments may be overwritten; the same one each time.
   /// InvalidArgument: this one is of no call.
@@ -48,21 +63,38 @@ class Future final : public TorchFuture, private SecondSharedBase {
   void add_done_callback(const py::object& self, py::function callback);
 
   /// The call, where this thread may now wait for it and take its reply: then complete() or let_go() follows.
-  [[nodiscard]] bool claim() { return !fut->completed() && pending_.call && pending_.call.claim(); }
+  [[nodiscard]] bool claim() {
+    looked_at_ = true;
+    return !fut->completed() && pending_.call && pending_.call.claim();
+  }
   [[nodiscard]] Call& call() { return pending_.call; }
   void complete(Result<Received> reply);
   void let_go();
 
  private:
   explicit Future(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
+  std::shared_ptr<Future> shared();
+  void report_unseen();
   void complete_on_arrival();
   void hurry();
   bool wait_completed(std::optional<Clock::time_point> until);
+  std::optional<Result<Received>> take_arrived();
 
   std::shared_ptr<PythonAgent> agent_;
   PendingCall pending_;
   std::shared_ptr<Future> sent_;
+  std::weak_ptr<Future> before_;  // the future that this one is then()'s of
+  bool looked_at_ = false;
+  bool hurried_ = false;
+
+  std::mutex arrival_mutex_;
+  std::optional<Result<Received>> arrived_;   // posted to a loop, which has not come to it yet
+  std::vector<std::shared_ptr<Gate>> gates_;  // of threads that wait: opened when it is posted
 };
+
+/// Calls `callable` on the thread of the loop that `inbox` is of when `future` (a torch future, perhaps one of ours)
+/// has completed; at once where it is done, and returns true.
+bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox, py::object callable);
 
 /// The values of `futures` (ours or torch's), in order. Waits for all, the last first, since its reply comes last; then
 /// raises the first exception in order.

@@ -2,17 +2,21 @@
 #include "python/csrc/codec.h"
 #include "python/csrc/deadline.h"
 #include "python/csrc/future.h"
+#include "python/csrc/inbox.h"
 #include "python/csrc/references.h"
+#include "python/csrc/served.h"
 #include "python/csrc/share.h"
 
 // One file a concept; each binds what it is about. The package's Python files give these their public names.
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace tensorferry::python;
   bind_codec(module);
+  bind_inbox(module);
   bind_future(module);
   bind_references(module);
   bind_share(module);
   bind_agent(module);
   bind_deadline(module);
+  bind_served(module);
   bind_testing(module);
 }

@@ -16,6 +16,10 @@ const std::shared_ptr<const WireName>& method_name() {
   static const auto& name = *new auto(std::make_shared<const WireName>("tf:method", false));
   return name;
 }
+const std::shared_ptr<const WireName>& next_name() {
+  static const auto& name = *new auto(std::make_shared<const WireName>("tf:next", false));
+  return name;
+}
 const std::shared_ptr<const WireName>& fetch_name() {
   static const auto& name = *new auto(std::make_shared<const WireName>(std::string(fetch_function), false));
   return name;
@@ -56,6 +60,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   prepared.peer_name = reference_->owner().name;  // as long as this reference
   prepared.function = fetch_name();
   prepared.options.timeout = patience;
+  prepared.options.label = "to_here";
   prepared.out = destination;
   agent_->place(prepared.options, prepared.peer_name, nullptr);
   if (where) prepared.options.results = {.all = where, .map = {}};
@@ -88,7 +93,16 @@ PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::ar
                                            double timeout, const std::optional<Creation>& creation) const {
   check(reference_->status());
   const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
-  return agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, creation);
+  return agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, name, creation);
+}
+
+PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, const std::string& label) const {
+  check(reference_->status());
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), "__next__"};
+  auto prepared =
+      agent_->prepare_internal(owner_name(), next_name(), target.encoded(), py::make_tuple(seconds), {}, 0, label);
+  prepared.options.order = order;
+  return prepared;
 }
 
 py::bytes MethodTarget::encoded() const {
@@ -127,7 +141,9 @@ RemoteObjects::RemoteObjects(PythonAgent& agent)
 py::object RemoteObjects::create(const Invocation& invocation) {
   py::object keep;
   const std::string owner(agent_.peer_name(invocation.to, keep));
-  return create(owner, [&](const Creation& ids) { return agent_.prepare(invocation, ids); });
+  auto timely = invocation;
+  if (invocation.wait_for_ready) timely.timeout = agent_.wait_until_ready(owner, invocation.timeout);
+  return create(owner, [&](const Creation& ids) { return agent_.prepare(timely, ids); });
 }
 
 py::object RemoteObjects::create(const std::string& owner,
@@ -292,6 +308,11 @@ Example::
       .def(
           "remote", [](const py::object& self, double seconds) { return proxy(self, "_remote", seconds); }, timeout,
           "``rref.remote().method(...)`` gives an :class:`RRef` to the method's result, which stays at the owner.")
+      .def("_next",
+           [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
+             auto& agent = self.agent();
+             return Future::of(agent.shared_from_this(), agent.start(self.prepare_next(seconds, order, label)));
+           })
       .def("_rpc_sync", &sync_method)
       .def("_rpc_async", &async_method)
       .def("_remote", &remote_method)

@@ -36,6 +36,9 @@ class RRef {
   [[nodiscard]] PythonAgent::Prepared prepare_method(const std::string& name, const py::args& args,
                                                      const py::kwargs& kwargs, double timeout,
                                                      const std::optional<Creation>& creation = std::nullopt) const;
+  /// A call, with no time-out of its own, for the next item of the object, an iterator; those of the same order come in
+  /// turn. The iterator has `seconds` for it (0: no limit); errors call it `label`.
+  [[nodiscard]] PythonAgent::Prepared prepare_next(double seconds, std::uint32_t order, const std::string& label) const;
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const Reference& reference() const { return *reference_; }
 

@@ -13,6 +13,7 @@
 #include "python/csrc/functions.h"
 #include "python/csrc/future.h"
 #include "python/csrc/references.h"
+#include "python/csrc/served.h"
 #include "rpc/core/envelope.h"
 
 namespace tensorferry::python {
@@ -152,7 +153,9 @@ std::optional<Incoming> read_arguments(const Received& received, Answer& answer)
 
 void run(const ServedFunction::Found& found, const py::tuple& args, const py::object& kwargs, Answer& answer) {
   auto result = call_object(found.callable, args, kwargs);
-  if (found.async) {
+  if (PyCoro_CheckExact(result.ptr())) {
+    serve_coroutine(result, answer);
+  } else if (found.async) {
     answer.future(std::move(result));
   } else {
     answer.value(result);
@@ -172,16 +175,36 @@ Status other_life(const PythonAgent& agent) {
   return {Code::connection_lost, "the object was on an earlier \"" + agent.self().name + "\", which has ended"};
 }
 
+/// The object whose `target` stands before the arguments.
+py::object object_of_target(const MethodTarget& target, Answer& answer) {
+  auto& agent = answer.agent();
+  if (target.owner != agent.self().incarnation) raise(other_life(agent));
+  return agent.objects().await(target.object, answer.reply().deadline());
+}
+
 void run_method(const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
-  auto& agent = answer.agent();
   const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
-  if (target.owner != agent.self().incarnation) raise(other_life(agent));
-  const auto object = agent.objects().await(target.object, answer.reply().deadline());
+  const auto object = object_of_target(target, answer);
+  const auto& agent = answer.agent();
   const auto method = agent.registered() ? agent.exposed().method(object, target.method)
                                          : py::object(object.attr(target.method.c_str()));
   run({method, is_async_execution(method)}, incoming->without_first(), incoming->kwargs, answer);
+}
+
+void run_next(const Received& received, Answer& answer) {
+  const auto incoming = read_arguments(received, answer);
+  if (!incoming) return;
+  const auto target = MethodTarget::decoded(incoming->first("tf:next without a target"));
+  const auto object = object_of_target(target, answer);
+  auto* const kind = Py_TYPE(object.ptr());
+  const bool generator = kind == &PyGen_Type || kind == &PyAsyncGen_Type;
+  if (answer.agent().registered() && !generator && !answer.agent().exposed().has(kind)) {
+    throw Refused(std::string("the next item of a ") + kind->tp_name + ": only generators may be iterated over");
+  }
+  const auto next = attribute_of("tensorferry.streams", "next_item");
+  run({next, false}, py::make_tuple(object) + incoming->without_first(), {}, answer);
 }
 
 void answer_fetch(const Received& received, Answer answer) {
@@ -249,7 +272,9 @@ void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string&
 
 void serve_python(const std::shared_ptr<PythonAgent>& agent) {
   constexpr HandlerOptions with_gil{.executor = true};
+  agent->agent().serve("tf:here", [](const Request&, Reply reply) { reply.send({}); });
   agent->agent().serve("tf:method", handler(agent, &run_method), with_gil);
+  agent->agent().serve("tf:next", handler(agent, &run_next), with_gil);
   agent->agent().serve(
       std::string(fetch_function),
       handler(agent, [](const Received& received, Answer& answer) { answer_fetch(received, std::move(answer)); }),

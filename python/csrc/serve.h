@@ -6,8 +6,9 @@
 namespace tensorferry::python {
 
 /// Makes `agent` answer for Python functions, found by import when they are first called, and for what references ask:
-/// tf:fetch (a copy of the object) and tf:method (a call of one of its methods). Where it trusts nobody further than
-/// what it exposed, functions that were not are refused, and nothing is imported.
+/// tf:fetch (a copy of the object), tf:method (a call of one of its methods), and tf:next (the next item of an
+/// iterator). tf:here says that the agent is there. Coroutines run on the agent's event loop. Where it trusts nobody
+/// further than what it exposed, functions that were not are refused, and nothing is imported.
 void serve_python(const std::shared_ptr<PythonAgent>& agent);
 /// Makes `callable` callable by `name`.
 void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable);
@@ -35,7 +36,7 @@ class Answer {
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const AgentId& caller() const { return caller_; }
-  [[nodiscard]] const Reply& reply() const { return reply_; }
+  [[nodiscard]] Reply& reply() { return reply_; }
 
  private:
   void send(Message message, Passage passage);

@@ -16,8 +16,10 @@ from ._build_info import VERSION as __version__  # noqa: E402
 from .agent import Agent, Counters, Explanation, WorkerInfo  # noqa: E402
 from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
+from .peers import Peer  # noqa: E402
 from .rendezvous import StoreServer, connect_store  # noqa: E402
 from .sharing import Shared, empty, share  # noqa: E402
+from .streams import Stream  # noqa: E402
 
 __all__ = [
     "Agent",
@@ -25,10 +27,12 @@ __all__ = [
     "Error",
     "Explanation",
     "Future",
+    "Peer",
     "RemoteError",
     "RemoteTraceback",
     "Shared",
     "StoreServer",
+    "Stream",
     "WorkerInfo",
     "__version__",
     "as_completed",

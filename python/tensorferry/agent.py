@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _C, errors, exposing
+from .peers import Peer as PeerHandle
 from .rendezvous import meet
+from .streams import Stream, open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+    from typing import TypeAlias, TypeVar
 
     from ._C import DeviceChoice, DeviceLike
     from .rendezvous import Meeting
 
-    Peer: TypeAlias = "str | int | WorkerInfo"
+    Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
+    T = TypeVar("T")
     DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
@@ -268,6 +271,57 @@ class Agent(_C.Agent):
         """
         name, rank, _ = self._self if worker_name is None else self._find(worker_name)
         return WorkerInfo(name, rank)
+
+    def peer(self, name: Peer) -> PeerHandle:
+        """A peer, with the verbs as methods: see :class:`tensorferry.Peer`."""
+        if isinstance(name, int):
+            name = self.get_worker_info(name)
+        return PeerHandle(self, name if isinstance(name, str) else name.name)
+
+    def rpc_stream(
+        self,
+        to: Peer,
+        func: Callable[..., Iterable[T] | AsyncIterator[T]] | str,
+        args: Iterable[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = -1.0,
+        *,
+        window: int = 8,
+        require: str | None = None,
+        wait_for_ready: bool = False,
+    ) -> Stream[T]:
+        """Calls a generator function on a peer and returns an iterator over what it yields.
+
+        Args:
+            to: the peer, as for :func:`rpc_sync`.
+            func: a generator function, an asynchronous one, or one that returns an iterator; or the name of one that
+                the peer exposed.
+            args: the positional arguments, a tuple.
+            kwargs: the keyword arguments, a dict.
+            timeout: seconds that each item may take from when it is waited for; 0: no limit; -1: the default that
+                ``init_rpc`` was given (60). It also bounds the calls that the generator makes for the item.
+            window: items that the generator may be ahead of what has been taken here, at least 1.
+            require, wait_for_ready: as for :func:`remote`.
+
+        Returns:
+            A :class:`Stream`: an iterator, also an asynchronous one, and a context manager.
+
+        Raises:
+            From the iterator, after which the stream is closed: what ``func`` raised; DeadlineExceeded, where an item
+            did not come in time; ConnectionLost; TypeError, where ``func`` returned no iterator.
+
+        Example::
+
+            def batches(epochs):                    # at the peer
+                for epoch in range(epochs):
+                    yield from load(epoch)
+
+            with rpc.rpc_stream("loader", batches, args=(3,), window=4) as stream:
+                for batch in stream:
+                    train(batch)
+        """
+        options = {"require": require, "wait_for_ready": wait_for_ready}
+        return open_stream(self, to, func, args, kwargs, timeout, window, options)
 
     def explain(
         self, peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Generator, Iterable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import errors
+from . import _C, errors
 from ._C import Future, wait_all
 
 if TYPE_CHECKING:
@@ -66,7 +70,8 @@ def _take(completed: SimpleQueue[AnyFuture], count: int, until: float | None) ->
 def awaitable(future: torch._C.Future[_T]) -> Awaitable[_T]:
     """What asyncio can await, as often as one likes, for any future: one that torch made, or one of ours itself.
 
-    Cancelling a task that awaits it cancels the call where the future is of one; torch's futures go on.
+    Cancelling a task that awaits it cancels the call where the future is of one; torch's futures go on. What is awaited
+    is completed by the event loop itself: do not block a loop's thread with torch's own waits meanwhile.
 
     Args:
         future: a ``torch.futures.Future``, ``torch.futures.collect_all``'s, or a :class:`Future`.
@@ -95,23 +100,39 @@ class _Awaitable(Awaitable[_T]):
         return (yield from _await(self._future))
 
 
+class _Loops:
+    """The inboxes of event loops: each loop has its own, made when it first waits for something of ours."""
+
+    def __init__(self) -> None:
+        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _C._LoopInbox]
+        self._inboxes = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def inbox_of(self, loop: asyncio.AbstractEventLoop) -> _C._LoopInbox:
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            inbox = _C._LoopInbox()
+            loop.add_reader(inbox.fileno(), inbox.drain)
+            weakref.finalize(loop, inbox.close)
+            with self._lock:  # loops of other threads are added meanwhile
+                self._inboxes[loop] = inbox
+        return inbox
+
+
+_loops = _Loops()
+inbox_of = _loops.inbox_of
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 def _await(future: torch._C.Future[_T]) -> Generator[Any, None, _T]:
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def tell(_: object) -> None:
-        try:
-            loop.call_soon_threadsafe(wake)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits
-
-    if not future.done():
-        future.add_done_callback(tell)
-        yield from arrived
+    waiter: asyncio.Future[None] = loop.create_future()
+    if not _C._await_at(future, inbox_of(loop), partial(_wake, waiter)):
+        yield from waiter
     return future.wait()
 
 
@@ -123,3 +144,20 @@ def await_(future: Future[_T]) -> Generator[Any, None, _T]:
     except asyncio.CancelledError:
         future.cancel()
         raise
+
+
+# ---- failures that nobody has seen
+
+_log = logging.getLogger("tensorferry")
+
+
+def report_unseen(function: str, peer: str, error: BaseException) -> None:
+    """Called once for a call that failed, when its future is dropped and nobody has waited for it, looked at what it
+    holds, added a callback, or cancelled it."""
+    _log.warning(
+        'the call of "%s" to "%s" failed, and nobody looked at its future: %s: %s',
+        function,
+        peer,
+        type(error).__name__,
+        error,
+    )

@@ -152,6 +152,35 @@ TEST_P(Calls, ThatAreCancelledFailHereAndAreSeenThere) {
   EXPECT_TRUE(b->counters().bytes_sent.empty()) << "a late result is not sent";
 }
 
+TEST_P(Calls, ThatAreCancelledTellTheirHandlerOnce) {
+  std::mutex mutex;
+  std::vector<Reply> replies;
+  std::atomic<int> told{0};
+  b->serve("later", [&](const Request&, Reply reply) {
+    reply.on_cancelled([&] { ++told; });
+    const std::lock_guard lock(mutex);
+    replies.push_back(std::move(reply));
+  });
+  constexpr int calls = 50;
+  std::vector<Call> made;
+  for (int i = 0; i < calls; ++i) {
+    made.push_back(a->call("b", "later", {}, within(seconds(60))));
+    if (i % 2 == 0) made.back().cancel();  // perhaps before it is read: then it does not run
+  }
+  const auto running = [&] {
+    const std::lock_guard lock(mutex);
+    return static_cast<int>(replies.size());
+  };
+  EXPECT_TRUE(eventually([&] { return running() >= calls / 2 && told == running() - calls / 2; }));
+  for (auto& call : made) call.cancel();
+  EXPECT_TRUE(eventually([&] { return told == running(); }));
+  const std::lock_guard lock(mutex);
+  int late = 0;
+  for (auto& reply : replies) reply.on_cancelled([&] { ++late; });
+  EXPECT_EQ(late, static_cast<int>(replies.size())) << "at once, where it has happened";
+  replies.clear();
+}
+
 TEST_P(Calls, ThatAreCancelledLetTheirArgumentsGo) {
   auto options = within(seconds(60));
   options.wait_for_ready = true;

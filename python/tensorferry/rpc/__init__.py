@@ -19,14 +19,22 @@ import torch
 from .. import _C
 from .._C import PyRRef, RRef, remote, rpc_async, rpc_sync
 from ..agent import Agent, Counters, Explanation, WorkerInfo
+from ..batching import batch
 from ..deadlines import cancelled, deadline
 from ..exposing import expose
 from . import functions, options
 from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from typing import TypeVar
+
     from .._C import DeviceChoice
     from ..agent import Peer
+    from ..peers import Peer as PeerHandle
+    from ..streams import Stream
+
+    T = TypeVar("T")
 
 __all__ = [
     "BackendType",
@@ -35,6 +43,7 @@ __all__ = [
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "batch",
     "cancelled",
     "counters",
     "deadline",
@@ -45,8 +54,10 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "is_available",
+    "peer",
     "remote",
     "rpc_async",
+    "rpc_stream",
     "rpc_sync",
     "shutdown",
 ]
@@ -126,6 +137,29 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
     """Who the agent of that name (or rank) is; without one, this agent."""
     return _current().get_worker_info(worker_name)
+
+
+def peer(name: Peer) -> PeerHandle:
+    """A peer, with the verbs as methods, in order if wanted: see :class:`tensorferry.Peer`."""
+    return _current().peer(name)
+
+
+def rpc_stream(
+    to: Peer,
+    func: Callable[..., Iterable[T] | AsyncIterator[T]] | str,
+    args: Iterable[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = -1.0,
+    *,
+    window: int = 8,
+    require: str | None = None,
+    wait_for_ready: bool = False,
+) -> Stream[T]:
+    """Calls a generator function on a peer and returns an iterator over what it yields: see
+    :meth:`tensorferry.Agent.rpc_stream`."""
+    return _current().rpc_stream(
+        to, func, args, kwargs, timeout, window=window, require=require, wait_for_ready=wait_for_ready
+    )
 
 
 def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None) -> Explanation:
