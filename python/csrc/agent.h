@@ -46,6 +46,10 @@ struct PendingCall {
   Passage passage;
   std::uint64_t number = 0;  // References::begin_call's
   at::Tensor out;            // where the result goes; undefined: wherever it lands
+  std::string method;        // of a remote object, where that is what it calls
+
+  /// For messages: which call of whom.
+  [[nodiscard]] std::string text() const;
 };
 
 /// All functions need the GIL unless they say otherwise.
@@ -77,6 +81,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     Passage passage;
     std::uint64_t number = 0;
     at::Tensor out;
+    std::string method;  // of a remote object; "": it calls a function
   };
   /// With `creation` the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
@@ -108,9 +113,12 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Waits for ranks 0 to size - 1.
   std::vector<PeerInfo> wait_for_world(int size, double timeout);
 
-  /// Fails pending calls with AgentClosed, ends all threads. Idempotent. Lets the GIL go meanwhile.
+  /// Fails pending calls with AgentClosed, ends all threads. Idempotent; nothing happens in a forked child. Lets the
+  /// GIL go meanwhile.
   void leave();
   [[nodiscard]] bool left() const { return left_; }
+  /// Raises AgentClosed in a forked child of the process that joined. Nothing else of the agent may be used there.
+  void check_usable_here() const;
   /// For the process's end: leaves with every agent that has not, and keeps Python from being entered again.
   static void leave_all();
 

@@ -5,7 +5,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "channels/fork.h"
 #include "python/csrc/agent.h"
 
 namespace tensorferry::python {
@@ -50,6 +52,8 @@ class Future final : public TorchFuture, private SecondSharedBase {
   /// The call, where this thread may now wait for it and take its reply: then complete() or let_go() follows.
   [[nodiscard]] bool claim() { return !fut->completed() && pending_.call && pending_.call.claim(); }
   [[nodiscard]] Call& call() { return pending_.call; }
+  /// For messages: the call that it is of.
+  [[nodiscard]] std::string text() const { return pending_.text(); }
   void complete(Result<Received> reply);
   void let_go();
 
@@ -62,6 +66,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   std::shared_ptr<PythonAgent> agent_;
   PendingCall pending_;
   std::shared_ptr<Future> sent_;
+  const std::uint32_t forks_ = forks();  // a forked child's copy is completed by nobody
 };
 
 /// The values of `futures` (ours or torch's), in order. Waits for all, the last first, since its reply comes last; then
