@@ -140,8 +140,20 @@ void RawAgent::Impl::leave() {
   engine->housekeeping->close();
 }
 
+/// Ok, or why nothing can be asked of the agent any more.
+static Status ended(const Engine& engine) {
+  if (engine.inherited()) return engine.used_after_fork();
+  if (engine.leaving) return {Code::agent_closed, "the agent \"" + engine.self.name + "\" was shut down"};
+  return {};
+}
+
 RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-RawAgent::~RawAgent() { leave(); }
+RawAgent::~RawAgent() {
+  if (usable_here())
+    leave();
+  else
+    (void)impl_.release();
+}
 
 Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
   auto agent = std::shared_ptr<RawAgent>(new RawAgent(std::make_unique<Impl>()));
@@ -149,8 +161,14 @@ Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
   return agent;
 }
 
-void RawAgent::leave() { impl_->leave(); }
+void RawAgent::leave() {
+  if (usable_here()) impl_->leave();
+}
 const PeerInfo& RawAgent::self() const { return impl_->engine->self; }
+Status RawAgent::usable_here() const {
+  // One that never came to have an engine did not join.
+  return impl_->engine && impl_->engine->inherited() ? impl_->engine->used_after_fork() : Status();
+}
 
 void RawAgent::serve(std::string name, Handler handler, HandlerOptions options) {
   impl_->engine->functions.serve(std::move(name), std::move(handler), options);
@@ -169,9 +187,8 @@ void RawAgent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callbac
 Call RawAgent::call(std::string_view peer, std::string_view function, Message message, RawCallOptions options) {
   auto& engine = *impl_->engine;
   auto state = std::make_shared<Call::State>(std::string(function), std::move(options));
-  if (engine.leaving) {
-    state->complete(
-        Status(Code::agent_closed, "\"" + state->shown() + "\": the agent \"" + engine.self.name + "\" was shut down"));
+  if (auto status = ended(engine); !status) {
+    state->complete(std::move(status));
     state->release_arguments();
     return Call(std::move(state));
   }
@@ -191,18 +208,21 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
 }
 
 Result<PeerInfo> RawAgent::find(std::string_view name, Milliseconds timeout) {
+  if (auto status = ended(*impl_->engine); !status) return status;
   const auto record = impl_->engine->directory->find(name, timeout);
   if (!record) return record.status();
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
 Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
+  if (auto status = ended(*impl_->engine); !status) return status;
   const auto record = impl_->engine->directory->find(rank, timeout);
   if (!record) return record.status();
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {
+  if (auto status = ended(*impl_->engine); !status) return status;
   const auto records = impl_->engine->directory->wait_for_world(size, timeout);
   if (!records) return records.status();
   std::vector<PeerInfo> world;
@@ -211,10 +231,12 @@ Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds ti
 }
 
 Status RawAgent::barrier(const std::string& tag, Milliseconds timeout) {
+  if (auto status = ended(*impl_->engine); !status) return status;
   return impl_->engine->directory->barrier(tag, timeout);
 }
 
 Result<Route> RawAgent::explain(std::string_view peer, Device local, const Placement& placement, std::size_t bytes) {
+  if (auto status = ended(*impl_->engine); !status) return status;
   const auto link = impl_->engine->link_to(peer);
   if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
   auto route = link->pairs().explain(local, placement, bytes);

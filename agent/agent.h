@@ -91,7 +91,8 @@ struct RawCallOptions {
 std::string_view shown_name(std::string_view function);
 
 /// A call in flight. A handle may be waited on, asked, and cancelled from any thread; one of them takes the result.
-/// Dropping the last handle abandons the reply, not the call.
+/// Dropping the last handle abandons the reply, not the call. In a forked child a call of its parent's has ended with
+/// AgentClosed, and goes on for the parent.
 class Call {
  public:
   /// Blocks until the call completed or `until` passed; the calling thread reads the replies itself where nobody else
@@ -103,6 +104,8 @@ class Call {
   /// any case, where that costs them dearly. True: completed.
   bool look(std::chrono::nanoseconds at_least = {});
   [[nodiscard]] bool done() const noexcept;
+  /// What it calls.
+  [[nodiscard]] std::string_view function() const noexcept;
   /// The reply or the error; once, after done().
   Result<Received> take();
   /// When on_done runs. `prompt`: as soon as the reply has come, for which a thread of the pool is called. `relaxed`:
@@ -232,6 +235,9 @@ struct Route {
   std::vector<Candidate> candidates;  // in order of priority
 };
 
+/// A forked child must not use its parent's agent: calls and look-ups there end with AgentClosed, leave() and the
+/// destructor do nothing, and the parent's goes on. A child may join as an agent of its own. A handler that forks must
+/// not return in the child: the process is ended then.
 class RawAgent {
  public:
   /// Joins: listens, registers its name. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the
@@ -250,6 +256,8 @@ class RawAgent {
   Call call(std::string_view peer, std::string_view function, Message message, RawCallOptions options = {});
 
   [[nodiscard]] const PeerInfo& self() const;
+  /// Ok, or AgentClosed: this process is a forked child of the one that joined.
+  [[nodiscard]] Status usable_here() const;
   /// Looks a name up in the store, waiting up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);

@@ -3,6 +3,7 @@
 
 #include "agent/agent.h"
 #include "agent/call_state.h"
+#include "agent/engine.h"
 #include "agent/futex.h"
 #include "agent/link.h"
 
@@ -30,6 +31,8 @@ std::string_view shown_name(std::string_view function) {
 
 Call::State::State(std::string name, RawCallOptions call_options)
     : function(std::move(name)), options(std::move(call_options)), deadline(deadline_of(options, made)) {}
+
+bool Call::State::inherited() const noexcept { return link && !done() && link->engine().inherited(); }
 
 void Call::State::complete(Result<Received> result) {
   bool callback = false;
@@ -85,6 +88,7 @@ void Call::State::wake() {
 }
 
 Result<Received> Call::State::take() {
+  if (inherited()) return link->engine().used_after_fork();
   const std::lock_guard lock(mutex_);
   if (!result_) return Status(Code::invalid_argument, "the call has not completed");
   auto result = std::move(*result_);
@@ -93,6 +97,7 @@ Result<Received> Call::State::take() {
 }
 
 void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
+  if (inherited()) return completion(link->engine().used_after_fork());
   bool now = false;
   {
     const std::lock_guard lock(mutex_);
@@ -160,30 +165,35 @@ std::size_t Message::bytes() const {
 }
 
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
-  if (state_->done()) return true;
+  if (state_->done() || state_->inherited()) return true;
   if (!state_->link) return false;
   return state_->link->wait(*state_, until, interrupted);
 }
 
 bool Call::look(std::chrono::nanoseconds at_least) {
-  return state_->done() || (state_->link && state_->link->look_for_a_while(*state_, at_least));
+  return state_->done() || state_->inherited() || (state_->link && state_->link->look_for_a_while(*state_, at_least));
 }
 
 bool Call::done() const noexcept {
+  if (state_->inherited()) return true;
   if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->look(*state_);
   return state_->done();
 }
+std::string_view Call::function() const noexcept { return state_->function; }
 Result<Received> Call::take() { return state_->take(); }
 void Call::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
   state_->on_done(std::move(completion), with_executor, notice);
 }
 void Call::hurry() {
-  if (state_->relaxed) state_->hurry();
+  if (state_->relaxed && !state_->inherited()) state_->hurry();
 }
-bool Call::claim() { return state_->claim(); }
-void Call::on_sent(Completion sent, bool with_executor) { state_->on_sent(std::move(sent), with_executor); }
+bool Call::claim() { return state_->inherited() || state_->claim(); }
+void Call::on_sent(Completion sent, bool with_executor) {
+  if (state_->inherited()) return sent({});
+  state_->on_sent(std::move(sent), with_executor);
+}
 void Call::cancel() {
-  if (state_->link)
+  if (state_->link && !state_->inherited())
     state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
 }
 

@@ -30,6 +30,9 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// Before it looks for a reader, a thread that may sleep takes the word's ticket; a wake() in between is not lost.
   void prepare_to_sleep();
 
+  /// A call of the parent's, in a forked child: what it waits on is not there, its lock may be held for ever.
+  [[nodiscard]] bool inherited() const noexcept;
+
   Result<Received> take();
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice);
   void hurry();

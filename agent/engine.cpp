@@ -15,6 +15,12 @@ Engine::Engine(RawAgentOptions agent_options) : options(std::move(agent_options)
 
 Engine::~Engine() = default;
 
+Status Engine::used_after_fork() const {
+  return {Code::agent_closed, "the agent \"" + self.name +
+                                  "\" belongs to the process that this one was forked from: a child starts an agent of "
+                                  "its own, under another name"};
+}
+
 std::shared_ptr<Link> Engine::link_to(std::string_view name) {
   std::shared_ptr<Link> known;
   {

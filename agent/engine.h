@@ -18,6 +18,7 @@
 #include "agent/rendezvous/directory.h"
 #include "agent/wire/frame.h"
 #include "channels/channel.h"
+#include "channels/fork.h"
 #include "channels/host_memory.h"
 
 namespace tensorferry {
@@ -46,6 +47,12 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// `function` null: asks the resolver for `name` first.
   void run_handler(std::shared_ptr<const Function> function, const std::string& name, const std::shared_ptr<Link>& link,
                    Received arguments, Reply reply);
+
+  /// Whether this is the copy in a forked child: its threads are not there, its locks may be held for ever, and what
+  /// it speaks through is the parent's. Nothing may be done with it but to leave it as it is.
+  [[nodiscard]] bool inherited() const noexcept { return forks_ != forks(); }
+  /// What a child gets that uses it all the same.
+  [[nodiscard]] Status used_after_fork() const;
 
   Memory& memory_of(DeviceType type);
   wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t expected) const;
@@ -76,6 +83,9 @@ struct Engine final : std::enable_shared_from_this<Engine> {
 
   std::mutex links_mutex;
   std::map<std::string, std::shared_ptr<Link>, std::less<>> links;
+
+ private:
+  const std::uint32_t forks_ = forks();
 };
 
 }  // namespace tensorferry

@@ -135,6 +135,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// The link's error otherwise.
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
+  [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
   Pairs& pairs() noexcept { return pairs_; }
   /// How long the calls that wait for this link are ready to wait for its peer to come.
   [[nodiscard]] Milliseconds patience() const;

@@ -16,6 +16,9 @@ class Reply::State final {
   std::shared_ptr<Link> link;
   AnswerWay way;
   std::shared_ptr<Serving> serving;
+
+  /// In a forked child: the parent answers.
+  [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -35,7 +38,7 @@ Reply::~Reply() {
 void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
-  if (!state) return;
+  if (!state || state->inherited()) return;
   const bool expired = state->serving->deadline && *state->serving->deadline <= Clock::now();
   if (late)
     state->link->refuse(state->way, {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
@@ -46,7 +49,7 @@ void Reply::send(Message message) {
 
 void Reply::fail(Status status) {
   const auto state = std::move(state_);
-  if (!state) return;
+  if (!state || state->inherited()) return;
   state->link->refuse(state->way, status);
   state->link->served(state->way.call, *state->serving);
 }
@@ -56,7 +59,7 @@ void Reply::tell(std::uint32_t number) {
 }
 
 bool Reply::cancelled() const {
-  if (!state_) return true;
+  if (!state_ || state_->inherited()) return true;  // a child has no ring to look into
   const auto& serving = *state_->serving;
   if (serving.cancelled || (serving.deadline && *serving.deadline <= Clock::now())) return true;
   return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);

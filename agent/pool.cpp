@@ -4,13 +4,16 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/log.h"
 #include "channels/thread_signals.h"
 
 namespace tensorferry {
@@ -25,6 +28,12 @@ constexpr int most_woken_per_tick = 8;
 constexpr std::chrono::milliseconds patience_with_handlers{50};
 constexpr int own_threads =
     16;  // beyond those for handlers, so that a full pool still reads, dials and completes calls
+
+/// A forked child has come back from what its parent's thread ran: there is nothing here that it could go on with.
+[[noreturn]] void end_child() {
+  log_warning("a process forked by a function that was called returned from it, and is ended: end it by os._exit()");
+  ::_exit(EXIT_FAILURE);
+}
 
 }  // namespace
 
@@ -389,6 +398,7 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   end_polling(self);
   job.run();
+  if (forks() != forks_) end_child();
   job.run = nullptr;
   lock.lock();
   ++finished_;

@@ -25,6 +25,7 @@
 #include "agent/transport/doorbell.h"
 #include "agent/transport/spin.h"
 #include "channels/file_descriptor.h"
+#include "channels/fork.h"
 #include "channels/function.h"
 
 namespace tensorferry {
@@ -94,7 +95,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool submit(UniqueFunction<void()> job, bool with_executor = false);
   /// The same for a job that may block for as long as it likes: waits where `Limits::most` of them run.
   bool submit_handler(UniqueFunction<void()> job, bool with_executor = false);
-  /// A job that may wait for a peer; runs beside the others.
+  /// A job that may wait for a peer; runs beside the others. A job that forks must not return in the child.
   bool submit_long(UniqueFunction<void()> job);
   /// No job waits for a thread (other than handlers beyond `Limits::most`).
   [[nodiscard]] bool caught_up() const noexcept { return waiting_.load(std::memory_order_relaxed) == 0; }
@@ -156,6 +157,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void resign(Worker& self);
   void watch(int fd, Watch kind, bool armed, bool fresh);
 
+  const std::uint32_t forks_ = forks();
   const Limits limits_;
   const std::shared_ptr<Executor> executor_;
   const std::function<void()> kick_;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the format, clang-tidy on the torch-free C++ sources, ruff and mypy. Runs all of them, then fails if one did.
+# Checks the format, clang-tidy on the torch-free C++ sources, ruff, mypy and stubtest. Runs all of them, then fails if
+# one did.
 . "$(dirname "$0")/common.sh"
 . scripts/sources.sh
 scripts/system.sh build clang
@@ -18,6 +19,12 @@ say "mypy"
 for example in examples/*/; do # each is a program of its own, with a main.py
   "$venv/bin/mypy" "$example" || failed+=("mypy $example")
 done
+
+say "stubtest"
+# The stubs of the compiled module, and every public name, against what is there at run time.
+scripts/build.sh
+PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m mypy.stubtest tensorferry --concise --ignore-disjoint-bases \
+  --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)
 
 say "clang-tidy"
 cmake --preset asan -B build/lint >/dev/null

@@ -1,10 +1,24 @@
 #!/usr/bin/env bash
-# The long tests, those labelled (C++) or marked (Python) soak: leaks, growth, endings a hundred times over.
+# The long tests: C++ with their loops in full, Python's marked soak (leaks, growth, endings a hundred times over), and
+# all of Python's 20 times on busy cores (TIMES=3: three times).
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/venv.sh
 scripts/build.sh
-say "C++ soak tests"
-ctest --test-dir "$build" --output-on-failure -L '^soak$'
+say "C++ tests, with loops in full"
+TENSORFERRY_SOAK=1 ctest --test-dir "$build" --output-on-failure --label-exclude '^(gpu|gpu2)$'
 say "Python soak tests"
 PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rsfE -q -m soak
+
+# All of them again and again while something else keeps the cores busy: a test must not depend on being alone.
+times=${TIMES:-20}
+say "Python tests, $times times on busy cores"
+hogs=()
+for _ in $(seq "$(nproc)"); do
+  nice sh -c 'while :; do :; done' & hogs+=($!)
+done
+trap 'kill "${hogs[@]}"' EXIT
+for time in $(seq "$times"); do
+  say "time $time of $times"
+  PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rfE -q -x -m "not soak"
+done

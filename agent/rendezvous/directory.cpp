@@ -262,9 +262,9 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
   if (!missing.empty()) {
     return Status(
         Code::deadline_exceeded,
-        formatted("{} of {} agents had joined after {}; missing: rank{} {}. Are their processes running, with "
-                  "the same rendezvous and world size?",
-                  world.size(), size, seconds_of(timeout), missing.size() > 1 ? "s" : "", listed(missing)));
+        formatted("{} of {} agents have joined; missing: rank{} {}. Are their processes running, with the same "
+                  "rendezvous and world size?",
+                  world.size(), size, missing.size() > 1 ? "s" : "", listed(missing)));
   }
   const std::lock_guard lock(mutex_);
   world_ = world;

@@ -14,6 +14,7 @@
 #include "python/csrc/references.h"
 #include "python/csrc/serve.h"
 #include "python/csrc/served.h"
+#include "rpc/core/envelope.h"
 
 namespace tensorferry::python {
 namespace {
@@ -123,16 +124,24 @@ void PythonAgent::expose(const std::string& name, const py::object& callable) {
 }
 
 std::shared_ptr<PythonAgent> PythonAgent::current() {
-  if (auto* agent = Serving::agent()) return agent->shared_from_this();
-  if (const auto& agent = default_slot()) return agent;
+  auto* const serving = Serving::agent();
+  const auto& agent = default_slot();
+  // A child that a function forked may have started an agent of its own.
+  const bool own = agent && agent->agent().usable_here().ok();
+  if (serving != nullptr && !(own && !serving->agent().usable_here().ok())) {
+    return serving->shared_from_this();
+  }
+  if (agent) return agent;
   throw std::runtime_error("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.");
 }
 bool PythonAgent::is_serving() { return Serving::reply() != nullptr; }
 std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
 void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
 
+void PythonAgent::check_usable_here() const { check(agent_->usable_here()); }
+
 void PythonAgent::leave() {
-  if (std::exchange(left_, true)) return;
+  if (!agent_->usable_here() || std::exchange(left_, true)) return;
   {
     GilReleased gil;
     objects_->tables().close();
@@ -150,7 +159,15 @@ void PythonAgent::leave_all() {
 
 // ---- calls
 
+std::string PendingCall::text() const {
+  if (!method.empty()) return "the method \"" + method + "\" of an object on \"" + peer + "\"";
+  if (call && call.function() == fetch_function) return "an object on \"" + peer + "\"";
+  if (!call) return "room to send to \"" + peer + "\"";
+  return "\"" + shown() + "\" on \"" + peer + "\"";
+}
+
 PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const std::optional<Creation>& creation) {
+  check_usable_here();
   Prepared out;
   out.peer_name = peer_name(invocation.to, out.peer);
   out.function = wire_name_of(invocation.function);
@@ -228,7 +245,8 @@ PendingCall PythonAgent::start(Prepared prepared) {
           std::move(prepared.passage),
           prepared.number,
           std::move(prepared.out),
-          {}};
+          {},
+          std::move(prepared.method)};
 }
 
 py::object PythonAgent::call(Prepared prepared) {
@@ -240,7 +258,8 @@ py::object PythonAgent::call(Prepared prepared) {
                       std::move(prepared.passage),
                       prepared.number,
                       std::move(prepared.out),
-                      {}};
+                      {},
+                      std::move(prepared.method)};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
@@ -259,6 +278,7 @@ py::object PythonAgent::call(Prepared prepared) {
     gil_is_dear_ = Clock::now() - back > executor_is_dear_from;
   }
   if (!done) {
+    describe_interruption(pending.text());
     const py::error_already_set interruption;
     pending.call.cancel();
     if (pending.out.defined()) {

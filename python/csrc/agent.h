@@ -55,9 +55,12 @@ struct PendingCall {
   std::uint64_t number = 0;                  // References::begin_call's
   at::Tensor out;                            // where the result goes; undefined: wherever it lands
   std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
+  std::string method;                        // of a remote object, where that is what it calls
 
   /// What errors call the function.
   [[nodiscard]] std::string shown() const { return label.empty() ? std::string(shown_name(function->name)) : label; }
+  /// For messages: which call of whom.
+  [[nodiscard]] std::string text() const;
 };
 
 /// All functions need the GIL unless they say otherwise.
@@ -89,6 +92,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     Passage passage;
     std::uint64_t number = 0;
     at::Tensor out;
+    std::string method;  // of a remote object; "": it calls a function
   };
   /// With `creation` the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
@@ -127,9 +131,12 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// of them.
   [[nodiscard]] py::handle handler_loop() const { return loop_; }
 
-  /// Fails pending calls with AgentClosed, ends all threads. Idempotent. Lets the GIL go meanwhile.
+  /// Fails pending calls with AgentClosed, ends all threads. Idempotent; nothing happens in a forked child. Lets the
+  /// GIL go meanwhile.
   void leave();
   [[nodiscard]] bool left() const { return left_; }
+  /// Raises AgentClosed in a forked child of the process that joined. Nothing else of the agent may be used there.
+  void check_usable_here() const;
   /// For the process's end: leaves with every agent that has not, and keeps Python from being entered again.
   static void leave_all();
 

@@ -69,7 +69,7 @@ void bind_stores(py::module_& module) {
              return value_or_raise(unlocked([&] { return TcpStoreServer::listen(host, port, std::move(key)); }));
            }),
            py::arg("host"), py::arg("port"), py::arg("key"))
-      .def_property_readonly("port", &TcpStoreServer::port);
+      .def_property_readonly("port", &TcpStoreServer::port, "The port that the server listens on.");
   module.def(
       "connect_store",
       [](const std::string& host, std::uint16_t port, std::string key, double timeout) {
@@ -154,11 +154,14 @@ py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local,
 }
 
 py::dict counters(PythonAgent& agent) {
+  agent.check_usable_here();
   const auto now = agent.agent().counters();
+  const auto held = agent.objects().tables().counts();
   using namespace py::literals;
   return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
                   "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
-                  "bytes_received"_a = now.bytes_received);
+                  "bytes_received"_a = now.bytes_received, "objects"_a = held.objects,
+                  "references_given"_a = held.forks, "references_held"_a = held.holds);
 }
 
 }  // namespace
@@ -181,6 +184,8 @@ void bind_agent(py::module_& module) {
       .def_property_readonly("_registered", &PythonAgent::registered)
       .def("_leave", &PythonAgent::leave)
       .def_property_readonly("_left", &PythonAgent::left)
+      .def("_check_usable_here", &PythonAgent::check_usable_here)
+      .def_property_readonly("_usable_here", [](const PythonAgent& self) { return self.agent().usable_here().ok(); })
       .def_property_readonly("_self", [](PythonAgent& self) { return python_peer(self.self()); })
       .def("_find", [](PythonAgent& self, py::handle to) { return python_peer(self.find(to)); })
       .def("_wait_for_world",

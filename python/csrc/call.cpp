@@ -1,6 +1,7 @@
 #include "python/csrc/call.h"
 
 #include <array>
+#include <deque>
 #include <string>
 
 #include "python/csrc/agent.h"
@@ -193,7 +194,7 @@ Raises:
         that the agent does not use.
     TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none; or a value cannot be sent,
         such as a tensor on a GPU while a CUDA graph is being captured there.
-    Whatever ``func`` raised, as its own type where that can be rebuilt, else as :class:`RemoteError`.
+    Exception: whatever ``func`` raised, as its own type where that can be rebuilt, else as :class:`RemoteError`.
 
 Example::
 
@@ -207,14 +208,24 @@ constexpr const char* rpc_async_doc =
 
 Calls a function on a peer and returns a :class:`Future` of its result at once.
 
-Takes what :func:`rpc_sync` takes; what that raises, waiting for the future raises. Tensors among the arguments may be
-written again when the future has completed, or its ``sent`` has; ``out`` is filled when the future has completed.
-Of a result on GPUs the streams that are current where :meth:`Future.wait` is called wait for it; no thread does.
+Tensors among the arguments may be written again when the future has completed, or its ``sent`` has; ``out`` is filled
+when the future has completed. Of a result on GPUs the streams that are current where :meth:`Future.wait` is called wait
+for it; no thread does.
+
+Args:
+    to, func, args, kwargs, timeout, require, out, device, wait_for_ready: as :func:`rpc_sync` takes them.
+
+Returns:
+    A :class:`Future`. Where it is dropped the call goes on.
+
+Raises:
+    What the arguments' pickling raises; ``DeadlineExceeded`` after :func:`deadline`. What the call itself raises, waiting
+    for the future raises.
 
 Example::
 
-    futures = [rpc.rpc_async(worker, step, args=(batch,)) for worker in workers]
-    losses = tensorferry.wait_all(futures)
+    futures = [rpc.rpc_async(worker, torch.sum, args=(torch.ones(10),)) for worker in ("worker1", "server")]
+    assert tensorferry.wait_all(futures) == [10, 10]
 )";
 
 constexpr const char* remote_doc =
@@ -223,19 +234,36 @@ constexpr const char* remote_doc =
 
 Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.
 
-Takes what :func:`rpc_sync` takes. An exception that ``func`` raises is kept there, and raised where the reference is
-used.
+Args:
+    to, func, args, kwargs, timeout, require: as :func:`rpc_sync` takes them. The time-out is of the object's making.
+
+Returns:
+    An :class:`RRef`, which can be used and passed on at once.
+
+Raises:
+    What the arguments' pickling raises; NotFound: there is no such peer. An exception that ``func`` raises is kept there,
+    and raised at each use of the reference.
 
 Example::
 
-    model = rpc.remote("server", Model, args=(784, 10))
-    model.rpc_sync().step(batch)
+    model = rpc.remote("server", torch.nn.Linear, args=(784, 10))
+    assert model.rpc_sync().forward(torch.ones(784)).shape == (10,)
 )";
 
 using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
 PyMethodDef definition(const char* name, Entry entry, const char* doc) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry)), METH_FASTCALL | METH_KEYWORDS, doc};
+}
+
+/// The same as a method: its documented signature begins with self.
+PyMethodDef method_of(const PyMethodDef& function) {
+  static auto& docs = *new std::deque<std::string>;  // as long as the process
+  auto& doc = docs.emplace_back(function.ml_doc);
+  doc.insert(doc.find('(') + 1, "$self, ");
+  auto method = function;
+  method.ml_doc = doc.c_str();
+  return method;
 }
 
 }  // namespace
@@ -245,9 +273,11 @@ void bind_calls(py::module_& module, const py::object& agent) {
                                                 definition("rpc_async", rpc_async, rpc_async_doc),
                                                 definition("remote", remote, remote_doc), PyMethodDef{}};
   if (PyModule_AddFunctions(module.ptr(), definitions.data()) != 0) throw py::error_already_set();
-  for (auto& function : definitions) {
+  static auto& methods = *new std::deque<PyMethodDef>;
+  for (const auto& function : definitions) {
     if (function.ml_name == nullptr) break;
-    auto* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(agent.ptr()), &function);
+    auto* method =
+        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(agent.ptr()), &methods.emplace_back(method_of(function)));
     if (method == nullptr) throw py::error_already_set();
     agent.attr(function.ml_name) = py::reinterpret_steal<py::object>(method);
   }

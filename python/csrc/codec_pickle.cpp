@@ -107,6 +107,17 @@ PyObject* reduce_typed_storage(PyObject* object) {
   return call ? Py_BuildValue("O()", call.get()) : nullptr;
 }
 
+/// A scripted module, as torch.jit.save has it.
+PyObject* reduce_script_module(PyObject* object) {
+  const auto reduce_module = attribute_of("tensorferry._script_modules", "reduce");
+  return PyObject_CallOneArg(reduce_module.ptr(), object);
+}
+
+bool is_script_module(PyTypeObject* type) {
+  static auto* const base = attribute_of("torch.jit", "ScriptModule").release().ptr();
+  return PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base)) != 0;
+}
+
 PyObject* reduce(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
   auto& sink = *reinterpret_cast<Sink*>(self);
@@ -124,6 +135,7 @@ PyObject* reduce(PyObject* self, PyObject* object) {
   if (THPStorage_CheckTypeExact(type)) return reduce_storage(pickle, object);
   static auto* const typed = attribute_of("torch.storage", "TypedStorage").release().ptr();
   if (reinterpret_cast<PyObject*>(type) == typed) return reduce_typed_storage(object);
+  if (is_script_module(type)) return reduce_script_module(object);
   return not_implemented();
   END_HANDLE_TH_ERRORS
 }

@@ -61,7 +61,11 @@ Example::
         for candidate in space:
             if rpc.cancelled():
                 return None
-            ...)");
+            if candidate > 3:
+                return candidate
+
+    assert rpc.rpc_sync("worker1", search, args=([1, 3, 5],)) == 5
+)");
 }
 
 }  // namespace tensorferry::python

@@ -174,6 +174,7 @@ py::object Future::wait(std::optional<double> timeout) {
         done = call().wait(until, [&] { return interrupted(gil.state()); });
       }
       if (!done) {
+        describe_interruption(pending_.text());
         const Interruption interruption;
         let_go();
         interruption.rethrow();
@@ -190,10 +191,18 @@ py::object Future::wait(std::optional<double> timeout) {
 
 void Future::hurry() {
   looked_at_ = hurried_ = true;
-  if (pending_.call && !fut->completed()) pending_.call.hurry();
+  if (!pending_.call || fut->completed()) return;
+  if (forks_ == forks()) return pending_.call.hurry();
+  if (claim()) complete(call().take());
 }
 
 bool Future::wait_completed(std::optional<Clock::time_point> until) {
+  if (forks_ != forks()) {
+    raise(Status(Code::agent_closed,
+                 "the future belongs to the process that this one was forked from, and will not "
+                 "complete here"));
+  }
+  const auto what = pending_.call ? pending_.text() : "a future that a callback or another future completes";
   const auto wait_for = [&](bool arrival_too) {
     const auto gate = std::make_shared<Gate>();
     if (arrival_too) {
@@ -202,7 +211,7 @@ bool Future::wait_completed(std::optional<Clock::time_point> until) {
       if (arrived_) gate->open();
     }
     fut->addCallback([gate](c10::ivalue::Future&) { gate->open(); }, /*uses_future=*/false);
-    return gate->wait(until);
+    return gate->wait(until, what);
   };
   if (!wait_for(true)) return false;
   complete_arrived();
@@ -293,14 +302,17 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
   }
   const auto until = deadline_after(timeout);
   bool stopped = false;
+  const Future* waited_for = nullptr;  // at the end
   {
     GilReleased gil;
     for (auto waited = all.rbegin(); waited != all.rend() && !stopped; ++waited) {
       if (!waited->claimed) continue;
       waited->done = waited->future->call().wait(until, [&] { return interrupted(gil.state()); });
       stopped = !waited->done;
+      if (stopped) waited_for = waited->future;
     }
   }
+  if (waited_for != nullptr) describe_interruption(waited_for->text());
   const Interruption interruption;
   for (auto& waited : all) {
     if (!waited.claimed) continue;
@@ -344,7 +356,17 @@ void bind_future(py::module_& module) {
 
   py::class_<Future, TorchFuture, std::shared_ptr<Future>>(module, "Future", R"(The result of a call that is under way.
 
-A :class:`torch._C.Future`: ``torch.futures.collect_all`` and ``wait_all`` take it. It can be awaited.)")
+A :class:`torch._C.Future`: ``torch.futures.collect_all`` and ``wait_all`` take it. It can be awaited.
+
+Example::
+
+    future = rpc.rpc_async("worker1", max, args=(1, 2))
+    doubled = future.then(lambda done: 2 * done.value())
+    future.add_done_callback(lambda done: print("came", done.value()))
+    assert future.exception() is None and future.done()
+    assert (future.wait(), await future, doubled.wait()) == (2, 2, 4)
+    rpc.rpc_async("worker1", max, args=(1, 2)).cancel()
+)")
       .def("wait", &Future::wait, py::arg("timeout") = py::none(), R"(Waits for the reply and returns its value.
 
 Args:
@@ -353,9 +375,18 @@ Args:
 Raises:
     DeadlineExceeded: ``timeout`` passed. Whatever the call raised.)")
       .def("exception", &Future::exception, py::arg("timeout") = py::none(),
-           "Waits like :meth:`wait`, and returns the exception that it would raise, or ``None``.")
+           R"(Waits like :meth:`wait`, and returns the exception that it would raise, or ``None``.
+
+Args:
+    timeout: as for :meth:`wait`.
+
+Raises:
+    DeadlineExceeded: ``timeout`` passed; what the call raised is returned instead.)")
       .def("done", &Future::done, "Whether :meth:`wait` would return at once.")
-      .def("value", &Future::value, "The value of a completed future; raises what the call raised.")
+      .def("value", &Future::value, R"(The value of a completed future.
+
+Raises:
+    What the call raised; InvalidArgument: it has not completed.)")
       .def("cancel", &Future::cancel, R"(Gives the call up: it fails with :class:`Cancelled`, and the peer is told.
 
 Of a future of :meth:`then`'s, the call that it waits for. Nothing happens where that has completed.)")
@@ -370,7 +401,8 @@ Raises:
 
 Example::
 
-    future = rpc.rpc_async("server", push, args=(gradients,))
+    gradients = torch.ones(100_000)
+    future = rpc.rpc_async("server", torch.sum, args=(gradients,))
     future.sent.wait()
     gradients.zero_()   # while the server still works on its own copy
     future.wait())")
@@ -379,13 +411,26 @@ Example::
           [](const py::object& self, py::function callback) {
             return self.cast<Future&>().then(self, std::move(callback));
           },
-          py::arg("callback"), "A future of what ``callback(self)`` returns, which runs when this one has completed.")
+          py::arg("callback"), R"(A future of what ``callback(self)`` returns, which runs when this one has completed.
+
+Args:
+    callback: gets this future, whose value is there; runs on a thread of the agent's, or on this one at once where the
+        future has completed. It should not block.
+
+Raises:
+    Nothing; what the callback raises, waiting for the returned future raises.)")
       .def(
           "add_done_callback",
           [](const py::object& self, py::function callback) {
             self.cast<Future&>().add_done_callback(self, std::move(callback));
           },
-          py::arg("callback"), "Runs ``callback(self)`` when this one has completed.")
+          py::arg("callback"), R"(Runs ``callback(self)`` when this one has completed.
+
+Args:
+    callback: as for :meth:`then`; what it raises is printed, and goes no further.
+
+Raises:
+    Nothing.)")
       .def("__await__", [](const py::object& self) { return attribute_of("tensorferry.futures", "await_")(self); });
 
   module.def("_await_at", &await_at, py::arg("future"), py::arg("inbox"), py::arg("callable"),
@@ -398,7 +443,13 @@ Args:
     timeout: seconds to wait here at most; ``None``: as long as the calls' own time-outs.
 
 Raises:
-    DeadlineExceeded: ``timeout`` passed. Else, once all have completed, what the first failed one in the list raised.)");
+    DeadlineExceeded: ``timeout`` passed. Else, once all have completed, what the first failed one in the list raised.
+
+Example::
+
+    futures = [rpc.rpc_async("worker1", max, args=(i, 5)) for i in range(10)]
+    assert tensorferry.wait_all(futures, timeout=30) == [5, 5, 5, 5, 5, 5, 6, 7, 8, 9]
+)");
 }
 
 }  // namespace tensorferry::python

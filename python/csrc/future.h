@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "channels/fork.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/inbox.h"
 
@@ -68,6 +69,8 @@ class Future final : public TorchFuture, private SecondSharedBase {
     return !fut->completed() && pending_.call && pending_.call.claim();
   }
   [[nodiscard]] Call& call() { return pending_.call; }
+  /// For messages: the call that it is of.
+  [[nodiscard]] std::string text() const { return pending_.text(); }
   void complete(Result<Received> reply);
   void let_go();
 
@@ -90,6 +93,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   std::mutex arrival_mutex_;
   std::optional<Result<Received>> arrived_;   // posted to a loop, which has not come to it yet
   std::vector<std::shared_ptr<Gate>> gates_;  // of threads that wait: opened when it is posted
+  const std::uint32_t forks_ = forks();  // a forked child's copy is completed by nobody
 };
 
 /// Calls `callable` on the thread of the loop that `inbox` is of when `future` (a torch future, perhaps one of ours)

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <string>
 #include <utility>
 
 namespace tensorferry::python {
@@ -67,6 +68,15 @@ bool interrupted(PyThreadState* released) {
   return raised;
 }
 
+void describe_interruption(std::string_view waited_for) {
+  if (PyErr_Occurred() == nullptr || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) == 0) return;
+  py::error_already_set raised;
+  const py::object error = raised.value();
+  const py::tuple text = py::make_tuple(std::string("interrupted while waiting for ").append(waited_for));
+  if (py::len(error.attr("args")) == 0) error.attr("args") = text;
+  raised.restore();
+}
+
 void Gate::open() {
   const std::lock_guard lock(mutex_);
   open_ = true;
@@ -78,7 +88,7 @@ bool Gate::is_open() const {
   return open_;
 }
 
-bool Gate::wait(std::optional<Clock::time_point> until) {
+bool Gate::wait(std::optional<Clock::time_point> until, std::string_view what) {
   if (is_open()) return true;
   bool raised = false;
   {
@@ -95,6 +105,7 @@ bool Gate::wait(std::optional<Clock::time_point> until) {
       raised = interrupted(gil.state());
     }
   }
+  describe_interruption(what);
   throw py::error_already_set();
 }
 

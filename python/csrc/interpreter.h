@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "agent/agent.h"
@@ -70,13 +71,17 @@ std::shared_ptr<T> share_with_any_thread(T value) {
 /// which the caller has let go, only on the main thread: elsewhere no Python handler runs.
 bool interrupted(PyThreadState* released);
 
+/// Where the error that is set now is a KeyboardInterrupt without a text, gives it one: what was waited for.
+void describe_interruption(std::string_view waited_for);
+
 /// Opened once, by any thread; waited for without the GIL.
 class Gate {
  public:
   void open();
   [[nodiscard]] bool is_open() const;
-  /// Called with the GIL, lets it go. False: `until` passed. Raises what a signal's handler raised.
-  bool wait(std::optional<Clock::time_point> until);
+  /// Called with the GIL, lets it go. False: `until` passed. Raises what a signal's handler raised: an interruption of
+  /// the wait for `what`.
+  bool wait(std::optional<Clock::time_point> until, std::string_view what);
 
  private:
   mutable std::mutex mutex_;

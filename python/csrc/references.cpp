@@ -41,10 +41,12 @@ py::object object_of(const Outcome& outcome) { return *static_cast<py::object*>(
 // ---- RRef
 
 RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::current()) {
+  agent_->check_usable_here();
   reference_ = agent_->objects().tables().own(outcome_of(std::move(value), false), text_of_type_hint(type_hint));
 }
 
 py::object RRef::to_here(double timeout, const py::object& out, const py::object& device) {
+  agent_->check_usable_here();
   const auto patience = within_ambient_deadline(agent_->timeout_of(timeout));
   const auto destination = out.is_none() ? at::Tensor() : checked_out(out, *agent_);
   const auto where = device.is_none() ? std::nullopt : std::optional(device_of(device.ptr()));
@@ -77,10 +79,16 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
 }
 
 py::object RRef::local_value() {
+  agent_->check_usable_here();
   if (!is_owner()) {
     raise(Status(Code::invalid_argument, "the value is on \"" + owner_name() + "\": use to_here() for a copy of it"));
   }
   return agent_->objects().await(reference_->object(), std::nullopt);
+}
+
+bool RRef::confirmed_by_owner() const {
+  agent_->check_usable_here();
+  return reference_->confirmed();
 }
 
 std::string RRef::text() const {
@@ -91,9 +99,13 @@ std::string RRef::text() const {
 
 PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::args& args, const py::kwargs& kwargs,
                                            double timeout, const std::optional<Creation>& creation) const {
+  agent_->check_usable_here();
   check(reference_->status());
   const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
-  return agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, name, creation);
+  auto prepared =
+      agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, name, creation);
+  prepared.method = name;
+  return prepared;
 }
 
 PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, const std::string& label) const {
@@ -148,6 +160,7 @@ py::object RemoteObjects::create(const Invocation& invocation) {
 
 py::object RemoteObjects::create(const std::string& owner,
                                  const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare) {
+  agent_.check_usable_here();
   if (agent_.left()) raise(Status(Code::agent_closed, "the agent \"" + agent_.self().name + "\" was shut down"));
   auto reference = tables_->begin_creation(agent_.id_of(owner));
   PythonAgent::Prepared prepared;
@@ -188,7 +201,7 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
     slot->outcome = std::move(outcome);
     slot->gate.open();
   });
-  slot->gate.wait(std::nullopt);  // the fetch has the deadline
+  slot->gate.wait(std::nullopt, "an object that is being made here");  // the fetch has the deadline
   const auto outcome = value_or_raise(*std::move(slot->outcome));
   auto value = object_of(outcome);
   if (!outcome.raised) return value;
@@ -263,10 +276,19 @@ Args:
     value: what to refer to; it is not copied.
     type_hint: its type, for those who read the reference's text.
 
+Raises:
+    RuntimeError: there is no agent to own it. AgentClosed, from what the reference is used for: the agent that holds it
+    was shut down, or is the parent's of this forked process.
+
 Example::
 
     counter = rpc.remote("worker1", collections.Counter, args=("hello",))
-    print(counter.rpc_sync().most_common(1), counter.to_here())
+    assert counter.to_here()["l"] == 2 and counter.rpc_sync().most_common(1) == [("l", 2)]
+    total, copied = counter.rpc_async().total().wait(), counter.remote().copy()
+    assert counter.owner().name == counter.owner_name() == "worker1"
+    assert not counter.is_owner() and counter.confirmed_by_owner() in (True, False)
+    mine = rpc.RRef([1, 2], type_hint=list)
+    assert mine.is_owner() and mine.local_value() == [1, 2]
 )")
       .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none())
       .def("to_here", &RRef::to_here, timeout, py::kw_only(), py::arg("out") = py::none(),
@@ -288,26 +310,51 @@ Raises:
 
 Example::
 
-    weights = torch.empty(1000, 1000)
-    while training:
-        rref.to_here(out=weights))")
-      .def("local_value", &RRef::local_value, "The value itself, at its owner.")
+    weights, theirs = torch.empty(10, 10), rpc.remote("server", torch.ones, args=(10, 10))
+    for _ in range(3):
+        theirs.to_here(out=weights))")
+      .def("local_value", &RRef::local_value, R"(The value itself, at its owner.
+
+Raises:
+    InvalidArgument: the object is not here. What its creation raised.)")
       .def("is_owner", &RRef::is_owner, "Whether the object is here.")
-      .def("owner_name", &RRef::owner_name, "The name of the agent that has the object.")
+      .def("owner_name", &RRef::owner_name,
+           "The name of the agent that has the object. The reference itself knows it, also after shutdown.")
       .def_property_readonly("_agent", [](const RRef& self) { return self.agent().shared_from_this(); })
       .def(
           "owner", [](const py::object& self) { return attribute_of("tensorferry.references", "owner_of")(self); },
-          "The :class:`WorkerInfo` of the agent that has the object.")
+          R"(The :class:`WorkerInfo` of the agent that has the object.
+
+Raises:
+    NotFound: it has left. AgentClosed: the agent here was shut down.)")
       .def("confirmed_by_owner", &RRef::confirmed_by_owner, "Whether the owner knows of this reference.")
       .def(
           "rpc_sync", [](const py::object& self, double seconds) { return proxy(self, "_rpc_sync", seconds); }, timeout,
-          "``rref.rpc_sync().method(...)`` calls a method of the object at its owner.")
+          R"(``rref.rpc_sync().method(...)`` calls a method of the object at its owner.
+
+Args:
+    timeout: of the call, seconds; 0: none; -1: the agent's default.
+
+Raises:
+    Calling the method: what :func:`rpc_sync` raises, and what the object's creation raised.)")
       .def(
           "rpc_async", [](const py::object& self, double seconds) { return proxy(self, "_rpc_async", seconds); },
-          timeout, "``rref.rpc_async().method(...)`` gives a :class:`Future` of the method's result.")
+          timeout, R"(``rref.rpc_async().method(...)`` gives a :class:`Future` of the method's result.
+
+Args:
+    timeout: of the call, seconds; 0: none; -1: the agent's default.
+
+Raises:
+    Calling the method: what :func:`rpc_async` raises; ConnectionLost: the owner is known to be gone.)")
       .def(
           "remote", [](const py::object& self, double seconds) { return proxy(self, "_remote", seconds); }, timeout,
-          "``rref.remote().method(...)`` gives an :class:`RRef` to the method's result, which stays at the owner.")
+          R"(``rref.remote().method(...)`` gives an :class:`RRef` to the method's result, which stays at the owner.
+
+Args:
+    timeout: of the call, seconds; 0: none; -1: the agent's default.
+
+Raises:
+    Calling the method: what :func:`remote` raises; ConnectionLost: the owner is known to be gone.)")
       .def("_next",
            [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
              auto& agent = self.agent();

@@ -28,7 +28,7 @@ class RRef {
   /// The value itself. InvalidArgument: it is not here.
   py::object local_value();
   [[nodiscard]] bool is_owner() const { return reference_->is_owner(); }
-  [[nodiscard]] bool confirmed_by_owner() const { return reference_->confirmed(); }
+  [[nodiscard]] bool confirmed_by_owner() const;
   [[nodiscard]] std::string owner_name() const { return reference_->owner().name; }
   [[nodiscard]] std::string text() const;
 

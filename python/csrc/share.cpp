@@ -113,7 +113,13 @@ PyTypeObject* make_type() {
   static PyMethodDef methods[] = {{"__reduce_ex__", &reduce, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {{"tensor", &get_tensor, nullptr, "The tensor that is marked.", nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  static const char doc[] = "A tensor marked by :func:`tensorferry.share`, for the arguments or the result of a call.";
+  static const char doc[] = R"(A tensor marked by :func:`tensorferry.share`, for the arguments or the result of a call.
+
+Example::
+
+    marked = tensorferry.share(tensorferry.empty(8))
+    assert marked.tensor.shape == (8,)
+)";
   static PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>(doc)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
                                 {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
 from types import GenericAlias
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, final
 
 import torch
 
@@ -71,6 +71,7 @@ class RRef(Generic[_T]):
 
 PyRRef = RRef
 
+@final
 class Shared:
     @property
     def tensor(self) -> torch.Tensor: ...
@@ -149,6 +150,9 @@ class Agent:
     _timeout: float
     @property
     def _left(self) -> bool: ...
+    def _check_usable_here(self) -> None: ...
+    @property
+    def _usable_here(self) -> bool: ...
     @property
     def _self(self) -> _PeerTuple: ...
     def _expose(self, name: str, callable: Callable[..., Any]) -> None: ...

@@ -7,8 +7,9 @@ import itertools
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -18,15 +19,16 @@ from .rendezvous import meet
 from .streams import Stream, open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
-    from typing import TypeAlias, TypeVar
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from typing import TypeVar
 
     from ._C import DeviceChoice, DeviceLike
     from .rendezvous import Meeting
 
-    Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
     T = TypeVar("T")
     DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
+
+Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
 
@@ -38,6 +40,11 @@ class WorkerInfo:
     Args:
         name: unique among the agents that meet.
         id: its rank; -1 where it joined without one.
+
+    Example::
+
+        peer = rpc.get_worker_info("worker1")
+        assert rpc.rpc_sync(peer, max, args=(1, 2)) == 2
     """
 
     name: str
@@ -56,6 +63,12 @@ class Explanation:
         transport: what carries the calls themselves: ``"ring"`` (memory that both map), ``"unix"`` or ``"tcp"``.
         no_ring: why it is not ``"ring"``.
         candidates: (channel, usable, reason), in the order in which they are tried.
+
+    Example::
+
+        found = rpc.explain("worker1")
+        for channel, usable, reason in found.candidates:
+            print(channel, "carries" if channel == found.channel else reason)
     """
 
     peer: str
@@ -87,6 +100,13 @@ class Counters:
         bytes_sent: bytes of tensors and large buffers, by channel, those that were handed over by ``share`` too;
             ``"inline"`` inside the calls' own frames.
         bytes_received: likewise.
+        objects: objects here that a reference (:class:`RRef`) stands for, now.
+        references_given: references that peers hold on them, now.
+        references_held: references that are held here on objects of peers, by the owner's name, now.
+
+    Example::
+
+        assert rpc.counters().references_held.get("server", 0) == 0   # nothing there is kept alive by us
     """
 
     calls_sent: int
@@ -94,6 +114,9 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
+    objects: int = 0
+    references_given: int = 0
+    references_held: dict[str, int] = field(default_factory=dict)
 
 
 _sessions: Counter[Hashable] = Counter()  # worlds begun, by place, size and rank
@@ -193,8 +216,11 @@ class Agent(_C.Agent):
     Example::
 
         store = torch.distributed.HashStore()
-        with tensorferry.Agent("a", store=store) as a, tensorferry.Agent("b", store=store):
-            print(a.rpc_sync("b", max, args=(1, 2)))
+        with tensorferry.Agent("a", store=store) as a, tensorferry.Agent("b", store=store) as b:
+            print(a.rpc_sync("b", max, args=(1, 2)), a.get_worker_info("b"))
+            print(a.explain("b"), a.counters())
+            b.leave()
+            a.shutdown()
     """
 
     def __init__(
@@ -229,7 +255,7 @@ class Agent(_C.Agent):
             _living.add(self)
         if meeting.world_size:
             try:
-                self._world = [peer[0] for peer in self._wait_for_world(meeting.world_size, join_timeout)]
+                self._world = self._meet_world(meeting.world_size, join_timeout)
             except BaseException:
                 self.leave()
                 raise
@@ -266,8 +292,11 @@ class Agent(_C.Agent):
     def get_worker_info(self, worker_name: Peer | None = None) -> WorkerInfo:
         """Who the agent of that name (or rank) is; without one, this agent.
 
+        Args:
+            worker_name: a name or a rank; None: this agent.
+
         Raises:
-            NotFound: there is none.
+            NotFound: there is none. AgentClosed: this agent has left.
         """
         name, rank, _ = self._self if worker_name is None else self._find(worker_name)
         return WorkerInfo(name, rank)
@@ -329,10 +358,13 @@ class Agent(_C.Agent):
         """Which channel would carry ``tensor`` (by default a CPU tensor of 1 MiB) to ``peer``, and why not another.
 
         Args:
+            peer: its name, rank, or :class:`WorkerInfo`.
+            tensor: its device and size count, not its values.
             device: where it is to land, as :func:`rpc_sync` has it.
 
         Raises:
-            InvalidArgument: the peer has no such device.
+            InvalidArgument: the peer has no such device. NotFound: there is no such peer. ConnectionLost: it cannot be
+                reached. AgentClosed: this agent has left.
 
         Example::
 
@@ -345,19 +377,42 @@ class Agent(_C.Agent):
         return Explanation(devices=f"{local or 'cpu'} -> {found.pop('remote')}", **found)
 
     def counters(self) -> Counters:
-        """Calls and bytes so far."""
+        """Calls, bytes and references so far: also after the agent has left.
+
+        Raises:
+            AgentClosed: in a forked child, whose parent's the agent is.
+        """
         return Counters(**self._counters())
 
     def expose(self, fn: Any = None, *, name: str | None = None) -> Any:
         """Lets peers call a function by name: :func:`tensorferry.rpc.expose` for this agent alone.
 
+        Args:
+            fn, name: as :func:`tensorferry.rpc.expose` takes them.
+
+        Raises:
+            InvalidArgument, TypeError: as there.
+
         Example::
 
-            counter = Counter()
-            agent.expose(counter.update, name="count")
-            peer.rpc_sync(agent.name, "count", args=(["a", "b"],))
+            store = torch.distributed.HashStore()
+            with tensorferry.Agent("a", store=store) as agent, tensorferry.Agent("b", store=store) as peer:
+                counter = collections.Counter()
+                agent.expose(counter.update, name="count")
+                peer.rpc_sync("a", "count", args=(["a", "b"],))
+                assert counter.total() == 2
         """
         return exposing.expose_with(self._expose, fn, name)
+
+    def _meet_world(self, size: int, timeout: float) -> list[str]:
+        patience = _Patience(timeout)
+        with _interruptible(f"a world of {size} to join"):
+            while True:
+                try:
+                    return [peer[0] for peer in self._wait_for_world(size, patience.slice() or 0.001)]
+                except errors.DeadlineExceeded as error:
+                    if patience.over():
+                        raise errors.DeadlineExceeded(f"after {timeout:g} s {error}") from None
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
         """Leaves. After it nothing of this agent's can be used: its futures and references raise :class:`AgentClosed`.
@@ -371,20 +426,34 @@ class Agent(_C.Agent):
             DeadlineExceeded: ``timeout`` passed. ConnectionLost: a peer died or left before it came here. The agent has
             left all the same.
             InvalidArgument: called inside a function that a peer called, and graceful. The agent has not left.
+            AgentClosed: called in a forked child, whose parent's the agent is. It goes on there.
         """
+        self._check_usable_here()
         if graceful and not self._left and _C.is_serving():
             raise errors.InvalidArgument("shutdown() inside a function that a peer called waits for itself")
         try:
             if graceful and not self._left:
-                _finish(self, timeout)
+                with _interruptible("everybody's calls to end, and for everybody to shut down"):
+                    _finish(self, timeout)
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Leaves at once: calls under way fail, and whoever calls here is told. Does nothing the second time."""
+        """Leaves at once: calls under way fail, and whoever calls here is told. Does nothing the second time, nor in a
+        forked child, whose parent's the agent is."""
         self._leave()
         with _lock:
             _living.discard(self)
+
+
+@contextmanager
+def _interruptible(what: str) -> Iterator[None]:
+    """Ctrl-C inside says what was waited for."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = error.args or (f"interrupted while waiting for {what}",)
+        raise
 
 
 class _Patience:

@@ -35,8 +35,8 @@ def deadline(seconds: float) -> Iterator[None]:
     Example::
 
         with rpc.deadline(2.0):
-            plan = rpc.rpc_sync("planner", make_plan)
-            rpc.rpc_sync("robot", follow, args=(plan,), timeout=1.5)
+            plan = rpc.rpc_sync("worker1", torch.arange, args=(3,))
+            rpc.rpc_sync("server", torch.sum, args=(plan,), timeout=1.5)
     """
     if not seconds > 0:
         raise ValueError("a deadline must be more than 0 seconds away")

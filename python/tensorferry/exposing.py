@@ -65,10 +65,12 @@ def expose(fn: Any = None, *, name: str | None = None) -> Any:
     Example::
 
         @rpc.expose
-        def step(action):
-            return environment.step(action)
+        def double(x):
+            return 2 * x
 
 
-        rpc.expose(environment.reset, name="restart")
+        rpc.expose(max, name="largest")
+        me = rpc.get_worker_info()
+        assert rpc.rpc_sync(me, "double", args=(rpc.rpc_sync(me, "largest", args=(1, 2)),)) == 4
     """
     return expose_with(_add, fn, name)

@@ -38,7 +38,8 @@ def as_completed(futures: Iterable[AnyFuture], timeout: float | None = None) -> 
 
     Example::
 
-        futures = {rpc.rpc_async(worker, evaluate): worker for worker in workers}
+        workers = ("worker1", "server")
+        futures = {rpc.rpc_async(worker, torch.ones, args=(3,)): worker for worker in workers}
         for future in tensorferry.as_completed(futures, timeout=30):
             print(futures[future], future.wait())
     """
@@ -80,10 +81,14 @@ def awaitable(future: torch._C.Future[_T]) -> Awaitable[_T]:
         ``future`` where it is a :class:`Future`, else something with ``__await__`` that gives what it holds, or raises
         that.
 
+    Raises:
+        RuntimeError: what is awaited is so without a running loop.
+
     Example::
 
-        both = torch.futures.collect_all([rpc.rpc_async("a", f), rpc.rpc_async("b", f)])
-        first, second = await tensorferry.awaitable(both)
+        calls = [rpc.rpc_async(worker, max, args=(1, 2)) for worker in ("worker1", "server")]
+        first, second = await tensorferry.awaitable(torch.futures.collect_all(calls))
+        assert first.value() == second.value() == 2
     """
     if isinstance(future, Future):
         return future
@@ -133,14 +138,15 @@ def _await(future: torch._C.Future[_T]) -> Generator[Any, None, _T]:
     waiter: asyncio.Future[None] = loop.create_future()
     if not _C._await_at(future, inbox_of(loop), partial(_wake, waiter)):
         yield from waiter
-    return future.wait()
+    value: _T = future.wait()
+    return value
 
 
 def await_(future: Future[_T]) -> Generator[Any, None, _T]:
     """``await future``: the running loop goes on until the reply has come. A task that is cancelled meanwhile cancels
     the call, here and at the peer."""
     try:
-        return (yield from _await(future))
+        value: _T = yield from _await(future)
     except asyncio.CancelledError:
         future.cancel()
         raise

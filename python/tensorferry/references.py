@@ -28,7 +28,8 @@ class Proxy:
 
 def owner_of(rref: RRef[Any]) -> WorkerInfo:
     """``RRef.owner()``."""
-    return rref._agent.get_worker_info(rref.owner_name())
+    owner: WorkerInfo = rref._agent.get_worker_info(rref.owner_name())
+    return owner
 
 
 def _local_type(rref: RRef[Any]) -> type:

@@ -28,10 +28,15 @@ class StoreServer(_C.StoreServer):
         port: 0: any free one; see :attr:`port`.
         key: the cluster key.
 
+    Raises:
+        Unauthenticated: beyond this host there is no key. InternalError: the address cannot be listened on.
+
     Example::
 
         server = tensorferry.StoreServer("127.0.0.1", 0)
         store = tensorferry.connect_store("127.0.0.1", server.port)
+        with tensorferry.Agent("here", store=store) as agent:
+            print(agent.rpc_sync("here", max, args=(1, 2)))
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
@@ -42,7 +47,18 @@ def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) ->
     """A client of a :class:`StoreServer`, for ``store=`` of ``init_rpc`` and ``Agent``.
 
     Args:
+        host: the server's address.
+        port: the server's port.
+        key: the cluster key, where the server has one.
         timeout: seconds to go on trying to connect: the server may start later.
+
+    Raises:
+        Unauthenticated: the server has another key. DeadlineExceeded, ConnectionLost: it cannot be reached.
+
+    Example::
+
+        server = tensorferry.StoreServer("127.0.0.1", 0, key="a secret of 16 letters")
+        store = tensorferry.connect_store("127.0.0.1", server.port, key="a secret of 16 letters", timeout=10)
     """
     return _C.connect_store(host, port, key, timeout)
 

@@ -39,7 +39,8 @@ def empty(
     Example::
 
         weights = tensorferry.empty((1024, 1024), dtype=torch.float32)
-        rpc.rpc_sync("worker1", train, args=(tensorferry.share(weights),))  # worker1 wrote into these weights
+        rpc.rpc_sync("worker1", torch.Tensor.fill_, args=(tensorferry.share(weights), 1.0))
+        assert weights.mean() == 1  # worker1 wrote into these weights
     """
     if device is not None and torch.device(device).type != "cpu":
         raise ValueError(f"tensorferry.empty() makes memory on the CPU; sharing that of {device} is not there yet")

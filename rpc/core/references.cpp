@@ -7,7 +7,9 @@ namespace tensorferry {
 
 // ---- Reference
 
-Reference::~Reference() { references_->drop(*this); }
+Reference::~Reference() {
+  if (!references_->inherited()) references_->drop(*this);
+}
 bool Reference::confirmed() const { return references_->confirmed(*this); }
 Status Reference::status() const { return references_->status(*this); }
 void Reference::on_confirmed(UniqueFunction<void(Status)> completion) const {
@@ -29,13 +31,11 @@ Passage& Passage::operator=(Passage&& other) noexcept {
 
 Passage::~Passage() { finish(); }
 
+bool Passage::telling() const { return !forks_.empty() && !references_->inherited(); }
+
 void Passage::finish() {
-  if (forks_.empty()) return;
-  if (sent_) {
-    references_->ended(forks_, true);
-  } else {
-    references_->take_back(forks_);
-  }
+  if (telling() && sent_) references_->ended(forks_, true);
+  if (telling() && !sent_) references_->take_back(forks_);
   forks_.clear();
 }
 
@@ -47,12 +47,12 @@ Result<ReferenceRecord> Passage::add(const Reference& reference) {
 }
 
 void Passage::ended(const Status& status) {
-  if (!forks_.empty()) references_->ended(forks_, !status.ok());
+  if (telling()) references_->ended(forks_, !status.ok());
   forks_.clear();
 }
 
 void Passage::replied(std::uint64_t call) {
-  if (!forks_.empty()) references_->replied(forks_, call);
+  if (telling()) references_->replied(forks_, call);
   forks_.clear();
 }
 

@@ -13,6 +13,9 @@
 ///
 /// Threads: everything may be called from any thread at once. No completion, no `Network` function and no value's
 /// destructor runs under a lock of ours; all may call in here again.
+///
+/// In a forked child handles and passages may be dropped, which does nothing: the holds are the parent's. Nothing else
+/// may be called there.
 #pragma once
 
 #include <array>
@@ -31,6 +34,7 @@
 
 #include "agent/agent.h"
 #include "channels/bytes.h"
+#include "channels/fork.h"
 #include "channels/function.h"
 #include "channels/status.h"
 #include "rpc/core/reference_id.h"
@@ -108,6 +112,9 @@ class Passage {
   Passage(std::shared_ptr<References> references, AgentId receiver)
       : references_(std::move(references)), receiver_(std::move(receiver)) {}
   void finish();
+
+  /// There is something to tell, and this is not a forked child's copy: the parent tells.
+  [[nodiscard]] bool telling() const;
 
   std::shared_ptr<References> references_;
   AgentId receiver_;
@@ -252,6 +259,9 @@ class References final : public std::enable_shared_from_this<References> {
   void apply_result(Turn& turn, const AgentId& from, const ReferenceOp& op, const ReferenceResult& result);
   void lose_peer(Turn& turn, const AgentId& peer, const Status& why);
 
+  [[nodiscard]] bool inherited() const noexcept { return process_ != tensorferry::forks(); }
+
+  const std::uint32_t process_ = tensorferry::forks();  // the one that it belongs to
   const AgentId self_;
   const std::shared_ptr<Network> network_;
   const Options options_;

@@ -213,6 +213,11 @@ def cluster(workers: Workers) -> Iterator[Cluster]:
     made.stop()
 
 
+def repeated(full: int) -> pytest.MarkDecorator:
+    """Runs the test with ``times`` = ``full`` in ``make soak``, and with a hundredth of it (at least 1) otherwise."""
+    return pytest.mark.parametrize("times", [max(1, full // 100), pytest.param(full, marks=pytest.mark.soak)])
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     """Waits for ``condition``; False where it does not come true."""
     until = time.monotonic() + seconds

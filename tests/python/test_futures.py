@@ -316,12 +316,32 @@ def interrupt_soon(seconds=0.2):
     threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-@pytest.mark.parametrize("how", ["rpc_sync", "wait", "wait_all", "then", "to_here"])
-def test_ctrl_c_interrupts_a_wait(pair, how):
+INTERRUPTED = {
+    "rpc_sync": '"time:sleep" on "b"',
+    "wait": '"time:sleep" on "b"',
+    "wait_all": '"time:sleep" on "b"',
+    "then": "a future that a callback or another future completes",
+    "to_here": 'an object on "b"',
+    "method": 'the method "late" of an object on "b"',
+    "method's future": 'the method "late" of an object on "b"',
+    "local_value": "an object that is being made here",
+    "shutdown": "everybody's calls to end, and for everybody to shut down",
+}
+
+
+class Late:
+    def late(self):
+        time.sleep(3)
+
+
+@pytest.mark.parametrize("how", INTERRUPTED)
+def test_ctrl_c_interrupts_a_wait_and_says_of_which_call(pair, how):
     a, _ = pair
+    late = a.remote("b", Late)
+    late.to_here()
     interrupt_soon()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=f"^interrupted while waiting for {INTERRUPTED[how]}"):
         if how == "rpc_sync":
             a.rpc_sync("b", time.sleep, (3,))
         elif how == "wait":
@@ -330,10 +350,42 @@ def test_ctrl_c_interrupts_a_wait(pair, how):
             tensorferry.wait_all([a.rpc_async("b", time.sleep, (3,)) for _ in range(3)])
         elif how == "then":
             a.rpc_async("b", time.sleep, (3,)).then(lambda f: f.wait()).wait()
+        elif how == "method":
+            late.rpc_sync().late()
+        elif how == "method's future":
+            late.rpc_async().late().wait()
+        elif how == "local_value":
+            a.remote("a", time.sleep, (3,)).local_value()
+        elif how == "shutdown":
+            a.rpc_async("b", time.sleep, (3,))
+            a.shutdown()
         else:
             a.remote("b", time.sleep, (3,)).to_here()
-    assert time.monotonic() - start < 2
-    assert a.rpc_sync("b", power, (2, 2)) == 4
+    assert time.monotonic() - start < 2.5
+    if how != "shutdown":
+        assert a.rpc_sync("b", power, (2, 2)) == 4
+
+
+def test_ctrl_c_interrupts_joining(agents):
+    interrupt_soon(0.3)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt, match="interrupted while waiting for a world of 2 to join"):
+        agents("w0", rank=0, world_size=2)
+    assert time.monotonic() - start < 20
+    assert agents("w0", rank=0).name == "w0"  # it has left
+
+
+def test_a_handler_of_ones_own_is_left_its_text(pair):
+    def handler(*_):
+        raise KeyboardInterrupt("my own text")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt, match=r"^my own text$"):
+            pair[0].rpc_sync("b", time.sleep, (3,))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_future_that_nobody_keeps_runs_its_callbacks(pair):

@@ -88,6 +88,15 @@ def test_torchs_arguments_start_it(monkeypatch):
     assert rpc.get_rpc_timeout() == 3
 
 
+def test_a_time_out_among_options_is_a_float_as_torchs():
+    for kind in (rpc.RpcBackendOptions, rpc.TensorPipeRpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions):
+        options = kind() if kind is rpc.RpcBackendOptions else kind(rpc_timeout=20)
+        options.rpc_timeout = 20
+        assert repr(options.rpc_timeout) == "20.0"
+    with pytest.raises(ValueError, match="soon"):
+        rpc.RpcBackendOptions(rpc_timeout="soon")
+
+
 def test_wrong_arguments_are_told(monkeypatch):
     with pytest.raises(TypeError, match=r"backend"):
         rpc.init_rpc("a", backend="tensorpipe")

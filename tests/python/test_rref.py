@@ -128,6 +128,36 @@ def test_remote_makes_an_object_that_stays(pair):
     assert thing._get_type() is Thing
 
 
+def test_methods_are_called_without_another_look(pair):
+    a, _ = pair
+    thing = a.remote("b", Thing, ("once",))
+    add = thing.rpc_sync().add
+    assert add() == 1
+    before = a.counters().calls_sent
+    assert [add(), add(), thing.rpc_sync().add()] == [2, 3, 4]
+    assert a.counters().calls_sent == before + 3
+
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def script_module():
+    return torch.jit.script(Double())
+
+
+def test_scripted_modules_come_as_copies(pair):
+    a, _ = pair
+    module = a.remote("b", script_module)
+    assert module.rpc_sync().forward(torch.ones(1)).item() == 2
+    copy = module.to_here()
+    assert isinstance(copy, torch.jit.ScriptModule)
+    assert copy(torch.full((1,), 2.0)).item() == 4
+    came = a.rpc_sync("b", list, ([copy, "beside"],))
+    assert came[0](torch.ones(1)).item() == 2 and came[1] == "beside"
+
+
 def test_methods_under_async_execution(pair):
     thing = pair[0].remote("b", Thing, ("async", 1))
     assert thing.rpc_sync().later("x") == (1, "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import time
 import pytest
 import tensorferry
 import tensorferry.rpc as rpc
+import torch
+from conftest import eventually, repeated
 from tensorferry import errors
 
 done: list[object] = []
@@ -163,17 +166,48 @@ def test_twice_is_once(pair):
     assert "left" in repr(a)
 
 
+def reference_here():
+    return rpc.RRef({"here": 1})
+
+
 def test_what_outlives_the_agent_says_so(agents):
     a, _ = agents("a"), agents("b")
-    reference = a.remote("b", dict)
+    reference, own = a.remote("b", dict), a.rpc_sync("a", reference_here)
     reference.to_here()
-    tensor = a.rpc_sync("b", __import__("torch").ones, (100_000,))
-    a.shutdown()
-    with pytest.raises(errors.AgentClosed):
-        reference.to_here()
-    with pytest.raises(errors.AgentClosed):
-        a.remote("b", dict)
+    tensor = a.rpc_sync("b", torch.ones, (100_000,))
+    waiting = a.rpc_async("b", slowly, ("waiting",))
+    done = a.rpc_async("b", max, (1, 2))
+    assert done.wait() == 2
+    then = waiting.then(lambda future: future.value())
+    a.shutdown(graceful=False)
+    uses = {
+        "to_here": reference.to_here,
+        "a method": reference.rpc_sync().keys,
+        "a method's future": lambda: reference.rpc_async().keys().wait(),
+        "a method's reference": lambda: reference.remote().keys().to_here(),
+        "owner": reference.owner,
+        "own to_here": own.to_here,
+        "local_value": own.local_value,
+        "own method": own.rpc_sync().keys,
+        "passed on": lambda: a.rpc_sync("b", id, (reference,)),
+        "remote": lambda: a.remote("b", dict),
+        "rpc_sync": lambda: a.rpc_sync("b", max, (1, 2)),
+        "rpc_async": lambda: a.rpc_async("b", max, (1, 2)).wait(),
+        "a future": waiting.wait,
+        "its callback": then.wait,
+        "wait_all": lambda: tensorferry.wait_all([waiting]),
+        "explain": lambda: a.explain("b"),
+        "get_worker_info": lambda: a.get_worker_info("b"),
+    }
+    for name, use in uses.items():
+        with pytest.raises(errors.AgentClosed, match=r"was shut down"):
+            use()
+            pytest.fail(f"{name} raised nothing")
+    assert reference.owner_name() == "b" and not reference.is_owner() and "b" in repr(reference)
+    assert (done.wait(), done.value()) == (2, 2)
     assert tensor.sum().item() == 100_000
+    assert a.counters().calls_sent > 0
+    assert a.name == a.get_worker_info().name == "a"
 
 
 PROGRAM = """
@@ -216,17 +250,102 @@ def test_a_process_that_ends_without_shutdown_keeps_its_exit_code(tmp_path, body
     assert "terminate" not in result.stderr
 
 
-def test_agents_start_and_stop_again_and_again(agents):
-    threads = len(os.listdir("/proc/self/task"))
-    descriptors = len(os.listdir("/proc/self/fd"))
-    for i in range(20):
-        a, b = agents("a"), agents("b")
-        assert a.rpc_sync("b", max, (i, 2)) == max(i, 2)
-        a.leave()
-        b.leave()
-    time.sleep(0.5)
-    assert len(os.listdir("/proc/self/task")) <= threads + 4
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+# One process that has imported everything is forked again and again; each child starts agents, and ends by sys.exit().
+MANY = """
+    import os, sys, time, threading
+    import tensorferry, tensorferry.rpc as rpc
+    import torch.distributed as dist
+
+    def live(kind):
+        store = dist.HashStore()
+        a = tensorferry.Agent("a", store=store)
+        b = tensorferry.Agent("b", store=store)
+        blocked = [a.rpc_async("b", time.sleep, (60,)) for _ in range(8)]
+        if kind % 3 == 0:
+            blocked[0].add_done_callback(print)
+            blocked += [a.rpc_async("b", exec, ("while True: pass",))]
+        if kind % 3 == 1:
+            threading.Thread(target=a.rpc_sync, args=("b", time.sleep, (60,)), daemon=True).start()
+            blocked += [a.remote("b", time.sleep, (60,))]
+        assert a.rpc_sync("b", max, (1, 2)) == 2
+        return blocked
+
+    slowest = 0
+    for i in range({times}):
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            kept = live(i)
+            os.write(theirs, str(time.monotonic()).encode())
+            sys.exit(7)
+        _, status = os.waitpid(child, 0)
+        ended = time.monotonic()
+        assert status == 7 << 8, (i, status)
+        slowest = max(slowest, ended - float(os.read(ours, 100)))
+        os.close(ours), os.close(theirs)
+    print(slowest)
+"""
+
+
+@repeated(100)
+def test_exit_codes_are_kept_and_ends_are_quick_whatever_is_blocked(tmp_path, times):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(MANY).format(times=3 * times))  # each kind so often
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert "Fatal" not in done.stderr and "terminate" not in done.stderr
+    assert float(done.stdout.splitlines()[-1]) < 20  # 2 s on a machine that is not busy
+
+
+def mappings():
+    with open("/proc/self/maps") as maps:
+        return sum(1 for _ in maps)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def held():
+    """What this process has, to be compared: threads, descriptors, mappings."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), mappings()
+
+
+def settle(reached):
+    """Waits until what is held has come down to ``reached`` (threads end, and memory is given back, a moment later)."""
+    assert eventually(lambda: all(now <= then for now, then in zip(held(), reached)), 30), (held(), reached)
+
+
+@repeated(100)
+def test_a_second_start_leaves_nothing_of_the_first(cluster, workers, times):
+    """init_rpc and shutdown, here and in another process, with tensors and references between them."""
+
+    def session():
+        cluster.start(1)
+        big = torch.ones(300_000)
+        assert torch.equal(rpc.rpc_sync("worker1", torch.mul, (big, 2)), 2 * big)
+        kept = rpc.remote("worker1", dict)
+        assert kept.to_here() == {}
+        held_there = cluster.workers[0]
+        cluster.stop()
+        return held_there
+
+    for _ in range(3):  # whatever is made once
+        worker = session()
+    gc.collect()
+    there = worker.run(held)
+    time.sleep(0.3)
+    slack = (2, 2, 20)
+    here = tuple(now + more for now, more in zip(held(), slack))
+    there = tuple(now + more for now, more in zip(there, slack))
+    memory = resident_bytes()
+    for _ in range(3 * times):
+        session()
+    gc.collect()
+    settle(here)
+    assert eventually(lambda: all(now <= then for now, then in zip(worker.run(held), there)), 30)
+    assert resident_bytes() - memory < 64 << 20
 
 
 def test_an_agent_lives_until_it_leaves(agents):

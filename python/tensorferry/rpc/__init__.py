@@ -66,7 +66,12 @@ _lock = threading.Lock()
 
 
 def is_available() -> bool:
-    """True; torch's tells whether it was built with RPC."""
+    """True; torch's tells whether it was built with RPC.
+
+    Example::
+
+        assert rpc.is_available()
+    """
     return True
 
 
@@ -99,6 +104,12 @@ def init_rpc(
 
     Raises:
         RuntimeError: there is a default agent already. Otherwise what :class:`tensorferry.Agent` raises.
+
+    Example::
+
+        rpc.init_rpc("alone", rank=0, world_size=1, init_method="tcp://127.0.0.1:29417", timeout=10)
+        print(rpc.rpc_sync("alone", max, args=(1, 2)))
+        rpc.shutdown()
     """
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError("Argument backend must be a member of BackendType")
@@ -113,7 +124,7 @@ def init_rpc(
         if value := getattr(given, option, None):
             agent_options.setdefault(option, value)
     with _lock:
-        if _C.default_agent() is not None:
+        if _is_current_rpc_agent_set():
             raise RuntimeError("RPC is already initialized")
         agent = Agent(name, rank, world_size, store=store, init_method=init_method, timeout=timeout, **agent_options)
         _C.set_default_agent(agent)
@@ -125,6 +136,16 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     Args:
         graceful: first wait for everybody's calls, and until everybody has come here.
         timeout: seconds to wait at most; 0: as long as it takes.
+
+    Raises:
+        RuntimeError: there is no default agent. Otherwise what :meth:`tensorferry.Agent.shutdown` raises.
+
+    Example::
+
+        try:
+            rpc.shutdown(timeout=60)
+        except tensorferry.errors.ConnectionLost as error:
+            print("a peer died before it was done:", error)
     """
     agent = _default()
     try:
@@ -135,7 +156,19 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 
 
 def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
-    """Who the agent of that name (or rank) is; without one, this agent."""
+    """Who the agent of that name (or rank) is; without one, this agent.
+
+    Args:
+        worker_name: a name or a rank; None: this agent.
+
+    Raises:
+        NotFound: there is none.
+
+    Example::
+
+        me = rpc.get_worker_info()
+        next_one = rpc.get_worker_info(me.id + 1)
+    """
     return _current().get_worker_info(worker_name)
 
 
@@ -163,17 +196,49 @@ def rpc_stream(
 
 
 def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None) -> Explanation:
-    """Which channel carries tensors to ``peer``, and why not another: see :meth:`tensorferry.Agent.explain`."""
+    """Which channel carries tensors to ``peer``, and why not another: see :meth:`tensorferry.Agent.explain`.
+
+    Args:
+        peer: its name, rank, or :class:`WorkerInfo`.
+        tensor: what would be sent; None: a CPU tensor of 1 MiB.
+        device: where it is to land, as :func:`rpc_sync` has it.
+
+    Raises:
+        NotFound: there is no such peer. ConnectionLost: it cannot be reached.
+
+    Example::
+
+        print(rpc.explain("worker1", torch.ones(10)))
+    """
     return _current().explain(peer, tensor, device=device)
 
 
 def counters() -> Counters:
-    """Calls and bytes of this agent so far: see :class:`tensorferry.Counters`."""
+    """Calls, bytes and references of this agent so far: see :class:`tensorferry.Counters`.
+
+    Raises:
+        RuntimeError: there is no agent.
+
+    Example::
+
+        before = rpc.counters().calls_sent
+        rpc.rpc_sync("worker1", max, args=(1, 2))
+        assert rpc.counters().calls_sent == before + 1
+    """
     return _current().counters()
 
 
 def get_rpc_timeout() -> float:
-    """The default time-out of calls, seconds; 0: none."""
+    """The default time-out of calls, seconds; 0: none.
+
+    Raises:
+        RuntimeError: there is no agent.
+
+    Example::
+
+        half = rpc.get_rpc_timeout() / 2
+        rpc.rpc_sync("worker1", max, args=(1, 2), timeout=half)
+    """
     return _current().timeout
 
 
@@ -182,7 +247,8 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
 
 
 def _is_current_rpc_agent_set() -> bool:
-    return _C.default_agent() is not None
+    agent = _C.default_agent()
+    return agent is not None and agent._usable_here  # a forked child begins without one
 
 
 def _current() -> Agent:

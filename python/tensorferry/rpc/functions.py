@@ -21,11 +21,16 @@ def async_execution(fn: Callable[P, R]) -> Callable[P, R]:
     Args:
         fn: returns a ``torch.futures.Future``, such as that of ``rpc_async`` or of ``then``.
 
+    Raises:
+        TypeError: at the caller, where ``fn`` returned something else.
+
     Example::
 
         @rpc.functions.async_execution
         def add_twice(to, x, y):
             return rpc.rpc_async(to, torch.add, args=(x, y)).then(lambda sum: sum.wait() + y)
+
+        assert rpc.rpc_sync("worker1", add_twice, args=("server", torch.ones(2), 1)).tolist() == [3, 3]
     """
 
     @functools.wraps(fn)

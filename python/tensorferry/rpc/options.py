@@ -19,7 +19,12 @@ DEFAULT_NUM_WORKER_THREADS = 16
 
 
 class BackendType(enum.Enum):
-    """Accepted by ``init_rpc`` for torch's sake; either means this package."""
+    """Accepted by ``init_rpc`` for torch's sake; either means this package.
+
+    Example::
+
+        assert rpc.BackendType.TENSORPIPE.name == "TENSORPIPE"
+    """
 
     TENSORPIPE = "tensorpipe"
     TENSORFERRY = "tensorferry"
@@ -31,11 +36,27 @@ class RpcBackendOptions:
     Args:
         rpc_timeout: the default time-out of calls, seconds; 0: none.
         init_method: where agents find one another: ``env://``, ``tcp://host:port``, ``file:///path``.
+
+    Raises:
+        ValueError: ``rpc_timeout`` is no number.
+
+    Example::
+
+        options = rpc.RpcBackendOptions(rpc_timeout=20, init_method="tcp://127.0.0.1:29500")
     """
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
+
+    @property
+    def rpc_timeout(self) -> float:
+        """The default time-out of calls, seconds; 0: none."""
+        return self._rpc_timeout
+
+    @rpc_timeout.setter
+    def rpc_timeout(self, seconds: float) -> None:
+        self._rpc_timeout = float(seconds)
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -50,6 +71,15 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             round, those of the results. What is not named lands on the device of the same index where there is one
             (torch refuses to send it).
         devices: the local GPUs that tensors may be on; None: all. Those that a device map names belong to them.
+
+    Raises:
+        ValueError: a map of ``device_maps`` is not one to one.
+
+    Example::
+
+        options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=20)
+        options.set_device_map("worker1", {"cuda:0": "cuda:1"})
+        options.set_devices(["cuda:0"])
     """
 
     def __init__(
@@ -73,7 +103,15 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             self.set_devices(devices)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
-        """Says on which of ``to``'s devices tensors of ours shall land: one to one."""
+        """Says on which of ``to``'s devices tensors of ours shall land: one to one.
+
+        Args:
+            to: the peer's name.
+            device_map: devices here to devices there.
+
+        Raises:
+            ValueError: two devices here would go to one there, or one to two.
+        """
         import torch
 
         mine = self.device_maps.setdefault(to, {})
@@ -85,7 +123,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             mine[key] = value
 
     def set_devices(self, devices: list[DeviceLike]) -> None:
-        """Names the local devices that calls may use."""
+        """Names the local devices that calls may use.
+
+        Args:
+            devices: such as ``["cuda:0", "cuda:1"]``.
+
+        Raises:
+            RuntimeError: torch knows no such device.
+        """
         import torch
 
         self.devices = [torch.device(device) for device in devices]

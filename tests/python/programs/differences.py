@@ -85,6 +85,7 @@ def compare():
     show("type hint", lambda: rpc.RRef(3, int).to_here())
     show("a ScriptModule is called", lambda: there.rpc_sync().forward(torch.ones(1)))
     show("a ScriptModule is fetched", lambda: there.to_here()(torch.ones(1)))
+    show("a time-out among options", lambda: rpc.TensorPipeRpcBackendOptions(rpc_timeout=20).rpc_timeout)
     show("printed", rpc.get_worker_info)
     options = rpc.TensorPipeRpcBackendOptions(device_maps={"there": {"cuda:0": "cuda:1"}})
     kinds("a map that is not one to one", lambda: options.set_device_map("there", {"cuda:1": "cuda:1"}))

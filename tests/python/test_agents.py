@@ -1,0 +1,115 @@
+"""Several agents in one process: each has the verbs of the module as methods, and they do not mix."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+
+# Public functions of tensorferry.rpc that are no methods of an agent, and why.
+NO_METHODS = {
+    "init_rpc": "tensorferry.Agent(...) itself starts one",
+    "is_available": "tells of the package",
+    "get_rpc_timeout": "Agent.timeout, a property",
+    "deadline": "bounds the calls made inside, whichever agent makes them",
+    "cancelled": "tells of the call that this thread serves",
+}
+
+
+def verbs() -> list[str]:
+    return [name for name in rpc.__all__ if inspect.isroutine(getattr(rpc, name)) and name not in NO_METHODS]
+
+
+def test_what_is_exempt_is_there() -> None:
+    assert set(NO_METHODS) <= set(rpc.__all__)
+    assert [name for name in NO_METHODS if hasattr(tensorferry.Agent, name)] == []
+
+
+@pytest.mark.parametrize("name", verbs())
+def test_every_verb_of_the_module_is_a_method_with_the_same_signature(name: str, pair) -> None:
+    method = getattr(pair[0], name, None)
+    assert method is not None, f"Agent has no {name}: add it, or say in NO_METHODS why there is none"
+    assert inspect.signature(method) == inspect.signature(getattr(rpc, name))
+
+
+def test_there_are_verbs() -> None:
+    assert {"rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info", "explain", "counters"} <= set(verbs())
+
+
+def whoami():
+    return rpc.get_worker_info().name
+
+
+def ask_on(name):
+    """What a function calls goes out from the agent that serves it."""
+    return whoami(), rpc.rpc_sync(name, whoami), rpc.remote(name, whoami).to_here()
+
+
+class Place:
+    def name(self):
+        return whoami()
+
+    def reference(self):
+        return rpc.RRef(self)
+
+
+def test_each_of_several_agents_calls_and_serves_as_itself(agents):
+    made = [agents(name) for name in "abcd"]
+    for one in made:
+        for other in made:
+            assert one.rpc_sync(other.name, whoami) == other.name
+            assert one.rpc_async(other.name, whoami).wait() == other.name
+            place = one.remote(other.name, Place)
+            assert place.rpc_sync().name() == other.name
+            assert place.rpc_sync().reference().owner_name() == other.name
+    assert made[0].rpc_sync("b", ask_on, ("c",)) == ("b", "c", "c")
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        rpc.rpc_sync("a", whoami)  # none of them is the default
+
+
+def test_the_modules_functions_use_the_default_agent(cluster, agents):
+    cluster.start(1)
+    agents("a"), agents("b")
+    assert whoami() == "main"
+    assert rpc.rpc_sync("worker1", ask_on, ("main",)) == ("worker1", "main", "main")
+    assert rpc.RRef(1).owner_name() == "main"
+
+
+def test_agents_of_one_process_keep_their_counters_apart(agents):
+    a, b, c = agents("a"), agents("b"), agents("c")
+    for _ in range(3):
+        a.rpc_sync("b", max, (1, 2))
+    c.rpc_sync("b", torch.sum, (torch.ones(100_000),))
+    sent = [agent.counters().calls_sent for agent in (a, b, c)]
+    assert sent == [3, 0, 1]
+    assert b.counters().calls_served == 4
+    assert a.counters().bytes_sent == {}
+    assert sum(c.counters().bytes_sent.values()) == 400_000
+
+
+def test_one_may_leave_while_the_others_go_on(agents):
+    a, b, c = agents("a"), agents("b"), agents("c")
+    stop, failed = threading.Event(), []
+
+    def call():
+        while not stop.is_set():
+            try:
+                a.rpc_sync("b", max, (1, 2))
+            except Exception as error:
+                failed.append(error)
+                return
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    c.rpc_sync("a", max, (1, 2))
+    c.leave()
+    again = agents("c")
+    assert again.rpc_sync("b", whoami) == "b"
+    stop.set()
+    thread.join(30)
+    assert failed == []
+    assert b.rpc_sync("c", whoami) == "c"

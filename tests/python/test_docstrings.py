@@ -1,0 +1,223 @@
+"""Every public docstring says what it takes, what it raises, and gives an example; the examples run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from tensorferry import _C
+
+MODULES = [tensorferry, tensorferry.rpc, tensorferry.rpc.functions, tensorferry.futures, tensorferry.errors]
+
+# What need not say that it raises something.
+RAISES_NOTHING = {
+    "tensorferry.rpc.is_available": "is always true",
+    "tensorferry.rpc.cancelled": "only answers",
+    "tensorferry.rpc.BackendType": "an enumeration",
+    "tensorferry.Shared": "made by share() alone",
+    "tensorferry.Future": "made by calls alone",
+    "tensorferry.Future.done": "only answers",
+    "tensorferry.Future.cancel": "does nothing where it is too late",
+    "tensorferry.rpc.RRef.is_owner": "only answers",
+    "tensorferry.rpc.RRef.owner_name": "only answers",
+    "tensorferry.rpc.RRef.confirmed_by_owner": "only answers",
+    "tensorferry.Agent.leave": "leaves in any case",
+}
+# Examples that the tests below cannot run as they stand.
+NOT_RUN = {
+    "tensorferry.rpc.init_rpc": "starts the default agent, which is there already: test_init.py",
+    "tensorferry.rpc.shutdown": "ends the default agent: test_shutdown.py",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Public:
+    """A public thing: its name, and the class that it belongs to."""
+
+    name: str
+    thing: Any
+    owner: type | None = None
+
+    @property
+    def doc(self) -> str:
+        return inspect.cleandoc(self.thing.__doc__ or "")
+
+    @property
+    def is_error(self) -> bool:
+        return inspect.isclass(self.thing) and issubclass(self.thing, BaseException)
+
+    @property
+    def is_property(self) -> bool:
+        return isinstance(self.thing, property) or inspect.isdatadescriptor(self.thing)
+
+
+def is_ours(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith("tensorferry") or type(thing).__name__ in (
+        "builtin_function_or_method",
+        "method_descriptor",
+    )
+
+
+def members(name: str, kind: type) -> Iterator[Public]:
+    for base in kind.__mro__:
+        if not base.__module__.startswith("tensorferry"):
+            continue
+        for member, thing in vars(base).items():
+            thing = thing.__func__ if isinstance(thing, staticmethod | classmethod) else thing
+            if not member.startswith("_") and (inspect.isroutine(thing) or isinstance(thing, property)):
+                yield Public(f"{name}.{member}", thing, kind)
+
+
+def everything() -> list[Public]:
+    found: dict[str, Public] = {}
+    seen: set[int] = set()
+    for module in MODULES:
+        for name in reversed(module.__all__):  # RRef, before its other name PyRRef
+            thing = getattr(module, name)
+            if isinstance(thing, types.ModuleType | str) or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            public = Public(f"{module.__name__}.{name}", thing)
+            found[public.name] = public
+            if inspect.isclass(thing) and not public.is_error:
+                found.update({each.name: each for each in members(public.name, thing)})
+    return list(found.values())
+
+
+EVERYTHING = everything()
+of_each = pytest.mark.parametrize("public", [pytest.param(each, id=each.name) for each in EVERYTHING])
+
+
+def section(doc: str, title: str) -> str | None:
+    found = re.search(rf"^{title}:\n((?:[ \t]+.*\n|\n)*)", doc + "\n", re.MULTILINE)
+    return found[1] if found else None
+
+
+def stub_of(public: Public) -> ast.FunctionDef | None:
+    """What the stubs say of a function, method or constructor that was made in C++."""
+    tree = ast.parse((Path(tensorferry.__file__).parent / "_C.pyi").read_text())
+    bodies = {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
+    name = public.name.rpartition(".")[2]
+    if public.owner:
+        body = bodies[public.owner.__name__]
+    elif inspect.isclass(public.thing):
+        body, name = bodies[name], "__init__"
+    else:
+        body = tree.body
+    return next((each for each in body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+
+
+def parameters(public: Public) -> list[str]:
+    try:
+        names = list(inspect.signature(public.thing).parameters)
+    except (TypeError, ValueError):
+        stub = stub_of(public)
+        if stub is None:
+            assert inspect.isclass(public.thing), f"{public.name} is in no stub"
+            return []  # without a constructor
+        names = [each.arg for each in [*stub.args.args, *stub.args.kwonlyargs]]
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
+
+
+def test_the_walk_finds_what_is_public() -> None:
+    names = {each.name for each in EVERYTHING}
+    assert {
+        "tensorferry.Agent",
+        "tensorferry.Agent.rpc_sync",
+        "tensorferry.Agent.shutdown",
+        "tensorferry.Future.wait",
+        "tensorferry.share",
+        "tensorferry.rpc.RRef.to_here",
+        "tensorferry.rpc.rpc_async",
+        "tensorferry.rpc.functions.async_execution",
+        "tensorferry.errors.ConnectionLost",
+    } <= names
+    assert RAISES_NOTHING.keys() | NOT_RUN.keys() <= names
+
+
+@of_each
+def test_it_says_what_it_is(public: Public) -> None:
+    assert len(public.doc) > 20 and public.doc != inspect.cleandoc(object.__doc__ or "")
+
+
+def takes_arguments(public: Public) -> bool:
+    return not public.is_property and public.thing is not tensorferry.rpc.BackendType
+
+
+@of_each
+def test_it_says_what_it_takes(public: Public) -> None:
+    if not takes_arguments(public) or (public.is_error and "__init__" not in vars(public.thing)):
+        return
+    wanted = parameters(public)
+    said = section(public.doc, "Args") or ""
+    missing = [name for name in wanted if name != "options" and not re.search(rf"\b{name}\b[^\n]*:", said)]
+    assert not missing, f"{public.name}: Args: lacks {missing}"
+
+
+@of_each
+def test_it_says_what_it_raises(public: Public) -> None:
+    exempt = public.is_property or public.is_error or dataclasses.is_dataclass(public.thing)
+    if exempt or public.name in RAISES_NOTHING:
+        return
+    assert section(public.doc, "Raises"), f"{public.name}: no Raises:"
+
+
+def example_of(public: Public) -> str | None:
+    found = re.search(r"^Example::\n\n((?:[ \t]+.*\n|\n)*)", public.doc + "\n", re.MULTILINE)
+    return textwrap.dedent(found[1]) if found else None
+
+
+@of_each
+def test_it_gives_an_example(public: Public) -> None:
+    """A method may be shown in its class's."""
+    if public.is_error or public.is_property or example_of(public):
+        return
+    classes = example_of(Public("", public.owner)) if public.owner else None
+    assert classes and f".{public.name.rpartition('.')[2]}(" in classes, f"{public.name}: no Example::"
+
+
+@pytest.fixture
+def place(agents) -> Iterator[types.ModuleType]:
+    """A module for an example, in a process with the agents "worker0" (the default one), "worker1" and "server"."""
+    for rank, name in enumerate(("worker0", "worker1", "server")):
+        agent = agents(name, rank=rank)
+        if rank == 0:
+            _C.set_default_agent(agent)
+    module = types.ModuleType("example")
+    vars(module).update(asyncio=asyncio, collections=__import__("collections"), torch=torch)
+    vars(module).update(tensorferry=tensorferry, rpc=rpc)
+    sys.modules["example"] = module
+    yield module
+    del sys.modules["example"]
+    _C.set_default_agent(None)
+
+
+RUNNABLE = [each for each in EVERYTHING if example_of(each) and each.name not in NOT_RUN]
+
+
+@pytest.mark.parametrize("public", [pytest.param(each, id=each.name) for each in RUNNABLE])
+def test_its_example_runs(public: Public, place: types.ModuleType) -> None:
+    example = example_of(public)
+    assert example
+    code = compile(example, public.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+
+        async def run() -> None:
+            await eval(code, vars(place))
+
+        asyncio.run(run())
+    else:
+        exec(code, vars(place))
