@@ -32,7 +32,7 @@ inline constexpr double unset_timeout = -1;
 struct Invocation {
   PyObject* to = nullptr;          // a name, a rank, or something with a name
   PyObject* function = nullptr;    // a callable
-  PyObject* args = nullptr;        // a tuple
+  PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None), and no kwargs
   PyObject* kwargs = nullptr;      // a dict, or null
   double timeout = unset_timeout;  // seconds; 0: none
   std::string_view require;

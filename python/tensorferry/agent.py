@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
 import time
@@ -14,16 +15,19 @@ from . import _C, errors, exposing
 from .rendezvous import meet
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from typing import TypeAlias
 
     import torch
 
+    from .futures import Future
     from .rendezvous import Meeting
 
     Peer: TypeAlias = "str | int | WorkerInfo"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
+
+_WORTH_A_BLOCK = 64 * 1024  # bytes of tensors that call_many puts into memory for all
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,30 @@ class Agent(_C.Agent):
         found = self._explain(peer, _device(device), _device(device), bytes_)
         where = str(device or "cpu")
         return Explanation(devices=f"{where} -> {where}", **found)
+
+    def publish(self, value: Any) -> _C.Published:
+        """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`."""
+        return _C.publish(self, value)
+
+    def call_many(
+        self,
+        peers: Iterable[Peer],
+        func: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = -1.0,
+    ) -> list[Future]:
+        """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`."""
+        given: tuple[Any, ...] | _C.Published = tuple(args or ())
+        named = dict(kwargs or {})
+        if _C.is_called_by_name(func):
+            # What cannot be published (references, tensors on GPUs) goes to each as by rpc_async, which says what is
+            # wrong where that cannot be either.
+            with contextlib.suppress(TypeError, errors.Error):
+                block = self.publish((given, named or None))
+                if not 0 < block.nbytes < _WORTH_A_BLOCK:
+                    given, named = block, {}
+        return [self.rpc_async(peer, func, args=given, kwargs=named, timeout=timeout) for peer in peers]
 
     def counters(self) -> Counters:
         """Calls and bytes so far."""
