@@ -17,6 +17,7 @@ from benchmarks.contestants import (
     BARE_UNIX,
     EMPTY_CALL,
     FEWER,
+    ONE_TENSOR,
     OURS,
     TORCH,
     Contestant,
@@ -202,6 +203,20 @@ def _tensors_by(name: str, channel: str, options: Mapping[str, Any], megabytes: 
     )
 
 
+def _leaves(kilobytes: int) -> Row:
+    count, size = 200, kilobytes << 10
+    return Row(
+        f"leaves-{kilobytes}kb",
+        f"{count} tensors of {kilobytes} KB in a dict, sent and received",
+        (Figure(MICROSECONDS, {ONE_TENSOR: 1 / 2}),),
+        ours=python(OURS, "leaves", size=size, count=count),
+        peers={
+            ONE_TENSOR: python(ONE_TENSOR, "tensors", size=count * size),
+            TORCH: python(TORCH, "leaves", size=size, count=count),
+        },
+    )
+
+
 def _actors(count: int, peers: dict[str, Contestant], better: dict[str, float]) -> Row:
     return Row(
         f"actors-{count}",
@@ -261,6 +276,8 @@ ROWS = [
         ours=python(OURS, "shared", size=256 << 20),
         peers={EMPTY_CALL: python(OURS, "sync")},
     ),
+    _leaves(20),
+    _leaves(200),
     *[_cpp_call(placement) for placement in Placement],
     _cpp_call_over("unix", BARE_UNIX, {}),
     _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),

@@ -136,7 +136,8 @@ PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const s
     out.out = checked_out(invocation.out);
     land_in(out.out, out.options);
   }
-  write(out, out.function->by_value ? invocation.function : nullptr, invocation.args, invocation.kwargs, creation);
+  write(out, invocation.verb, out.function->by_value ? invocation.function : nullptr, invocation.args,
+        invocation.kwargs, creation);
   return out;
 }
 
@@ -148,14 +149,15 @@ PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std
   out.peer_name = peer_name(out.peer, out.peer);
   out.function = std::move(function);
   out.options.timeout = within_ambient_deadline(timeout_of(timeout));
-  write(out, first.ptr(), args.ptr(), kwargs.ptr(), creation);
+  write(out, creation ? "remote" : "rpc", first.ptr(), args.ptr(), kwargs.ptr(), creation);
   return out;
 }
 
-void PythonAgent::write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs,
+void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
                         const std::optional<Creation>& creation) {
   Crossing crossing(*this, out.peer_name);
   out.number = objects_->tables().begin_call();
+  out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, out.number);
   if (!codec_->write_request({first, args, kwargs, creation, out.number}, &crossing, out.message)) {
     objects_->tables().end_call(out.number);
     throw py::error_already_set();
@@ -177,14 +179,18 @@ PendingCall PythonAgent::start(Prepared prepared) {
     GilReleased gil;
     call = make();
   }
-  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage), prepared.number,
-          std::move(prepared.out)};
+  return {std::move(call), std::string(prepared.peer_name), std::move(prepared.passage),
+          prepared.number, std::move(prepared.out),         std::move(prepared.range)};
 }
 
 py::object PythonAgent::call(Prepared prepared) {
   prepared.passage.sent();
-  PendingCall pending{
-      {}, std::string(prepared.peer_name), std::move(prepared.passage), prepared.number, std::move(prepared.out)};
+  PendingCall pending{{},
+                      std::string(prepared.peer_name),
+                      std::move(prepared.passage),
+                      prepared.number,
+                      std::move(prepared.out),
+                      std::move(prepared.range)};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
@@ -217,6 +223,7 @@ py::object PythonAgent::call(Prepared prepared) {
 }
 
 void PythonAgent::settle(PendingCall& pending, const Status& status) {
+  pending.range.reset();
   pending.passage.ended(status);
   objects_->tables().end_call(pending.number);
 }

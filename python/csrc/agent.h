@@ -19,6 +19,7 @@
 #include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
+#include "python/csrc/profile.h"
 #include "rpc/core/references.h"
 
 namespace tensorferry::python {
@@ -30,6 +31,7 @@ inline constexpr double unset_timeout = -1;
 
 /// One call as Python makes it: borrowed references, of the types that stand here.
 struct Invocation {
+  std::string_view verb = "rpc";   // what a profiler shows: "rpc_sync"
   PyObject* to = nullptr;          // a name, a rank, or something with a name
   PyObject* function = nullptr;    // a callable
   PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None), and no kwargs
@@ -44,8 +46,9 @@ struct PendingCall {
   Call call;
   std::string peer;
   Passage passage;
-  std::uint64_t number = 0;  // References::begin_call's
-  at::Tensor out;            // where the result goes; undefined: wherever it lands
+  std::uint64_t number = 0;          // References::begin_call's
+  at::Tensor out;                    // where the result goes; undefined: wherever it lands
+  std::unique_ptr<CallRange> range;  // until it ends; null: nobody looks
 };
 
 /// All functions need the GIL unless they say otherwise.
@@ -77,6 +80,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     Passage passage;
     std::uint64_t number = 0;
     at::Tensor out;
+    std::unique_ptr<CallRange> range;
   };
   /// With `creation` the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
@@ -136,7 +140,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
  private:
   void prepare_to_serve(RawAgent& agent);
-  void write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs, const std::optional<Creation>& creation);
+  void write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
+             const std::optional<Creation>& creation);
   void forget_stale_peers();
   py::object name_of_rank(int rank);
 

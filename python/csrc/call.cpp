@@ -36,6 +36,7 @@ std::size_t slot_of(PyObject* name) {
 class Parsed {
  public:
   Parsed(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    invocation.verb = function;
     if (static_cast<std::size_t>(count) > positional_slots) {
       throw py::type_error(std::string(function) + "() takes at most 5 positional arguments");
     }

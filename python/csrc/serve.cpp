@@ -10,6 +10,7 @@
 #include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/future.h"
+#include "python/csrc/profile.h"
 #include "python/csrc/references.h"
 #include "rpc/core/envelope.h"
 
@@ -154,9 +155,17 @@ void run(const ServedFunction::Found& found, const py::tuple& args, const py::ob
   }
 }
 
+/// The run of a function as a range of torch's profiler, with the number that the caller's has.
+std::unique_ptr<CallRange> range_of(std::string_view function, const Answer& answer) {
+  const auto& caller = answer.caller();
+  return CallRange::begin("rpc_handler", function, caller.name, answer.agent().self().name, caller.incarnation,
+                          answer.call());
+}
+
 void run_function(ServedFunction& function, const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
+  const auto range = range_of(function.name(), answer);
   const auto& self = answer.agent().self().name;
   if (!function.by_value()) return run(function.find(self, {}), incoming->args, incoming->kwargs, answer);
   run(function.find(self, incoming->first("tf:call without a callable")), incoming->without_first(), incoming->kwargs,
@@ -170,6 +179,7 @@ Status other_life(const PythonAgent& agent) {
 void run_method(const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
+  const auto range = range_of("tf:method", answer);
   auto& agent = answer.agent();
   const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
   if (target.owner != agent.self().incarnation) raise(other_life(agent));

@@ -35,6 +35,8 @@ class Answer {
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const AgentId& caller() const { return caller_; }
+  /// The caller's number for it, once begun.
+  [[nodiscard]] std::uint64_t call() const { return call_; }
   [[nodiscard]] const Reply& reply() const { return reply_; }
 
  private:

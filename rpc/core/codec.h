@@ -75,7 +75,7 @@ inline constexpr std::size_t max_depth = 200;
 enum class RecordKind : std::uint8_t { named_tuple = 0, dataclass = 1, structure = 2 };
 
 /// Where the bytes of one buffer of a published value lie in the one that came.
-struct Extent {
+struct PublishedPart {
   static constexpr std::size_t alignment = 64;  // of `offset`
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -237,7 +237,8 @@ class Encoder {
   void reference(const ReferenceRecord& record, const void* identity = nullptr);
   /// A payload that was taken from another Encoder, the parts of `region` that are its buffers, and the region, which
   /// goes to receivers as frozen memory (no buffer where there are no parts).
-  void published(ByteView payload, std::span<const Extent> parts, const Buffer& region, const void* identity = nullptr);
+  void published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,
+                 const void* identity = nullptr);
 
   // ---- identity
   /// True: the object is in this message already and a back-reference is written; nothing more to do for it. A tuple,
@@ -467,7 +468,7 @@ class Decoder {
   [[nodiscard]] const ReferenceRecord& reference() const noexcept { return reference_; }
   /// published: view() is the payload, for a Decoder of its own; these are its buffers in buffers()[buffer()] (which is
   /// there where there are parts): in order, apart, aligned, and all inside.
-  [[nodiscard]] std::span<const Extent> parts() const noexcept { return parts_; }
+  [[nodiscard]] std::span<const PublishedPart> parts() const noexcept { return parts_; }
   /// record. A name or, not 0, a schema's number.
   [[nodiscard]] RecordKind record_kind() const noexcept { return record_kind_; }
   [[nodiscard]] std::string_view record_name() const noexcept { return record_name_; }
@@ -577,7 +578,7 @@ class Decoder {
   SparseLayout sparse_;
   ArrayLayout array_;
   ReferenceRecord reference_;
-  std::vector<Extent> parts_;
+  std::vector<PublishedPart> parts_;
   RecordKind record_kind_{};
   std::string_view record_name_;
   std::uint32_t schema_ = 0;

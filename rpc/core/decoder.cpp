@@ -314,7 +314,7 @@ Tag Decoder::read_published() {
   std::uint64_t end = 0;
   for (const auto& part : parts_) {
     // One after another: else a few bytes would have the receiver copy the same ones again and again.
-    if (part.offset < end || part.offset % Extent::alignment != 0 || part.offset > buffers_[index].bytes ||
+    if (part.offset < end || part.offset % PublishedPart::alignment != 0 || part.offset > buffers_[index].bytes ||
         part.bytes > buffers_[index].bytes - part.offset) {
       return fail("has a published value whose buffers do not lie where it says");
     }

@@ -113,7 +113,8 @@ void Encoder::reference(const ReferenceRecord& record, const void* identity) {
   raw_text(record.type_hint);
 }
 
-void Encoder::published(ByteView payload, std::span<const Extent> parts, const Buffer& region, const void* identity) {
+void Encoder::published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,
+                        const void* identity) {
   number(identity);
   put_tag(Tag::published);
   raw_varint(payload.size());

@@ -19,7 +19,7 @@ Result<std::shared_ptr<const Published>> Published::make(const Message& message)
     if (message.sharing_of(i) != Sharing::by_value) {
       return Status(Code::invalid_argument, "cannot publish memory that is handed over already (tensorferry.share)");
     }
-    end = (end + Extent::alignment - 1) / Extent::alignment * Extent::alignment;
+    end = (end + PublishedPart::alignment - 1) / PublishedPart::alignment * PublishedPart::alignment;
     published->parts_.push_back({end, buffer.bytes});
     end += buffer.bytes;
   }

@@ -28,7 +28,7 @@ class Published final {
 
  private:
   Bytes payload_;
-  std::vector<Extent> parts_;
+  std::vector<PublishedPart> parts_;
   Buffer region_;
 };
 

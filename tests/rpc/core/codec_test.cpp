@@ -1,5 +1,4 @@
 #include "rpc/core/codec.h"
-#include "rpc/core/published.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "rpc/core/published.h"
 #include "tests/rpc/core/values.h"
 
 namespace tensorferry {
@@ -210,7 +210,7 @@ TEST(Codec, PublishedValuesLieInOneFrozenBuffer) {
   Encoder inside;
   inside.integer(7);
   const auto payload = inside.take().payload;
-  const std::array parts{Extent{0, 3}, Extent{64, 0}, Extent{64, 192}};
+  const std::array parts{PublishedPart{0, 3}, PublishedPart{64, 0}, PublishedPart{64, 192}};
   Encoder out;
   out.published(payload, parts, region);
   out.published(payload, {}, {});
@@ -237,14 +237,14 @@ TEST(Codec, PublishedValuesLieInOneFrozenBuffer) {
 TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferAndApart) {
   std::array<std::byte, 256> block{};
   const Buffer region{Device{}, block.data(), block.size(), nullptr, nullptr};
-  const std::vector<std::vector<Extent>> wrong{{{0, 257}},
-                                               {{256, 1}},
-                                               {{1, 1}},
-                                               {{64, 1}, {0, 1}},
-                                               {{0, 65}, {64, 1}},
-                                               {{0, 256}, {0, 256}},
-                                               {{~std::uint64_t{63}, 128}},
-                                               {{64, ~std::uint64_t{0}}}};
+  const std::vector<std::vector<PublishedPart>> wrong{{{0, 257}},
+                                                      {{256, 1}},
+                                                      {{1, 1}},
+                                                      {{64, 1}, {0, 1}},
+                                                      {{0, 65}, {64, 1}},
+                                                      {{0, 256}, {0, 256}},
+                                                      {{~std::uint64_t{63}, 128}},
+                                                      {{64, ~std::uint64_t{0}}}};
   for (const auto& parts : wrong) {
     Encoder out;
     out.published({}, parts, region);
@@ -254,7 +254,7 @@ TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferAndApart) {
     EXPECT_EQ(in.status().code(), Code::protocol_error);
   }
   Encoder out;
-  out.published({}, std::array{Extent{0, 1}}, region);
+  out.published({}, std::array{PublishedPart{0, 1}}, region);
   const auto message = out.take();
   EXPECT_EQ(Decoder(message.payload, {}).next(), Tag::invalid);  // the buffer did not come
 }

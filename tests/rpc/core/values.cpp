@@ -184,7 +184,7 @@ bool TreeWriter::write_pickled(const Value& value, const void* identity) {
 }
 
 bool TreeWriter::write_published(const Value& value, const void* identity) {
-  std::vector<Extent> parts;
+  std::vector<PublishedPart> parts;
   for (std::size_t i = 0; i + 1 < value.sizes.size(); i += 2) {
     parts.push_back({static_cast<std::uint64_t>(value.sizes[i]), static_cast<std::uint64_t>(value.sizes[i + 1])});
   }
