@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "converters/cpu.h"
+#include "python/csrc/codec_records.h"
 #include "python/csrc/deadline.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
@@ -65,6 +66,7 @@ std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double d
   self->trust_ = trust;
   if (trust == Trust::registered) self->codec_->refuse_pickle();
   self->exposed_ = exposed;
+  if (trust == Trust::registered) self->codec_->records().take_only(self->exposed_);
   options.prepare = [&](RawAgent& agent) {
     self->prepare_to_serve(agent);
     const GilHeld gil;

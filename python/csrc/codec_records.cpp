@@ -372,11 +372,25 @@ const RecordClasses::Path* RecordClasses::path_to(std::string_view name, bool im
   return &paths_.insert_or_assign(std::string(name), std::move(path)).first->second;
 }
 
-RecordClasses::Found RecordClasses::find(RecordKind kind, std::string_view name, bool imports) {
+Object RecordClasses::look_for(std::string_view name, bool imports, bool exposed) {
+  if (exposed) {
+    const auto colon = std::min(name.find(':'), name.size());
+    const auto type = exposed_->class_named(name.substr(0, colon), name.substr(std::min(colon + 1, name.size())));
+    if (type) return borrow(type.ptr());
+    return refuse(Code::permission_denied,
+                  "the class " + in_quotes(name) + " of a value that came was not exposed here");
+  }
   const auto* const path = path_to(name, imports);
-  if (path == nullptr) return {};
-  Found found{.type = borrow(look_up(path->module.get(), path->names)), .known = nullptr};
-  if (found.type && PyType_Check(found.type.get())) found.known = of(reinterpret_cast<PyTypeObject*>(found.type.get()));
+  if (path == nullptr) return nullptr;
+  auto* const object = look_up(path->module.get(), path->names);
+  return object != nullptr ? borrow(object) : borrow(Py_None);  // it is gone again
+}
+
+RecordClasses::Found RecordClasses::find(RecordKind kind, std::string_view name, bool imports) {
+  const bool exposed = exposed_ != nullptr && kind != RecordKind::structure;
+  Found found{.type = look_for(name, imports, exposed), .known = nullptr};
+  if (!found.type) return {};
+  if (PyType_Check(found.type.get())) found.known = of(reinterpret_cast<PyTypeObject*>(found.type.get()));
   if (found.known == nullptr || found.known->kind() != kind) {
     refuse(Code::invalid_argument, in_quotes(name) + " is not, in this process, a class whose instances travel as a " +
                                        (kind == RecordKind::named_tuple ? "named tuple"

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "python/csrc/codec.h"
+#include "python/csrc/exposed.h"
 
 namespace tensorferry::python {
 
@@ -81,10 +82,16 @@ class RecordClasses {
   };
   /// The class that a peer names; looked up in its module each time, as functions are. With `imports` the module is
   /// imported; else only one that this process has imported already is looked into, and nothing runs. Null, with an
-  /// error set: NotFound, or InvalidArgument where what is there is not a class of this kind.
+  /// error set: NotFound, InvalidArgument where what is there is not a class of this kind, PermissionDenied where it
+  /// was not exposed.
   Found find(RecordKind kind, std::string_view name, bool imports);
 
+  /// From now on named tuples and dataclasses are looked for among what was exposed alone. `exposed` outlives this.
+  void take_only(const Exposed& exposed) { exposed_ = &exposed; }
+
  private:
+  Object look_for(std::string_view name, bool imports, bool exposed);
+
   struct Known {
     unsigned int version;  // of the class when it was looked at; 0: look again
     std::shared_ptr<const RecordClass> record;
@@ -98,6 +105,7 @@ class RecordClasses {
 
   std::unordered_map<PyTypeObject*, Known> known_;
   std::unordered_map<std::string, Path> paths_;
+  const Exposed* exposed_ = nullptr;
 };
 
 }  // namespace tensorferry::python

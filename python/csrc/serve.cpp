@@ -238,17 +238,20 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
 
 namespace {
 
-Handler handler_of(const std::shared_ptr<PythonAgent>& agent, const py::object& callable) {
+Handler handler_of(const std::shared_ptr<PythonAgent>& agent, std::string_view name, const py::object& callable) {
   const auto found = share_with_any_thread(ServedFunction::Found{callable, is_async_execution(callable)});
-  return handler(agent, [found](const Received& received, Answer& answer) {
-    if (const auto incoming = read_arguments(received, answer)) run(*found, incoming->args, incoming->kwargs, answer);
+  return handler(agent, [found, name = std::string(name)](const Received& received, Answer& answer) {
+    const auto incoming = read_arguments(received, answer);
+    if (!incoming) return;
+    const auto range = range_of(name, answer);
+    run(*found, incoming->args, incoming->kwargs, answer);
   });
 }
 
 }  // namespace
 
 void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable) {
-  agent->agent().serve(name, handler_of(agent, callable), {.executor = true});
+  agent->agent().serve(name, handler_of(agent, name, callable), {.executor = true});
 }
 
 void serve_python(const std::shared_ptr<PythonAgent>& agent) {
@@ -265,7 +268,7 @@ void serve_python(const std::shared_ptr<PythonAgent>& agent) {
     if (!self) return served;
     if (self->registered()) {
       if (const auto exposed = is_python_function(name) ? self->exposed().known_as(name) : py::object()) {
-        return Served({handler_of(self, exposed), {.executor = true}});
+        return Served({handler_of(self, name, exposed), {.executor = true}});
       }
       return Status(Code::permission_denied,
                     "\"" + self->self().name + "\" has exposed no \"" + std::string(name.substr(0, 200)) + "\"");

@@ -445,6 +445,15 @@ def echo(value):
     return value
 
 
+def test_an_agent_that_trusts_nobody_takes_exposed_classes_alone(agents):
+    a, b = agents("a"), agents("b", trust="registered")
+    b.expose(echo)
+    b.expose(Frozen)
+    assert a.rpc_sync("b", echo, args=(Frozen(1),)) == Frozen(1)
+    with pytest.raises(errors.PermissionDenied, match='test_structures:Outer.Inner" .* not exposed'):
+        a.rpc_sync("b", echo, args=(Outer.Inner(1),))
+
+
 def test_structures_between_agents(pair):
     a, _ = pair
     got = a.rpc_sync("b", echo, args=(batch(),))
