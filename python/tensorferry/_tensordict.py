@@ -1,4 +1,4 @@
-"""tensordict.TensorDict as a record of the codec. Called by the compiled module, where tensordict is imported already."""
+"""TensorDicts as records of the codec. Called by the compiled module, where tensordict is imported already."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ class Agent(_C.Agent):
         args: Sequence[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
-    ) -> list[Future]:
+    ) -> list[Future[Any]]:
         """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`."""
         given: tuple[Any, ...] | _C.Published = tuple(args or ())
         named = dict(kwargs or {})

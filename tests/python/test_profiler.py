@@ -110,9 +110,10 @@ def test_asynchronous_calls_last_until_they_are_complete(traced):
     assert sorted(numbers(here)) == sorted(numbers(there))
     assert len(here) == 3
     assert all(end - begin >= 190_000 for begin, end, _ in here + there)
-    (one,), (other,) = caller["rpc_async#test_profiler.later(main -> worker1)"], callee[
-        "rpc_handler#test_profiler.later(main -> worker1)"
-    ]
+    (one,), (other,) = (
+        caller["rpc_async#test_profiler.later(main -> worker1)"],
+        callee["rpc_handler#test_profiler.later(main -> worker1)"],
+    )
     assert one[2] == other[2]
 
 

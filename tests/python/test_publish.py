@@ -112,7 +112,9 @@ def test_each_receiver_has_a_value_of_its_own(cluster):
         rpc.rpc_sync(worker, keep, args=("first", published))
         rpc.rpc_sync(worker, keep, args=("second", published))
     rpc.rpc_sync("worker1", fill, args=("first", "weights", 0.0))
-    totals = [rpc.rpc_sync(w, total_of, args=(n, "weights")) for w in ("worker1", "worker2") for n in ("first", "second")]
+    totals = [
+        rpc.rpc_sync(w, total_of, args=(n, "weights")) for w in ("worker1", "worker2") for n in ("first", "second")
+    ]
     assert totals == [0.0, expected, expected, expected]
     rpc.rpc_sync("worker1", keep, args=("third", published))  # as it was, whatever was written there
     assert rpc.rpc_sync("worker1", total_of, args=("third", "weights")) == expected

@@ -313,7 +313,7 @@ def test_a_class_that_is_changed_is_looked_at_again():
         value: int
 
     Changed.__qualname__ = "Changed"
-    setattr(sys.modules[__name__], "Changed", Changed)
+    sys.modules[__name__].Changed = Changed
     assert there_and_back(Changed(1)).value == 1
     Changed.__getstate__ = lambda self: {"value": self.value + 1}
     assert by_pickle(Changed(1)).value == 2
@@ -341,7 +341,7 @@ def module(monkeypatch):
 def test_a_class_that_is_not_there_is_a_clear_error(module, monkeypatch):
     encoded = codec.encode(module.add("Gone", ["x"])(1))
     del module.Gone
-    with pytest.raises(errors.NotFound, match='no class "Gone" in module "tensorferry_test_module".*importable'):
+    with pytest.raises(errors.NotFound, match=r'no class "Gone" in module "tensorferry_test_module".*importable'):
         codec.decode(encoded)
     fresh = _testing.Codec()
     monkeypatch.delitem(sys.modules, module.__name__)
@@ -354,7 +354,9 @@ def test_a_class_that_is_not_there_is_a_clear_error(module, monkeypatch):
 def test_another_version_of_the_class_is_a_clear_error(module, fields, maker):
     encoded = codec.encode(module.add("Versioned", ["x", "y"], maker)(1, 2))
     module.add("Versioned", fields, maker)
-    with pytest.raises(errors.InvalidArgument, match='Versioned" came with the fields "x,y"; here it has .*another version'):
+    with pytest.raises(
+        errors.InvalidArgument, match=r'Versioned" came with the fields "x,y"; here it has .*another version'
+    ):
         codec.decode(encoded)
 
 
@@ -417,7 +419,9 @@ def test_tensordicts_travel_by_the_codec(tensordict):
 
 
 def test_locks_devices_and_identity_of_tensordicts(tensordict):
-    given = tensordict.TensorDict({"a": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))}, [2], device="cpu").lock_()
+    given = tensordict.TensorDict(
+        {"a": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))}, [2], device="cpu"
+    ).lock_()
     first, second = there_and_back([given, Frozen(given)])
     assert first is second.value
     assert first.is_locked and first.device == torch.device("cpu")
@@ -450,7 +454,7 @@ def test_an_agent_that_trusts_nobody_takes_exposed_classes_alone(agents):
     b.expose(echo)
     b.expose(Frozen)
     assert a.rpc_sync("b", echo, args=(Frozen(1),)) == Frozen(1)
-    with pytest.raises(errors.PermissionDenied, match='test_structures:Outer.Inner" .* not exposed'):
+    with pytest.raises(errors.PermissionDenied, match=r'test_structures:Outer\.Inner" .* not exposed'):
         a.rpc_sync("b", echo, args=(Outer.Inner(1),))
 
 
