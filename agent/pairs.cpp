@@ -112,7 +112,7 @@ std::optional<std::uint64_t> Pairs::probing(const Message& message) {
     known = probes_ended_;
   }
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
-    if (message.sharing_of(i) != Sharing::shared) continue;
+    if (message.sharing_of(i) == Sharing::by_value) continue;
     for (const auto* slot : way({message.buffers[i].device, message.destination_of(i).device}).slots) {
       if (engine_.drivers[slot->driver()]->shares_memory() && slot->state() == Slot::State::probing) return known;
     }

@@ -16,12 +16,18 @@ TORCH = "torch.distributed.rpc"
 OURS = "tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
+ONE_TENSOR = "one tensor of the same bytes"
 FEWER = "tensorferry, 16 actors"
 BARE_UNIX = "bare unix round trip"
 BARE_TCP = "bare TCP round trip"
 GRPC = "gRPC C++ over a unix socket"
 BARE_COPY = "process_vm_readv, warm, one thread"
-MODULES = {OURS: "tensorferry.rpc", ALONE: "tensorferry.rpc", TORCH: "torch.distributed.rpc"}
+MODULES = {
+    OURS: "tensorferry.rpc",
+    ALONE: "tensorferry.rpc",
+    ONE_TENSOR: "tensorferry.rpc",
+    TORCH: "torch.distributed.rpc",
+}
 
 SMALL = 3  # processes; a larger team is forked also where others are new, for it would take longer to start than to run
 

@@ -19,6 +19,7 @@ from benchmarks.contestants import (
     EMPTY_CALL,
     FEWER,
     GRPC,
+    ONE_TENSOR,
     OURS,
     TORCH,
     Contestant,
@@ -239,6 +240,20 @@ def _tensors_by(name: str, channel: str, options: Mapping[str, Any], megabytes: 
     )
 
 
+def _leaves(kilobytes: int) -> Row:
+    count, size = 200, kilobytes << 10
+    return Row(
+        f"leaves-{kilobytes}kb",
+        f"{count} tensors of {kilobytes} KB in a dict, sent and received",
+        (Figure(MICROSECONDS, {ONE_TENSOR: 1 / 2}),),
+        ours=python(OURS, "leaves", size=size, count=count),
+        peers={
+            ONE_TENSOR: python(ONE_TENSOR, "tensors", size=count * size),
+            TORCH: python(TORCH, "leaves", size=size, count=count),
+        },
+    )
+
+
 def _actors(count: int, peers: dict[str, Contestant], better: dict[str, float]) -> Row:
     return Row(
         f"actors-{count}",
@@ -298,6 +313,8 @@ ROWS = [
         ours=python(OURS, "shared", size=256 << 20),
         peers={EMPTY_CALL: python(OURS, "sync")},
     ),
+    _leaves(20),
+    _leaves(200),
     *[_cpp_call(placement) for placement in Placement],
     *[_typed_call(peer, kind) for peer in DIRECTIONS for kind in KINDS],
     *[_typed_callers(callers) for callers in (4, 16, 64)],

@@ -140,6 +140,17 @@ def tensors(rpc: ModuleType, seconds: float, size: int) -> list[int]:
     return _repeat(lambda: rpc_sync(PEER, echo, args=(tensor,)), seconds)
 
 
+def leaves(rpc: ModuleType, seconds: float, size: int, count: int) -> list[int]:
+    """A dict of `count` float32 tensors of `size` bytes each, sent and received back."""
+    rpc_sync = rpc.rpc_sync
+    model = {f"layers.{i}.weight": torch.arange(size // 4, dtype=torch.float32) for i in range(count)}
+    received = rpc_sync(PEER, echo, args=(model,))
+    if not all(torch.equal(received[name], tensor) for name, tensor in model.items()):
+        raise AssertionError(f"{count} tensors came back changed")
+    del received
+    return _repeat(lambda: rpc_sync(PEER, echo, args=(model,)), seconds)
+
+
 def take(tensor: torch.Tensor) -> None:
     """The callee's side of a tensor that is handed over."""
 

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
+std::size_t whole_pages(std::size_t bytes) { return bytes <= ~page ? (bytes + page - 1) / page * page : bytes; }
+
 struct OfProcess {
   const std::uint32_t born_in = forks();
   Regions regions;
@@ -49,12 +51,23 @@ Regions& Regions::of_this_process() {
 }
 
 Result<Buffer> Regions::make(std::size_t bytes) {
-  const auto whole = bytes <= ~page ? (bytes + page - 1) / page * page : bytes;
-  auto memory = SharedMemory::create(whole, SharedMemory::InChild::inherited);
+  auto memory = SharedMemory::create(whole_pages(bytes), SharedMemory::InChild::inherited);
   if (!memory.ok()) return memory.status();
-  auto* const data = memory->data();
+  return keep(std::move(*memory), bytes);
+}
+
+Result<Buffer> Regions::make_frozen(std::size_t bytes, UniqueFunction<void(std::byte*)> fill) {
+  auto memory = SharedMemory::create_to_freeze(whole_pages(bytes));
+  if (!memory.ok()) return memory.status();
+  fill(memory->data());
+  if (auto frozen = memory->freeze(); !frozen.ok()) return frozen;
+  return keep(std::move(*memory), bytes);
+}
+
+Buffer Regions::keep(SharedMemory memory, std::size_t bytes) {
+  auto* const data = memory.data();
   const std::lock_guard lock(mutex_);
-  auto region = std::make_shared<Region>(std::move(*memory), ++last_id_, *this);
+  auto region = std::make_shared<Region>(std::move(memory), ++last_id_, *this);
   by_begin_.insert_or_assign(data, region);
   return Buffer{Device{}, data, bytes, nullptr, std::move(region)};
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "channels/buffer.h"
+#include "channels/function.h"
 #include "channels/shared_memory.h"
 
 namespace tensorferry {
@@ -62,6 +63,10 @@ class Regions final {
   /// InvalidArgument for 0 bytes; ResourceExhausted and ChannelUnavailable as SharedMemory::create.
   Result<Buffer> make(std::size_t bytes);
 
+  /// A region that nobody writes any more once `fill` has written all of it: those who are handed it may write what
+  /// they map, each for itself (Sharing::frozen). Its bytes can be read here.
+  Result<Buffer> make_frozen(std::size_t bytes, UniqueFunction<void(std::byte*)> fill);
+
   struct Found {
     std::shared_ptr<Region> region;
     std::size_t offset;
@@ -71,6 +76,7 @@ class Regions final {
 
  private:
   friend class Region;
+  Buffer keep(SharedMemory memory, std::size_t bytes);
   void remove(const std::byte* begin);
 
   std::mutex mutex_;

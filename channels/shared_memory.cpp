@@ -26,7 +26,8 @@ namespace tensorferry {
 
 namespace {
 
-constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int size_seals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int seals = size_seals | F_SEAL_SEAL;
 constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
@@ -50,6 +51,32 @@ std::byte* map_file(int fd, std::size_t bytes) {
   if (mapped == MAP_FAILED) return nullptr;
   if (bytes >= huge_page) ::madvise(mapped, bytes, MADV_HUGEPAGE);  // a system that has none for memfds says no
   return static_cast<std::byte*>(mapped);
+}
+
+/// Maps a memory that nobody can write any more.
+std::byte* map_frozen(void* where, int fd, std::size_t bytes, int protection) {
+  const int fixed = where != nullptr ? MAP_FIXED : 0;
+  void* const mapped = ::mmap(where, bytes, protection, MAP_PRIVATE | MAP_NORESERVE | fixed, fd, 0);
+  return mapped == MAP_FAILED ? nullptr : static_cast<std::byte*>(mapped);
+}
+
+/// A memfd of this size with these seals; `failed` says why there is none.
+FileDescriptor make_sealed(std::size_t bytes, int with, Status& failed) {
+  if (bytes == 0 || bytes > std::numeric_limits<std::int64_t>::max()) {
+    failed = Status(Code::invalid_argument, formatted("there is no shared memory of {} bytes", bytes));
+    return {};
+  }
+  auto fd = make_memfd();
+  if (!fd) {
+    failed = failure("no memfd");
+  } else if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    failed = failure("no memfd of this size");
+  } else if (::fcntl(fd.get(), F_ADD_SEALS, with) != 0) {
+    failed = failure("a memfd cannot be sealed");
+  } else {
+    return fd;
+  }
+  return {};
 }
 
 /// Why `fd` must not be mapped as `bytes` bytes; null where it may.
@@ -79,6 +106,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   bytes_ = std::exchange(other.bytes_, 0);
   mapped_in_ = other.mapped_in_;
   in_child_ = other.in_child_;
+  frozen_ = std::exchange(other.frozen_, false);
   return *this;
 }
 
@@ -92,13 +120,9 @@ void SharedMemory::unmap() noexcept {
 }
 
 Result<SharedMemory> SharedMemory::create(std::size_t bytes, InChild in_child) {
-  if (bytes == 0 || bytes > std::numeric_limits<std::int64_t>::max()) {
-    return Status(Code::invalid_argument, formatted("there is no shared memory of {} bytes", bytes));
-  }
-  auto fd = make_memfd();
-  if (!fd) return failure("no memfd");
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return failure("no memfd of this size");
-  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return failure("a memfd cannot be sealed");
+  Status failed;
+  auto fd = make_sealed(bytes, seals, failed);
+  if (!fd) return failed;
   auto* const data = map_file(fd.get(), bytes);
   if (data == nullptr) return failure("a memfd cannot be mapped");
   SharedMemory memory(std::move(fd), data, bytes);
@@ -107,19 +131,58 @@ Result<SharedMemory> SharedMemory::create(std::size_t bytes, InChild in_child) {
   return memory;
 }
 
+Result<SharedMemory> SharedMemory::create_to_freeze(std::size_t bytes) {
+  Status failed;
+  auto fd = make_sealed(bytes, size_seals, failed);
+  if (!fd) return failed;
+  auto* const data = map_file(fd.get(), bytes);
+  if (data == nullptr) return failure("a memfd cannot be mapped");
+  SharedMemory memory(std::move(fd), data, bytes);
+  ::madvise(data, bytes, MADV_DONTFORK);  // a child's mapping would forbid the seal
+  return memory;
+}
+
+Status SharedMemory::freeze() {
+  // The seal is refused as long as anybody could write through a mapping: ours is replaced in one step.
+  if (map_frozen(data_, descriptor_.get(), bytes_, PROT_READ) == nullptr)
+    return failure("a memfd cannot be mapped anew");
+  in_child_ = InChild::inherited;
+  if (::fcntl(descriptor_.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
+    return failure("a memfd cannot be sealed against writing");
+  }
+  frozen_ = true;
+  return {};
+}
+
+Result<std::shared_ptr<std::byte>> SharedMemory::copy_on_write() const {
+  auto* const data = map_frozen(nullptr, descriptor_.get(), bytes_, PROT_READ | PROT_WRITE);
+  if (data == nullptr) return failure("shared memory cannot be mapped");
+  return std::shared_ptr<std::byte>(data, [bytes = bytes_](std::byte* begin) { ::munmap(begin, bytes); });
+}
+
 Result<SharedMemory> SharedMemory::map(FileDescriptor received, std::size_t bytes, InChild in_child) {
+  return map(std::move(received), bytes, in_child, false);
+}
+
+Result<SharedMemory> SharedMemory::map_handed(FileDescriptor received, std::size_t bytes) {
+  const int has = ::fcntl(received.get(), F_GET_SEALS);
+  return map(std::move(received), bytes, InChild::inherited, has >= 0 && (has & F_SEAL_WRITE) != 0);
+}
+
+Result<SharedMemory> SharedMemory::map(FileDescriptor received, std::size_t bytes, InChild in_child, bool frozen) {
   const auto* objection = bytes == 0 ? "has no bytes" : objection_to(received.get(), bytes);
   if (objection != nullptr) {
     return Status(Code::protocol_error, formatted("shared memory of {} bytes {}", bytes, objection));
   }
-  auto* const data = map_file(received.get(), bytes);
+  auto* const data = frozen ? map_frozen(nullptr, received.get(), bytes, PROT_READ) : map_file(received.get(), bytes);
   if (data == nullptr) {
     if (errno == ENOMEM || errno == ENFILE) return failure("shared memory cannot be mapped");
     return Status(Code::protocol_error,
                   formatted("shared memory of {} bytes cannot be mapped: {}", bytes, std::strerror(errno)));
   }
-  SharedMemory memory({}, data, bytes);
+  SharedMemory memory(frozen ? std::move(received) : FileDescriptor(), data, bytes);
   memory.in_child_ = in_child;
+  memory.frozen_ = frozen;
   if (in_child == InChild::unmapped) ::madvise(data, bytes, MADV_DONTFORK);
   return memory;
 }

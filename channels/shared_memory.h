@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "channels/file_descriptor.h"
@@ -35,14 +36,28 @@ class SharedMemory {
   /// or forbids it.
   static Result<SharedMemory> create(std::size_t bytes, InChild in_child = InChild::unmapped);
 
+  /// The same, to be filled and then frozen; until then in no child.
+  static Result<SharedMemory> create_to_freeze(std::size_t bytes);
+  /// Nobody can write it any more, whoever has its descriptor (F_SEAL_WRITE). Its addresses stay, and can be read
+  /// alone. A failure leaves it as it was.
+  Status freeze();
+
   /// Maps what a peer sent. ProtocolError where it is not a sealed memfd of `bytes` bytes that may be written;
   /// ResourceExhausted where there is no address space. The descriptor is closed either way.
   static Result<SharedMemory> map(FileDescriptor received, std::size_t bytes, InChild in_child = InChild::unmapped);
+
+  /// The same for memory that may be frozen: its addresses are then for reading, and its descriptor is kept.
+  static Result<SharedMemory> map_handed(FileDescriptor received, std::size_t bytes);
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::span<std::byte> span() const noexcept { return {data_, bytes_}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
+  /// The bytes never change.
+  [[nodiscard]] bool frozen() const noexcept { return frozen_; }
+  /// All of a frozen memory at addresses of its own, which its owner may write: pages are shared until then, and each
+  /// is copied when it is first written. Ends with the last owner, and needs this object no more.
+  [[nodiscard]] Result<std::shared_ptr<std::byte>> copy_on_write() const;
 
   /// A descriptor to send to another process. Fails where this process did not create the memory, after `seclude`, and
   /// with ResourceExhausted where there is none left.
@@ -56,6 +71,7 @@ class SharedMemory {
 
  private:
   SharedMemory(FileDescriptor descriptor, std::byte* data, std::size_t bytes) noexcept;
+  static Result<SharedMemory> map(FileDescriptor received, std::size_t bytes, InChild in_child, bool frozen);
   void unmap() noexcept;
 
   FileDescriptor descriptor_;
@@ -63,6 +79,7 @@ class SharedMemory {
   std::size_t bytes_ = 0;
   std::uint32_t mapped_in_ = 0;  // which process: forks()
   InChild in_child_ = InChild::unmapped;
+  bool frozen_ = false;
 };
 
 }  // namespace tensorferry

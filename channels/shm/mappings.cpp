@@ -122,7 +122,7 @@ Result<Buffer> Mappings::claim(const Lending& lending, std::uint64_t bytes) {
 // ---- Memory that is handed over
 
 Status Mappings::map(const Handover& handover, FileDescriptor descriptor) {
-  auto mapped = SharedMemory::map(std::move(descriptor), handover.bytes, SharedMemory::InChild::inherited);
+  auto mapped = SharedMemory::map_handed(std::move(descriptor), handover.bytes);
   std::shared_ptr<const SharedMemory> replaced;  // unmapped with no lock held
   const std::lock_guard lock(mutex_);
   if (closed_) return {};
@@ -165,7 +165,7 @@ void Mappings::skip(const Handed& handed) {
   if (region != regions_.end()) dropped = count(region);
 }
 
-Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes) {
+Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes, bool& shared) {
   std::shared_ptr<const SharedMemory> memory;
   const std::lock_guard lock(mutex_);
   if (closed_) return Status(Code::connection_lost, "the link has ended");
@@ -179,6 +179,13 @@ Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes) {
   if (bytes == 0 || handed.offset > memory->bytes() || bytes > memory->bytes() - handed.offset) {
     return Status(Code::protocol_error, formatted("a ticket names {} bytes at {} of region {}, which has {}", bytes,
                                                   handed.offset, handed.region, memory->bytes()));
+  }
+  shared = !memory->frozen();
+  if (!shared) {
+    auto own = memory->copy_on_write();
+    if (!own.ok()) return own.status();
+    auto* const begin = own->get() + handed.offset;
+    return Buffer{Device{}, begin, static_cast<std::size_t>(bytes), nullptr, *std::move(own)};
   }
   auto* const data = memory->data() + handed.offset;
   return Buffer{Device{}, data, static_cast<std::size_t>(bytes), nullptr,

@@ -36,8 +36,9 @@ class Mappings final {
   /// The lent bytes. ProtocolError where the peer cannot mean it; ResourceExhausted for memory that could not be
   /// mapped.
   Result<Buffer> claim(const Lending& lending, std::uint64_t bytes);
-  /// The handed bytes; the region stays mapped as long as one of them is held.
-  Result<Buffer> claim(const Handed& handed, std::uint64_t bytes);
+  /// The handed bytes; the region stays mapped as long as one of them is held. `shared`: the sender sees them too; else
+  /// the region is frozen, and this is a mapping of its own, whose pages are copied when they are written.
+  Result<Buffer> claim(const Handed& handed, std::uint64_t bytes, bool& shared);
 
   /// Unmaps what nobody holds.
   void close() noexcept;

@@ -58,7 +58,10 @@ class ShmChannel final : public Channel {
     if (buffer.device.type != DeviceType::cpu)
       return Refusal{formatted("shm carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
-    if (sharing == Sharing::shared) return hand_over(buffer, std::move(released));
+    if (sharing == Sharing::shared) return hand_over(buffer, false, released);
+    if (sharing == Sharing::frozen) {
+      if (auto handed = hand_over(buffer, true, released); std::holds_alternative<Ticket>(handed)) return handed;
+    }
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
       return ticket_of(0, shm::Nothing{}, 0);
@@ -117,10 +120,12 @@ class ShmChannel final : public Channel {
     return {.bytes = bytes, .opaque = encode(place), .after = after};
   }
 
-  Offer hand_over(const Buffer& buffer, Completion released) {
+  /// Takes `released` where it succeeds.
+  Offer hand_over(const Buffer& buffer, bool frozen, Completion& released) {
     if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
     const auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
-    if (!found) return Refusal{"only memory that was made to be shared can be"};
+    if (!found || found->region->memory().frozen() != frozen)
+      return Refusal{"only memory that was made to be shared can be"};
     const auto told = handovers_->hand(found->region);
     if (const auto* refusal = std::get_if<Refusal>(&told)) return *refusal;
     complete(std::move(released), {});
@@ -135,9 +140,10 @@ class ShmChannel final : public Channel {
       return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
     }
     if (nothing) return sink.reserve(0) ? Status() : no_memory(0);
-    const bool shared = std::holds_alternative<shm::Handed>(*place);
-    auto claimed = shared ? mappings_.claim(std::get<shm::Handed>(*place), ticket.bytes)
-                          : mappings_.claim(std::get<shm::Lending>(*place), ticket.bytes);
+    bool shared = false;
+    auto claimed = std::holds_alternative<shm::Handed>(*place)
+                       ? mappings_.claim(std::get<shm::Handed>(*place), ticket.bytes, shared)
+                       : mappings_.claim(std::get<shm::Lending>(*place), ticket.bytes);
     if (!claimed.ok()) {
       return {claimed.status().code(), formatted("from {}: {}", wire_.peer(), claimed.status().what())};
     }

@@ -6,6 +6,7 @@
 
 #include "converters/cpu.h"
 #include "converters/cuda.h"
+#include "python/csrc/codec_records.h"
 #include "python/csrc/deadline.h"
 #include "python/csrc/devices.h"
 #include "python/csrc/errors.h"
@@ -89,6 +90,7 @@ std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double d
   self->trust_ = trust;
   if (trust == Trust::registered) self->codec_->refuse_pickle();
   self->exposed_ = exposed;
+  if (trust == Trust::registered) self->codec_->records().take_only(self->exposed_);
   options.prepare = [&](RawAgent& agent) {
     self->prepare_to_serve(agent);
     const GilHeld gil;
@@ -181,7 +183,8 @@ PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const s
     out.out = checked_out(invocation.out, *this);
     land_in(out.out, *this, out.options);
   }
-  write(out, out.function->by_value ? invocation.function : nullptr, invocation.args, invocation.kwargs, creation);
+  write(out, invocation.verb, out.function->by_value ? invocation.function : nullptr, invocation.args,
+        invocation.kwargs, creation);
   return out;
 }
 
@@ -196,7 +199,7 @@ PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std
   out.options.timeout = within_ambient_deadline(timeout_of(timeout));
   place(out.options, out.peer_name, nullptr);
   out.options.label = label;
-  write(out, first.ptr(), args.ptr(), kwargs.ptr(), creation);
+  write(out, creation ? "remote" : "rpc", first.ptr(), args.ptr(), kwargs.ptr(), creation);
   return out;
 }
 
@@ -212,10 +215,11 @@ void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject
   if (!options.arguments.all) options.results = reversed(options.arguments);
 }
 
-void PythonAgent::write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs,
+void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
                         const std::optional<Creation>& creation) {
   Crossing crossing(*this, out.peer_name);
   out.number = objects_->tables().begin_call();
+  out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, out.number);
   if (!codec_->write_request({first, args, kwargs, creation, out.number}, &crossing, out.message)) {
     objects_->tables().end_call(out.number);
     throw py::error_already_set();
@@ -246,7 +250,8 @@ PendingCall PythonAgent::start(Prepared prepared) {
           prepared.number,
           std::move(prepared.out),
           {},
-          std::move(prepared.method)};
+          std::move(prepared.method),
+          std::move(prepared.range)};
 }
 
 py::object PythonAgent::call(Prepared prepared) {
@@ -259,7 +264,8 @@ py::object PythonAgent::call(Prepared prepared) {
                       prepared.number,
                       std::move(prepared.out),
                       {},
-                      std::move(prepared.method)};
+                      std::move(prepared.method),
+          std::move(prepared.range)};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
@@ -293,6 +299,7 @@ py::object PythonAgent::call(Prepared prepared) {
 }
 
 void PythonAgent::settle(PendingCall& pending, const Status& status) {
+  pending.range.reset();
   pending.passage.ended(status);
   objects_->tables().end_call(pending.number);
 }

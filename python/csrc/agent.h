@@ -19,6 +19,7 @@
 #include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
+#include "python/csrc/profile.h"
 #include "rpc/core/references.h"
 
 namespace tensorferry::python {
@@ -33,9 +34,10 @@ inline constexpr double unset_timeout = -1;
 
 /// One call as Python makes it: borrowed references, of the types that stand here.
 struct Invocation {
+  std::string_view verb = "rpc";   // what a profiler shows: "rpc_sync"
   PyObject* to = nullptr;          // a name, a rank, or something with a name
   PyObject* function = nullptr;    // a callable
-  PyObject* args = nullptr;        // a tuple
+  PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None), and no kwargs
   PyObject* kwargs = nullptr;      // a dict, or null
   double timeout = unset_timeout;  // seconds; 0: none
   std::string_view require;
@@ -56,6 +58,7 @@ struct PendingCall {
   at::Tensor out;                            // where the result goes; undefined: wherever it lands
   std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
   std::string method;                        // of a remote object, where that is what it calls
+  std::unique_ptr<CallRange> range;          // until it ends; null: nobody looks
 
   /// What errors call the function.
   [[nodiscard]] std::string shown() const { return label.empty() ? std::string(shown_name(function->name)) : label; }
@@ -93,6 +96,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     std::uint64_t number = 0;
     at::Tensor out;
     std::string method;  // of a remote object; "": it calls a function
+    std::unique_ptr<CallRange> range;
   };
   /// With `creation` the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
@@ -167,7 +171,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
  private:
   void prepare_to_serve(RawAgent& agent);
-  void write(Prepared& out, PyObject* first, PyObject* args, PyObject* kwargs, const std::optional<Creation>& creation);
+  void write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
+             const std::optional<Creation>& creation);
   void forget_stale_peers();
   py::object name_of_rank(int rank);
 

@@ -7,6 +7,7 @@
 #include "python/csrc/agent.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
+#include "python/csrc/publish.h"
 #include "python/csrc/references.h"
 
 namespace tensorferry::python {
@@ -50,6 +51,7 @@ std::size_t slot_of(PyObject* name) {
 class Parsed {
  public:
   Parsed(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    invocation.verb = function;
     if (static_cast<std::size_t>(count) > positional_slots) {
       throw py::type_error(std::string(function) + "() takes at most 5 positional arguments");
     }
@@ -82,7 +84,7 @@ class Parsed {
     args_ = py::reinterpret_borrow<py::object>(given[args_slot]);
     if (!args_ || args_.is_none()) {
       args_ = py::tuple();
-    } else if (PyTuple_Check(args_.ptr()) == 0) {
+    } else if (PyTuple_Check(args_.ptr()) == 0 && !is_published(args_.ptr())) {
       args_ = py::reinterpret_steal<py::object>(PySequence_Tuple(args_.ptr()));
       if (!args_) throw py::error_already_set();
     }

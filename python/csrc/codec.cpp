@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "python/csrc/codec_reader.h"
+#include "python/csrc/codec_records.h"
 #include "python/csrc/codec_writer.h"
 #include "python/csrc/errors.h"
+#include "python/csrc/publish.h"
 
 namespace tensorferry::python {
 namespace {
@@ -149,7 +151,9 @@ bool read_each(ValueReader& reader, Decoder& in, std::size_t positional, Codec::
 
 }  // namespace
 
-Codec::Codec(std::shared_ptr<const Converters> converters) : converters_(std::move(converters)) {}
+Codec::Codec(std::shared_ptr<const Converters> converters)
+    : converters_(std::move(converters)), records_(std::make_unique<RecordClasses>()) {}
+Codec::~Codec() = default;
 
 void Codec::register_reference_type(PyTypeObject* type) { reference_type_ = borrow(reinterpret_cast<PyObject*>(type)); }
 
@@ -170,9 +174,25 @@ Object Codec::read_value(Decoder& in, MessageReferences* references) const {
   return value;
 }
 
+bool Codec::write_published(PyObject* value, Message& out) const {
+  return guarded([&] {
+    Encoder encoder;
+    return write_value(value, nullptr, encoder) && take(encoder, out);
+  });
+}
+
 bool Codec::write_request(const Invocation& call, MessageReferences* references, Message& out) const {
   return guarded([&] {
     Encoder encoder;
+    if (is_published(call.args)) {
+      if (call.first != nullptr || call.kwargs != nullptr) {
+        PyErr_SetString(PyExc_TypeError, "published arguments go to a function that is called by name, and alone");
+        return false;
+      }
+      begin_packed_request(encoder, call.creation, call.call);
+      published_in(call.args).write(encoder);
+      return take(encoder, out);
+    }
     ValueWriter writer(*this, references, encoder);
     if (scan(writer, call)) {
       begin_request(encoder, positional(call), call.creation, call.call);

@@ -2,7 +2,8 @@
 ///
 /// None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, torch tensors and
 /// parameters, torch.dtype, device, Size, layout and memory_format, numpy arrays and scalars, and references go by the
-/// codec of rpc/core/codec.h; a type is told by `type(x) is`, so subclasses do not. Where arguments (or a result) hold
+/// codec of rpc/core/codec.h; a type is told by `type(x) is`, so subclasses do not. So do named tuples, dataclasses and
+/// TensorDicts (codec_records.h says which). Where arguments (or a result) hold
 /// anything else, all of them go as one pickle (protocol 5) whose tensors, arrays, references and large buffers stay
 /// out of it, as values and buffers of their own: whole, so that an object which appears twice stays one object.
 ///
@@ -30,6 +31,8 @@ class module_;
 
 namespace tensorferry::python {
 
+class RecordClasses;
+
 /// A new reference to a Python object, or null.
 struct Drop {
   void operator()(PyObject* object) const { Py_XDECREF(object); }
@@ -56,6 +59,7 @@ class MessageReferences {
 class Codec {
  public:
   explicit Codec(std::shared_ptr<const Converters> converters);
+  ~Codec();
 
   /// Objects of exactly `type` (kept alive) travel as references, also inside pickled ones.
   void register_reference_type(PyTypeObject* type);
@@ -65,7 +69,7 @@ class Codec {
   /// A call with (first, *args, **kwargs).
   struct Invocation {
     PyObject* first = nullptr;   // may be null
-    PyObject* args = nullptr;    // a tuple
+    PyObject* args = nullptr;    // a tuple; or a published (tuple, dict or None), with neither `first` nor `kwargs`
     PyObject* kwargs = nullptr;  // a dict with names as keys, or null
     std::optional<Creation> creation;
     std::uint64_t call = 0;  // as RequestHead has it
@@ -79,6 +83,9 @@ class Codec {
   };
   /// Where it fails, what the head says is set all the same, as far as it was read.
   bool read_request(const Received& message, MessageReferences* references, Arguments& out) const;
+
+  /// A value for many messages (rpc/core/published.h): without references.
+  bool write_published(PyObject* value, Message& out) const;
 
   bool write_result(PyObject* value, MessageReferences* references, Message& out) const;
   /// `exception` goes pickled beside its description where it can be; null: only described. Fails for lack of memory
@@ -102,11 +109,13 @@ class Codec {
     return reference_type_.get() == reinterpret_cast<PyObject*>(type);
   }
   [[nodiscard]] bool takes_pickle() const { return pickle_; }
+  [[nodiscard]] RecordClasses& records() const { return *records_; }
   [[nodiscard]] const Converters& converters() const { return *converters_; }
 
  private:
   std::shared_ptr<const Converters> converters_;
   Object reference_type_;
+  std::unique_ptr<RecordClasses> records_;
   bool pickle_ = true;
 };
 

@@ -8,8 +8,10 @@
 
 #include "python/csrc/codec_arrays.h"
 #include "python/csrc/codec_pickle.h"
+#include "python/csrc/codec_records.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/interpreter.h"
+#include "rpc/core/published.h"
 
 namespace tensorferry::python {
 namespace {
@@ -115,8 +117,10 @@ Object ValueReader::read() {
       return memory_format_object(in_->memory_format());
     case Tag::again:
       return read_again();
+    case Tag::published:
+      return read_published();
     case Tag::record:
-      return failed("holds a record, which this agent cannot read");
+      return read_record();
     case Tag::invalid:
       break;
   }
@@ -242,6 +246,41 @@ Object ValueReader::read_pickled() {
   }
   in_->leave();
   return numbered(number, load_pickle(stream, buffers, parts));
+}
+
+Object ValueReader::read_published() {
+  if (published_) return failed("holds a published value inside of one");
+  const auto number = in_->number();
+  const auto buffers = published_buffers(*in_);
+  Decoder inside(in_->view(), buffers);
+  ValueReader reader(*codec_, inside);
+  auto value = reader.read();
+  if (!value) return nullptr;
+  if (const auto status = inside.finish(); !status.ok()) {
+    set_error(status);
+    return nullptr;
+  }
+  return numbered(number, std::move(value));
+}
+
+Object ValueReader::read_record() {
+  const auto number = in_->number();
+  const auto count = in_->count();
+  if (in_->schema() != 0 || count == 0) return failed("holds a record that this agent cannot read");
+  // Looked up before its values are read: they may be code of the user's, under which the name would not stay.
+  const auto found = codec_->records().find(in_->record_kind(), in_->record_name(), codec_->takes_pickle());
+  if (!found.type) return nullptr;
+  if (const auto tag = in_->next(); tag != Tag::text)
+    return tag == Tag::invalid ? failed() : failed("holds a record that does not say its fields");
+  const auto fields = in_->text();
+  std::vector<Object> values;
+  values.reserve(count - 1);
+  for (std::size_t i = 1; i < count; ++i) {
+    values.push_back(read());
+    if (!values.back()) return nullptr;
+  }
+  in_->leave();
+  return numbered(number, found.known->put_together(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values));
 }
 
 Object ValueReader::read_again() {

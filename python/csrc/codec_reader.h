@@ -16,6 +16,8 @@ class ValueReader {
  public:
   ValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
       : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {}
+  /// Of a published value that `in` is the payload of.
+  ValueReader(const Codec& codec, Decoder& in) : ValueReader(codec, nullptr, in) { published_ = true; }
 
   /// The next value; null with an error set.
   Object read();
@@ -32,6 +34,8 @@ class ValueReader {
   Object read_tensor(Tag tag);
   Object read_array();
   Object read_pickled();
+  Object read_record();
+  Object read_published();
   Object read_again();
 
   /// Keeps a value for when it comes again.
@@ -46,6 +50,7 @@ class ValueReader {
   MessageReferences* references_;
   Decoder* in_;
   TensorReader tensors_;
+  bool published_ = false;
   std::vector<Object> objects_;  // by number; those that are not complete yet are null
 };
 

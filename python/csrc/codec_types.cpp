@@ -12,6 +12,8 @@
 #include <string>
 
 #include "python/csrc/codec_arrays.h"
+#include "python/csrc/codec_records.h"
+#include "python/csrc/publish.h"
 #include "python/csrc/share.h"
 #include "rpc/tensor.h"
 
@@ -45,6 +47,7 @@ Kind kind_of_library_object(PyObject* object, PyTypeObject* type, const Codec& c
   if (THPVariable_CheckTypeExact(type)) return kind_of_tensor(object);
   if (codec.is_reference_type(type)) return Kind::reference;
   if (is_shared(object)) return Kind::shared;
+  if (is_published(object)) return Kind::published;
   if (type == &THPDtypeType) return dtype_number(object) ? Kind::dtype : Kind::other;
   if (type == &THPDeviceType) return Kind::device;
   if (type == &THPSizeType) return kind_of_size(object);
@@ -52,6 +55,7 @@ Kind kind_of_library_object(PyObject* object, PyTypeObject* type, const Codec& c
   if (type == &THPMemoryFormatType) return memory_format_number(object) ? Kind::memory_format : Kind::other;
   if (is_plain_array(object)) return Kind::array;
   if (is_plain_scalar(object)) return Kind::scalar;
+  if (const auto record = codec.records().of(type); record && record->fits(object)) return Kind::record;
   return Kind::other;
 }
 

@@ -33,6 +33,8 @@ enum class Kind : std::uint8_t {
   array,      // numpy.ndarray itself, of plain bytes
   scalar,     // a numpy scalar of plain bytes
   reference,  // a type that the codec was told of
+  published,  // what rpc.publish() returned
+  record,     // a named tuple, a dataclass, a TensorDict
   other,      // for pickle
 };
 

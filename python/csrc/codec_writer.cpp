@@ -3,6 +3,7 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -11,8 +12,10 @@
 
 #include "python/csrc/codec_arrays.h"
 #include "python/csrc/codec_pickle.h"
+#include "python/csrc/codec_records.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/interpreter.h"
+#include "python/csrc/publish.h"
 #include "python/csrc/share.h"
 
 namespace tensorferry::python {
@@ -60,6 +63,7 @@ bool ValueWriter::scan(PyObject* value) {
     case Kind::dict:
     case Kind::set:
     case Kind::frozenset:
+    case Kind::record:
       return scan_container(value, kind);
     case Kind::tensor:
       tensors_.note(THPVariable_Unpack(value));
@@ -104,6 +108,12 @@ bool ValueWriter::scan_items(PyObject* value, Kind kind) {
       if (!scan(key) || !scan(item)) return false;
     }
     return true;
+  }
+  if (kind == Kind::record) {
+    std::string fields;
+    std::vector<Object> items;
+    if (!codec_->records().of(Py_TYPE(value))->take_apart(value, fields, items)) return false;
+    return std::all_of(items.begin(), items.end(), [this](const auto& item) { return scan(item.get()); });
   }
   const Object iterator(PyObject_GetIter(value));
   while (iterator) {
@@ -167,6 +177,10 @@ bool ValueWriter::write(PyObject* value, int ours) {
       return write_array(value, identity);
     case Kind::reference:
       return write_reference(value, identity);
+    case Kind::published:
+      return write_published(value, identity);
+    case Kind::record:
+      return write_record(value, identity);
     default:
       return changed();
   }
@@ -369,6 +383,29 @@ bool ValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
   }
   if (PyErr_Occurred() != nullptr) return false;
   if (written != count || PySet_GET_SIZE(value) != count) return changed();
+  out_->end();
+  return true;
+}
+
+bool ValueWriter::write_published(PyObject* value, const void* identity) {
+  if (references_ == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "what rpc.publish() returned cannot be sent in this message, or published again");
+    return false;
+  }
+  published_in(value).write(*out_, identity);
+  return true;
+}
+
+bool ValueWriter::write_record(PyObject* value, const void* identity) {
+  const auto record = codec_->records().of(Py_TYPE(value));
+  std::string fields;
+  std::vector<Object> items;
+  if (!record->take_apart(value, fields, items)) return changed();
+  if (!out_->begin_record(record->kind(), record->name(), 0, items.size() + 1, identity)) return true;
+  out_->text(fields);
+  for (const auto& item : items) {
+    if (!write(item.get(), 1)) return false;
+  }
   out_->end();
   return true;
 }

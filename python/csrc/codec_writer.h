@@ -19,7 +19,8 @@ class ValueWriter {
   ValueWriter(const Codec& codec, MessageReferences* references, Encoder& out)
       : codec_(&codec), references_(references), out_(&out), tensors_(codec.converters(), out) {}
 
-  /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code.
+  /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code (of tensordict's
+  /// alone, where there are TensorDicts).
   bool scan(PyObject* value);
   bool prepare();
   /// `ours`: references to `value` that are held for the call's sake alone.
@@ -43,6 +44,8 @@ class ValueWriter {
   bool write_list(PyObject* value, const void* identity);
   bool write_dict(PyObject* value, const void* identity);
   bool write_set(PyObject* value, Kind kind, const void* identity);
+  bool write_published(PyObject* value, const void* identity);
+  bool write_record(PyObject* value, const void* identity);
   bool write_part(PyObject* part);
 
   const Codec* codec_;

@@ -51,6 +51,7 @@ class ServedFunction {
   /// error_already_set) says where `peer`, this agent, looked.
   Found find(std::string_view peer, py::handle first);
 
+  [[nodiscard]] std::string_view name() const { return name_; }
   /// tf:call.
   [[nodiscard]] bool by_value() const { return by_value_; }
 

@@ -3,6 +3,7 @@
 #include "python/csrc/deadline.h"
 #include "python/csrc/future.h"
 #include "python/csrc/inbox.h"
+#include "python/csrc/publish.h"
 #include "python/csrc/references.h"
 #include "python/csrc/served.h"
 #include "python/csrc/share.h"
@@ -16,6 +17,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_references(module);
   bind_share(module);
   bind_agent(module);
+  bind_publish(module);
   bind_deadline(module);
   bind_served(module);
   bind_testing(module);

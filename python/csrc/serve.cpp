@@ -12,6 +12,7 @@
 #include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/future.h"
+#include "python/csrc/profile.h"
 #include "python/csrc/references.h"
 #include "python/csrc/served.h"
 #include "rpc/core/envelope.h"
@@ -162,9 +163,17 @@ void run(const ServedFunction::Found& found, const py::tuple& args, const py::ob
   }
 }
 
+/// The run of a function as a range of torch's profiler, with the number that the caller's has.
+std::unique_ptr<CallRange> range_of(std::string_view function, const Answer& answer) {
+  const auto& caller = answer.caller();
+  return CallRange::begin("rpc_handler", function, caller.name, answer.agent().self().name, caller.incarnation,
+                          answer.call());
+}
+
 void run_function(ServedFunction& function, const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
+  const auto range = range_of(function.name(), answer);
   const auto& self = answer.agent().self().name;
   if (!function.by_value()) return run(function.find(self, {}), incoming->args, incoming->kwargs, answer);
   run(function.find(self, incoming->first("tf:call without a callable")), incoming->without_first(), incoming->kwargs,
@@ -185,6 +194,7 @@ py::object object_of_target(const MethodTarget& target, Answer& answer) {
 void run_method(const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
+  const auto range = range_of("tf:method", answer);
   const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
   const auto object = object_of_target(target, answer);
   const auto& agent = answer.agent();
@@ -257,17 +267,20 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
 
 namespace {
 
-Handler handler_of(const std::shared_ptr<PythonAgent>& agent, const py::object& callable) {
+Handler handler_of(const std::shared_ptr<PythonAgent>& agent, std::string_view name, const py::object& callable) {
   const auto found = share_with_any_thread(ServedFunction::Found{callable, is_async_execution(callable)});
-  return handler(agent, [found](const Received& received, Answer& answer) {
-    if (const auto incoming = read_arguments(received, answer)) run(*found, incoming->args, incoming->kwargs, answer);
+  return handler(agent, [found, name = std::string(name)](const Received& received, Answer& answer) {
+    const auto incoming = read_arguments(received, answer);
+    if (!incoming) return;
+    const auto range = range_of(name, answer);
+    run(*found, incoming->args, incoming->kwargs, answer);
   });
 }
 
 }  // namespace
 
 void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable) {
-  agent->agent().serve(name, handler_of(agent, callable), {.executor = true});
+  agent->agent().serve(name, handler_of(agent, name, callable), {.executor = true});
 }
 
 void serve_python(const std::shared_ptr<PythonAgent>& agent) {
@@ -286,7 +299,7 @@ void serve_python(const std::shared_ptr<PythonAgent>& agent) {
     if (!self) return served;
     if (self->registered()) {
       if (const auto exposed = is_python_function(name) ? self->exposed().known_as(name) : py::object()) {
-        return Served({handler_of(self, exposed), {.executor = true}});
+        return Served({handler_of(self, name, exposed), {.executor = true}});
       }
       return Status(Code::permission_denied,
                     "\"" + self->self().name + "\" has exposed no \"" + std::string(name.substr(0, 200)) + "\"");

@@ -37,6 +37,8 @@ class Answer {
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const AgentId& caller() const { return caller_; }
   [[nodiscard]] Reply& reply() { return reply_; }
+  /// The caller's number for it, once begun.
+  [[nodiscard]] std::uint64_t call() const { return call_; }
 
  private:
   void send(Message message, Passage passage);

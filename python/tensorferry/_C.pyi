@@ -79,6 +79,13 @@ class Shared:
 def share(tensor: torch.Tensor) -> Shared: ...
 def empty(sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor: ...
 
+class Published:
+    @property
+    def nbytes(self) -> int: ...
+
+def publish(agent: Agent, value: object) -> Published: ...
+def is_called_by_name(callable: Callable[..., Any]) -> bool: ...
+
 class Store:
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str, timeout: float) -> bytes | None: ...
@@ -110,7 +117,7 @@ class Agent:
         self,
         to: object,
         func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
+        args: Iterable[Any] | Published | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
         *,
@@ -124,7 +131,7 @@ class Agent:
         self,
         to: object,
         func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
+        args: Iterable[Any] | Published | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
         *,
@@ -138,7 +145,7 @@ class Agent:
         self,
         to: object,
         func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
+        args: Iterable[Any] | Published | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from ._C import DeviceChoice, DeviceLike
+    from .futures import Future
     from .rendezvous import Meeting
 
     T = TypeVar("T")
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
+
+_WORTH_A_BLOCK = 64 * 1024  # bytes of tensors that call_many puts into memory for all
 
 
 @dataclass(frozen=True)
@@ -375,6 +379,30 @@ class Agent(_C.Agent):
         bytes_ = 1 << 20 if tensor is None else tensor.numel() * tensor.element_size()
         found = self._explain(peer, _device(local), device, bytes_)
         return Explanation(devices=f"{local or 'cpu'} -> {found.pop('remote')}", **found)
+
+    def publish(self, value: Any) -> _C.Published:
+        """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`."""
+        return _C.publish(self, value)
+
+    def call_many(
+        self,
+        peers: Iterable[Peer],
+        func: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = -1.0,
+    ) -> list[Future[Any]]:
+        """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`."""
+        given: tuple[Any, ...] | _C.Published = tuple(args or ())
+        named = dict(kwargs or {})
+        if _C.is_called_by_name(func):
+            # What cannot be published (references, tensors on GPUs) goes to each as by rpc_async, which says what is
+            # wrong where that cannot be either.
+            with contextlib.suppress(TypeError, errors.Error):
+                block = self.publish((given, named or None))
+                if not 0 < block.nbytes < _WORTH_A_BLOCK:
+                    given, named = block, {}
+        return [self.rpc_async(peer, func, args=given, kwargs=named, timeout=timeout) for peer in peers]
 
     def counters(self) -> Counters:
         """Calls, bytes and references so far: also after the agent has left.

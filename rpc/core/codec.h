@@ -60,6 +60,7 @@ enum class Tag : std::uint8_t {
   layout = 0x18,         // torch.strided, ...
   memory_format = 0x19,  // torch.channels_last, ...
   again = 0x1a,          // an object that this message has held before
+  published = 0x1b,      // a value that was encoded on its own, for many (published.h)
   invalid = 0x3f,        // never on the wire: the Decoder failed
 };
 
@@ -72,6 +73,13 @@ inline constexpr std::size_t longest_payload = 0xffffffff;
 inline constexpr std::size_t max_depth = 200;
 
 enum class RecordKind : std::uint8_t { named_tuple = 0, dataclass = 1, structure = 2 };
+
+/// Where the bytes of one buffer of a published value lie in the one that came.
+struct PublishedPart {
+  static constexpr std::size_t alignment = 64;  // of `offset`
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
 
 /// How torch.layout and torch.memory_format travel.
 enum class LayoutNumber : std::uint8_t {
@@ -208,10 +216,10 @@ class Encoder {
     return static_cast<std::uint32_t>(buffers_.size() - 1);
   }
   /// The same for a buffer that is handed over, not copied.
-  std::uint32_t add_shared_buffer(Buffer buffer, Device device) {
+  std::uint32_t add_shared_buffer(Buffer buffer, Device device, Sharing sharing = Sharing::shared) {
     const auto index = add_buffer(std::move(buffer), {device});
     sharing_.resize(index + 1, Sharing::by_value);
-    sharing_[index] = Sharing::shared;
+    sharing_[index] = sharing;
     return index;
   }
   /// The buffer of a storage that was added before under this address, so that tensors which share it go on sharing.
@@ -227,6 +235,10 @@ class Encoder {
     put_far(elements, owner());
   }
   void reference(const ReferenceRecord& record, const void* identity = nullptr);
+  /// A payload that was taken from another Encoder, the parts of `region` that are its buffers, and the region, which
+  /// goes to receivers as frozen memory (no buffer where there are no parts).
+  void published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,
+                 const void* identity = nullptr);
 
   // ---- identity
   /// True: the object is in this message already and a back-reference is written; nothing more to do for it. A tuple,
@@ -454,6 +466,9 @@ class Decoder {
   /// array: elements in view(), exactly as many as it says.
   [[nodiscard]] const ArrayLayout& array() const noexcept { return array_; }
   [[nodiscard]] const ReferenceRecord& reference() const noexcept { return reference_; }
+  /// published: view() is the payload, for a Decoder of its own; these are its buffers in buffers()[buffer()] (which is
+  /// there where there are parts): in order, apart, aligned, and all inside.
+  [[nodiscard]] std::span<const PublishedPart> parts() const noexcept { return parts_; }
   /// record. A name or, not 0, a schema's number.
   [[nodiscard]] RecordKind record_kind() const noexcept { return record_kind_; }
   [[nodiscard]] std::string_view record_name() const noexcept { return record_name_; }
@@ -529,6 +544,7 @@ class Decoder {
   Tag read_array();
   Tag read_pickled();
   Tag read_reference();
+  Tag read_published();
   Tag read_record();
   Tag read_again();
   void read_dims(Dims& dims);
@@ -562,6 +578,7 @@ class Decoder {
   SparseLayout sparse_;
   ArrayLayout array_;
   ReferenceRecord reference_;
+  std::vector<PublishedPart> parts_;
   RecordKind record_kind_{};
   std::string_view record_name_;
   std::uint32_t schema_ = 0;

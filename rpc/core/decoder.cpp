@@ -81,6 +81,8 @@ Tag Decoder::composite(Tag tag) {
       return read_pickled();
     case Tag::reference:
       return read_reference();
+    case Tag::published:
+      return read_published();
     case Tag::record:
       return read_record();
     case Tag::dtype:
@@ -289,6 +291,38 @@ Tag Decoder::read_record() {
   const auto fields = reader_.varint();
   if (checked(Tag::record) == Tag::invalid) return Tag::invalid;
   return enter(Tag::record, fields, 1, false);
+}
+
+Tag Decoder::read_published() {
+  view_ = reader_.sized();
+  far_.reset();
+  const auto count = reader_.count(2);
+  parts_.clear();
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto offset = reader_.varint();
+    const auto bytes = reader_.varint();
+    parts_.push_back({offset, bytes});
+  }
+  const auto index = count != 0 ? reader_.varint() : 0;
+  if (checked(Tag::published) == Tag::invalid) return Tag::invalid;
+  if (count != 0) {
+    if (index >= buffers_.size()) return fail("names a buffer that it does not have");
+    if (uses_[index] != Use::none) return fail("names one buffer as the bytes of two values");
+    if (buffers_[index].device.type != DeviceType::cpu) return fail("has bytes on a device where only tensors can be");
+    uses_[index] = Use::bytes;
+  }
+  std::uint64_t end = 0;
+  for (const auto& part : parts_) {
+    // One after another: else a few bytes would have the receiver copy the same ones again and again.
+    if (part.offset < end || part.offset % PublishedPart::alignment != 0 || part.offset > buffers_[index].bytes ||
+        part.bytes > buffers_[index].bytes - part.offset) {
+      return fail("has a published value whose buffers do not lie where it says");
+    }
+    end = part.offset + part.bytes;
+  }
+  buffer_ = static_cast<std::uint32_t>(index);
+  number_ = numbers_++;
+  return Tag::published;
 }
 
 Tag Decoder::read_again() {

@@ -113,6 +113,20 @@ void Encoder::reference(const ReferenceRecord& record, const void* identity) {
   raw_text(record.type_hint);
 }
 
+void Encoder::published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,
+                        const void* identity) {
+  number(identity);
+  put_tag(Tag::published);
+  raw_varint(payload.size());
+  put_raw(room(payload.size()), payload.data(), payload.size());
+  raw_varint(parts.size());
+  for (const auto& part : parts) {
+    raw_varint(part.offset);
+    raw_varint(part.bytes);
+  }
+  if (!parts.empty()) raw_varint(add_shared_buffer(region, Device{}, Sharing::frozen));
+}
+
 void Encoder::raw_text(std::string_view value) {
   raw_varint(value.size());
   put_raw(room(value.size()), value.data(), value.size());

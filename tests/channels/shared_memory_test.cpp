@@ -102,6 +102,47 @@ TEST(SharedMemory, RefusesWhatIsNoMemfdOrCannotBeWritten) {
   EXPECT_EQ(code_of_map(memfd(size, all_seals | F_SEAL_WRITE), size), Code::protocol_error);
 }
 
+TEST(SharedMemory, FrozenMemoryIsWrittenByNobody) {
+  auto mine = std::move(*SharedMemory::create_to_freeze(size));
+  std::memset(mine.data(), 0x5a, size);
+  EXPECT_FALSE(mine.frozen());
+  ASSERT_TRUE(mine.freeze().ok());
+  EXPECT_TRUE(mine.frozen());
+  EXPECT_EQ(mine.span().back(), std::byte{0x5a});
+  const auto fd = std::move(*mine.share());
+  const char byte = 1;
+  EXPECT_NE(::pwrite(fd.get(), &byte, 1, 0), 1);
+  EXPECT_NE(::ftruncate(fd.get(), 0), 0);
+  EXPECT_EQ(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
+}
+
+TEST(SharedMemory, ThoseWhoMapFrozenMemoryWriteTheirOwn) {
+  auto mine = std::move(*SharedMemory::create_to_freeze(size));
+  std::memset(mine.data(), 0x5a, size);
+  ASSERT_TRUE(mine.freeze().ok());
+  auto theirs = std::move(*SharedMemory::map_handed(std::move(*mine.share()), size));
+  EXPECT_TRUE(theirs.frozen());
+  mine = {};
+  const auto one = std::move(*theirs.copy_on_write());
+  const auto other = std::move(*theirs.copy_on_write());
+  one.get()[0] = std::byte{1};
+  EXPECT_EQ(one.get()[1], std::byte{0x5a});
+  EXPECT_EQ(other.get()[0], std::byte{0x5a});
+  theirs = {};
+  EXPECT_EQ(one.get()[0], std::byte{1});  // outlives what it was made from
+}
+
+TEST(SharedMemory, OnlyWhatIsHandedOverMayBeFrozen) {
+  auto mine = std::move(*SharedMemory::create_to_freeze(size));
+  ASSERT_TRUE(mine.freeze().ok());
+  EXPECT_EQ(code_of_map(std::move(*mine.share()), size), Code::protocol_error);
+  // Handed over, but sealed only half: as memory to share, or not at all.
+  EXPECT_EQ(SharedMemory::map_handed(memfd(size, F_SEAL_SHRINK | F_SEAL_WRITE), size).status().code(),
+            Code::protocol_error);
+  EXPECT_EQ(SharedMemory::map_handed(FileDescriptor(), size).status().code(), Code::protocol_error);
+  EXPECT_FALSE(SharedMemory::map_handed(memfd(size, all_seals), size)->frozen());
+}
+
 TEST(SharedMemory, ReceivedOrSecludedMemoryIsSharedNoFurther) {
   auto mine = made();
   const auto theirs = SharedMemory::map(std::move(*mine.share()), size);

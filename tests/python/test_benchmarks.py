@@ -114,6 +114,7 @@ def lab() -> Iterator[Lab]:
         "cpp-unpinned",
         "hogs-unpinned",
         "shared-256mb",
+        "leaves-20kb",
         "tensor-64mb-busy",
         "gil-caller",
         "gil-server",

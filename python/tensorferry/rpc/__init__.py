@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
-from .._C import PyRRef, RRef, remote, rpc_async, rpc_sync
+from .._C import Published, PyRRef, RRef, remote, rpc_async, rpc_sync
 from ..agent import Agent, Counters, Explanation, WorkerInfo
 from ..batching import batch
 from ..deadlines import cancelled, deadline
@@ -26,11 +26,12 @@ from . import functions, options
 from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from typing import TypeVar
 
     from .._C import DeviceChoice
     from ..agent import Peer
+    from ..futures import Future
     from ..peers import Peer as PeerHandle
     from ..streams import Stream
 
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendType",
+    "Published",
     "PyRRef",
     "RRef",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
     "batch",
+    "call_many",
     "cancelled",
     "counters",
     "deadline",
@@ -55,6 +58,7 @@ __all__ = [
     "init_rpc",
     "is_available",
     "peer",
+    "publish",
     "remote",
     "rpc_async",
     "rpc_stream",
@@ -153,6 +157,59 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     finally:
         if agent._left:
             _C.set_default_agent(None)
+
+
+def publish(value: Any) -> Published:
+    """Encodes a value once, for any number of calls: what is large in it lies in one block of memory, which nobody can
+    write any more.
+
+    Anywhere in the arguments or the result of a call, beside values that the codec knows, the handle arrives as the
+    value. A peer on this host maps the block and copies what it writes, page by page, so each has a value of its own
+    and 64 of them take the memory of one. A peer that cannot map it (another host, another user, sockets alone) gets a
+    copy, as by any call. Sending it again costs about an empty call.
+
+    The block lives as long as the handle, or any tensor that arrived out of it, here or at a peer. It is a memfd, so
+    nothing is left behind by a process that is killed. What is done to ``value`` later does not show.
+
+    Args:
+        value: tensors on the CPU and what the codec or pickle can take; no remote references, and nothing that
+            :func:`tensorferry.share` or this function returned.
+
+    Raises:
+        TypeError: it cannot be encoded. InvalidArgument: it has tensors on a GPU. ResourceExhausted: no memory.
+
+    Example::
+
+        weights = rpc.publish(model.state_dict())
+        futures = [rpc.rpc_async(actor, load, args=(weights, step)) for actor in actors]
+    """
+    return _current().publish(value)
+
+
+def call_many(
+    peers: Iterable[Peer],
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = -1.0,
+) -> list[Future[Any]]:
+    """Calls a function on many peers with the same arguments, which are encoded once (:func:`publish`).
+
+    Args:
+        peers: names, ranks or :class:`WorkerInfo`.
+        func, args, kwargs, timeout: as for :func:`rpc_async`.
+
+    Returns:
+        A future for each peer, in their order; what goes wrong with one shows in its future alone.
+
+    Raises:
+        TypeError: the arguments cannot be sent.
+
+    Example::
+
+        losses = tensorferry.wait_all(rpc.call_many(actors, evaluate, args=(model.state_dict(),)))
+    """
+    return _current().call_many(peers, func, args, kwargs, timeout)
 
 
 def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:

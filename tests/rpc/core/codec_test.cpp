@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "rpc/core/published.h"
 #include "tests/rpc/core/values.h"
 
 namespace tensorferry {
@@ -201,6 +202,61 @@ TEST(Codec, ContainersComeBackAsTheirOwnType) {
   record.text.clear();
   record.schema = 77;
   EXPECT_EQ(round_trip(record), record);
+}
+
+TEST(Codec, PublishedValuesLieInOneFrozenBuffer) {
+  std::array<std::byte, 256> block{};
+  const Buffer region{Device{}, block.data(), block.size(), nullptr, nullptr};
+  Encoder inside;
+  inside.integer(7);
+  const auto payload = inside.take().payload;
+  const std::array parts{PublishedPart{0, 3}, PublishedPart{64, 0}, PublishedPart{64, 192}};
+  Encoder out;
+  out.published(payload, parts, region);
+  out.published(payload, {}, {});
+  const auto message = out.take();
+  ASSERT_EQ(message.buffers.size(), 1U);
+  EXPECT_EQ(message.sharing_of(0), Sharing::frozen);
+
+  Decoder in(message.payload, message.buffers);
+  ASSERT_EQ(in.next(), Tag::published);
+  const auto buffers = published_buffers(in);
+  ASSERT_EQ(buffers.size(), 3U);
+  EXPECT_EQ(buffers[0].data, block.data());
+  EXPECT_EQ(buffers[0].bytes, 3U);
+  EXPECT_EQ(buffers[2].data, block.data() + 64);
+  EXPECT_EQ(buffers[2].bytes, 192U);
+  Decoder again(in.view(), buffers);
+  EXPECT_EQ(again.next(), Tag::integer);
+  EXPECT_TRUE(again.finish().ok());
+  ASSERT_EQ(in.next(), Tag::published);
+  EXPECT_TRUE(published_buffers(in).empty());
+  EXPECT_TRUE(in.finish().ok());
+}
+
+TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferAndApart) {
+  std::array<std::byte, 256> block{};
+  const Buffer region{Device{}, block.data(), block.size(), nullptr, nullptr};
+  const std::vector<std::vector<PublishedPart>> wrong{{{0, 257}},
+                                                      {{256, 1}},
+                                                      {{1, 1}},
+                                                      {{64, 1}, {0, 1}},
+                                                      {{0, 65}, {64, 1}},
+                                                      {{0, 256}, {0, 256}},
+                                                      {{~std::uint64_t{63}, 128}},
+                                                      {{64, ~std::uint64_t{0}}}};
+  for (const auto& parts : wrong) {
+    Encoder out;
+    out.published({}, parts, region);
+    const auto message = out.take();
+    Decoder in(message.payload, message.buffers);
+    EXPECT_EQ(in.next(), Tag::invalid) << parts[0].offset << ' ' << parts[0].bytes;
+    EXPECT_EQ(in.status().code(), Code::protocol_error);
+  }
+  Encoder out;
+  out.published({}, std::array{PublishedPart{0, 1}}, region);
+  const auto message = out.take();
+  EXPECT_EQ(Decoder(message.payload, {}).next(), Tag::invalid);  // the buffer did not come
 }
 
 TEST(Codec, TensorsThatShareAStorageShareOneBuffer) {

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "rpc/core/published.h"
+
 namespace tensorferry::testing {
 namespace {
 
@@ -21,6 +23,7 @@ bool has_identity(Tag tag) {
     case Tag::pickled:
     case Tag::reference:
     case Tag::record:
+    case Tag::published:
       return true;
     default:
       return false;
@@ -128,9 +131,25 @@ void TreeReader::read_leaf(Value& out) {
     case Tag::reference:
       out.reference = in_.reference();
       break;
+    case Tag::published:
+      read_published(out);
+      break;
     default:  // none, true and false say it all
       break;
   }
+}
+
+void TreeReader::read_published(Value& out) {
+  out.text = in_.text();
+  for (const auto& part : in_.parts()) {
+    out.sizes.push_back(static_cast<std::int64_t>(part.offset));
+    out.sizes.push_back(static_cast<std::int64_t>(part.bytes));
+  }
+  if (!in_.parts().empty()) out.data = in_.buffers()[in_.buffer()].data;
+  // A message of its own, whatever it holds.
+  const auto buffers = published_buffers(in_);
+  Decoder inside(in_.view(), buffers);
+  (void)inside.skip();
 }
 
 bool TreeWriter::write_children(bool begun, const Value& value) {
@@ -162,6 +181,19 @@ bool TreeWriter::write_pickled(const Value& value, const void* identity) {
   for (const auto& [read_only, bytes] : value.buffers) buffers.push_back({view_of(bytes), read_only, nullptr});
   return write_children(out_.begin_pickled(view_of(value.text), nullptr, buffers, value.children.size(), identity),
                         value);
+}
+
+bool TreeWriter::write_published(const Value& value, const void* identity) {
+  std::vector<PublishedPart> parts;
+  for (std::size_t i = 0; i + 1 < value.sizes.size(); i += 2) {
+    parts.push_back({static_cast<std::uint64_t>(value.sizes[i]), static_cast<std::uint64_t>(value.sizes[i + 1])});
+  }
+  Buffer region;
+  for (const auto& buffer : buffers_) {
+    if (buffer.data == value.data) region = buffer;
+  }
+  out_.published(view_of(value.text), parts, region, identity);
+  return true;
 }
 
 bool TreeWriter::write(const Value& value) {
@@ -202,6 +234,8 @@ bool TreeWriter::write(const Value& value) {
     case Tag::reference:
       out_.reference(value.reference, identity);
       return true;
+    case Tag::published:
+      return write_published(value, identity);
     case Tag::again:
       return out_.again(reinterpret_cast<const void*>(value.integer + 1)) && !out_.failed();
     default:

@@ -15,10 +15,10 @@ struct Value {
   std::int64_t integer = 0;  // integer; leaves that are numbers; again: which of the objects that have an identity
   double real = 0, imaginary = 0;
   bool negative = false;
-  std::string text;                 // text, bytes, bytearray, big_integer, device, array: bytes
-  std::vector<std::int64_t> sizes;  // size
+  std::string text;                 // text, bytes, bytearray, big_integer, device, array, published: bytes
+  std::vector<std::int64_t> sizes;  // size; published: offset and bytes of each part
   TensorLayout tensor;
-  const std::byte* data = nullptr;  // tensor: its buffer
+  const std::byte* data = nullptr;  // tensor, published: its buffer
   SparseLayout sparse;
   ArrayLayout array;
   ReferenceRecord reference;
@@ -39,6 +39,7 @@ class TreeReader {
  private:
   bool read_children(Value& out, std::size_t count);
   void read_leaf(Value& out);
+  void read_published(Value& out);
 
   Decoder& in_;
   std::int64_t identities_ = 0;  // objects with an identity so far; strings have none here
@@ -61,6 +62,7 @@ class TreeWriter {
   bool write_leaf(const Value& value);
   bool write_tensor(const Value& value, const void* identity);
   bool write_pickled(const Value& value, const void* identity);
+  bool write_published(const Value& value, const void* identity);
   /// An address that stands for the next object with an identity.
   const void* next_identity() { return reinterpret_cast<const void*>(++identities_); }
 
