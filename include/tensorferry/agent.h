@@ -117,7 +117,7 @@ class Agent {
   }
 
   /// Calls `function` of `peer` (its name) and gives a future of its result. `function` is a name that the peer serves:
-  /// by serve() in C++, by tensorferry.expose() in Python; or "py:module:qualified.name" for any function that a
+  /// by serve() in C++, by rpc.expose() in Python; or "py:module:qualified.name" for any function that a
   /// Python peer can import.
   ///
   /// Tensors are not copied here: their memory may be written again when the future has completed. Errors come through
