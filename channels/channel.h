@@ -46,9 +46,9 @@ struct Refusal {
 using Offer = std::variant<Ticket, Refusal>;
 
 /// Values are values: `by_value` gives the receiver bytes of its own. `shared` hands over memory that this process made
-/// to be shared (channels/region.h) so that both sides see the same bytes, and is refused where that cannot be. `frozen`
-/// hands over memory that nobody can write any more, each page of which is the receiver's own when it writes there;
-/// where that cannot be, the bytes go by value.
+/// to be shared (channels/region.h) so that both sides see the same bytes, and is refused where that cannot be.
+/// `frozen` hands over memory that nobody can write any more, each page of which is the receiver's own when it writes
+/// there; where that cannot be, the bytes go by value.
 enum class Sharing : std::uint8_t { by_value, shared, frozen };
 
 /// Where a pulled buffer goes; the receiver's end. Never waits. `pull` calls exactly one of the two with success, or

@@ -265,7 +265,7 @@ py::object PythonAgent::call(Prepared prepared) {
                       std::move(prepared.out),
                       {},
                       std::move(prepared.method),
-          std::move(prepared.range)};
+                      std::move(prepared.range)};
   const auto call = [&] {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));

@@ -93,7 +93,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   std::mutex arrival_mutex_;
   std::optional<Result<Received>> arrived_;   // posted to a loop, which has not come to it yet
   std::vector<std::shared_ptr<Gate>> gates_;  // of threads that wait: opened when it is posted
-  const std::uint32_t forks_ = forks();  // a forked child's copy is completed by nobody
+  const std::uint32_t forks_ = forks();       // a forked child's copy is completed by nobody
 };
 
 /// Calls `callable` on the thread of the loop that `inbox` is of when `future` (a torch future, perhaps one of ours)

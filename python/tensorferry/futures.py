@@ -150,6 +150,7 @@ def await_(future: Future[_T]) -> Generator[Any, None, _T]:
     except asyncio.CancelledError:
         future.cancel()
         raise
+    return value
 
 
 # ---- failures that nobody has seen

@@ -53,7 +53,7 @@ class Forks : public ::testing::TestWithParam<Ways> {
   std::shared_ptr<RawAgent> b = join(store, "b", GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, Forks, ::testing::Values(Ways{"ring"}, Ways{"unix"}, Ways{"tcp"}),
+INSTANTIATE_TEST_SUITE_P(Over, Forks, ::testing::Values(Ways{"ring", ""}, Ways{"unix", ""}, Ways{"tcp", ""}),
                          [](const auto& tested) { return name_of(tested.param); });
 
 /// Whether `status` says that the agent is not the child's.
