@@ -355,6 +355,7 @@ Args:
 
 Raises:
     Calling the method: what :func:`remote` raises; ConnectionLost: the owner is known to be gone.)")
+      .def("_check", [](const RRef& self) { check(self.reference().status()); })
       .def("_next",
            [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
              auto& agent = self.agent();

@@ -42,6 +42,7 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
     def __init__(self, rref: RRef[Any], function: str, timeout: float, window: int) -> None:
         self._rref: RRef[Any] | None = rref
         self._function = function
+        self._peer = rref.owner_name()
         self._timeout = timeout
         self._window = window
         self._order = new_order()
@@ -66,14 +67,20 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
             raise error
         return None
 
-    def _late(self) -> errors.DeadlineExceeded:
-        return errors.DeadlineExceeded(
-            f'"{self._function}" on "{self._peer()}" did not yield its next item in {self._timeout:g} s; the stream is '
-            "closed. Raise timeout="
-        )
-
-    def _peer(self) -> str:
-        return self._rref.owner_name() if self._rref is not None else "?"
+    def _ended_by(self, error: BaseException, late: bool) -> BaseException:
+        """What is to be raised in the place of an item that did not come; closes the stream."""
+        if late:
+            error = errors.DeadlineExceeded(
+                f'"{self._function}" on "{self._peer}" did not yield its next item in {self._timeout:g} s; the stream '
+                "is closed. Raise timeout="
+            )
+        elif isinstance(error, errors.Error) and self._rref is not None:
+            try:
+                self._rref._check()
+            except errors.Error as why:  # where the generator could not be made, why not
+                error = why
+        self.close()
+        return error
 
     def __iter__(self) -> Stream[_T]:
         return self
@@ -85,11 +92,10 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         try:
             item = first.wait(self._timeout or None)
         except BaseException as error:
-            late = self._late() if isinstance(error, errors.DeadlineExceeded) and not first.done() else None
-            self.close()
-            if late is not None:
-                raise late from None
-            raise
+            ended = self._ended_by(error, isinstance(error, errors.DeadlineExceeded) and not first.done())
+            if ended is error:
+                raise
+            raise ended from None
         if not item:
             self.close()
             raise StopIteration
@@ -111,12 +117,11 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         timer = asyncio.get_running_loop().call_later(self._timeout, expire) if self._timeout else None
         try:
             item = await first
-        except BaseException:
-            late = self._late() if expired else None
-            self.close()
-            if late is not None:
-                raise late from None
-            raise
+        except BaseException as error:
+            ended = self._ended_by(error, bool(expired))
+            if ended is error:
+                raise
+            raise ended from None
         finally:
             if timer is not None:
                 timer.cancel()

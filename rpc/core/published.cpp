@@ -12,7 +12,7 @@ Result<std::shared_ptr<const Published>> Published::make(const Message& message)
   std::size_t end = 0;
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
     const auto& buffer = message.buffers[i];
-    if (buffer.device.type != DeviceType::cpu || message.destination_of(i).type != DeviceType::cpu) {
+    if (buffer.device.type != DeviceType::cpu || message.destination_of(i).device.type != DeviceType::cpu) {
       return Status(Code::invalid_argument, "cannot publish a tensor on " + text_of(buffer.device) +
                                                 ": only host memory can be mapped by many; publish tensor.cpu()");
     }

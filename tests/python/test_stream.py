@@ -307,3 +307,20 @@ def test_nothing_is_left_of_closed_streams(pair):
             next(stream)
     gc.collect()
     assert eventually(lambda: not any(a._in_flight()) and not any(b._in_flight()))
+
+
+def test_an_agent_that_serves_what_it_exposed_yields_to_streams_of_that_alone(agents):
+    a, b = agents("a"), agents("b", trust="registered")
+    b.expose(numbers)
+    b.expose(async_numbers, name="slowly")
+    b.expose(range_iterator)
+    assert list(a.rpc_stream("b", numbers, (3,))) == [0, 1, 2]
+    assert list(a.rpc_stream("b", "slowly", (3,))) == [0, 1, 2]
+    with pytest.raises(errors.PermissionDenied, match="generators"):
+        next(a.rpc_stream("b", range_iterator))
+    with pytest.raises(errors.PermissionDenied):
+        next(a.rpc_stream("b", tensors, (3,)))
+
+
+def range_iterator():
+    return iter(range(3))
