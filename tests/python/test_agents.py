@@ -9,6 +9,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
+from conftest import eventually
 
 # Public functions of tensorferry.rpc that are no methods of an agent, and why.
 NO_METHODS = {
@@ -86,7 +87,7 @@ def test_agents_of_one_process_keep_their_counters_apart(agents):
     c.rpc_sync("b", torch.sum, (torch.ones(100_000),))
     sent = [agent.counters().calls_sent for agent in (a, b, c)]
     assert sent == [3, 0, 1]
-    assert b.counters().calls_served == 4
+    assert eventually(lambda: b.counters().calls_served == 4)  # counted a moment after the answer
     assert a.counters().bytes_sent == {}
     assert sum(c.counters().bytes_sent.values()) == 400_000
 

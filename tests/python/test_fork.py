@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import re
 import select
@@ -212,15 +211,7 @@ def test_a_function_that_forks_answers_once(cluster):
     assert rpc.rpc_sync("worker1", os.waitpid, (child, 0), timeout=30) == (child, 1 << 8)
     assert rpc.rpc_sync("worker1", fork_and_raise) == cluster.pids[0]
     assert rpc.rpc_sync("worker1", os.wait, timeout=30)[1] == 1 << 8
-    assert rpc.rpc_sync("worker1", run_in_a_process) == 42
     assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
-
-
-def run_in_a_process():
-    child = multiprocessing.get_context("fork").Process(target=sys.exit, args=(42,))
-    child.start()
-    child.join(30)
-    return child.exitcode
 
 
 def test_a_child_that_exits_leaves_by_itself(tmp_path):

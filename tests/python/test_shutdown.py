@@ -200,7 +200,10 @@ def test_what_outlives_the_agent_says_so(agents):
         "get_worker_info": lambda: a.get_worker_info("b"),
     }
     for name, use in uses.items():
-        with pytest.raises(errors.AgentClosed, match=r"was shut down"):
+        # Of a call under way the peer's end of the link may be the first to end.
+        under_way = name in ("a future", "its callback", "wait_all")
+        kinds = (errors.AgentClosed, errors.ConnectionLost) if under_way else errors.AgentClosed
+        with pytest.raises(kinds, match=r"was shut down|has ended"):
             use()
             pytest.fail(f"{name} raised nothing")
     assert reference.owner_name() == "b" and not reference.is_owner() and "b" in repr(reference)
