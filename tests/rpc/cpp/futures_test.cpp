@@ -19,13 +19,14 @@ class Futures : public TypedAgents {
       if (n % 2 != 0) throw std::invalid_argument("odd");
       return n / 2;
     });
-    sim->serve("wait", [this](const CallContext& call) {
-      while (!release && !call.cancelled()) std::this_thread::sleep_for(1ms);
+    // It may go on after the test.
+    sim->serve("wait", [released = released](const CallContext& call) {
+      while (!*released && !call.cancelled()) std::this_thread::sleep_for(1ms);
     });
   }
-  void TearDown() override { release = true; }
+  void TearDown() override { *released = true; }
 
-  std::atomic<bool> release{false};
+  std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);
 };
 
 TEST_F(Futures, GiveTheirResultOnce) {
@@ -76,7 +77,6 @@ TEST_F(Futures, MayBeDroppedUnresolved) {
   for (int i = 0; i < 100; ++i) static_cast<void>(trainer->call<int>("sim", "half", 2 * i));
   static_cast<void>(trainer->call("sim", "wait"));
   EXPECT_EQ(trainer->call<int>("sim", "half", 2).get(), 1);
-  release = true;
 }
 
 TEST_F(Futures, EndWithTheirAgent) {
