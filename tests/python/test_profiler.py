@@ -9,6 +9,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
+from conftest import eventually
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -57,7 +58,7 @@ def calls_in(path):
     events = json.loads(path.read_text())["traceEvents"]
     found = {}
     for event in events:
-        if event.get("ph") == "X" and event["name"].startswith("rpc"):
+        if event.get("ph") == "X" and event["name"].startswith(("rpc", "remote")):
             number = event["args"]["Sequence number"]
             found.setdefault(event["name"], []).append((event["ts"], event["ts"] + event["dur"], number))
     return found
@@ -121,6 +122,7 @@ def test_references_and_failures_are_ranges_too(traced):
     def calls():
         thing = rpc.remote("worker1", Thing)
         assert thing.rpc_sync().method() == 5
+        assert eventually(thing.confirmed_by_owner)
         with pytest.raises(ValueError, match="on purpose"):
             rpc.rpc_sync("worker1", fail)
         with pytest.raises(AttributeError):
