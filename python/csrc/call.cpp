@@ -237,14 +237,17 @@ constexpr const char* remote_doc =
 Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.
 
 Args:
-    to, func, args, kwargs, timeout, require: as :func:`rpc_sync` takes them. The time-out is of the object's making.
+    to, func, args, kwargs, timeout, require, device: as :func:`rpc_sync` takes them. The time-out is of the object's making.
+        The object's tensors stay on their devices there.
+    wait_for_ready: as there, but it is ``remote`` itself that waits for the peer.
 
 Returns:
     An :class:`RRef`, which can be used and passed on at once.
 
 Raises:
-    What the arguments' pickling raises; NotFound: there is no such peer. An exception that ``func`` raises is kept there,
-    and raised at each use of the reference.
+    What the arguments' pickling raises; NotFound: there is no such peer; DeadlineExceeded: ``wait_for_ready`` waited in
+    vain. An exception that ``func`` raises is kept there, and raised at each use of the reference; so is InvalidArgument,
+    where the peer has no such device.
 
 Example::
 

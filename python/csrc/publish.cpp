@@ -47,8 +47,16 @@ PyTypeObject* make_type() {
       {"nbytes", &get_bytes, nullptr, "Bytes of the block that its tensors lie in.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static const char doc[] =
-      "A value that :func:`tensorferry.rpc.publish` encoded, for the arguments or the results of "
-      "any number of calls.";
+      R"(A value that :func:`tensorferry.rpc.publish` encoded, for the arguments or the results of any number of calls.
+
+It arrives there as the value. Its memory lives as long as this handle, or any tensor that arrived out of it.
+
+Example::
+
+    table = rpc.publish(torch.ones(1000, 1000))
+    assert table.nbytes >= 4_000_000
+    assert rpc.rpc_sync("worker1", torch.sum, args=(table,)) == 1e6
+)";
   static PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>(doc)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
                                 {Py_tp_repr, reinterpret_cast<void*>(&repr)},

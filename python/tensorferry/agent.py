@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
-    from ._C import DeviceChoice, DeviceLike
+    from ._C import DeviceChoice, DeviceLike, Published
     from .futures import Future
     from .rendezvous import Meeting
 
-    T = TypeVar("T")
+    _T = TypeVar("_T")
     DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
 
 Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
@@ -306,7 +306,18 @@ class Agent(_C.Agent):
         return WorkerInfo(name, rank)
 
     def peer(self, name: Peer) -> PeerHandle:
-        """A peer, with the verbs as methods: see :class:`tensorferry.Peer`."""
+        """A peer, with the verbs as methods: see :class:`tensorferry.Peer`.
+
+        Args:
+            name: its name, its rank, or a :class:`WorkerInfo`. Of a name nothing is asked: the peer may come later.
+
+        Raises:
+            NotFound: there is no such rank. AgentClosed: a rank was given, and this agent has left.
+
+        Example::
+
+            assert rpc.peer("worker1").rpc_sync(max, args=(1, 2)) == 2
+        """
         if isinstance(name, int):
             name = self.get_worker_info(name)
         return PeerHandle(self, name if isinstance(name, str) else name.name)
@@ -314,7 +325,7 @@ class Agent(_C.Agent):
     def rpc_stream(
         self,
         to: Peer,
-        func: Callable[..., Iterable[T] | AsyncIterator[T]] | str,
+        func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
         args: Iterable[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
@@ -322,7 +333,7 @@ class Agent(_C.Agent):
         window: int = 8,
         require: str | None = None,
         wait_for_ready: bool = False,
-    ) -> Stream[T]:
+    ) -> Stream[_T]:
         """Calls a generator function on a peer and returns an iterator over what it yields.
 
         Args:
@@ -340,6 +351,7 @@ class Agent(_C.Agent):
             A :class:`Stream`: an iterator, also an asynchronous one, and a context manager.
 
         Raises:
+            At once: ValueError: ``window`` is below 1; otherwise what :func:`remote` raises.
             From the iterator, after which the stream is closed: what ``func`` raised; DeadlineExceeded, where an item
             did not come in time; ConnectionLost; TypeError, where ``func`` returned no iterator.
 
@@ -347,11 +359,13 @@ class Agent(_C.Agent):
 
             def batches(epochs):                    # at the peer
                 for epoch in range(epochs):
-                    yield from load(epoch)
+                    yield torch.full((4,), float(epoch))
 
-            with rpc.rpc_stream("loader", batches, args=(3,), window=4) as stream:
+            total = torch.zeros(4)
+            with rpc.rpc_stream("worker1", batches, args=(3,), window=4) as stream:
                 for batch in stream:
-                    train(batch)
+                    total += batch
+            assert total.tolist() == [3, 3, 3, 3]
         """
         options = {"require": require, "wait_for_ready": wait_for_ready}
         return open_stream(self, to, func, args, kwargs, timeout, window, options)
@@ -373,15 +387,27 @@ class Agent(_C.Agent):
         Example::
 
             print(rpc.explain("worker1"))
-            print(rpc.explain("worker1", torch.ones(3, device="cuda")))
+            print(rpc.explain("worker1", torch.ones(3), device="cpu"))
         """
         local = None if tensor is None else tensor.device
         bytes_ = 1 << 20 if tensor is None else tensor.numel() * tensor.element_size()
         found = self._explain(peer, _device(local), device, bytes_)
         return Explanation(devices=f"{local or 'cpu'} -> {found.pop('remote')}", **found)
 
-    def publish(self, value: Any) -> _C.Published:
-        """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`."""
+    def publish(self, value: Any) -> Published:
+        """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`.
+
+        Args:
+            value: as :func:`tensorferry.rpc.publish` takes it.
+
+        Raises:
+            TypeError, InvalidArgument, ResourceExhausted: as there.
+
+        Example::
+
+            table = rpc.publish(torch.ones(1000, 1000))
+            assert rpc.rpc_sync("worker1", torch.sum, args=(table,)) == 1e6
+        """
         return _C.publish(self, value)
 
     def call_many(
@@ -392,7 +418,21 @@ class Agent(_C.Agent):
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
     ) -> list[Future[Any]]:
-        """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`."""
+        """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`.
+
+        Args:
+            peers, func, args, kwargs, timeout: as :func:`tensorferry.rpc.call_many` takes them.
+
+        Returns:
+            A future for each peer, in their order.
+
+        Raises:
+            TypeError: as there.
+
+        Example::
+
+            assert tensorferry.wait_all(rpc.call_many(["worker1", "server"], max, args=(1, 2))) == [2, 2]
+        """
         given: tuple[Any, ...] | _C.Published = tuple(args or ())
         named = dict(kwargs or {})
         if _C.is_called_by_name(func):

@@ -43,19 +43,25 @@ def batch(max_size: int, max_wait: float = 0.0) -> Callable[[Callable[..., list[
             the one before it ran, and nobody waits for more.
 
     Raises:
-        ValueError: at each caller, where the function returns another number of results than there were calls.
+        ValueError: ``max_size`` is below 1, or ``max_wait`` below 0. At each caller, where the function returns another
+            number of results than there were calls.
         TypeError: the function takes ``*args`` or ``**kwargs``, or is a coroutine function.
 
     Example::
 
         class Model:
+            def __init__(self):
+                self.network = torch.nn.Linear(784, 10)
+
             @rpc.batch(max_size=32, max_wait=0.005)
             @torch.no_grad()
             def predict(self, rows, temperature=1.0):   # lists, of the same length
-                return list(self.network(torch.stack(rows)).softmax(-1))
+                logits = self.network(torch.stack(rows)) / torch.tensor(temperature)[:, None]
+                return list(logits.softmax(-1))
 
         model = rpc.remote("server", Model)
-        model.rpc_sync().predict(row)                    # a row, and its result
+        result = model.rpc_sync().predict(torch.ones(784))  # of one row
+        assert result.shape == (10,)
     """
     if max_size < 1 or not max_wait >= 0:
         raise ValueError("a batch has at least 1 call, and waits 0 or more seconds")

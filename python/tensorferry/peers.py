@@ -24,9 +24,14 @@ class Peer:
 
     Example::
 
-        log = rpc.peer("logger").ordered()
-        for line in lines:
-            log.rpc_async(write, args=(line,))
+        worker = rpc.peer("worker1")
+        assert worker.rpc_sync(max, args=(1, 2)) == 2
+        assert list(worker.rpc_stream(iter, args=([3, 4],))) == [3, 4]
+
+        log = worker.ordered()
+        lines = log.remote(list)
+        futures = [log.rpc_async(print, args=(line,)) for line in ("first", "second")]
+        tensorferry.wait_all(futures)               # "second" was printed after "first"
     """
 
     def __init__(self, agent: _C.Agent, name: str, order: int = 0) -> None:
@@ -55,7 +60,18 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> Any:
-        """:func:`rpc_sync` to this peer; ``options`` are its keywords."""
+        """:func:`rpc_sync` to this peer.
+
+        Args:
+            func, args, kwargs, timeout: as :func:`rpc_sync` takes them.
+            options: its keywords, such as ``device``.
+
+        Returns:
+            What ``func(*args, **kwargs)`` returned there.
+
+        Raises:
+            What :func:`rpc_sync` raises.
+        """
         return self._agent.rpc_sync(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
     def rpc_async(
@@ -66,7 +82,18 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> Future[Any]:
-        """:func:`rpc_async` to this peer; ``options`` are its keywords."""
+        """:func:`rpc_async` to this peer.
+
+        Args:
+            func, args, kwargs, timeout: as :func:`rpc_sync` takes them.
+            options: the keywords of :func:`rpc_async`, such as ``device``.
+
+        Returns:
+            A :class:`Future`.
+
+        Raises:
+            What :func:`rpc_async` raises.
+        """
         return self._agent.rpc_async(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
     def remote(
@@ -77,7 +104,18 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> RRef[Any]:
-        """:func:`remote` to this peer; ``options`` are its keywords. Methods of what it makes are not in the order."""
+        """:func:`remote` to this peer. Of an ``ordered()`` one the making is in the order, not what is done to it then.
+
+        Args:
+            func, args, kwargs, timeout: as :func:`remote` takes them.
+            options: its keywords, such as ``device``.
+
+        Returns:
+            An :class:`RRef`.
+
+        Raises:
+            What :func:`remote` raises.
+        """
         return self._agent.remote(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
     def rpc_stream(
@@ -90,6 +128,17 @@ class Peer:
         window: int = 8,
         **options: Any,
     ) -> Stream[_T]:
-        """:func:`rpc_stream` to this peer; ``options`` are the keywords of :func:`remote`."""
+        """:func:`rpc_stream` to this peer.
+
+        Args:
+            func, args, kwargs, timeout, window: as :func:`rpc_stream` takes them.
+            options: the keywords of :func:`remote`, such as ``require``.
+
+        Returns:
+            A :class:`Stream`.
+
+        Raises:
+            What :func:`rpc_stream` raises.
+        """
         options.setdefault("_order", self._order)
         return open_stream(self._agent, self.name, func, args, kwargs, timeout, window, options)

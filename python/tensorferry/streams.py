@@ -37,6 +37,20 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
     its own agent leaves.
 
     An exception of the generator's is raised in the place of the item that it would have yielded, and ends the stream.
+
+    Raises:
+        In the place of an item, after which the stream is closed: what the generator raised; DeadlineExceeded: the item
+        did not come in time; ConnectionLost: the peer was lost; AgentClosed: this agent has left.
+
+    Example::
+
+        def squares(count):                         # at the peer
+            for number in range(count):
+                yield number * number
+
+        stream = rpc.rpc_stream("worker1", squares, args=(10**9,))
+        assert [next(stream), next(stream), next(stream)] == [0, 1, 4]
+        stream.close()                              # and the generator ends there
     """
 
     def __init__(self, rref: RRef[Any], function: str, timeout: float, window: int) -> None:

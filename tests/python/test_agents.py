@@ -16,6 +16,7 @@ NO_METHODS = {
     "init_rpc": "tensorferry.Agent(...) itself starts one",
     "is_available": "tells of the package",
     "get_rpc_timeout": "Agent.timeout, a property",
+    "batch": "decorates functions, which any agent of the process may serve",
     "deadline": "bounds the calls made inside, whichever agent makes them",
     "cancelled": "tells of the call that this thread serves",
 }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..peers import Peer as PeerHandle
     from ..streams import Stream
 
-    T = TypeVar("T")
+    _T = TypeVar("_T")
 
 __all__ = [
     "BackendType",
@@ -180,8 +180,9 @@ def publish(value: Any) -> Published:
 
     Example::
 
-        weights = rpc.publish(model.state_dict())
-        futures = [rpc.rpc_async(actor, load, args=(weights, step)) for actor in actors]
+        weights = rpc.publish(torch.nn.Linear(784, 10).state_dict())
+        futures = [rpc.rpc_async(actor, len, args=(weights,)) for actor in ("worker1", "server")]
+        assert tensorferry.wait_all(futures) == [2, 2]
     """
     return _current().publish(value)
 
@@ -207,7 +208,8 @@ def call_many(
 
     Example::
 
-        losses = tensorferry.wait_all(rpc.call_many(actors, evaluate, args=(model.state_dict(),)))
+        weights = torch.nn.Linear(784, 10).state_dict()
+        assert tensorferry.wait_all(rpc.call_many(["worker1", "server"], len, args=(weights,))) == [2, 2]
     """
     return _current().call_many(peers, func, args, kwargs, timeout)
 
@@ -230,13 +232,27 @@ def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
 
 
 def peer(name: Peer) -> PeerHandle:
-    """A peer, with the verbs as methods, in order if wanted: see :class:`tensorferry.Peer`."""
+    """A peer, with the verbs as methods, in order if wanted: see :class:`tensorferry.Peer`.
+
+    Args:
+        name: its name, its rank, or a :class:`WorkerInfo`. Of a name nothing is asked: the peer may come later.
+
+    Raises:
+        NotFound: there is no such rank. RuntimeError: there is no agent.
+
+    Example::
+
+        log = rpc.peer("worker1").ordered()
+        first, second = log.rpc_async(print, args=("first",)), log.rpc_async(print, args=("second",))
+        second.wait()
+        assert first.done()
+    """
     return _current().peer(name)
 
 
 def rpc_stream(
     to: Peer,
-    func: Callable[..., Iterable[T] | AsyncIterator[T]] | str,
+    func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
     args: Iterable[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = -1.0,
@@ -244,9 +260,30 @@ def rpc_stream(
     window: int = 8,
     require: str | None = None,
     wait_for_ready: bool = False,
-) -> Stream[T]:
+) -> Stream[_T]:
     """Calls a generator function on a peer and returns an iterator over what it yields: see
-    :meth:`tensorferry.Agent.rpc_stream`."""
+    :meth:`tensorferry.Agent.rpc_stream`.
+
+    Args:
+        to, func, args, kwargs, timeout, window: as there. The time-out is of each item.
+        require, wait_for_ready: as :func:`remote` takes them.
+
+    Returns:
+        A :class:`tensorferry.Stream`: an iterator, also an asynchronous one, and a context manager.
+
+    Raises:
+        What :meth:`tensorferry.Agent.rpc_stream` raises, at once or from the iterator.
+
+    Example::
+
+        async def ticks(count):                     # at the peer
+            for tick in range(count):
+                await asyncio.sleep(0.01)
+                yield tick
+
+        with rpc.rpc_stream("worker1", ticks, args=(3,)) as stream:
+            assert [tick async for tick in stream] == [0, 1, 2]
+    """
     return _current().rpc_stream(
         to, func, args, kwargs, timeout, window=window, require=require, wait_for_ready=wait_for_ready
     )
