@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,10 @@ import tensorferry
 import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist
+
+
+# A shell's background job ignores it, and Python then leaves it at that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
