@@ -51,7 +51,7 @@ tensorferry_archive(tensorferry_core core tensorferry
 set(torch_headers PATTERN "torch.h" EXCLUDE)
 if(TENSORFERRY_TORCH)
   tensorferry_archive(tensorferry_with_torch torch tensorferry_torch
-    OF tensorferry_converters tensorferry_rpc tensorferry_cpp_torch LINK tensorferry_core tensorferry::libtorch)
+    OF tensorferry_host_converters tensorferry_rpc tensorferry_cpp_torch LINK tensorferry_core tensorferry::libtorch)
   set(torch_headers)
 else()
   file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # of an earlier configuration of this folder

@@ -317,9 +317,9 @@ def interrupt_soon(seconds=0.2):
 
 
 INTERRUPTED = {
-    "rpc_sync": '"time:sleep" on "b"',
-    "wait": '"time:sleep" on "b"',
-    "wait_all": '"time:sleep" on "b"',
+    "rpc_sync": '"sleep" on "b"',
+    "wait": '"sleep" on "b"',
+    "wait_all": '"sleep" on "b"',
     "then": "a future that a callback or another future completes",
     "to_here": 'an object on "b"',
     "method": 'the method "late" of an object on "b"',
