@@ -207,7 +207,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
       }
     }
     const auto left = until - steady_clock::now();
-    if (left <= left.zero()) {
+    if (left <= std::chrono::nanoseconds::zero()) {
       return named({Code::deadline_exceeded, formatted("\"{}\" was not set within {} ms", key, timeout.count())});
     }
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
