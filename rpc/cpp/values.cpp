@@ -116,14 +116,14 @@ void ValueWriter::real(double value) { out_->real(value); }
 void ValueWriter::complex(std::complex<double> value) { out_->complex(value.real(), value.imag()); }
 void ValueWriter::text(std::string_view value) {
   if (value.size() <= inline_limit) return out_->text(value);
-  const auto copy = std::make_shared<std::string>(value);
+  auto copy = std::make_shared<std::string>(value);
   out_->text(*copy, [&] { return copy; });
 }
 void ValueWriter::bytes(std::span<const std::byte> value) {
   if (value.size() <= inline_limit) {
     return out_->bytes(value, [] { return Owner(); });
   }
-  const auto copy = std::make_shared<Bytes>(value.begin(), value.end());
+  auto copy = std::make_shared<Bytes>(value.begin(), value.end());
   out_->bytes(*copy, [&] { return copy; });
 }
 void ValueWriter::tensor(const Tensor& value) {
