@@ -57,7 +57,7 @@ TEST_F(Objects, AreUsedByTheirMethods) {
 TEST_F(Objects, LiveAsLongAsTheyAreHeld) {
   {
     const auto counter = trainer->call<Object>("sim", "make").get();
-    const auto copy = counter;
+    const auto copy = counter;  // NOLINT(performance-unnecessary-copy-initialization): it holds the object too
     EXPECT_EQ(copy.call<int>("add", 1).get(), 1);
     EXPECT_EQ(alive, 1);
   }

@@ -106,7 +106,7 @@ TEST(DLPack, IsTakenOverOnceWhateverComesOfIt) {
   deleted = 0;
   {
     const auto tensor = from_dlpack(&managed);
-    const auto copy = tensor;
+    const auto copy = tensor;  // NOLINT(performance-unnecessary-copy-initialization): it holds the memory too
     EXPECT_THAT(copy.elements<float>(), ElementsAre(7, 8));
     EXPECT_EQ(deleted, 0);
   }
