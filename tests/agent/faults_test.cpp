@@ -378,8 +378,8 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
   ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
   // Its process ends at once, which may be seen before its farewell is read.
   EXPECT_THAT(what(call.take().status()),
-              testing::AnyOf(HasSubstr("the link to \"b\" has ended: it left the job"),
-                             HasSubstr("the link to \"b\" has ended: its process has ended")));
+              ::testing::AnyOf(HasSubstr("the link to \"b\" has ended: it left the job"),
+                               HasSubstr("the link to \"b\" has ended: its process has ended")));
   EXPECT_EQ(b->reap(), 0);
   EXPECT_EQ(call_sync(*me, "b", "echo", {}).status().code(), Code::not_found);
 }
