@@ -121,7 +121,8 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
         if (greeted && link->attach(std::move(greeted->socket), greeted->local, true, greeted->hello)) return;
         why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
       }
-      if (engine->leaving || why.code() == Code::unauthenticated) return link->close(why);
+      if (engine->leaving) return link->close(why);
+      // One with another key may be a stranger who was given the port of a peer that ended.
       if (link->unreachable(why)) return;
       std::this_thread::sleep_for(Milliseconds(20));
     }

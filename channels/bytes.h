@@ -91,6 +91,12 @@ class Reader {
     fail();
     return 0;
   }
+  /// A byte that is 0 or 1.
+  bool flag() {
+    const auto value = get<std::uint8_t>();
+    if (value > 1) fail();
+    return value == 1;
+  }
   ByteView sized() { return raw(varint()); }
   std::string_view text() { return text_of(sized()); }
   /// A count of elements of which each takes at least `least` bytes: fails where they cannot all be there.

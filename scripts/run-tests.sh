@@ -29,7 +29,9 @@ reasons=$(sed -n '/: Skipped$/{n;p}' "$folder/Testing/Temporary/LastTest.log" 2>
 
 if [ -n "$python" ]; then
   say "Python tests, with $("$python" -c 'import torch; print("torch", torch.__version__)')"
-  PYTHONPATH=$PWD/$folder/python "$python" -m pytest tests/python -rsfE -q -m "not soak" | tee "$log" || failed=1
+  parallel=() # by file, as the tests of one share processes
+  if "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$((jobs < 4 ? jobs : 4))" --dist loadfile); fi
+  PYTHONPATH=$PWD/$folder/python "$python" -m pytest tests/python -rsfE -q -m "not soak" "${parallel[@]}" | tee "$log" || failed=1
   py=$(tail -n 1 "$log")
 fi
 

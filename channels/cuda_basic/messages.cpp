@@ -21,13 +21,6 @@ struct Write {
   }
 };
 
-/// 0 or 1.
-bool flag(Reader& in) {
-  const auto value = in.get<std::uint8_t>();
-  if (value > 1) in.fail();
-  return value == 1;
-}
-
 }  // namespace
 
 Bytes encode(const Control& control) {
@@ -45,13 +38,13 @@ std::optional<Control> control_of(ByteView bytes) {
       control = Staging{};
       break;
     case Kind::mapped:
-      control = Mapped{flag(in)};
+      control = Mapped{in.flag()};
       break;
     case Kind::request: {
       Request request;
       request.offer = in.varint();
       request.bytes = in.varint();
-      request.ring = flag(in);
+      request.ring = in.flag();
       control = request;
       break;
     }
@@ -76,7 +69,7 @@ std::optional<Opaque> opaque_of(ByteView bytes) {
   Opaque opaque;
   opaque.offer = in.varint();
   opaque.bytes = in.varint();
-  opaque.ring = flag(in);
+  opaque.ring = in.flag();
   if (in.failed() || !in.empty()) return std::nullopt;
   return opaque;
 }

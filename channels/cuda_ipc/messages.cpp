@@ -40,13 +40,6 @@ struct Write {
   }
 };
 
-/// 0 or 1.
-bool flag(Reader& in) {
-  const auto value = in.get<std::uint8_t>();
-  if (value > 1) in.fail();
-  return value == 1;
-}
-
 void fill(std::span<std::byte> out, Reader& in) {
   const auto bytes = in.raw(out.size());
   std::copy(bytes.begin(), bytes.end(), out.begin());
@@ -80,7 +73,7 @@ Control read(Reader& in) {
     case Kind::opened: {
       Opened opened;
       opened.id = in.varint();
-      opened.ok = flag(in);
+      opened.ok = in.flag();
       return opened;
     }
     case Kind::gone:
@@ -125,7 +118,7 @@ std::optional<Place> place_of(ByteView bytes) {
   Place place;
   place.offer = in.varint();
   place.bytes = in.varint();
-  place.chunked = flag(in);
+  place.chunked = in.flag();
   place.base = in.varint();
   place.offset = in.varint();
   place.value = in.get<std::uint32_t>();

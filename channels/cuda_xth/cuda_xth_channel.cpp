@@ -1,6 +1,6 @@
 #include "channels/cuda_xth/cuda_xth_channel.h"
 
-#include <mutex>
+#include <atomic>
 #include <utility>
 
 #include "channels/completion.h"

@@ -16,6 +16,7 @@
 #include "python/csrc/serve.h"
 #include "python/csrc/served.h"
 #include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
 
 namespace tensorferry::python {
 namespace {
@@ -162,7 +163,7 @@ void PythonAgent::leave_all() {
 // ---- calls
 
 std::string PendingCall::text() const {
-  if (!method.empty()) return "the method \"" + method + "\" of an object on \"" + peer + "\"";
+  if (function->name == method_function) return "the method \"" + label + "\" of an object on \"" + peer + "\"";
   if (call && call.function() == fetch_function) return "an object on \"" + peer + "\"";
   if (!call) return "room to send to \"" + peer + "\"";
   return "\"" + shown() + "\" on \"" + peer + "\"";
@@ -250,7 +251,6 @@ PendingCall PythonAgent::start(Prepared prepared) {
           prepared.number,
           std::move(prepared.out),
           {},
-          std::move(prepared.method),
           std::move(prepared.range)};
 }
 
@@ -258,13 +258,12 @@ py::object PythonAgent::call(Prepared prepared) {
   prepared.passage.sent();
   PendingCall pending{{},
                       prepared.function,
-                      {},
+                      prepared.options.label,
                       std::string(prepared.peer_name),
                       std::move(prepared.passage),
                       prepared.number,
                       std::move(prepared.out),
                       {},
-                      std::move(prepared.method),
                       std::move(prepared.range)};
   const auto call = [&] {
     pending.call =

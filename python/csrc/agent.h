@@ -57,7 +57,6 @@ struct PendingCall {
   std::uint64_t number = 0;                  // References::begin_call's
   at::Tensor out;                            // where the result goes; undefined: wherever it lands
   std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
-  std::string method;                        // of a remote object, where that is what it calls
   std::unique_ptr<CallRange> range;          // until it ends; null: nobody looks
 
   /// What errors call the function.
@@ -95,7 +94,6 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     Passage passage;
     std::uint64_t number = 0;
     at::Tensor out;
-    std::string method;  // of a remote object; "": it calls a function
     std::unique_ptr<CallRange> range;
   };
   /// With `creation` the result stays at the callee as a remote object.

@@ -8,12 +8,13 @@
 #include "python/csrc/future.h"
 #include "python/csrc/out.h"
 #include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
 
 namespace tensorferry::python {
 namespace {
 
 const std::shared_ptr<const WireName>& method_name() {
-  static const auto& name = *new auto(std::make_shared<const WireName>("tf:method", false));
+  static const auto& name = *new auto(std::make_shared<const WireName>(std::string(method_function), false));
   return name;
 }
 const std::shared_ptr<const WireName>& next_name() {
@@ -23,6 +24,11 @@ const std::shared_ptr<const WireName>& next_name() {
 const std::shared_ptr<const WireName>& fetch_name() {
   static const auto& name = *new auto(std::make_shared<const WireName>(std::string(fetch_function), false));
   return name;
+}
+
+py::bytes bytes_of(const MethodTarget& target) {
+  const auto bytes = target.encode();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 std::string text_of_type_hint(const py::object& hint) {
@@ -102,43 +108,16 @@ PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::ar
   agent_->check_usable_here();
   check(reference_->status());
   const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
-  auto prepared =
-      agent_->prepare_internal(owner_name(), method_name(), target.encoded(), args, kwargs, timeout, name, creation);
-  prepared.method = name;
-  return prepared;
+  return agent_->prepare_internal(owner_name(), method_name(), bytes_of(target), args, kwargs, timeout, name, creation);
 }
 
 PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, const std::string& label) const {
   check(reference_->status());
   const MethodTarget target{reference_->owner().incarnation, reference_->object(), "__next__"};
   auto prepared =
-      agent_->prepare_internal(owner_name(), next_name(), target.encoded(), py::make_tuple(seconds), {}, 0, label);
+      agent_->prepare_internal(owner_name(), next_name(), bytes_of(target), py::make_tuple(seconds), {}, 0, label);
   prepared.options.order = order;
   return prepared;
-}
-
-py::bytes MethodTarget::encoded() const {
-  Bytes out;
-  Writer writer(out);
-  writer.put(owner);
-  writer.put(object.incarnation);
-  writer.put(object.counter);
-  writer.raw(view_of(method));
-  return {reinterpret_cast<const char*>(out.data()), out.size()};
-}
-
-MethodTarget MethodTarget::decoded(py::handle bytes) {
-  MethodTarget target;
-  char* data = nullptr;
-  Py_ssize_t size = 0;
-  if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
-  Reader reader(view_of(std::string_view(data, static_cast<std::size_t>(size))));
-  target.owner = reader.get<std::uint64_t>();
-  target.object.incarnation = reader.get<std::uint64_t>();
-  target.object.counter = reader.get<std::uint64_t>();
-  target.method = text_of(reader.rest());
-  if (reader.failed() || target.method.empty()) throw py::value_error("tf:method without a method");
-  return target;
 }
 
 // ---- objects

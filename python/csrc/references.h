@@ -47,16 +47,6 @@ class RRef {
   std::shared_ptr<Reference> reference_;
 };
 
-/// The first argument of tf:method: whose method, and which.
-struct MethodTarget {
-  std::uint64_t owner = 0;  // its incarnation: another life of it answers ConnectionLost
-  RRefId object;
-  std::string method;
-
-  [[nodiscard]] py::bytes encoded() const;
-  static MethodTarget decoded(py::handle bytes);
-};
-
 /// The objects and references of one agent.
 class RemoteObjects {
  public:

@@ -16,6 +16,7 @@
 #include "python/csrc/references.h"
 #include "python/csrc/served.h"
 #include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
 
 namespace tensorferry::python {
 
@@ -184,6 +185,15 @@ Status other_life(const PythonAgent& agent) {
   return {Code::connection_lost, "the object was on an earlier \"" + agent.self().name + "\", which has ended"};
 }
 
+MethodTarget target_of(py::handle bytes) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
+  auto target = MethodTarget::decode(view_of(std::string_view(data, static_cast<std::size_t>(size))));
+  if (!target) throw py::value_error("tf:method without a method");
+  return *std::move(target);
+}
+
 /// The object whose `target` stands before the arguments.
 py::object object_of_target(const MethodTarget& target, Answer& answer) {
   auto& agent = answer.agent();
@@ -194,8 +204,8 @@ py::object object_of_target(const MethodTarget& target, Answer& answer) {
 void run_method(const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
-  const auto range = range_of("tf:method", answer);
-  const auto target = MethodTarget::decoded(incoming->first("tf:method without a target"));
+  const auto range = range_of(method_function, answer);
+  const auto target = target_of(incoming->first("tf:method without a target"));
   const auto object = object_of_target(target, answer);
   const auto& agent = answer.agent();
   const auto method = agent.registered() ? agent.exposed().method(object, target.method)
@@ -206,7 +216,7 @@ void run_method(const Received& received, Answer& answer) {
 void run_next(const Received& received, Answer& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
-  const auto target = MethodTarget::decoded(incoming->first("tf:next without a target"));
+  const auto target = target_of(incoming->first("tf:next without a target"));
   const auto object = object_of_target(target, answer);
   auto* const kind = Py_TYPE(object.ptr());
   const bool generator = kind == &PyGen_Type || kind == &PyAsyncGen_Type;
@@ -286,7 +296,7 @@ void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string&
 void serve_python(const std::shared_ptr<PythonAgent>& agent) {
   constexpr HandlerOptions with_gil{.executor = true};
   agent->agent().serve("tf:here", [](const Request&, Reply reply) { reply.send({}); });
-  agent->agent().serve("tf:method", handler(agent, &run_method), with_gil);
+  agent->agent().serve(std::string(method_function), handler(agent, &run_method), with_gil);
   agent->agent().serve("tf:next", handler(agent, &run_next), with_gil);
   agent->agent().serve(
       std::string(fetch_function),

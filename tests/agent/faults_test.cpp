@@ -341,9 +341,15 @@ TEST_P(Faults, AgentsJoinAndLeaveAtAnyTimeAndLeaveNothingBehind) {
     const auto agent = join_as("guest");
     ASSERT_TRUE(agent);
     serve_echo(*agent);
-    EXPECT_TRUE(call_sync(*agent, "b", "echo", with_buffer(static_cast<std::size_t>(i % 4) * 200'000)).ok());
+    const auto there = call_sync(*agent, "b", "echo", with_buffer(static_cast<std::size_t>(i % 4) * 200'000));
+    EXPECT_TRUE(there.ok()) << i << ": " << there.status().text();
     // That the guest before it left may be known here only after the first call to its name.
-    EXPECT_TRUE(eventually([&] { return call_sync(*me, "guest", "echo", with_buffer(500'000)).ok(); }));
+    Status here;
+    EXPECT_TRUE(eventually([&] {
+      here = call_sync(*me, "guest", "echo", with_buffer(500'000)).status();
+      return here.ok();
+    })) << i << ": "
+        << here.text();
     auto pending = agent->call("b", "hang", {});
     if (i % 2 == 0) agent->leave();
   };

@@ -22,7 +22,6 @@ import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist
 
-
 # A shell's background job ignores it, and Python then leaves it at that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -314,7 +314,7 @@ class Odd:
         torch.nn.functional.relu,
         torch.preserve_format,
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__qualname__", type(value).__name__),
 )
 def test_types_of_others_arrive_as_what_they_were(value):
     got = there_and_back((value, 1))[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,11 +48,20 @@ def free_port() -> int:
         return port
 
 
-def start_peer(name: str, rendezvous: str, rank: int = -1, world_size: int = 0) -> subprocess.Popen[str]:
+def start_peer(
+    name: str,
+    rendezvous: str,
+    rank: int = -1,
+    world_size: int = 0,
+    stderr: int | None = None,
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[str]:
     if not PEER.is_file():
         pytest.skip(f"{PEER} is not built")
     command = [str(PEER), name, rendezvous, str(rank), str(world_size)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | (environment or {})
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=environment)
 
 
 def end_peer(peer: subprocess.Popen[str]) -> int:
@@ -186,6 +197,44 @@ def test_cpp_joins_a_group_that_comes_and_goes() -> None:
             assert peer.stdout is not None and peer.stdout.readline() == "ready\n"
             assert head.rpc_sync("visitor", "add", args=(life, 1)) == life + 1
             assert end_peer(peer) == 0
+
+
+def test_cpp_takes_its_place_from_the_environment() -> None:
+    port = free_port()
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "1", "WORLD_SIZE": "2"}
+    peer = start_peer("by environment", "env://", environment=place)
+    with tensorferry.Agent("head", 0, 2, init_method=f"tcp://127.0.0.1:{port}", join_timeout=60) as head:
+        assert head.rpc_sync(1, "add", args=(2, 3)) == 5
+        assert peer.stdin is not None
+        peer.stdin.close()
+        head.shutdown(timeout=60)
+    assert peer.wait(60) == 0
+
+
+def test_cpp_without_an_environment_says_what_is_missing() -> None:
+    peer = start_peer("lost", "env://", stderr=subprocess.PIPE, environment={"MASTER_ADDR": "", "MASTER_PORT": ""})
+    assert peer.wait(60) == 1 and peer.stderr is not None
+    assert "env:// (MASTER_ADDR, MASTER_PORT) needs a host and a port" in peer.stderr.read()
+
+
+def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path) -> None:
+    if not PEER.is_file():
+        pytest.skip(f"{PEER} is not built")
+    (tmp_path / "main.py").write_text(
+        "import tensorferry\n"
+        "with tensorferry.Agent('head') as head:\n"
+        "    print('the sum is', head.rpc_sync('from torchrun', 'add', args=(2, 3)))\n"
+        "    head.shutdown()\n"
+    )
+    job = tmp_path / "job.sh"
+    job.write_text(
+        f"cd {tmp_path}\n"
+        f"if [ $RANK = 0 ]; then exec {sys.executable} main.py; fi\n"
+        f"exec {PEER} 'from torchrun' env:// -1 0 </dev/null\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", "sh", str(job)]
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "the sum is 5" in done.stdout, done.stdout + done.stderr
 
 
 def test_cpp_meets_python_at_the_built_in_store() -> None:

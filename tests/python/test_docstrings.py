@@ -200,8 +200,9 @@ def test_it_gives_an_example(public: Public) -> None:
 
 
 @pytest.fixture
-def place(agents) -> Iterator[types.ModuleType]:
+def place(agents, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """A module for an example, in a process with the agents "worker0" (the default one), "worker1" and "server"."""
+    monkeypatch.setattr(tensorferry.exposing, "everywhere", _C.Exposed())
     for rank, name in enumerate(("worker0", "worker1", "server")):
         agent = agents(name, rank=rank)
         if rank == 0:

@@ -361,7 +361,9 @@ def test_another_version_of_the_class_is_a_clear_error(module, fields, maker):
 
 
 @pytest.mark.parametrize(
-    "other", [int, len, 3, Pair, OwnNew, torch.nn.Linear, lambda: 1, collections.OrderedDict], ids=repr
+    "other",
+    [int, len, 3, Pair, OwnNew, torch.nn.Linear, lambda: 1, collections.OrderedDict],
+    ids=lambda other: getattr(other, "__qualname__", repr(other)),
 )
 def test_a_name_that_leads_to_something_else_builds_nothing(module, other):
     encoded = codec.encode(module.add("Fine", ["x"])(1))
