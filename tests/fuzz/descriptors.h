@@ -12,9 +12,10 @@
 
 namespace tensorferry::fuzzing {
 
+inline const FileDescriptor something(::eventfd(0, EFD_CLOEXEC));  // there before anybody counts descriptors
+
 /// Sends `bytes`, and up to 64 descriptors with the first of them; what sendmsg() returned.
 inline ssize_t send_with_descriptors(int fd, ByteView bytes, std::size_t descriptors) {
-  static const FileDescriptor something(::eventfd(0, EFD_CLOEXEC));
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 64)> ancillary{};
   iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr message{};
