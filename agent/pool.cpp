@@ -412,7 +412,21 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   held_.pop_front();
 }
 
+/// Sleepers are woken in turn, so that under a trickle of work none of them is idle for long.
+bool Pool::is_surplus() {
+  if (threads_ - ending_ <= limits_.least) return false;
+  if (const auto now = Clock::now(); now - spare_since_ >= limits_.idle) {
+    surplus_ = std::exchange(spare_, parked_);
+    spare_since_ = now;
+  }
+  surplus_ = std::min(surplus_, spare_);
+  if (surplus_ == 0) return false;
+  --surplus_;
+  return true;
+}
+
 bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
+  if (is_surplus()) return false;
   const auto ticket = doorbell_->ticket();
   self.sources = sources_;  // with the ticket: whoever adds one later rings
   ++parked_;
@@ -426,7 +440,7 @@ bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
     doorbell_->unpark();
   }
   lock.lock();
-  --parked_;
+  spare_ = std::min(spare_, --parked_);
   if (wakes_ > 0) --wakes_;
   return woken || threads_ - ending_ <= limits_.least;
 }

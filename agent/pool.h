@@ -61,7 +61,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   struct Limits {
     int least = 2;
     int most = 1024;  // handlers at once; a few threads more read, dial and complete calls meanwhile
-    std::chrono::milliseconds idle{5000};  // a thread beyond `least` ends when idle for so long
+    std::chrono::milliseconds idle{5000};  // threads beyond `least` that were not needed for so long end
   };
   enum class Watch : std::uint8_t {
     always,    // level-triggered: reported until it has been read
@@ -145,6 +145,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool serve(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock);
   bool park(Worker& self, std::unique_lock<std::mutex>& lock);
+  bool is_surplus();
   void begin_polling(Worker& self);
   void end_polling(Worker& self);
   void enter(Worker& self);
@@ -182,6 +183,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   int threads_ = 0;
   int parked_ = 0;    // threads that wait for work: at the doorbell, or on their way there
   int wakes_ = 0;     // of which so many have been woken
+  int spare_ = 0;     // the fewest that were parked since `spare_since_`: fewer threads would have done
+  Clock::time_point spare_since_;
+  int surplus_ = 0;   // threads that may end, as the last look at `spare_` found
   int starting_ = 0;  // threads that have not come to look for work yet
   int ending_ = 0;    // threads that look for no more
   std::uint64_t finished_ = 0;

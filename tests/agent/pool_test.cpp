@@ -250,6 +250,25 @@ TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
   finish();
 }
 
+TEST_F(Pools, ThreadsEndAlsoWhileATrickleOfJobsWakesThemInTurn) {
+  start({.idle = milliseconds(200)});
+  Gate gate;
+  std::atomic<int> inside{0};
+  for (int i = 0; i < 30; ++i) {
+    pool->submit_handler([&] {
+      ++inside;
+      gate.wait();
+    });
+  }
+  ASSERT_TRUE(eventually([&] { return inside == 30; }));
+  gate.open();
+  EXPECT_TRUE(eventually([&] {
+    pool->submit_long([] {});  // wakes a thread
+    return pool->threads() <= 4;
+  })) << pool->threads();
+  finish();
+}
+
 TEST_F(Pools, ABusyMachineIsNotAReasonForMoreThreads) {
   start({.idle = seconds(60)});
   std::atomic<int> done{0};
