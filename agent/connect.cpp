@@ -121,8 +121,10 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
         if (greeted && link->attach(std::move(greeted->socket), greeted->local, true, greeted->hello)) return;
         why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
       }
-      if (engine->leaving) return link->close(why);
-      // One with another key may be a stranger who was given the port of a peer that ended.
+      // Of a record with another key. Whoever answers with another key at the address of a good one is a stranger, who
+      // was given the port of a peer that has ended.
+      const bool hopeless = found.status().code() == Code::unauthenticated;
+      if (engine->leaving || hopeless) return link->close(why);
       if (link->unreachable(why)) return;
       std::this_thread::sleep_for(Milliseconds(20));
     }

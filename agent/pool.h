@@ -181,9 +181,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   Worker* leader_ = nullptr;
   bool polling_ = false;  // the leader is inside epoll_wait
   int threads_ = 0;
-  int parked_ = 0;    // threads that wait for work: at the doorbell, or on their way there
-  int wakes_ = 0;     // of which so many have been woken
-  int spare_ = 0;     // the fewest that were parked since `spare_since_`: fewer threads would have done
+  int parked_ = 0;  // threads that wait for work: at the doorbell, or on their way there
+  int wakes_ = 0;   // of which so many have been woken
+  int spare_ = 0;   // the fewest that were parked since `spare_since_`: fewer threads would have done
   Clock::time_point spare_since_;
   int surplus_ = 0;   // threads that may end, as the last look at `spare_` found
   int starting_ = 0;  // threads that have not come to look for work yet

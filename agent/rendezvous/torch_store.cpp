@@ -37,9 +37,7 @@ constexpr std::uint64_t longest_value = 64 << 20;
 class TorchStore final : public Store {
  public:
   TorchStore(std::string host, std::uint16_t port, TorchStoreOptions options)
-      : host_(std::move(host)), port_(port), options_(std::move(options)), loopback_(is_loopback(host_)) {
-    if (!options_.prefix.empty() && options_.prefix.back() != '/') options_.prefix += '/';
-  }
+      : host_(std::move(host)), port_(port), options_(options), loopback_(is_loopback(host_)) {}
 
   /// The first connection, which is tried again until `options.timeout`.
   Status open();
@@ -57,9 +55,8 @@ class TorchStore final : public Store {
   Result<FileDescriptor> dial(const std::string& address, Deadline deadline) const;
   Result<std::int64_t> add_raw(std::string_view key, std::int64_t amount);
   void put_key(Writer& out, std::string_view key) const {
-    out.put(std::uint64_t{1 + options_.prefix.size() + key.size()});
+    out.put(std::uint64_t{1 + key.size()});
     out.raw(view_of("/"));
-    out.raw(view_of(options_.prefix));
     out.raw(view_of(key));
   }
   [[nodiscard]] Status named(const Status& status) const {
@@ -68,7 +65,7 @@ class TorchStore final : public Store {
 
   const std::string host_;
   const std::uint16_t port_;
-  TorchStoreOptions options_;
+  const TorchStoreOptions options_;
   const bool loopback_;
 
   std::mutex mutex_;  // guards what follows, and is held during a request
@@ -245,7 +242,7 @@ Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amou
 
 Result<std::shared_ptr<Store>> connect_torch_store(const std::string& host, std::uint16_t port,
                                                    TorchStoreOptions options) {
-  auto store = std::make_shared<TorchStore>(host, port, std::move(options));
+  auto store = std::make_shared<TorchStore>(host, port, options);
   if (auto status = store->open(); !status) return status;
   return std::shared_ptr<Store>(std::move(store));
 }

@@ -12,8 +12,7 @@
 namespace tensorferry {
 
 struct TorchStoreOptions {
-  std::string prefix;             // before every key: torchrun's, as c10d::PrefixStore adds it with a '/' behind
-  bool counts_as_worker = false;  // the server waits for a number of workers, of whom this is one
+  bool counts_as_worker = false;              // the server waits for a number of workers, of whom this is one
   std::chrono::milliseconds timeout{300000};  // to connect: the server may start later
 };
 

@@ -60,20 +60,12 @@ std::string prefix_of(const std::string& place, int world_size, int rank) {
   return "tensorferry/" + std::to_string(world_size) + "/" + std::to_string(sessions[{place, world_size, rank}]++);
 }
 
-/// torchrun's own store, whose keys carry the attempt.
-std::string torchrun_prefix() {
-  if (environment("TORCHELASTIC_USE_AGENT_STORE") != "True") return "";
-  const auto attempt = environment("TORCHELASTIC_RESTART_COUNT");
-  return "/worker/attempt_" + (attempt.empty() ? "0" : attempt) + "/";
-}
-
 void connect_to_torch(Meeting& meeting, const Place& place, bool from_environment, const AgentOptions& options) {
+  const bool by_torchrun = from_environment && environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   TorchStoreOptions torch;
-  // Only a world goes through torch.distributed.rendezvous in Python, which looks for torchrun's prefix.
-  if (from_environment && meeting.world_size != 0) torch.prefix = torchrun_prefix();
-  torch.counts_as_worker = meeting.world_size != 0 && torch.prefix.empty();
+  torch.counts_as_worker = meeting.world_size != 0 && !by_torchrun;
   torch.timeout = options.join_timeout;
-  if (meeting.rank == 0 && torch.prefix.empty()) {
+  if (meeting.rank == 0 && !by_torchrun) {
     throw InvalidArgument(
         "rank 0 serves torch's store at tcp:// and env://, which C++ does not do: let rank 0 be a "
         "Python process, or meet at store://host:port");

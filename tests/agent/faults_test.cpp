@@ -348,8 +348,8 @@ TEST_P(Faults, AgentsJoinAndLeaveAtAnyTimeAndLeaveNothingBehind) {
     EXPECT_TRUE(eventually([&] {
       here = call_sync(*me, "guest", "echo", with_buffer(500'000)).status();
       return here.ok();
-    })) << i << ": "
-        << here.text();
+    })) << i
+        << ": " << here.text();
     auto pending = agent->call("b", "hang", {});
     if (i % 2 == 0) agent->leave();
   };

@@ -55,8 +55,10 @@ class Keys : public ::testing::Test {
     change(options);
     return RawAgent::join(options).status();
   }
-  static Status call(RawAgent& from, const std::string& to) {
-    return call_sync(from, to, "echo", message_of("x"), within(std::chrono::seconds(5))).status();
+  static Status call(RawAgent& from, const std::string& to, bool patient = false) {
+    auto options = within(std::chrono::seconds(5));
+    options.wait_for_ready = patient;
+    return call_sync(from, to, "echo", message_of("x"), options).status();
   }
 
   std::string folder = ::testing::TempDir() + "tensorferry-keys-" + std::to_string(::getpid());
@@ -87,13 +89,38 @@ TEST_F(Keys, AnAgentOfAnotherKeyOrOfNoneIsNotReached) {
     serve_echo(*a);
     serve_echo(*b);
     const Since since;
-    const auto status = call(*a, "b");
-    EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+    for (const bool patient : {false, true}) {
+      const auto status = call(*a, "b", patient);
+      EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+    }
     EXPECT_LT(since.passed(), std::chrono::seconds(2)) << "at once, also by a call that would wait for it";
     const auto back = call(*b, "a");
     EXPECT_EQ(back.code(), Code::unauthenticated) << back.text();
     EXPECT_EQ(b->counters().calls_served + a->counters().calls_served, 0U);
   }
+}
+
+TEST_F(Keys, ACallThatWaitsForItsPeerWaitsWhileAStrangerHasItsPort) {
+  const auto a = join_with("a", {});
+  const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
+  const auto stranger = join(elsewhere, "stranger", {"tcp", ""});
+  auto record = describe_this_process();
+  record.name = "b";
+  record.tcp_addresses = record_of(elsewhere, "stranger").tcp_addresses;
+  ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
+
+  auto options = within(std::chrono::seconds(20));
+  options.wait_for_ready = true;
+  auto waits = a->call("b", "echo", message_of("x"), options);
+  const auto status = call(*a, "b");
+  EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
+  EXPECT_FALSE(waits.done());
+  const auto b =
+      join_with("b", [](RawAgentOptions& given) { given.prepare = [](RawAgent& agent) { serve_echo(agent); }; });
+  ASSERT_TRUE(waits.wait(Clock::now() + std::chrono::seconds(10)));
+  const auto reply = waits.take();
+  EXPECT_TRUE(reply.ok()) << reply.status().text();
+  EXPECT_EQ(stranger->counters().calls_served, 0U);
 }
 
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {

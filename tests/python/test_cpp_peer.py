@@ -217,7 +217,8 @@ def test_cpp_without_an_environment_says_what_is_missing() -> None:
     assert "env:// (MASTER_ADDR, MASTER_PORT) needs a host and a port" in peer.stderr.read()
 
 
-def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank_of_python", [0, 1])
+def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path, rank_of_python: int) -> None:
     if not PEER.is_file():
         pytest.skip(f"{PEER} is not built")
     (tmp_path / "main.py").write_text(
@@ -229,7 +230,7 @@ def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path) -> None:
     job = tmp_path / "job.sh"
     job.write_text(
         f"cd {tmp_path}\n"
-        f"if [ $RANK = 0 ]; then exec {sys.executable} main.py; fi\n"
+        f"if [ $RANK = {rank_of_python} ]; then exec {sys.executable} main.py; fi\n"
         f"exec {PEER} 'from torchrun' env:// -1 0 </dev/null\n"
     )
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", "sh", str(job)]

@@ -239,7 +239,7 @@ def test_a_call_ends_at_its_time_out(pair):
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded) as caught:
         a.rpc_sync("b", time.sleep, (2,), timeout=0.2)
-    assert 0.15 < time.monotonic() - start < 1
+    assert 0.15 < time.monotonic() - start < 1.9
     assert "b" in str(caught.value)
     assert "sleep" in str(caught.value)
     with pytest.raises(TimeoutError):

@@ -126,11 +126,11 @@ def test_wait_all_raises_the_first_in_order(pair):
 
 
 def test_a_wait_can_end_before_the_call(pair):
-    future = pair[0].rpc_async("b", time.sleep, (0.4,))
+    future = pair[0].rpc_async("b", time.sleep, (1.5,))
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded, match="goes on"):
         future.wait(timeout=0.05)
-    assert time.monotonic() - start < 0.3
+    assert time.monotonic() - start < 1.2
     with pytest.raises(TimeoutError):
         tensorferry.wait_all([future], timeout=0.05)
     assert not future.done()
@@ -160,12 +160,12 @@ def test_one_waits_while_the_other_gives_up(pair):
 
 
 def test_cancel_ends_the_call_here(pair):
-    future = pair[0].rpc_async("b", time.sleep, (0.5,))
+    future = pair[0].rpc_async("b", time.sleep, (1.5,))
     start = time.monotonic()
     future.cancel()
     with pytest.raises(errors.Cancelled):
         future.wait()
-    assert time.monotonic() - start < 0.4
+    assert time.monotonic() - start < 1.2
     future.cancel()  # nothing happens
 
 
@@ -297,7 +297,7 @@ def test_cancelling_a_task_cancels_its_call(cluster):
     cluster.start(1)
 
     async def main():
-        future = rpc.rpc_async("worker1", time.sleep, (2,))
+        future = rpc.rpc_async("worker1", time.sleep, (4,))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(future, 0.05)
         with pytest.raises(errors.Cancelled):
@@ -309,7 +309,7 @@ def test_cancelling_a_task_cancels_its_call(cluster):
 
     start = time.monotonic()
     assert asyncio.run(main()) == 0.3
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3.5
 
 
 def interrupt_soon(seconds=0.2):

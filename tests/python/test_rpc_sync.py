@@ -247,7 +247,7 @@ def test_slow_functions_run_side_by_side(pair):
     a, _ = pair
     start = time.monotonic()
     tensorferry.wait_all([a.rpc_async("b", time.sleep, (0.3,)) for _ in range(8)])
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 2.2
 
 
 @rpc.functions.async_execution

@@ -433,7 +433,7 @@ def test_locks_devices_and_identity_of_tensordicts(tensordict):
 
 
 def test_tensordicts_with_other_things_in_them_are_for_pickle(tensordict):
-    assert by_pickle(tensordict.TensorDict({"text": "hello"}, [])).get("text") == "hello"
+    assert by_pickle(tensordict.TensorDict({"text": "hello"}, []))["text"] == "hello"
 
 
 def test_a_tensordict_whose_parts_do_not_fit_is_refused(tensordict):
