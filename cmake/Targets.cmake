@@ -75,6 +75,9 @@ function(tensorferry_test name)
     set(torch TORCH)
   endif()
   tensorferry_executable(${name} ${torch} SOURCES ${arg_SOURCES} LINK ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(NOT torch)  # with a precompiled header the flags must be its own
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiles in two thirds of the time
+  endif()
 
   set(timeout 60)
   if(arg_TIMEOUT)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every fuzzer for some seconds, as many at once as there are cores: scripts/fuzz.sh [SECONDS].
+# Runs every fuzzer for some seconds, twice as many at once as there are cores: scripts/fuzz.sh [SECONDS].
 # New inputs go to build/fuzz/corpus; what tests/fuzz/corpus/NAME holds are the seeds. A crash is kept and named.
 . "$(dirname "$0")/common.sh"
 export seconds=${1:-30}
@@ -26,4 +26,4 @@ export -f fuzz_one
 mapfile -t fuzzers < <(find build/fuzz/fuzzers -maxdepth 1 -type f -executable -printf '%f\n' 2>/dev/null | sort)
 [ ${#fuzzers[@]} -gt 0 ] || die "no fuzzers in build/fuzz/fuzzers"
 say "${#fuzzers[@]} fuzzers, $seconds s each"
-printf '%s\n' "${fuzzers[@]}" | xargs -P "$jobs" -I{} bash -c 'fuzz_one {}'
+printf '%s\n' "${fuzzers[@]}" | xargs -P "$((2 * jobs))" -I{} bash -c 'fuzz_one {}'

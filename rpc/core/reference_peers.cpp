@@ -71,7 +71,10 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
 
   if (!bytes.ok()) {
     peer.delay_ms = std::clamp<std::int64_t>(peer.delay_ms * 2, options_.retry.count(), options_.most_retry.count());
-    peer.missing_ms = bytes.status().code() == Code::not_found ? peer.missing_ms + peer.delay_ms : 0;
+    // Of one that dies before it is linked to us, nobody tells.
+    const auto code = bytes.status().code();
+    const bool missing = code == Code::not_found || code == Code::connection_lost;
+    peer.missing_ms = missing ? peer.missing_ms + peer.delay_ms : 0;
     if (peer.missing_ms > options_.give_up.count()) return lose_peer(turn, from, bytes.status());
     return turn.later([network = network_, weak = weak_from_this(), from, number, delay = peer.delay_ms] {
       network->after(Milliseconds(delay), [weak, from, number] {

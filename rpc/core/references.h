@@ -141,7 +141,7 @@ class References final : public std::enable_shared_from_this<References> {
     Milliseconds retry{100};  // after a message failed; doubled each time
     Milliseconds most_retry{5000};
     Milliseconds ask_after{5000};  // references that nobody has accepted are asked after
-    Milliseconds give_up{60000};   // a peer that is not to be found for so long (NotFound) is dead
+    Milliseconds give_up{15000};   // a peer that cannot be reached for so long (NotFound, ConnectionLost) is dead
   };
 
   static std::shared_ptr<References> make(AgentId self, std::shared_ptr<Network> network, Options options);

@@ -65,7 +65,7 @@ def calls_in(path):
 
 
 def numbers(ranges):
-    return [number for _, _, number in ranges]
+    return [number for _, _, number in sorted(ranges)]  # a trace has them by thread
 
 
 @pytest.fixture

@@ -57,12 +57,12 @@ std::shared_ptr<Life> World::start(const std::string& name) {
   return life;
 }
 
-void World::kill(const std::shared_ptr<Life>& life) {
+void World::kill(const std::shared_ptr<Life>& life, bool linked) {
   life->alive = false;
   life->references->close();
   if (find(life->id.name) == life) names_.erase(life->id.name);
   for (auto& other : lives) {
-    if (!other->alive) continue;
+    if (!other->alive || !linked) continue;
     later(other, clock.delay(), [other, id = life->id] {
       other->references->peer_lost(id, Status(Code::connection_lost, "its process ended"));
     });
@@ -84,7 +84,7 @@ void World::carry(const std::shared_ptr<Life>& from, const AgentId& to, std::fun
                   std::function<void(Status)> fail, bool repeatable) {
   const auto deliver = [this, from, to, arrive, fail] {
     if (const auto receiver = find(to.name)) return arrive(*receiver);
-    later(from, clock.delay(), [fail] { fail(Status(Code::not_found, "there is no such agent")); });
+    later(from, clock.delay(), [fail] { fail(Status(Code::connection_lost, "nobody is at its address")); });
   };
   const bool trouble = clock.chance(trouble_);
   const auto kind = trouble ? clock.pick(3) : 0;

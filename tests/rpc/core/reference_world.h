@@ -79,8 +79,9 @@ class World {
 
   /// Starts an agent; a name that lives is not started again.
   std::shared_ptr<Life> start(const std::string& name);
-  /// It stops in the middle of whatever it does; the others hear of it one by one.
-  void kill(const std::shared_ptr<Life>& life);
+  /// It stops in the middle of whatever it does; the others hear of it one by one. Not `linked`: nobody is connected to
+  /// it, so nobody is told.
+  void kill(const std::shared_ptr<Life>& life, bool linked = true);
   /// The life that has the name now; null where nobody has.
   std::shared_ptr<Life> find(const std::string& name) const;
 

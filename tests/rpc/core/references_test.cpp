@@ -381,6 +381,20 @@ TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
   EXPECT_EQ(owner_->references->pass_to(user_->id).add(*other).status().code(), Code::connection_lost);
 }
 
+TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreTakenBack) {
+  auto mine = owner_->references->own(outcome());
+  auto passage = owner_->references->pass_to(user_->id);
+  ASSERT_TRUE(passage.add(*mine).ok());
+  passage.sent();
+  mine.reset();
+  world_.kill(user_, false);
+  passage.ended({Code::connection_lost, "nobody is at its address"});
+  world_.clock.run_for(10000);
+  EXPECT_FALSE(freed()) << "it may yet be reached";
+  world_.clock.run_for(20000);
+  EXPECT_TRUE(freed());
+}
+
 TEST_F(ReferencesTest, ANextLifeOfTheReceiverTakesNothing) {
   auto mine = owner_->references->own(outcome());
   auto passage = owner_->references->pass_to(user_->id);
