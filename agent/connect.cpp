@@ -121,7 +121,7 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
         if (greeted && link->attach(std::move(greeted->socket), greeted->local, true, greeted->hello)) return;
         why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
       }
-      // Of a record with another key. Whoever answers with another key at the address of a good one is a stranger, who
+      // A record of another key will not get better. A good one at whose address another key answers may: a stranger
       // was given the port of a peer that has ended.
       const bool hopeless = found.status().code() == Code::unauthenticated;
       if (engine->leaving || hopeless) return link->close(why);

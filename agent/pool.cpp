@@ -412,8 +412,9 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   held_.pop_front();
 }
 
-/// Sleepers are woken in turn, so that under a trickle of work none of them is idle for long.
-bool Pool::is_surplus() {
+/// Whether this thread is to end, which is then one less that may. Sleepers are woken in turn, so that under a trickle
+/// of work none of them is idle for long.
+bool Pool::leave_as_surplus() {
   if (threads_ - ending_ <= limits_.least) return false;
   if (const auto now = Clock::now(); now - spare_since_ >= limits_.idle) {
     surplus_ = std::exchange(spare_, parked_);
@@ -426,7 +427,7 @@ bool Pool::is_surplus() {
 }
 
 bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
-  if (is_surplus()) return false;
+  if (leave_as_surplus()) return false;
   const auto ticket = doorbell_->ticket();
   self.sources = sources_;  // with the ticket: whoever adds one later rings
   ++parked_;

@@ -145,7 +145,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool serve(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock);
   bool park(Worker& self, std::unique_lock<std::mutex>& lock);
-  bool is_surplus();
+  bool leave_as_surplus();
   void begin_polling(Worker& self);
   void end_polling(Worker& self);
   void enter(Worker& self);

@@ -57,9 +57,20 @@ class Pools : public ::testing::Test {
       }
     });
   }
+  /// So many handlers that all wait at `gate`.
+  void occupy(int handlers, Gate& gate) {
+    for (int i = 0; i < handlers; ++i) {
+      pool->submit_handler([&] {
+        ++inside_;
+        gate.wait();
+      });
+    }
+    ASSERT_TRUE(eventually([&] { return inside_ == handlers; }));
+  }
   std::shared_ptr<Pool> pool;
 
  private:
+  std::atomic<int> inside_{0};
   std::atomic<bool> ticking_{true};
   std::thread ticker_;
 };
@@ -236,14 +247,7 @@ TEST_F(Pools, WhatIsDisarmedOrRemovedIsNotReported) {
 TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
   start({.idle = milliseconds(50)});
   Gate gate;
-  std::atomic<int> inside{0};
-  for (int i = 0; i < 60; ++i) {
-    pool->submit_handler([&] {
-      ++inside;
-      gate.wait();
-    });
-  }
-  EXPECT_TRUE(eventually([&] { return inside == 60; }));
+  ASSERT_NO_FATAL_FAILURE(occupy(60, gate));
   EXPECT_LE(pool->threads(), 60 + 2 + 8) << "one each, the reader, and what a tick may have woken too many";
   gate.open();
   EXPECT_TRUE(eventually([&] { return pool->threads() == 2 && !pool->busy(); }));
@@ -253,14 +257,7 @@ TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
 TEST_F(Pools, ThreadsEndAlsoWhileATrickleOfJobsWakesThemInTurn) {
   start({.idle = milliseconds(200)});
   Gate gate;
-  std::atomic<int> inside{0};
-  for (int i = 0; i < 30; ++i) {
-    pool->submit_handler([&] {
-      ++inside;
-      gate.wait();
-    });
-  }
-  ASSERT_TRUE(eventually([&] { return inside == 30; }));
+  ASSERT_NO_FATAL_FAILURE(occupy(30, gate));
   gate.open();
   EXPECT_TRUE(eventually([&] {
     pool->submit_long([] {});  // wakes a thread

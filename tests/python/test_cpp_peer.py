@@ -48,6 +48,12 @@ def free_port() -> int:
         return port
 
 
+def peer_program() -> str:
+    if not PEER.is_file():
+        pytest.skip(f"{PEER} is not built")
+    return str(PEER)
+
+
 def start_peer(
     name: str,
     rendezvous: str,
@@ -56,9 +62,7 @@ def start_peer(
     stderr: int | None = None,
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    if not PEER.is_file():
-        pytest.skip(f"{PEER} is not built")
-    command = [str(PEER), name, rendezvous, str(rank), str(world_size)]
+    command = [peer_program(), name, rendezvous, str(rank), str(world_size)]
     environment = os.environ | (environment or {})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=environment)
@@ -219,8 +223,6 @@ def test_cpp_without_an_environment_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("rank_of_python", [0, 1])
 def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path, rank_of_python: int) -> None:
-    if not PEER.is_file():
-        pytest.skip(f"{PEER} is not built")
     (tmp_path / "main.py").write_text(
         "import tensorferry\n"
         "with tensorferry.Agent('head') as head:\n"
@@ -231,7 +233,7 @@ def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path, rank_of_pytho
     job.write_text(
         f"cd {tmp_path}\n"
         f"if [ $RANK = {rank_of_python} ]; then exec {sys.executable} main.py; fi\n"
-        f"exec {PEER} 'from torchrun' env:// -1 0 </dev/null\n"
+        f"exec {peer_program()} 'from torchrun' env:// -1 0 </dev/null\n"
     )
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", "sh", str(job)]
     done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=120)

@@ -52,7 +52,7 @@ def names_kept():
 
 def names_alive():
     gc.collect()
-    return sorted(name for name, count in alive.items() if count > 0)  # one of an earlier test may end after forget()
+    return sorted(name for name, count in alive.items() if count)
 
 
 def use(name):

@@ -61,8 +61,9 @@ void World::kill(const std::shared_ptr<Life>& life, bool linked) {
   life->alive = false;
   life->references->close();
   if (find(life->id.name) == life) names_.erase(life->id.name);
+  if (!linked) return;
   for (auto& other : lives) {
-    if (!other->alive || !linked) continue;
+    if (!other->alive) continue;
     later(other, clock.delay(), [other, id = life->id] {
       other->references->peer_lost(id, Status(Code::connection_lost, "its process ended"));
     });

@@ -32,6 +32,14 @@ class ReferencesTest : public ::testing::Test {
     passage.ended({});
     return received.ok() ? *received : nullptr;
   }
+  /// What is told of a message that was sent with a new object's only reference, let go by its owner.
+  Passage pass_only_hold(Life& owner, Life& to) {
+    const auto mine = owner.references->own(outcome());
+    auto passage = owner.references->pass_to(to.id);
+    EXPECT_TRUE(passage.add(*mine).ok());
+    passage.sent();
+    return passage;
+  }
   /// A creation of which nothing goes wrong.
   Handle create(Life& creator, Life& owner) {
     auto handle = creator.references->begin_creation(owner.id, "torch.nn.Linear");
@@ -368,11 +376,7 @@ TEST_F(ReferencesTest, AReferenceOutlivesTheOneWhoPassedItOn) {
 }
 
 TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
-  auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  ASSERT_TRUE(passage.add(*mine).ok());
-  passage.sent();
-  mine.reset();
+  auto passage = pass_only_hold(*owner_, *user_);
   world_.kill(user_);
   world_.clock.run_for(30000);
   EXPECT_TRUE(freed());
@@ -382,11 +386,7 @@ TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
 }
 
 TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreTakenBack) {
-  auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  ASSERT_TRUE(passage.add(*mine).ok());
-  passage.sent();
-  mine.reset();
+  auto passage = pass_only_hold(*owner_, *user_);
   world_.kill(user_, false);
   passage.ended({Code::connection_lost, "nobody is at its address"});
   world_.clock.run_for(10000);
