@@ -221,6 +221,14 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
+std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
+  auto& engine = *impl_->engine;
+  const std::lock_guard lock(engine.links_mutex);
+  const auto it = engine.links.find(name);
+  if (it == engine.links.end() || it->second->closed() || it->second->incarnation() == 0) return std::nullopt;
+  return it->second->peer();
+}
+
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {
   if (auto status = ended(*impl_->engine); !status) return status;
   const auto records = impl_->engine->directory->wait_for_world(size, timeout);

@@ -261,6 +261,8 @@ class RawAgent {
   /// Looks a name up in the store, waiting up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);
+  /// The agent of that name to which there is a link now. Asks nobody.
+  [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
   /// Waits until agents of ranks 0..size-1 have joined; in that order. DeadlineExceeded names the missing ones.
   Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout);
   /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the

@@ -378,21 +378,18 @@ py::object PythonAgent::name_of_rank(int rank) {
 void PythonAgent::forget_stale_peers() {
   if (!peers_stale_.exchange(false)) return;
   names_by_rank_.clear();
-  ids_.clear();
 }
 
 AgentId PythonAgent::id_of(const std::string& peer) {
   if (peer == self().name) return {peer, self().incarnation};
-  forget_stale_peers();
-  if (const auto known = ids_.find(peer); known != ids_.end()) return known->second;
+  // What was found before may have ended since: without a link nobody tells.
+  if (const auto linked = agent_->linked(peer)) return {peer, linked->incarnation};
   Result<PeerInfo> found = PeerInfo{};
   {
     GilReleased gil;
     found = agent_->find(peer, lookup_patience);
   }
-  const AgentId id{peer, value_or_raise(std::move(found)).incarnation};
-  ids_[peer] = id;
-  return id;
+  return {peer, value_or_raise(std::move(found)).incarnation};
 }
 
 double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
@@ -413,7 +410,6 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
     throw py::error_already_set(interruption);
   }
   check(call.take().status());
-  ids_.erase(peer);  // it may have been another life's
   return bounded ? std::max(0.001, std::chrono::duration<double>(until - Clock::now()).count()) : 0;
 }
 

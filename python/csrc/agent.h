@@ -187,8 +187,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   py::object loop_;
   std::map<int, py::object> names_by_rank_;
-  std::map<std::string, AgentId> ids_;
-  std::atomic<bool> peers_stale_{false};  // one was lost: it may come back, under another name or incarnation
+  std::atomic<bool> peers_stale_{false};  // one was lost: it may come back under another name
   std::mutex lost_mutex_;
   std::vector<LostPeer> lost_;
   bool gil_is_dear_ = false;  // the last wait without it was followed by a long one for it; guarded by it

@@ -20,12 +20,7 @@ void AgentCore::prepare(RawAgent& agent) {
   serve_references(agent, tables_);
   agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
     const auto self = weak.lock();
-    if (!self) return;
-    {
-      const std::lock_guard lock(self->mutex_);
-      self->ids_.clear();
-    }
-    self->tables_->peer_lost({peer.name, peer.incarnation}, why);
+    if (self) self->tables_->peer_lost({peer.name, peer.incarnation}, why);
   });
   serve_objects(shared_from_this());
 }
@@ -47,13 +42,9 @@ RawCallOptions AgentCore::options_of(const CallOptions& options) const {
 
 AgentId AgentCore::id_of(const std::string& peer) {
   if (peer == self().name) return {peer, self().incarnation};
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto known = ids_.find(peer); known != ids_.end()) return known->second;
-  }
-  AgentId id{peer, value_or_throw(raw_->find(peer, lookup_patience)).incarnation};
-  const std::lock_guard lock(mutex_);
-  return ids_.insert_or_assign(peer, std::move(id)).first->second;
+  // What was found before may have ended since: without a link nobody tells.
+  if (const auto linked = raw_->linked(peer)) return {peer, linked->incarnation};
+  return {peer, value_or_throw(raw_->find(peer, lookup_patience)).incarnation};
 }
 
 ReferenceRecord Crossing::add(const Object& object) {

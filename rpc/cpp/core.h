@@ -6,7 +6,6 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,8 +44,6 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   RawAgent* raw_ = nullptr;
   std::shared_ptr<RawAgent> ownership_;
   std::shared_ptr<References> tables_;
-  std::mutex mutex_;
-  std::unordered_map<std::string, AgentId> ids_;  // of peers that were found, until one is lost
   std::mutex leaving_;
 };
 

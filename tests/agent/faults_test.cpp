@@ -157,9 +157,12 @@ TEST_P(Faults, OnePeersDeathHurtsNoOtherCalls) {
 
 TEST_P(Faults, ARestartedPeerIsANewIncarnationAndCallsReachIt) {
   auto b = start("b");
+  EXPECT_FALSE(me->linked("b"));
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   const auto first = me->find("b", seconds(5));
   ASSERT_TRUE(first.ok());
+  ASSERT_TRUE(me->linked("b"));
+  EXPECT_EQ(me->linked("b")->incarnation, first->incarnation);
   b->kill();
   b = start("b");
   const auto second = me->find("b", seconds(5));
@@ -168,7 +171,8 @@ TEST_P(Faults, ARestartedPeerIsANewIncarnationAndCallsReachIt) {
   // What was told about the death may overtake the first call after it, or not.
   auto reply = call_sync(*me, "b", "echo", message_of("x"));
   if (!reply.ok()) reply = call_sync(*me, "b", "echo", message_of("x"));
-  EXPECT_TRUE(reply.ok()) << reply.status().text();
+  ASSERT_TRUE(reply.ok()) << reply.status().text();
+  EXPECT_EQ(me->linked("b")->incarnation, second->incarnation);
 }
 
 TEST_P(Faults, APeerThatComesBackIsWaitedForOnlyByCallsThatAskForIt) {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
+import os
 import random
+import signal
 
 import pytest
 import tensorferry
@@ -142,6 +144,32 @@ def test_who_passed_it_on_may_be_killed(cluster):
     assert eventually(lambda: rpc.rpc_sync("worker1", names_alive) == [], 30)
 
 
+def restart(cluster, workers, number, prefix):
+    [cluster.workers[number]] = workers.take(1)
+    name = f"worker{number + 1}"
+    cluster.workers[number].run(join, name, number + 1, None, cluster.store.port, {"prefix": prefix})
+    cluster.workers[number].run(forget)
+
+
+def test_a_peer_that_died_before_it_was_linked_is_its_next_life_when_it_comes_back(cluster, workers):
+    cluster.start(2, static=False, prefix="unlinked")
+    worker = cluster.workers[1]
+    os.kill(worker.process.pid, signal.SIGSTOP)  # so that it greets nobody
+    early = rpc.remote("worker2", Thing, ("early",))
+    worker.kill()
+    with pytest.raises(errors.ConnectionLost):
+        early.to_here(timeout=60)
+    restart(cluster, workers, 1, "unlinked")
+    late = rpc.remote("worker2", Thing, ("late",))
+    assert late.rpc_sync().ask() == "late"
+    mine = tensorferry.RRef("mine")
+    assert rpc.rpc_sync("worker2", read, (mine,)) == "mine"
+
+
+def read(reference):
+    return reference.to_here()
+
+
 class Killing:
     """Random creating, passing on, dropping and killing, beside a model of who holds what."""
 
@@ -241,12 +269,6 @@ class Killing:
         self.owners.clear()
         self.sure.clear()
 
-    def restart(self, number: int, workers) -> None:
-        [self.cluster.workers[number]] = workers.take(1)
-        name, prefix = f"worker{number + 1}", self.prefix
-        self.cluster.workers[number].run(join, name, number + 1, None, self.cluster.store.port, {"prefix": prefix})
-        self.cluster.workers[number].run(forget)
-
     prefix = "kills"
 
     def run(self, rounds: int, workers) -> None:
@@ -257,7 +279,7 @@ class Killing:
             victim = self.kill_in_the_middle(number)
             self.check(victim)
             self.let_go(victim)
-            self.restart(number, workers)
+            restart(self.cluster, workers, number, self.prefix)
 
 
 @repeated(50)
