@@ -279,7 +279,20 @@ void Pairs::want_release(std::uint64_t id) {
   engine_.housekeeping->kick();
 }
 
+/// What a channel would notice by itself only after this frame.
+void Pairs::settle() {
+  std::vector<Channel*> channels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, slot] : slots_) {
+      if (slot->unconsumed > 0) channels.push_back(slot->channel.get());
+    }
+  }
+  for (auto* channel : channels) channel->settle();
+}
+
 std::vector<std::uint64_t> Pairs::take_releases(std::size_t most) {
+  if (unconsumed_ > 0) settle();
   const std::lock_guard lock(mutex_);
   if (releases_.empty()) return {};
   const auto count = std::min(most, releases_.size());

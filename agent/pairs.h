@@ -2,6 +2,7 @@
 /// of a message on its way out and in.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -104,6 +105,7 @@ class Pairs final {
   Slot* slot_of_peer(std::uint8_t driver, DevicePair theirs);
   Slot* slot_of_code(std::uint32_t code);
   void want_release(std::uint64_t id);
+  void settle();
   void probe_ended();
   void warn_once(const std::string& about, const std::string& line);
 
@@ -126,6 +128,7 @@ class Pairs final {
   std::map<DevicePair, Way> ways_;
   std::map<std::uint64_t, Offered> offered_;
   std::uint64_t next_release_ = 1;
+  std::atomic<int> unconsumed_{0};  // of all slots
   std::vector<std::uint64_t> releases_;
   std::mutex control_mutex_;  // taken before mutex_: control messages leave in the order of their ids
   ControlId controls_sent_ = 0;

@@ -287,7 +287,14 @@ void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::
   auto pull = [this, link = link_.shared_from_this(), slot, ticket = std::move(ticket), &sink, landed,
                id = record.release](const Status& failed) {
     if (!failed.ok()) return landed(failed);
-    slot->channel->pull(ticket, sink, landed, [this, link, id](const Status&) { want_release(id); });
+    if (id == 0) return slot->channel->pull(ticket, sink, landed, {});
+    ++unconsumed_;
+    ++slot->unconsumed;
+    slot->channel->pull(ticket, sink, landed, [this, link, slot, id](const Status&) {
+      --slot->unconsumed;
+      --unconsumed_;
+      want_release(id);
+    });
   };
   if (record.after == 0)
     pull({});

@@ -164,6 +164,10 @@ class Channel {
   virtual void acknowledged(const Ticket& ticket) = 0;
   virtual void withdraw(const Ticket& ticket) = 0;
 
+  /// A message is about to go, which can carry acknowledgements: runs the completions of what is done by now and would
+  /// only be noticed a little later, as a GPU's copies are. Never waits.
+  virtual void settle() {}
+
   /// A control message of the other end's; runs in order, on a reader's thread.
   virtual void control(ByteView message, Descriptors descriptors) = 0;
 

@@ -71,7 +71,7 @@ void forget_cuda_memory(const void* base, std::size_t bytes) noexcept {
   if (!first) return;
   cuda::Watcher::of_this_process().take_turns([] {
     cuda::Ears::of_this_process().tell();
-    return true;
+    return cuda::Watcher::Progress::over;
   });
 }
 

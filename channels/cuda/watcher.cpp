@@ -16,6 +16,21 @@ constexpr microseconds eager{300};  // so long after something has come it looks
 constexpr microseconds longest_pause{1000};
 constexpr std::chrono::seconds idle{1};
 
+/// Somebody may be capturing a graph, which asking for an event is no part of.
+class OutsideGraphs final {
+ public:
+  OutsideGraphs() { exchange(); }
+  ~OutsideGraphs() { exchange(); }
+  OutsideGraphs(const OutsideGraphs&) = delete;
+  OutsideGraphs& operator=(const OutsideGraphs&) = delete;
+
+ private:
+  void exchange() {
+    if (api() != nullptr) api()->exchange_capture_mode(&mode_);
+  }
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 microseconds pause_after(std::chrono::steady_clock::duration quiet) {
   const auto so_far = std::chrono::duration_cast<microseconds>(quiet);
   return so_far < eager ? microseconds{0} : std::min(longest_pause, so_far / 8);
@@ -34,14 +49,16 @@ void Watcher::when_done(int device, Stream stream, Completion then) {
 
 void Watcher::when_done(Event event, Completion then) {
   if (!event) return complete(std::move(then), {Code::internal, "the CUDA driver records no event"});
-  submit({std::move(event), std::move(then), {}});
+  submit(incoming_, {std::move(event), std::move(then)});
 }
 
-void Watcher::take_turns(Turn turn) { submit({{}, {}, std::move(turn)}); }
+void Watcher::take_turns(Turn turn) { submit(incoming_turns_, std::move(turn)); }
 
-void Watcher::submit(Watched watched) {
+template <class Thing>
+void Watcher::submit(std::vector<Thing>& incoming, Thing thing) {
   const std::lock_guard lock(mutex_);
-  incoming_.push_back(std::move(watched));
+  incoming.push_back(std::move(thing));
+  ++submitted_;
   changed_.notify_all();
   if (alive_) return;
   const auto before = block_signals_of_others();
@@ -50,41 +67,66 @@ void Watcher::submit(Watched watched) {
   alive_ = true;
 }
 
-Background& background() {
-  static auto& background = *new Background;
-  return background;
-}
+void Watcher::look_now() { look(); }
 
-/// Whether it is over; then it has been completed.
-bool Watcher::look(Watched& watched) {
-  if (watched.turn) return watched.turn();
-  auto done = watched.event.done();
-  if (!done) return false;
-  complete(std::move(watched.then), std::move(*done));
-  return true;
+/// Completes the events that are done; whether any was.
+bool Watcher::look() {
+  std::vector<std::pair<Completion, Status>> done;
+  {
+    const std::lock_guard looking(looking_);
+    {
+      const std::lock_guard lock(mutex_);
+      std::move(incoming_.begin(), incoming_.end(), std::back_inserter(watched_));
+      incoming_.clear();
+    }
+    const OutsideGraphs outside;
+    std::erase_if(watched_, [&](Watched& watched) {
+      auto status = watched.event.done();
+      if (status) done.emplace_back(std::move(watched.then), std::move(*status));
+      return status.has_value();
+    });
+  }
+  for (auto& [then, status] : done) complete(std::move(then), std::move(status));
+  return !done.empty();
 }
 
 void Watcher::live() {
-  std::vector<Watched> watching;
+  std::vector<Turn> turns;
+  std::uint64_t seen = 0;
   auto last_news = std::chrono::steady_clock::now();
   while (true) {
     const auto pause = pause_after(std::chrono::steady_clock::now() - last_news);
+    const auto nothing_to_do = [&] {
+      const std::lock_guard looking(looking_);
+      return watched_.empty() && turns.empty();
+    }();
     {
       std::unique_lock lock(mutex_);
-      const auto news = [&] { return !incoming_.empty(); };
-      if (watching.empty() && !changed_.wait_for(lock, idle, news)) {
+      const auto news = [&] { return submitted_ != seen; };
+      if (nothing_to_do && !changed_.wait_for(lock, idle, news)) {
         alive_ = false;
         return;
       }
       if (pause.count() > 0) changed_.wait_for(lock, pause, news);
       if (news()) last_news = std::chrono::steady_clock::now();
-      std::move(incoming_.begin(), incoming_.end(), std::back_inserter(watching));
-      incoming_.clear();
+      std::move(incoming_turns_.begin(), incoming_turns_.end(), std::back_inserter(turns));
+      incoming_turns_.clear();
+      seen = submitted_;
     }
-    const auto over = std::erase_if(watching, look);
-    if (over > 0) last_news = std::chrono::steady_clock::now();
+    bool any = look();
+    std::erase_if(turns, [&](Turn& turn) {
+      const auto progress = turn();
+      any = any || progress != Progress::none;
+      return progress == Progress::over;
+    });
+    if (any) last_news = std::chrono::steady_clock::now();
     if (pause.count() == 0) std::this_thread::yield();
   }
+}
+
+Background& background() {
+  static auto& background = *new Background;
+  return background;
 }
 
 }  // namespace tensorferry::cuda

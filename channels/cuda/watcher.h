@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
@@ -26,24 +27,33 @@ class Watcher final {
   void when_done(int device, Stream stream, Completion then);
   void when_done(Event event, Completion then);
 
-  /// Calls `turn` again and again until it returns true.
-  using Turn = UniqueFunction<bool()>;
+  /// Looks at all events on the caller's thread, and completes what is done.
+  void look_now();
+
+  /// Calls `turn` again and again until it is over. While turns come to something, none waits for long.
+  enum class Progress : std::uint8_t { none, some, over };
+  using Turn = UniqueFunction<Progress()>;
   void take_turns(Turn turn);
 
  private:
   struct Watched {
     Event event;
     Completion then;
-    Turn turn;  // instead of both
   };
-  void submit(Watched watched);
+  template <class Thing>
+  void submit(std::vector<Thing>& incoming, Thing thing);
   void live();
-  static bool look(Watched& watched);
+  bool look();
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Watched> incoming_;
+  std::vector<Turn> incoming_turns_;
+  std::uint64_t submitted_ = 0;  // of both, ever
   bool alive_ = false;
+
+  std::mutex looking_;  // taken before mutex_; guards
+  std::vector<Watched> watched_;
 };
 
 /// A thread of the process for what takes a device or the driver milliseconds: contexts, page-locking, opening and

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/cuda/watcher.h"
 #include "channels/cuda_basic/flow.h"
 #include "channels/cuda_basic/messages.h"
 #include "channels/fork.h"
@@ -104,6 +105,8 @@ class CudaBasicChannel final : public Channel {
   void discard(const Ticket&) override {}  // the acknowledgement ends the offer
   void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
   void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+
+  void settle() override { cuda::Watcher::of_this_process().look_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
     const auto parsed = cuda_basic::control_of(message);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "channels/completion.h"
@@ -16,12 +17,25 @@ using cuda::Watcher;
 
 std::size_t chunk_at(const Buffer& memory, std::size_t at) { return std::min(Ring::slot_bytes, memory.bytes - at); }
 
+/// What has been put on `earlier` so far comes before what is put on each of `later`.
+CUresult order(int device, Stream earlier, std::span<const CUstream> later) {
+  const auto event = cuda::Event::record(device, earlier);
+  auto result = event ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+  for (auto* const stream : later) {
+    if (result == CUDA_SUCCESS) result = api()->stream_wait_event(stream, event.get(), 0);
+  }
+  return result;
+}
+
 }  // namespace
 
 Flow::~Flow() {
-  if (stream_ == nullptr) return;
+  if (streams_[0] == nullptr) return;
   const OnDevice here(device_.index);
-  if (here.status().ok()) api()->stream_destroy(stream_);
+  if (!here.status().ok()) return;
+  for (auto* const stream : streams_) {
+    if (stream != nullptr) api()->stream_destroy(stream);
+  }
 }
 
 void Flow::use(std::shared_ptr<Ring> ring) {
@@ -36,33 +50,39 @@ void Flow::carry(Transfer transfer) {
     bulk(std::move(transfer));
 }
 
-Status Flow::begin_on_stream(const Transfer& transfer) {
+Status Flow::begin_on_streams(const Transfer& transfer) {
   auto result = CUDA_SUCCESS;
-  if (stream_ == nullptr) result = api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING);
+  for (auto& stream : streams_) {
+    if (stream == nullptr && result == CUDA_SUCCESS) result = api()->stream_create(&stream, CU_STREAM_NON_BLOCKING);
+  }
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "making a stream");
   if (direction_ == Direction::out) {
-    if (transfer.ready) result = api()->stream_wait_event(stream_, transfer.ready.get(), 0);
+    for (auto* const stream : streams_) {
+      if (transfer.ready && result == CUDA_SUCCESS) result = api()->stream_wait_event(stream, transfer.ready.get(), 0);
+    }
     return cuda::status_of(result, "ordering a copy behind its source");
   }
-  if (cuda::order_of(transfer.memory.stream) != cuda::Order::idle) {  // what used the memory before
-    const auto free = cuda::Event::record(device_.index, transfer.memory.stream);
-    result = free ? api()->stream_wait_event(stream_, free.get(), 0) : CUDA_ERROR_UNKNOWN;
-  }
+  if (cuda::order_of(transfer.memory.stream) != cuda::Order::idle)  // what used the memory before
+    result = order(device_.index, transfer.memory.stream, streams_);
   return cuda::status_of(result, "ordering a copy behind its destination");
 }
 
-CUresult Flow::copy_on_stream(std::byte* memory, CUdeviceptr slot, std::size_t bytes) {
-  const auto mine = cuda::address_of(memory);
-  return direction_ == Direction::out ? api()->memcpy_async(slot, mine, bytes, stream_)
-                                      : api()->memcpy_async(mine, slot, bytes, stream_);
+/// Copies a chunk, and sets its slot's word behind it.
+CUresult Flow::copy_on_stream(std::byte* memory, std::size_t slot, std::uint32_t value, std::size_t bytes) {
+  auto* const stream = streams_[slot % streams_.size()];
+  const auto mine = cuda::address_of(memory), there = ring_->on_device(slot);
+  const bool out = direction_ == Direction::out;
+  const auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, bytes, stream);
+  return result == CUDA_SUCCESS ? after(slot).write_on(stream, value) : result;
 }
 
-/// What follows on the memory's own stream comes behind ours.
-Status Flow::end_on_stream(const Transfer& transfer) {
-  if (direction_ == Direction::out) return {};
-  const auto there = cuda::Event::record(device_.index, stream_);
-  auto* const stream = static_cast<CUstream>(transfer.memory.stream);
-  const auto result = there ? api()->stream_wait_event(stream, there.get(), 0) : CUDA_ERROR_UNKNOWN;
+/// The first stream comes behind the second, and what follows on the memory's own stream behind both.
+Status Flow::end_on_streams(const Transfer& transfer) {
+  auto result = order(device_.index, streams_[1], std::span(streams_).first(1));
+  if (direction_ == Direction::in && result == CUDA_SUCCESS) {
+    auto* const stream = static_cast<CUstream>(transfer.memory.stream);
+    result = order(device_.index, streams_[0], std::span(&stream, 1));
+  }
   return cuda::status_of(result, "ordering the receiver behind a copy");
 }
 
@@ -76,7 +96,7 @@ void Flow::by_ring(Transfer transfer) {
     if (on_gpu()) here.emplace(device_.index);
     const std::lock_guard lock(mutex_);
     // Even after an error: the peer counts its chunks.
-    if (here) driven->status = here->status().ok() ? begin_on_stream(driven->transfer) : here->status();
+    if (here) driven->status = here->status().ok() ? begin_on_streams(driven->transfer) : here->status();
     if (driven->transfer.ask) driven->transfer.ask();
     ring_transfers_.push_back(std::move(driven));
     begin = !std::exchange(taking_turns_, true);
@@ -85,11 +105,7 @@ void Flow::by_ring(Transfer transfer) {
 }
 
 Status Flow::copy_chunk(std::byte* memory, std::size_t slot, std::uint32_t value, std::size_t bytes) {
-  if (on_gpu()) {
-    auto result = copy_on_stream(memory, ring_->on_device(slot), bytes);
-    if (result == CUDA_SUCCESS) result = after(slot).write_on(stream_, value);
-    return cuda::status_of(result, "cuda_basic's copy");
-  }
+  if (on_gpu()) return cuda::status_of(copy_on_stream(memory, slot, value, bytes), "cuda_basic's copy");
   if (direction_ == Direction::out)
     std::memcpy(ring_->data(slot), memory, bytes);
   else
@@ -113,40 +129,48 @@ Status Flow::copy_due(Driven& driven) {
   return {};
 }
 
-/// True: there is nothing left to do.
-bool Flow::turn() {
+cuda::Watcher::Progress Flow::turn() {
+  using Progress = cuda::Watcher::Progress;
   DrivenPtr over;
   cuda::Event copied;
-  bool last = false;
+  auto progress = Progress::none;
   {
     std::optional<OnDevice> here;
     if (on_gpu()) here.emplace(device_.index);
     const std::lock_guard lock(mutex_);
     if (!ring_transfers_.empty()) {
       auto& first = *ring_transfers_.front();
+      const auto begun = first.begun;
       if (first.status.ok()) first.status = closed_;
       if (first.status.ok()) first.status = copy_due(first);
+      if (first.begun != begun) progress = Progress::some;
       const bool all = first.begun == first.transfer.memory.bytes;
-      if (all && on_gpu() && first.status.ok()) first.status = end_on_stream(first.transfer);
+      if (on_gpu() && here->status().ok() && streams_[1] != nullptr && (all || !first.status.ok())) {
+        // Also after an error: part of it may be on the streams.
+        auto ended = end_on_streams(first.transfer);
+        if (first.status.ok()) first.status = std::move(ended);
+        copied = cuda::Event::record(device_.index, streams_[0]);
+      }
       if (all || !first.status.ok()) {
-        if (on_gpu() && stream_ != nullptr && here->status().ok()) copied = cuda::Event::record(device_.index, stream_);
         over = std::move(ring_transfers_.front());
         ring_transfers_.pop_front();
       }
     }
-    if (ring_transfers_.empty()) last = !(taking_turns_ = false);
+    if (ring_transfers_.empty()) {
+      taking_turns_ = false;
+      progress = Progress::over;
+    }
   }
-  if (!over) return last;
+  if (!over) return progress;
   if (!copied) {
     finish(*over, over->status);
-    return last;
+    return progress;
   }
-  // Also after an error: part of it may be on the stream.
   if (over->transfer.landed && over->status.ok()) complete(std::exchange(over->transfer.landed, {}), {});
   Watcher::of_this_process().when_done(std::move(copied), [self = shared_from_this(), over](const Status& status) {
     self->finish(*over, over->status.ok() ? status : over->status);
   });
-  return last;
+  return progress;
 }
 
 void Flow::finish(Driven& driven, Status status) {
@@ -174,7 +198,7 @@ void Flow::bulk(Transfer transfer) {
     const OnDevice here(device_.index);
     const std::lock_guard lock(mutex_);
     status = here.status();
-    if (status.ok()) status = begin_on_stream(driven->transfer);
+    if (status.ok()) status = begin_on_streams(driven->transfer);
     if (status.ok()) status = prepare_slots();
   }
   {
@@ -232,10 +256,12 @@ void Flow::begin_chunk(const DrivenPtr& driven, std::size_t at, std::byte* slot,
   }
   if (slot == nullptr) return send_chunk(driven, std::move(chunk), slot, sequence);
   const OnDevice here(device_.index);
-  const auto result = api()->memcpy_async(cuda::address_of(slot), cuda::address_of(memory.data + at), bytes, stream_);
+  const auto result =
+      api()->memcpy_async(cuda::address_of(slot), cuda::address_of(memory.data + at), bytes, streams_[0]);
   if (result != CUDA_SUCCESS) return chunk_done(driven, bytes, slot, cuda::status_of(result, "cuda_basic's copy"));
   Watcher::of_this_process().when_done(
-      device_.index, stream_, [self = shared_from_this(), driven, chunk, slot, sequence](const Status& status) mutable {
+      device_.index, streams_[0],
+      [self = shared_from_this(), driven, chunk, slot, sequence](const Status& status) mutable {
         if (!status.ok()) return self->chunk_done(driven, chunk.bytes, slot, status);
         self->send_chunk(driven, std::move(chunk), slot, sequence);
       });
@@ -256,9 +282,10 @@ void Flow::chunk_received(const DrivenPtr& driven, std::size_t at, std::byte* sl
   const auto bytes = chunk_at(memory, at);
   if (slot == nullptr || !status.ok()) return chunk_done(driven, bytes, slot, status);
   const OnDevice here(device_.index);
-  const auto result = api()->memcpy_async(cuda::address_of(memory.data + at), cuda::address_of(slot), bytes, stream_);
+  const auto result =
+      api()->memcpy_async(cuda::address_of(memory.data + at), cuda::address_of(slot), bytes, streams_[0]);
   if (result != CUDA_SUCCESS) return chunk_done(driven, bytes, slot, cuda::status_of(result, "cuda_basic's copy"));
-  Watcher::of_this_process().when_done(device_.index, stream_,
+  Watcher::of_this_process().when_done(device_.index, streams_[0],
                                        [self = shared_from_this(), driven, bytes, slot](const Status& copied) {
                                          self->chunk_done(driven, bytes, slot, copied);
                                        });

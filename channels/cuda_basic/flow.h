@@ -1,6 +1,7 @@
 /// One direction of a cuda_basic channel at one end: the bytes between this end's memory and the ring, or the link.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -69,12 +70,12 @@ class Flow final : public std::enable_shared_from_this<Flow> {
     return direction_ == Direction::out ? value - 1 : value;
   }
 
-  Status begin_on_stream(const Transfer& transfer);
-  CUresult copy_on_stream(std::byte* memory, CUdeviceptr slot, std::size_t bytes);
-  [[nodiscard]] Status end_on_stream(const Transfer& transfer);
+  Status begin_on_streams(const Transfer& transfer);
+  CUresult copy_on_stream(std::byte* memory, std::size_t slot, std::uint32_t value, std::size_t bytes);
+  [[nodiscard]] Status end_on_streams(const Transfer& transfer);
 
   void by_ring(Transfer transfer);
-  bool turn();
+  cuda::Watcher::Progress turn();
   Status copy_due(Driven& driven);
   Status copy_chunk(std::byte* memory, std::size_t slot, std::uint32_t value, std::size_t bytes);
 
@@ -95,7 +96,9 @@ class Flow final : public std::enable_shared_from_this<Flow> {
 
   std::mutex mutex_;
   Status closed_;
-  CUstream stream_ = nullptr;  // GPU: made at first use
+  // GPU: made at first use. Chunks by ring use them in turn, so that the GPU sets the word behind one chunk while it
+  // copies the next (by one stream, each chunk took 7 us longer on an H200); the rest uses the first.
+  std::array<CUstream, 2> streams_{};
   std::shared_ptr<Ring> ring_;
   std::uint64_t next_chunk_ = 0;  // by ring
   std::deque<DrivenPtr> ring_transfers_;

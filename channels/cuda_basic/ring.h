@@ -13,7 +13,7 @@ namespace tensorferry::cuda_basic {
 /// fills or empties, and sets the word behind it.
 struct Ring {
   static constexpr std::size_t slots = 16;
-  static constexpr std::size_t slot_bytes = std::size_t{1} << 20;
+  static constexpr std::size_t slot_bytes = std::size_t{2} << 20;
   static constexpr std::size_t header = 4096;
   static constexpr std::size_t bytes = header + slots * slot_bytes;
   static constexpr std::size_t word_bytes = 64;  // a cache line each

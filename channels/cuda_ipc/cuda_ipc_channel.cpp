@@ -220,6 +220,8 @@ class CudaIpcChannel final : public Channel {
   void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
   void withdraw(const Ticket& ticket) override { end_offer(ticket); }
 
+  void settle() override { cuda::Watcher::of_this_process().look_now(); }
+
   void control(ByteView message, Descriptors descriptors) override {
     auto parsed = cuda_ipc::control_of(message);
     if (!parsed || !end().ok()) return;

@@ -55,7 +55,7 @@ void WordsIn::release_all() {
     const std::lock_guard lock(self->mutex_);
     for (const auto& [word, value] : self->waited_for_)
       cuda::word_at(self->page_, word * sizeof(std::uint32_t)).raise_to(value);
-    return self->waited_for_.empty();
+    return self->waited_for_.empty() ? cuda::Watcher::Progress::over : cuda::Watcher::Progress::none;
   });
 }
 

@@ -60,6 +60,8 @@ class CudaXthChannel final : public Channel {
   void discard(const Ticket&) override {}  // the acknowledgement ends the offer
   void acknowledged(const Ticket& ticket) override { end(ticket); }
   void withdraw(const Ticket& ticket) override { end(ticket); }
+  void settle() override { cuda::Watcher::of_this_process().look_now(); }
+
   void control(ByteView, Descriptors) override {}  // cuda_xth sends none
 
   void close(Status status) noexcept override {

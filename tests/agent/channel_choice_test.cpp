@@ -244,6 +244,23 @@ TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
   }
 }
 
+TEST_F(ChannelChoice, AReplyAcknowledgesWhatItsChannelNoticesOnlyWhenAsked) {
+  join_both([](RawAgentOptions& options) {
+    options.registry = with_mail({.consumes_when_settled = true});
+    options.max_bytes_in_flight = 100'000;  // so that each call waits for the one before
+  });
+  ASSERT_EQ(usable_soon("mail"), "usable");
+  for (int i = 0; i < 20; ++i) {
+    auto message = buffer_message(100'000);
+    const std::weak_ptr<void> source = message.buffers[0].owner;
+    RawCallOptions options;
+    options.timeout = seconds(10);
+    const auto reply = call_sync(*a, "b", "echo", std::move(message), options);
+    ASSERT_TRUE(reply.ok()) << reply.status().text();
+    EXPECT_TRUE(eventually([&] { return source.expired(); }));
+  }
+}
+
 TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
   join_both([](RawAgentOptions& options) { options.registry = with_mail(); });
   ASSERT_EQ(usable_soon("mail"), "usable");

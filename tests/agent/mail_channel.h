@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "channels/channel.h"
 #include "channels/completion.h"
@@ -14,10 +15,11 @@
 namespace tensorferry::testing {
 
 struct MailBehaviour {
-  bool refuses_every_second = false;  // with another reason each time
-  bool answers_probe = true;          // false: the other end's probe never ends
-  Status probe{};                     // what this end's probe finds out
-  bool any_device = false;            // takes all memory for the CPU's, which in a test it may be
+  bool refuses_every_second = false;   // with another reason each time
+  bool answers_probe = true;           // false: the other end's probe never ends
+  Status probe{};                      // what this end's probe finds out
+  bool consumes_when_settled = false;  // keeps who waits for an acknowledgement waiting until then
+  bool any_device = false;             // takes all memory for the CPU's, which in a test it may be
 };
 
 class MailChannel final : public Channel {
@@ -44,18 +46,34 @@ class MailChannel final : public Channel {
       ticket.after = wire_.control(std::move(letter), {});
       sent += some;
     } while (sent < buffer.bytes);
-    complete(std::move(released), {});
+    if (!behaviour_.consumes_when_settled) {
+      complete(std::move(released), {});
+      return ticket;
+    }
+    ticket.acknowledge = true;
+    const std::lock_guard lock(mutex_);
+    unreleased_.emplace(number, std::move(released));
     return ticket;
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = deliver(ticket, sink);
     complete(std::move(landed), status);
-    complete(std::move(consumed), status);
+    if (!behaviour_.consumes_when_settled) return complete(std::move(consumed), status);
+    const std::lock_guard lock(mutex_);
+    unconsumed_.push_back(std::move(consumed));
+  }
+  void settle() override {
+    std::vector<Completion> consumed;
+    {
+      const std::lock_guard lock(mutex_);
+      consumed.swap(unconsumed_);
+    }
+    for (auto& each : consumed) complete(std::move(each), {});
   }
   void discard(const Ticket& ticket) override { (void)take(ticket); }
-  void acknowledged(const Ticket&) override {}
-  void withdraw(const Ticket&) override {}
+  void acknowledged(const Ticket& ticket) override { release(ticket); }
+  void withdraw(const Ticket& ticket) override { release(ticket); }
 
   void control(ByteView message, Descriptors) override {
     Reader in(message);
@@ -81,11 +99,30 @@ class MailChannel final : public Channel {
     }
   }
   void close(Status status) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (ended_.ok()) ended_ = std::move(status);
+    std::map<std::uint32_t, Completion> unreleased;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!ended_.ok()) return;
+      ended_ = status;
+      unreleased.swap(unreleased_);
+    }
+    settle();
+    for (auto& [number, released] : unreleased) complete(std::move(released), status);
   }
 
  private:
+  void release(const Ticket& ticket) {
+    Completion released;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto it = unreleased_.find(Reader(ticket.opaque).get<std::uint32_t>());
+      if (it == unreleased_.end()) return;
+      released = std::move(it->second);
+      unreleased_.erase(it);
+    }
+    complete(std::move(released), {});
+  }
+
   std::shared_ptr<Bytes> take(const Ticket& ticket) {
     Reader in(ticket.opaque);
     const std::lock_guard lock(mutex_);
@@ -116,6 +153,8 @@ class MailChannel final : public Channel {
   std::atomic<std::uint32_t> offers_{0};
   std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<Bytes>> letters_;
+  std::map<std::uint32_t, Completion> unreleased_;
+  std::vector<Completion> unconsumed_;
   Status ended_;
 };
 
