@@ -83,7 +83,6 @@ void load_memory(Loader& load, Api& api) {
   load(api.mem_retain_allocation_handle, "cuMemRetainAllocationHandle");
   load(api.mem_export, "cuMemExportToShareableHandle");
   load(api.mem_import, "cuMemImportFromShareableHandle");
-  load(api.mem_get_properties, "cuMemGetAllocationPropertiesFromHandle");
   load(api.mem_create, "cuMemCreate");
   load(api.mem_release, "cuMemRelease");
   load(api.mem_address_reserve, "cuMemAddressReserve");

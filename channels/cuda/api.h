@@ -51,7 +51,6 @@ struct Api {
   decltype(&::cuMemRetainAllocationHandle) mem_retain_allocation_handle;
   decltype(&::cuMemExportToShareableHandle) mem_export;
   decltype(&::cuMemImportFromShareableHandle) mem_import;
-  decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_properties;
   decltype(&::cuMemCreate) mem_create;
   decltype(&::cuMemRelease) mem_release;
   decltype(&::cuMemAddressReserve) mem_address_reserve;

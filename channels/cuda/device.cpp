@@ -107,6 +107,22 @@ Order order_of(Stream stream) {
   return api()->stream_query(handle) == CUDA_SUCCESS ? Order::idle : Order::busy;
 }
 
+std::variant<Event, Refusal> ready_of(const Buffer& buffer) {
+  const OnDevice here(buffer.device.index);
+  if (!here.status().ok()) return Refusal{std::string(here.status().what())};
+  switch (order_of(buffer.stream)) {
+    case Order::idle:
+      return Event();
+    case Order::capturing:
+      return Refusal{"a CUDA graph is being captured on the buffer's stream"};
+    case Order::busy:
+      break;
+  }
+  auto event = Event::record(buffer.device.index, buffer.stream);
+  if (!event) return Refusal{"the CUDA driver records no event"};
+  return event;
+}
+
 std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer) {
   if (buffer.device.type != DeviceType::cuda)
     return Refusal{formatted("{} carries GPU memory, not {}", channel, text_of(buffer.device))};

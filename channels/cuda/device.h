@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "channels/buffer.h"
 #include "channels/channel.h"
@@ -50,7 +51,6 @@ class Event {
 
   explicit operator bool() const noexcept { return event_ != nullptr; }
   [[nodiscard]] CUevent get() const noexcept { return event_; }
-  [[nodiscard]] int device() const noexcept { return device_; }
   /// nullopt: not yet. An error is the context's own: a kernel of somebody's has failed.
   [[nodiscard]] std::optional<Status> done() const;
 
@@ -67,6 +67,10 @@ enum class Order : std::uint8_t {
 };
 /// Inside OnDevice. The legacy default stream is not asked, as that would end captures of others: it counts as busy.
 Order order_of(Stream stream);
+
+/// When a buffer's bytes are there: once the event is done, or now, where it is empty. A Refusal while a graph is being
+/// captured on its stream, and where the driver fails.
+std::variant<Event, Refusal> ready_of(const Buffer& buffer);
 
 /// What every cuda channel refuses: another type of device, a device that is not here, a size without an address, a
 /// capturing stream.

@@ -28,7 +28,6 @@ class Pinned final {
   explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
   [[nodiscard]] SharedMemory& memory() noexcept { return memory_; }
   [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
-  [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
   /// Where devices find the byte at `offset`.
   [[nodiscard]] CUdeviceptr on_device(std::size_t offset) const noexcept { return address_ + offset; }
 

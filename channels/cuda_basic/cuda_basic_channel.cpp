@@ -57,11 +57,9 @@ class CudaBasicChannel final : public Channel {
     }
     cuda::Event ready;
     if (pair_.local.type == DeviceType::cuda) {
-      const cuda::OnDevice here(pair_.local.index);
-      if (!here.status().ok()) return Refusal{std::string(here.status().what())};
-      const auto order = cuda::order_of(buffer.stream);
-      if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
-      if (order == cuda::Order::busy) ready = cuda::Event::record(pair_.local.index, buffer.stream);
+      auto known = cuda::ready_of(buffer);
+      if (auto* refusal = std::get_if<Refusal>(&known)) return std::move(*refusal);
+      ready = std::move(std::get<cuda::Event>(known));
     }
     const bool ring = ring_ready_.load();
     if (!ring) make_ring();

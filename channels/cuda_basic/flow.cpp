@@ -101,7 +101,10 @@ void Flow::by_ring(Transfer transfer) {
     ring_transfers_.push_back(std::move(driven));
     begin = !std::exchange(taking_turns_, true);
   }
-  if (begin) Watcher::of_this_process().take_turns([self = shared_from_this()] { return self->turn(); });
+  if (!begin) return;
+  // What a GPU can be given at once need not wait for the watcher to wake.
+  if (on_gpu() && turn() == Watcher::Progress::over) return;
+  Watcher::of_this_process().take_turns([self = shared_from_this()] { return self->turn(); });
 }
 
 Status Flow::copy_chunk(std::byte* memory, std::size_t slot, std::uint32_t value, std::size_t bytes) {

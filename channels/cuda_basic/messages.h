@@ -10,7 +10,7 @@
 
 namespace tensorferry::cuda_basic {
 
-inline constexpr std::uint8_t version = 1;  // of all this
+inline constexpr std::uint8_t version = 2;  // of all this
 
 /// A ring for what this end sends, in the memfd that comes along.
 struct Staging {};

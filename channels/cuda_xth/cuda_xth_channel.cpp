@@ -34,14 +34,9 @@ class CudaXthChannel final : public Channel {
     if (sharing == Sharing::shared) return Refusal{"cuda_xth copies bytes and cannot share them"};
     auto source = std::make_shared<Source>(Source{buffer.owner, {}});
     if (buffer.bytes > 0) {
-      const cuda::OnDevice here(buffer.device.index);
-      if (!here.status().ok()) return Refusal{std::string(here.status().what())};
-      const auto order = cuda::order_of(buffer.stream);
-      if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
-      if (order == cuda::Order::busy) {
-        source->ready = cuda::Event::record(buffer.device.index, buffer.stream);
-        if (!source->ready) return Refusal{"the CUDA driver records no event"};
-      }
+      auto ready = cuda::ready_of(buffer);
+      if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
+      source->ready = std::move(std::get<cuda::Event>(ready));
     }
     auto offered = buffer;
     offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // what pull() waits for

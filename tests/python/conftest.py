@@ -22,6 +22,9 @@ import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist
 
+# Streams of CUDA share 8 hardware queues by default, and work that waits in one of them holds up all behind it.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 # A shell's background job ignores it, and Python then leaves it at that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
