@@ -45,6 +45,25 @@ bool is_port(std::string_view text) {
 
 }  // namespace
 
+Bytes encode(const Endpoint& endpoint) {
+  Bytes bytes;
+  Writer out(bytes);
+  out.put(version);
+  out.put(endpoint.type);
+  for (const auto word : endpoint.agent) out.put(word);
+  return bytes;
+}
+
+std::optional<Endpoint> endpoint_of(ByteView bytes) {
+  Reader in(bytes);
+  const auto said = in.get<std::uint8_t>();
+  Endpoint endpoint;
+  endpoint.type = static_cast<DeviceType>(in.get<std::uint8_t>());
+  for (auto& word : endpoint.agent) word = in.get<std::uint64_t>();
+  if (in.failed() || !in.empty() || said != version) return std::nullopt;
+  return endpoint;
+}
+
 Bytes encode(const Control& control) {
   Bytes bytes;
   Writer out(bytes);

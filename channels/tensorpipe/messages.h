@@ -16,12 +16,21 @@ namespace tensorferry::tp {
 
 inline constexpr std::uint8_t version = 1;  // of all this
 
-/// 128 random bits that only the two ends of a link are told.
+/// 128 random bits, not to be guessed.
 using Secret = std::array<std::uint64_t, 2>;
+
+/// What a peer must know: the descriptor.
+struct Endpoint {
+  Secret agent{};  // drawn by each agent: a link to oneself has one end
+  DeviceType type = DeviceType::cpu;
+};
+Bytes encode(const Endpoint& endpoint);
+/// nullopt: nonsense, or of another version.
+std::optional<Endpoint> endpoint_of(ByteView bytes);
 
 /// The first message of each end. The end with the greater secret listens, the other one dials.
 struct Hello {
-  Secret secret{};
+  Secret secret{};   // told to the other end of this link alone
   std::string host;  // ends that name the same one meet at a loopback address
 };
 /// Where the end that listens does so: an IP address and a port.

@@ -12,6 +12,7 @@
 #include "channels/tensorpipe/messages.h"
 #include "channels/text.h"
 #include "channels/wire_use.h"
+#include "channels/xth/directory.h"
 
 namespace tensorferry {
 namespace {
@@ -138,17 +139,14 @@ class TensorpipeDriver final : public Driver {
 
   std::variant<Bytes, Refusal> descriptor(Device device) override {
     if (auto why = tp::Contexts::of_this_process().why_not(device); !why.empty()) return Refusal{std::move(why)};
-    Bytes bytes;
-    Writer out(bytes);
-    out.put(tp::version);
-    out.put(device.type);
-    return bytes;
+    return encode(tp::Endpoint{id_, device.type});
   }
 
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
-    if (theirs.size() != 2 || theirs.front() != mine.front())
-      return Refusal{"its descriptor cannot be read, or is of another version"};
-    if (theirs.back() != mine.back()) return Refusal{"tensorpipe carries nothing between a GPU and a CPU"};
+    const auto ours = tp::endpoint_of(mine), others = tp::endpoint_of(theirs);
+    if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
+    if (ours->agent == others->agent) return Refusal{"a pipe has two ends, and a call to oneself has one"};
+    if (ours->type != others->type) return Refusal{"tensorpipe carries nothing between a GPU and a CPU"};
     return std::nullopt;
   }
 
@@ -163,6 +161,7 @@ class TensorpipeDriver final : public Driver {
 
  private:
   const TensorpipeOptions options_;
+  const tp::Secret id_ = xth::random_id();
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace tensorferry::conformance {
 
 struct TensorpipeFixture {
   static constexpr auto name = "tensorpipe";
-  static Drivers drivers() { return {make_tensorpipe_driver()}; }
+  static Drivers drivers() { return {make_tensorpipe_driver(), make_tensorpipe_driver()}; }
   static Traits traits() { return {}; }
 };
 
@@ -253,12 +253,18 @@ TEST_F(Tensorpipe, EndsOnTwoHostsMeetAtAnAddressThatOthersReach) {
 
 TEST_F(Tensorpipe, NothingGoesBetweenAGpuAndACpu) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
-  auto theirs = mine;
-  EXPECT_FALSE(driver->reaches(mine, theirs));
-  theirs.back() = static_cast<std::byte>(DeviceType::cuda);
+  const auto theirs = encode(tp::Endpoint{{1, 2}, DeviceType::cuda});
   const auto refusal = driver->reaches(mine, theirs);
   ASSERT_TRUE(refusal);
   EXPECT_NE(refusal->reason.find("GPU"), std::string::npos);
+}
+
+TEST_F(Tensorpipe, NoPipeLeadsToOneself) {
+  const auto mine = std::get<Bytes>(driver->descriptor({}));
+  const auto refusal = driver->reaches(mine, mine);
+  ASSERT_TRUE(refusal);
+  EXPECT_NE(refusal->reason.find("oneself"), std::string::npos);
+  EXPECT_FALSE(driver->reaches(mine, std::get<Bytes>(make_tensorpipe_driver()->descriptor({}))));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-/// Control messages, tickets and the metadata of pipes: what parses is written back as it was, and nothing else
-/// happens. Needs no TensorPipe.
+/// Descriptors, control messages, tickets and the metadata of pipes: what parses is written back as it was, and nothing
+/// else happens. Needs no TensorPipe.
 #include <cstdint>
 #include <cstdlib>
 
@@ -13,6 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto twice = tp::control_of(written);
     if (!twice || encode(*twice) != written) std::abort();
   }
+  if (const auto endpoint = tp::endpoint_of(input); endpoint && encode(*endpoint) != Bytes(input.begin(), input.end()))
+    std::abort();
   if (const auto offer = tp::offer_of(text_of(input)); offer && tp::offer_of(tp::metadata_of(*offer)) != *offer)
     std::abort();
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{size}}) {

@@ -78,6 +78,15 @@ def test_it_carries_from_the_first_call_on(piped):
     assert "TensorPipe" in str(explanation)
 
 
+def test_what_one_sends_to_oneself_takes_another_channel(agents):
+    a = agents("a", channels="tensorpipe")
+    with pytest.raises(errors.ChannelUnavailable, match="tensorpipe"):
+        a.rpc_sync("a", norm, (MEGABYTE,))
+    b = agents("b", channels="tensorpipe,xth")
+    assert b.rpc_sync("b", norm, (MEGABYTE,)) == 512.0
+    assert b.explain("b", MEGABYTE).channel == "xth"
+
+
 def test_the_environment_names_it(agents, monkeypatch):
     monkeypatch.setenv("TENSORFERRY_CHANNELS", "tensorpipe,basic")
     a = agents("a")
