@@ -8,11 +8,11 @@ namespace tensorferry::conformance {
 
 constexpr Device gpu{DeviceType::cuda, 0};
 
-/// In one process TensorPipe takes its cuda_xth; between processes (the suite's other half) cuda_ipc, else cuda_basic.
+/// In one process TensorPipe takes its cuda_xth. Between processes: cuda_tensorpipe_process_test.cpp.
 struct TensorpipeGpuFixture {
   static constexpr auto name = "tensorpipe";
   static Drivers drivers() { return {make_tensorpipe_driver(), make_tensorpipe_driver()}; }
-  static Traits traits() { return {.forks = false, .missing = why_no_cuda(1)}; }
+  static Traits traits() { return {.same_process = true, .missing = why_no_cuda(1)}; }
   static DevicePair devices() { return {gpu, gpu}; }
   static std::unique_ptr<DeviceMemory> memory(Device device) { return memory_of(device); }
 };
