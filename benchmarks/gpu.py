@@ -164,6 +164,14 @@ def _staged(name: str, workload: str, text: str, there: int) -> Row:
     return Row(name, title, gigabytes(size), contestants, {PINNED: 0.9}, gpus=1 + there, carried=carried)
 
 
+def _by_tensorpipe(name: str, there: int) -> Row:
+    size, options = 64 * MEGA, {"channels": "tensorpipe"}
+    contestants = {OURS: ours("one", size, 0, there, **options), TORCH: theirs("one", size, 0, there)}
+    carried = {"channel": "tensorpipe", "here": 0, "there": there, **options}
+    title = "64 MB by channel tensorpipe, " + ("GPU 0 to GPU 1" if there else "one GPU, two processes")
+    return Row(name, title, gigabytes(size), contestants, {}, gpus=1 + there, carried=carried)
+
+
 def _expandable(name: str, there: int) -> Row:
     size = 64 * MEGA
     grown = {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
@@ -183,6 +191,8 @@ ROWS = [
     _staged("basic-64mb", "one", "one call", 1),
     _staged("basic-64mb-four", "several", "four calls in flight", 1),
     _staged("same-basic-64mb", "one", "one call", 0),
+    _by_tensorpipe("tensorpipe-64mb", 1),
+    _by_tensorpipe("same-tensorpipe-64mb", 0),
     _expandable("expandable-64mb", 1),
     _expandable("same-expandable-64mb", 0),
 ]

@@ -228,6 +228,9 @@ def _tensors(megabytes: int, hogs: int = 0) -> Row:
     )
 
 
+CHANNELS = ("shm", "cma", "basic", "tensorpipe")
+
+
 def _tensors_by(name: str, channel: str, options: Mapping[str, Any], megabytes: int) -> Row:
     size = megabytes << 20
     return Row(
@@ -321,7 +324,7 @@ ROWS = [
     _cpp_call_over("unix", BARE_UNIX, {}),
     _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),
     *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],
-    *[_tensors_by(channel, channel, {}, size) for channel in ("shm", "cma", "basic") for size in TENSOR_TARGETS],
+    *[_tensors_by(channel, channel, {}, size) for channel in CHANNELS for size in TENSOR_TARGETS],
     *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),

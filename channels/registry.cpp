@@ -32,9 +32,14 @@ Registry Registry::built_in() {
 
 void Registry::add(std::string name, int priority, Factory factory) {
   std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
-  const auto place = std::upper_bound(entries_.begin(), entries_.end(), priority,
-                                      [](int wanted, const Entry& entry) { return wanted > entry.priority; });
+  const auto place = std::upper_bound(entries_.begin(), entries_.end(), std::optional(priority),
+                                      [](auto wanted, const Entry& entry) { return wanted > entry.priority; });
   entries_.insert(place, Entry{std::move(name), priority, std::move(factory)});
+}
+
+void Registry::add_on_request(std::string name, Factory factory) {
+  std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
+  entries_.push_back(Entry{std::move(name), std::nullopt, std::move(factory)});
 }
 
 namespace {
@@ -79,7 +84,7 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
   }
   if (allowed.empty()) {
     for (const auto& entry : entries_) {
-      if (!contains(removed, entry.name)) allowed.push_back(entry.name);
+      if (entry.priority && !contains(removed, entry.name)) allowed.push_back(entry.name);
     }
   }
   std::vector<std::unique_ptr<Driver>> drivers;

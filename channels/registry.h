@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,9 +24,12 @@ class Registry {
   /// Higher priorities are tried first; equal ones in order of adding. A name added again replaces the earlier one.
   void add(std::string name, int priority, Factory factory);
 
+  /// A channel that an agent has only where its choice allows it by name.
+  void add_on_request(std::string name, Factory factory);
+
   /// Drivers in the order in which an agent tries them. `choice` overrides: "cma,basic" allows these alone, in this
   /// order; "-cma" removes names from the default order; "" changes nothing. An unknown name is InvalidArgument, and
-  /// lists the known ones.
+  /// lists the known ones, those on request among them.
   [[nodiscard]] Result<std::vector<std::unique_ptr<Driver>>> drivers(std::string_view choice) const;
 
   [[nodiscard]] std::vector<std::string> names() const;
@@ -33,7 +37,7 @@ class Registry {
  private:
   struct Entry {
     std::string name;
-    int priority;
+    std::optional<int> priority;  // none: on request
     Factory factory;
   };
   std::vector<Entry> entries_;

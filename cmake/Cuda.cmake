@@ -36,7 +36,7 @@ if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
   add_library(tensorferry::torch_cuda ALIAS tensorferry_torch_cuda)
   target_include_directories(tensorferry_torch_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(tensorferry_torch_cuda INTERFACE
-    tensorferry::torch tensorferry::lib_c10_cuda tensorferry::lib_cudart)
+    tensorferry::libtorch tensorferry::lib_c10_cuda tensorferry::lib_cudart)
   # For C++ programs, which Python's import of torch does not load it for: its kernels register themselves.
   add_library(tensorferry_torch_cuda_loaded INTERFACE)
   add_library(tensorferry::torch_cuda_loaded ALIAS tensorferry_torch_cuda_loaded)

@@ -209,7 +209,7 @@ class CudaBasicChannel final : public Channel {
   Wire& wire_;
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
-  const std::shared_ptr<cuda::WireUse> use_ = std::make_shared<cuda::WireUse>(wire_);
+  const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
   const std::shared_ptr<Flow> out_ = std::make_shared<Flow>(Direction::out, use_, pair_.local);
   const std::shared_ptr<Flow> in_ = std::make_shared<Flow>(Direction::in, use_, pair_.local);
   const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();

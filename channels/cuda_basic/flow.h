@@ -10,8 +10,8 @@
 
 #include "channels/buffer.h"
 #include "channels/cuda/watcher.h"
-#include "channels/cuda/wire_use.h"
 #include "channels/cuda_basic/ring.h"
+#include "channels/wire_use.h"
 
 namespace tensorferry::cuda_basic {
 
@@ -27,7 +27,7 @@ enum class Direction : std::uint8_t { out, in };
 /// Thread-safe; runs completions with no lock held.
 class Flow final : public std::enable_shared_from_this<Flow> {
  public:
-  Flow(Direction direction, std::shared_ptr<cuda::WireUse> wire, Device device)
+  Flow(Direction direction, std::shared_ptr<WireUse> wire, Device device)
       : direction_(direction), wire_(std::move(wire)), device_(device) {}
   ~Flow();
 
@@ -91,7 +91,7 @@ class Flow final : public std::enable_shared_from_this<Flow> {
   static constexpr std::size_t bulk_slots = 4;
 
   const Direction direction_;
-  const std::shared_ptr<cuda::WireUse> wire_;
+  const std::shared_ptr<WireUse> wire_;
   const Device device_;
 
   std::mutex mutex_;

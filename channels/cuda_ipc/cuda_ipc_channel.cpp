@@ -37,12 +37,12 @@ using ControlMessage = cuda_ipc::Control;
 struct Shared {
   Shared(Wire& wire, int d, bool within_process)
       : device(d),
-        use(std::make_shared<cuda::WireUse>(wire)),
+        use(std::make_shared<WireUse>(wire)),
         exports(std::make_shared<Exports>(use, within_process)),
         imports(std::make_shared<Imports>(d)) {}
 
   const int device;
-  const std::shared_ptr<cuda::WireUse> use;
+  const std::shared_ptr<WireUse> use;
   const std::shared_ptr<Exports> exports;
   const std::shared_ptr<Imports> imports;
   const std::shared_ptr<Offers> offers = std::make_shared<Offers>();

@@ -11,8 +11,8 @@
 
 #include "channels/channel.h"
 #include "channels/cuda/api.h"
-#include "channels/cuda/wire_use.h"
 #include "channels/cuda_ipc/messages.h"
+#include "channels/wire_use.h"
 
 namespace tensorferry::cuda_ipc {
 
@@ -22,7 +22,7 @@ namespace tensorferry::cuda_ipc {
 class Exports final {
  public:
   /// `within_process`: the peer may be this very process, which cannot open cudaMalloc's handles.
-  Exports(std::shared_ptr<cuda::WireUse> wire, bool within_process)
+  Exports(std::shared_ptr<WireUse> wire, bool within_process)
       : wire_(std::move(wire)), within_process_(within_process) {}
 
   /// Where the peer finds `bytes` bytes at `data`, without offer and word; and the message that must have come first,
@@ -55,7 +55,7 @@ class Exports final {
   std::variant<Export, Refusal> make_chunk(const Allocation& allocation);
   void take_back(const Export& gone);
 
-  const std::shared_ptr<cuda::WireUse> wire_;
+  const std::shared_ptr<WireUse> wire_;
   const bool within_process_;
   std::mutex mutex_;
   std::map<CUdeviceptr, Export> exports_;  // by base

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "agent/rendezvous/tcp_store.h"
+#include "channels/tensorpipe/tensorpipe_channel.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
@@ -100,6 +101,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   options.name = name;
   options.rank = rank;
   options.store = std::move(store);
+  options.registry.add_on_request("tensorpipe", [] { return make_tensorpipe_driver(); });
   py::set known;
   const auto take = [&](const char* key, auto& field) {
     known.add(key);

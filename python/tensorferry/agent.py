@@ -192,7 +192,7 @@ class Agent(_C.Agent):
         join_timeout: seconds to wait for the world.
         key: the cluster key; else ``TENSORFERRY_KEY_FILE`` or ``TENSORFERRY_KEY``; needed beyond this host.
         channels: ``"xth,basic"`` allows these alone, in this order, ``"-xth"`` all others; else
-            ``TENSORFERRY_CHANNELS``.
+            ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is there only where it is named.
         interface: the network interface to listen on; else ``TENSORFERRY_SOCKET_IFNAME``, else the one that leads to
             the store's host.
         ports: ``"7000"`` or ``"7000-7099"``; else any.

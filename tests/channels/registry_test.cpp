@@ -69,6 +69,18 @@ TEST(Registry, AUserAddsAChannelFromOutside) {
   EXPECT_THAT(names_of(registry.drivers("pigeon")), ElementsAre("pigeon"));
 }
 
+TEST(Registry, AChannelOnRequestIsThereForWhoNamesItAlone) {
+  auto registry = Registry::built_in();
+  registry.add_on_request("owl", pigeon("owl"));
+  registry.add("pigeon", -1, pigeon());
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("xth", "shm", "cma", "basic", "pigeon"));
+  EXPECT_THAT(names_of(registry.drivers("-xth,-owl")), ElementsAre("shm", "cma", "basic", "pigeon"));
+  EXPECT_THAT(names_of(registry.drivers("owl,basic")), ElementsAre("owl", "basic"));
+  EXPECT_THAT(for_cpu(registry.names()), ElementsAre("xth", "shm", "cma", "basic", "pigeon", "owl"));
+  registry.add("owl", 70, pigeon("owl"));
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("xth", "shm", "owl", "cma", "basic", "pigeon"));
+}
+
 TEST(Registry, EqualPrioritiesKeepTheOrderOfAdding) {
   Registry registry;
   for (const auto* name : {"a", "b", "c"}) registry.add(name, 1, pigeon(name));

@@ -75,7 +75,10 @@ void Letter::append(Buffer buffer, Completion written) { appended_.push_back({st
 
 bool Letter::offer(Buffer buffer, Completion then, Sharing sharing) {
   Outcome outcome;
-  auto offer = end_.channel().offer(buffer, sharing, *this, outcome.completion(std::move(then)));
+  auto release = [completion = outcome.completion(std::move(then)), held = end_.hold()](Status status) mutable {
+    completion(std::move(status));
+  };
+  auto offer = end_.channel().offer(buffer, sharing, *this, std::move(release));
   if (auto* refused = std::get_if<Refusal>(&offer)) {
     refusal = refused->reason;
     return false;
@@ -274,10 +277,10 @@ void WireEnd::pull(const std::shared_ptr<Arrival>& arrival) {
     behaviour = behaviour_;
   }
   if (behaviour->before_pull) behaviour->before_pull(*arrival);
-  auto landed = arrival->landed.completion([behaviour, arrival](Status) {
+  auto landed = arrival->landed.completion([behaviour, arrival, held = hold()](Status) {
     if (behaviour->on_landed) behaviour->on_landed(*arrival);
   });
-  auto consumed = arrival->consumed.completion([this, behaviour, arrival](Status) {
+  auto consumed = arrival->consumed.completion([this, behaviour, arrival, held = hold()](Status) {
     if (behaviour->acknowledges) acknowledge(*arrival);
   });
   channel_->pull(arrival->ticket, *arrival, std::move(landed), std::move(consumed));
@@ -370,6 +373,18 @@ void WireEnd::close(Status status) {
 void WireEnd::finish() {
   close(Status(Code::agent_closed, "this end was closed"));
   for (auto* lane : {&messages_, &bulk_, &control_}) lane->join();
+  std::unique_lock lock(held_->mutex);
+  held_->changed.wait_for(lock, patience, [&] { return held_->completions == 0; });
+}
+
+std::shared_ptr<void> WireEnd::hold() {
+  const std::lock_guard lock(held_->mutex);
+  ++held_->completions;
+  return {nullptr, [held = held_](void*) {
+            const std::lock_guard released(held->mutex);
+            --held->completions;
+            held->changed.notify_all();
+          }};
 }
 
 WirePair::WirePair(Driver& a_driver, Driver& b_driver, DevicePair devices, DeviceMemory& a_memory,

@@ -127,11 +127,20 @@ class WireEnd final : public Wire {
 
   /// The link ends here, and so at the other end: completes what the wire holds and closes the channel.
   void close(Status status);
-  /// close(), and waits for the threads. Not from one of them.
+  /// close(), and waits for the threads, and for the completions that use this end. Not from one of them.
   void finish();
 
  private:
   friend class Letter;
+  /// The completions that channels hold, which may run after close() on threads of theirs.
+  struct Held {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int completions = 0;
+  };
+  /// Counts as a completion until its last copy goes.
+  std::shared_ptr<void> hold();
+
   struct Receive {
     Buffer destination;
     Completion landed;
@@ -149,6 +158,7 @@ class WireEnd final : public Wire {
 
   const std::string peer_;
   DeviceMemory& memory_;
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::unique_ptr<Channel> channel_;
 
   std::mutex mutex_;

@@ -111,6 +111,7 @@ def lab() -> Iterator[Lab]:
         "channel-cma-1mb",
         "channel-basic-1mb",
         "channel-tcp-1mb",
+        "channel-tensorpipe-1mb",
         "cpp-unpinned",
         "hogs-unpinned",
         "shared-256mb",

@@ -6,7 +6,7 @@
 
 #include "channels/channel.h"
 
-namespace tensorferry::cuda {
+namespace tensorferry {
 
 /// Lends the wire as long as the channel is there: its destructor ends that, and waits for who is using it at that
 /// moment (never long: a wire queues). Uses may nest.
@@ -35,4 +35,4 @@ class WireUse final {
   std::atomic<bool> ended_{false};
 };
 
-}  // namespace tensorferry::cuda
+}  // namespace tensorferry

@@ -1,0 +1,109 @@
+#include "channels/tensorpipe/gpu.h"
+
+#include <tensorpipe/tensorpipe_cuda.h>
+
+#include <utility>
+
+#include "channels/cuda/device.h"
+#include "channels/cuda/watcher.h"
+#include "channels/text.h"
+
+namespace tensorferry::tp::gpu {
+namespace {
+
+namespace channel = tensorpipe::channel;
+
+/// As torch.distributed.rpc has them.
+constexpr std::int64_t xth_priority = 2, ipc_priority = 1, basic_priority = 0;
+
+/// The owner of an offered source: keeps what the caller gave, and the point in its stream from which on it is valid.
+struct Source {
+  Owner owner;
+  cuda::Event ready;  // none: it is
+};
+
+/// cudaIpcGetMemHandle, by which cuda_ipc exports memory, knows cudaMalloc's alone; TensorPipe ends the process where
+/// it fails.
+bool exports(const std::byte* data) {
+  auto attribute = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+  int capable = 0;
+  void* value = &capable;
+  const auto result = cuda::api()->pointer_get_attributes(1, &attribute, &value, cuda::address_of(data));
+  return result == CUDA_SUCCESS && capable != 0;
+}
+
+}  // namespace
+
+std::string why_missing() { return cuda::api() == nullptr ? cuda::why_missing() : std::string(); }
+
+std::shared_ptr<channel::Context> register_channels(tensorpipe::Context& context) {
+  auto any = channel::cuda_basic::create(channel::basic::create());
+  context.registerChannel(basic_priority, "cuda_basic", any);
+#if TENSORPIPE_HAS_CUDA_IPC_CHANNEL
+  context.registerChannel(ipc_priority, "cuda_ipc", channel::cuda_ipc::create());
+#endif
+  context.registerChannel(xth_priority, "cuda_xth", channel::cuda_xth::create());
+  return any;
+}
+
+std::variant<Buffer, Refusal> held(const Buffer& buffer) {
+  const cuda::OnDevice here(buffer.device.index);
+  if (!here.status().ok()) return Refusal{std::string(here.status().what())};
+  const auto order = cuda::order_of(buffer.stream);
+  if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
+  if (!exports(buffer.data))
+    return Refusal{"TensorPipe carries memory of cudaMalloc's alone, not expandable segments or memory pools"};
+  auto source = std::make_shared<Source>(Source{buffer.owner, {}});
+  if (order == cuda::Order::busy) {
+    source->ready = cuda::Event::record(buffer.device.index, buffer.stream);
+    if (!source->ready) return Refusal{"the CUDA driver records no event"};
+  }
+  auto held = buffer;
+  held.stream = static_cast<Stream>(source->ready.get());
+  held.owner = std::move(source);
+  return held;
+}
+
+Sending::~Sending() {
+  if (stream_ == nullptr) return;
+  const cuda::OnDevice here(device_);
+  if (here.status().ok()) cuda::api()->stream_destroy(static_cast<CUstream>(stream_));
+}
+
+Result<tensorpipe::Buffer> Sending::buffer_of(const Buffer& held) {
+  const cuda::OnDevice here(held.device.index);
+  if (!here.status().ok()) return here.status();
+  const std::lock_guard lock(mutex_);
+  auto* stream = static_cast<CUstream>(stream_);
+  auto result = CUDA_SUCCESS;
+  if (stream == nullptr) result = cuda::api()->stream_create(&stream, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return cuda::status_of(result, "making a stream");
+  stream_ = stream;
+  device_ = held.device.index;
+  if (held.stream != nullptr) {
+    result = cuda::api()->stream_wait_event(stream, static_cast<CUevent>(held.stream), 0);
+    if (result != CUDA_SUCCESS) return cuda::status_of(result, "ordering a copy behind its source");
+  }
+  return tensorpipe::Buffer(tensorpipe::CudaBuffer{held.data, stream});
+}
+
+void Sending::when_read(const Buffer& held, Completion then) {
+  Stream stream = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    stream = stream_;
+  }
+  const cuda::OnDevice here(held.device.index);
+  cuda::Watcher::of_this_process().when_done(held.device.index, stream, std::move(then));
+}
+
+tensorpipe::Buffer buffer_of(const Buffer& memory) {
+  return tensorpipe::CudaBuffer{memory.data, static_cast<CUstream>(memory.stream)};
+}
+
+void when_written(const Buffer& memory, Completion then) {
+  const cuda::OnDevice here(memory.device.index);
+  cuda::Watcher::of_this_process().when_done(memory.device.index, memory.stream, std::move(then));
+}
+
+}  // namespace tensorferry::tp::gpu

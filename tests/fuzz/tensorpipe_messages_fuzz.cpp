@@ -1,0 +1,26 @@
+/// Descriptors, control messages, tickets and the metadata of pipes: what parses is written back as it was, and nothing
+/// else happens. Needs no TensorPipe.
+#include <cstdint>
+#include <cstdlib>
+
+#include "channels/tensorpipe/messages.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace tensorferry;
+  const auto input = std::as_bytes(std::span(data, size));
+  if (const auto once = tp::control_of(input)) {
+    const auto written = encode(*once);
+    const auto twice = tp::control_of(written);
+    if (!twice || encode(*twice) != written) std::abort();
+  }
+  if (const auto endpoint = tp::endpoint_of(input); endpoint && encode(*endpoint) != Bytes(input.begin(), input.end()))
+    std::abort();
+  if (const auto offer = tp::offer_of(text_of(input)); offer && tp::offer_of(tp::metadata_of(*offer)) != *offer)
+    std::abort();
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{size}}) {
+    const Ticket ticket{.bytes = bytes, .opaque = Bytes(input.begin(), input.end())};
+    if (const auto offer = tp::offer_of(ticket); offer && (*offer == 0) != (bytes == 0)) std::abort();
+  }
+  (void)tp::is_address(text_of(input));
+  return 0;
+}
