@@ -28,7 +28,7 @@ models: ## check the models of what several processes do to shared memory
 	@scripts/models.sh
 soak: ## the long tests
 	@scripts/soak.sh
-test-gpu: ## all tests on a machine with a GPU
+test-gpu: ## the tests that need a GPU, on a machine that has one
 	@scripts/test-gpu.sh
 bench-gpu: ## tensors on GPUs beside torch.distributed.rpc, NCCL and bare copies
 	@scripts/bench-gpu.sh $(ARGS)

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs the C++ tests of a build folder and, with a PYTHON given, tests/python against its package:
-# scripts/run-tests.sh FOLDER [PYTHON]. Soak tests have a command of their own, make soak.
+# Runs the C++ tests of a build folder and, with a PYTHON given, tests/python against its package; with "gpu" those alone
+# that need a GPU: scripts/run-tests.sh FOLDER [PYTHON [gpu]]. Soak tests have a command of their own, make soak.
 . "$(dirname "$0")/common.sh"
 folder=$1
 python=${2:-}
+labels=() marks='not soak'
+if [ "${3:-}" = gpu ]; then labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak'; fi
 log=$folder/tests.log
 failed=0
 
@@ -20,7 +22,7 @@ progress=()
 [ ! -t 1 ] || progress=(--progress)
 
 say "C++ tests of $folder"
-ctest --test-dir "$folder" "${progress[@]}" --output-on-failure --label-exclude "^($without)\$" -j "$jobs" | tee "$log" || failed=1
+ctest --test-dir "$folder" "${progress[@]}" --output-on-failure "${labels[@]}" --label-exclude "^($without)\$" -j "$jobs" | tee "$log" || failed=1
 cpp=$(grep -E 'tests passed|No tests were found' "$log" || true)
 
 # GoogleTest prints the reason of a skip on the line after "FILE:LINE: Skipped".
@@ -31,7 +33,7 @@ if [ -n "$python" ]; then
   say "Python tests, with $("$python" -c 'import torch; print("torch", torch.__version__)')"
   parallel=() # by file, as the tests of one share processes
   if "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$((jobs < 4 ? jobs : 4))" --dist loadfile); fi
-  PYTHONPATH=$PWD/$folder/python "$python" -m pytest tests/python -rsfE -q -m "not soak" "${parallel[@]}" | tee "$log" || failed=1
+  PYTHONPATH=$PWD/$folder/python "$python" -m pytest tests/python -rsfE -q -m "$marks" "${parallel[@]}" | tee "$log" || failed=1
   py=$(tail -n 1 "$log")
 fi
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs all tests on a machine with a GPU. Needs no network where python3 (or PYTHON=) has torch already.
+# Builds all, and runs the tests that need a GPU (make test runs the others, there as elsewhere). Needs no network where python3 (or PYTHON=) has torch already.
 . "$(dirname "$0")/common.sh"
 
 python=${PYTHON:-python3}
@@ -13,4 +13,4 @@ fi
 "$python" -c 'import torch; print("torch", torch.__version__, "on", torch.cuda.device_count(), "x", torch.cuda.get_device_name(0))'
 
 scripts/build.sh release build/gpu "-DPython_EXECUTABLE=$(command -v "$python")"
-scripts/run-tests.sh build/gpu "$python"
+scripts/run-tests.sh build/gpu "$python" gpu
