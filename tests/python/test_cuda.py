@@ -258,6 +258,8 @@ def test_handlers_on_streams_of_their_own_overlap(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(1000, device="cuda")
     skip_unless_ipc(x)
+    for function, args in (double, (x,)), (slowly_add, (x, 1, 0)):  # loading a kernel waits for those that run
+        rpc.rpc_sync("worker1", function, args=args).sum().item()
     slow = rpc.rpc_async("worker1", slowly_add, args=(x, 1, 10))
     for _ in range(5):
         assert rpc.rpc_sync("worker1", double, args=(x,)).sum().item() == 2000
