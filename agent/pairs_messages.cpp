@@ -32,7 +32,8 @@ struct Pairs::Draft final : public Outgoing {
   std::vector<std::pair<std::uint64_t, Offered>> offered;
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
-  bool last = false;  // no other channel will be asked
+  bool last = false;   // no other channel will be asked
+  bool spill = false;  // the one buffer that holds the records of all
   std::size_t inline_room = 0;
 
   [[nodiscard]] bool appends() const override { return may_append; }
@@ -41,6 +42,7 @@ struct Pairs::Draft final : public Outgoing {
     trailing.push_back({std::move(buffer), std::move(written)});
   }
   [[nodiscard]] bool last_resort() const override { return last; }
+  [[nodiscard]] bool leads() const override { return spill; }
 };
 
 /// Records one buffer: inside the frame, or by the first channel of its pair that takes it.
@@ -243,7 +245,7 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
     writer.raw(message.payload);
     payload = {};
     draft.records.clear();
-    draft.may_append = true;
+    draft.may_append = draft.spill = true;
     header.buffers = 1;
     header.flags |= wire::flag::spilled;
     status = offer(draft, buffer_of(std::move(body)), {}, Sharing::by_value, "", held);

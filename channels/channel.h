@@ -77,6 +77,9 @@ class Outgoing {
   virtual void append(Buffer buffer, Completion written) = 0;
   /// No other channel will be asked for this buffer: slowly is better than not at all.
   [[nodiscard]] virtual bool last_resort() const = 0;
+  /// The buffer says what the others of this message are. Those may be on the bulk connection already, where nothing is
+  /// read until they are known: however large, it must not go there behind them where it can be appended.
+  [[nodiscard]] virtual bool leads() const { return false; }
 
  protected:
   ~Outgoing() = default;

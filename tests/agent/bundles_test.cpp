@@ -120,7 +120,7 @@ TEST_P(Bundles, LandInTheCallersMemory) {
 }
 
 TEST_P(Bundles, OfMoreBuffersThanAFrameCanNameAreSpilled) {
-  const auto buffers = leaves(4'000, 100);
+  const auto buffers = leaves(20'000, 100);
   for (int i = 0; i < 2; ++i) {
     const auto came = echo(buffers);
     ASSERT_EQ(came.size(), buffers.size());
