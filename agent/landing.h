@@ -1,13 +1,16 @@
 /// An incoming message whose buffers are on their way.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <memory>
+#include <cstring>
+#include <deque>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/wire/frame.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -53,13 +56,18 @@ class Landing final {
  public:
   using Arrived = UniqueFunction<void(Status, Received)>;
 
-  Landing(Bytes payload, Arrived arrived) : payload_(std::move(payload)), arrived_(std::move(arrived)) {}
+  /// `into`: where the message's buffers should land, by their index.
+  Landing(Bytes payload, std::vector<Buffer> into, Arrived arrived)
+      : payload_(std::move(payload)), into_(std::move(into)), arrived_(std::move(arrived)) {}
 
-  BufferSink& add(Memory& memory, Device device) {
+  /// Where the buffer of this record lands, or the bundle.
+  BufferSink& add(Memory& memory, const wire::BufferRecord& record) {
     left_.fetch_add(1, std::memory_order_relaxed);
-    return *sinks_.emplace_back(std::make_unique<BufferSink>(memory, device));
+    auto& arrival = arrivals_.emplace_back(Arrival{{memory, record.destination}, record.index, record.parts});
+    buffers_ += std::max<std::size_t>(1, record.parts.size());
+    if (record.parts.empty() && record.index < into_.size()) arrival.sink.use(into_[record.index]);
+    return arrival.sink;
   }
-  void set_payload(Bytes payload) { payload_ = std::move(payload); }
   /// One buffer, or the reading of the frame itself, is done with.
   void landed(const Status& status) {
     if (!status.ok()) {
@@ -68,15 +76,47 @@ class Landing final {
     }
     if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     Received received{std::move(payload_), {}};
-    received.buffers.reserve(sinks_.size());
-    for (auto& sink : sinks_) received.buffers.push_back(std::move(sink->result));
+    if (error_.ok()) {
+      received.buffers.resize(buffers_);
+      for (auto& arrival : arrivals_) {
+        if (arrival.parts.empty())
+          received.buffers[arrival.index] = std::move(arrival.sink.result);
+        else
+          take_apart(arrival, received.buffers);
+      }
+    }
     arrived_(std::move(error_), std::move(received));
   }
 
  private:
-  std::atomic<int> left_{1};  // the reading of the frame
-  std::vector<std::unique_ptr<BufferSink>> sinks_;
+  struct Arrival {
+    BufferSink sink;
+    std::uint32_t index;
+    std::vector<wire::BufferRecord::Part> parts;
+  };
+
+  /// Each part becomes a buffer of its own, which keeps the bundle's memory as long as it is there.
+  void take_apart(const Arrival& bundle, std::vector<Buffer>& buffers) const {
+    const auto& whole = bundle.sink.result;
+    std::uint64_t end = 0;
+    for (const auto& part : bundle.parts) {
+      auto* const data = whole.data + Bundle::next_part(end);
+      end = Bundle::next_part(end) + part.bytes;
+      const auto* const into = part.index < into_.size() ? &into_[part.index] : nullptr;
+      if (into != nullptr && into->data != nullptr && into->device == Device() && into->bytes == part.bytes) {
+        std::memcpy(into->data, data, part.bytes);
+        buffers[part.index] = *into;
+      } else {
+        buffers[part.index] = {Device(), data, static_cast<std::size_t>(part.bytes), nullptr, whole.owner};
+      }
+    }
+  }
+
+  std::atomic<int> left_{1};      // the reading of the frame
+  std::deque<Arrival> arrivals_;  // by record; pulls under way know their addresses
+  std::size_t buffers_ = 0;       // of the message
   Bytes payload_;
+  std::vector<Buffer> into_;
   Arrived arrived_;
   std::mutex mutex_;
   Status error_;

@@ -16,6 +16,7 @@ void Pairs::meet(const wire::Hello& hello) {
   if (std::exchange(met_, true)) return;
   theirs_ = hello.drivers;
   their_devices_ = hello.devices;
+  bundles_ = (hello.features & wire::feature::bundles) != 0;
 }
 
 bool Pairs::met() const {

@@ -25,6 +25,11 @@ namespace tensorferry {
 /// A host buffer of up to so many bytes travels inside the frame.
 inline constexpr std::size_t inline_bytes = 4096;
 
+/// A message's host buffers of up to so many bytes each travel together where there are several: a bundle holds up to
+/// so many bytes, which a receiver keeps as long as it keeps one of its parts.
+inline constexpr std::size_t bundled_bytes = std::size_t{64} << 10;
+inline constexpr std::size_t bundle_bytes = std::size_t{1} << 20;
+
 /// Threads: any, but for receive() and what runs inside it, which is the stream's reader.
 class Pairs final {
  public:
@@ -90,8 +95,13 @@ class Pairs final {
   const Way& way(DevicePair pair);
   Slot* open(std::size_t driver, DevicePair pair);
   Status place(Message& message, const Placement& placement);
-  Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message,
+  struct Plan;
+  [[nodiscard]] Plan plan(const Message& message) const;
+  Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message, const Plan& plan,
                         const std::string& require, const std::shared_ptr<void>& held, bool spill);
+  bool offer_bundle(Draft& draft, const Message& message, const std::vector<std::uint32_t>& bundle,
+                    const std::string& require, const std::shared_ptr<void>& held);
+  void record(Draft& draft, wire::BufferRecord record, Slot* slot, Ticket ticket);
   Status offer(Draft& draft, const Buffer& buffer, Device destination, Sharing sharing, const std::string& require,
                const std::shared_ptr<void>& held);
   void withdraw(Draft& draft);
@@ -115,6 +125,7 @@ class Pairs final {
 
   mutable std::mutex mutex_;  // guards what follows; never held across a call of a channel's
   bool met_ = false;
+  bool bundles_ = false;  // the peer reads them
   bool closed_ = false;
   Status status_;
   std::vector<wire::Hello::Driver> theirs_;

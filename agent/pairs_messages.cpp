@@ -18,14 +18,22 @@ Buffer buffer_of(Bytes bytes) {
 
 }  // namespace
 
+/// Which buffers of a message, by their indices, go together.
+struct Pairs::Plan {
+  std::vector<std::vector<std::uint32_t>> bundles;
+  std::size_t record_bytes = 0;  // about
+};
+
 struct Pairs::Draft final : public Outgoing {
   Bytes records;
+  std::size_t count = 0;  // of records
   std::vector<FrameStream::Part> trailing;
   std::uint64_t trailing_bytes = 0;
   std::vector<std::pair<std::uint64_t, Offered>> offered;
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
-  bool last = false;  // no other channel will be asked
+  bool last = false;   // no other channel will be asked
+  bool spill = false;  // the one buffer that holds the records of all
   std::size_t inline_room = 0;
 
   [[nodiscard]] bool appends() const override { return may_append; }
@@ -34,12 +42,12 @@ struct Pairs::Draft final : public Outgoing {
     trailing.push_back({std::move(buffer), std::move(written)});
   }
   [[nodiscard]] bool last_resort() const override { return last; }
+  [[nodiscard]] bool leads() const override { return spill; }
 };
 
 /// Records one buffer: inside the frame, or by the first channel of its pair that takes it.
 Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Sharing sharing, const std::string& require,
                     const std::shared_ptr<void>& held) {
-  Writer records(draft.records);
   wire::BufferRecord record;
   record.source = buffer.device;
   record.destination = destination;
@@ -48,7 +56,9 @@ Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Shar
   if (host && sharing == Sharing::by_value && buffer.bytes <= std::min(inline_bytes, draft.inline_room)) {
     draft.inline_room -= buffer.bytes;
     record.ticket = ByteView(buffer.data, buffer.bytes);
+    Writer records(draft.records);
     record.encode(records);
+    ++draft.count;
     draft.carried.emplace_back(Engine::most_drivers, buffer.bytes);
     return {};
   }
@@ -69,23 +79,13 @@ Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Shar
       reasons += std::string("\n  ") + std::string(slot->name()) + ": " + refusal->reason;
       continue;
     }
-    auto& ticket = std::get<Ticket>(offer);
-    if (ticket.acknowledge) {
-      const std::lock_guard lock(mutex_);
-      record.release = next_release_++;
-    }
-    record.channel = static_cast<std::uint8_t>(slot->driver());
-    record.after = ticket.after;
-    record.ticket = ticket.opaque;
-    record.encode(records);
-    draft.carried.emplace_back(slot->driver(), buffer.bytes);
+    this->record(draft, std::move(record), slot, std::get<Ticket>(std::move(offer)));
     if (fell_back) {
       const auto what = text_of(buffer.device) + " -> " + text_of(destination);
       warn_once(std::string(slot->name()) + what, "peer=" + link_.peer().name +
                                                       " channel=" + std::string(slot->name()) +
                                                       " fallback: faster ones cannot carry " + what + ":" + reasons);
     }
-    draft.offered.emplace_back(record.release, Offered{slot, std::move(ticket)});
     return {};
   }
   for (const auto& [name, reason] : way.reasons) {
@@ -97,6 +97,83 @@ Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Shar
   return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + link_.peer().name + " " +
                                          text_of(destination) +
                                          (require.empty() ? "" : " with require=\"" + require + "\"") + ":" + reasons};
+}
+
+/// Writes down what was offered.
+void Pairs::record(Draft& draft, wire::BufferRecord record, Slot* slot, Ticket ticket) {
+  if (ticket.acknowledge) {
+    const std::lock_guard lock(mutex_);
+    record.release = next_release_++;
+  }
+  record.channel = static_cast<std::uint8_t>(slot->driver());
+  record.bytes = ticket.bytes;
+  record.after = ticket.after;
+  record.ticket = ticket.opaque;
+  Writer records(draft.records);
+  record.encode(records);
+  ++draft.count;
+  draft.carried.emplace_back(slot->driver(), record.net_bytes());
+  draft.offered.emplace_back(record.release, Offered{slot, std::move(ticket)});
+}
+
+/// Records buffers that go together, by the first channel that is ready. False: it would rather have them one by one.
+bool Pairs::offer_bundle(Draft& draft, const Message& message, const std::vector<std::uint32_t>& bundle,
+                         const std::string& require, const std::shared_ptr<void>& held) {
+  wire::BufferRecord record;
+  std::vector<const Buffer*> parts;
+  record.parts.reserve(bundle.size());
+  parts.reserve(bundle.size());
+  for (const auto index : bundle) {
+    record.parts.push_back({index, message.buffers[index].bytes});
+    parts.push_back(&message.buffers[index]);
+  }
+  for (auto* slot : way({Device(), Device()}).slots) {
+    if ((!require.empty() && slot->name() != require) || slot->state() != Slot::State::usable) continue;
+    auto offer = slot->channel->offer_bundle(parts, draft, [held](const Status&) {});
+    auto* const ticket = std::get_if<Ticket>(&offer);
+    if (ticket != nullptr) this->record(draft, std::move(record), slot, std::move(*ticket));
+    return ticket != nullptr;
+  }
+  return false;
+}
+
+/// What is small goes inside the frame as long as all of it fits there.
+Pairs::Plan Pairs::plan(const Message& message) const {
+  constexpr auto usual = wire::BufferRecord::size + typical_ticket;
+  constexpr std::size_t usual_part = 6;
+  Plan plan;
+  plan.record_bytes = message.buffers.size() * usual;
+  if (message.buffers.size() < 2 || !bundles_) return plan;
+  const auto up_to = [&](std::size_t i, std::size_t bytes) {
+    const auto& buffer = message.buffers[i];
+    return buffer.device == Device() && buffer.bytes <= bytes && message.destination_of(i).device == Device() &&
+           message.sharing_of(i) == Sharing::by_value;
+  };
+  std::size_t inside = 0;
+  for (std::size_t i = 0; i < message.buffers.size(); ++i) {
+    if (up_to(i, inline_bytes)) inside += message.buffers[i].bytes;
+  }
+  const bool fits = plan.record_bytes + message.payload.size() + inside <= room_for_records;
+  std::vector<std::uint32_t> bundle;
+  std::size_t end = 0;
+  const auto settle = [&] {
+    if (bundle.size() > 1) {
+      plan.record_bytes -= (bundle.size() - 1) * usual - bundle.size() * usual_part;
+      plan.bundles.push_back(std::move(bundle));
+    }
+    bundle.clear();
+    end = 0;
+  };
+  for (std::size_t i = 0; i < message.buffers.size(); ++i) {
+    const auto& buffer = message.buffers[i];
+    if (buffer.bytes == 0 || buffer.data == nullptr || !up_to(i, bundled_bytes)) continue;
+    if (fits && buffer.bytes <= inline_bytes) continue;
+    if (Bundle::next_part(end) + buffer.bytes > bundle_bytes) settle();
+    bundle.push_back(static_cast<std::uint32_t>(i));
+    end = Bundle::next_part(end) + buffer.bytes;
+  }
+  settle();
+  return plan;
 }
 
 void Pairs::withdraw(Draft& draft) {
@@ -125,11 +202,12 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
   }
   if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
     return Built{wire::assemble(header, extensions, {}, message.payload), {}};
-  const auto estimate = message.buffers.size() * (wire::BufferRecord::size + typical_ticket) + message.payload.size();
-  auto built = attempt(header, extensions, message, require, held, estimate > room_for_records);
+  const auto plan = this->plan(message);
+  const bool spill = plan.record_bytes + message.payload.size() > room_for_records;
+  auto built = attempt(header, extensions, message, plan, require, held, spill);
   // Tickets longer than typical ones: then so, too.
   if (built && built->frame.size() > wire::Header::max_length) {
-    built = attempt(header, extensions, message, require, held, true);
+    built = attempt(header, extensions, message, plan, require, held, true);
   }
   if (!built) {
     const std::lock_guard lock(mutex_);
@@ -141,27 +219,33 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
 /// `spill`: count, records and payload travel as a buffer, because they do not fit a frame; nothing but that buffer can
 /// then stand behind the frame, since its reader does not know the records yet.
 Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions, const Message& message,
-                                    const std::string& require, const std::shared_ptr<void>& held, bool spill) {
+                                    const Plan& plan, const std::string& require, const std::shared_ptr<void>& held,
+                                    bool spill) {
   Draft draft;
   draft.may_append = !spill;
-  if (!spill) {
-    draft.inline_room = room_for_records - message.payload.size() - message.buffers.size() * wire::BufferRecord::size;
+  draft.records.reserve(plan.record_bytes);
+  if (!spill) draft.inline_room = room_for_records - message.payload.size() - plan.record_bytes;
+  std::vector<bool> bundled(plan.bundles.empty() ? 0 : message.buffers.size());
+  for (const auto& bundle : plan.bundles) {
+    if (!offer_bundle(draft, message, bundle, require, held)) continue;
+    for (const auto index : bundle) bundled[index] = true;
   }
   Status status;
   for (std::size_t i = 0; i < message.buffers.size() && status.ok(); ++i) {
+    if (!bundled.empty() && bundled[i]) continue;
     status = offer(draft, message.buffers[i], message.destination_of(i).device, message.sharing_of(i), require, held);
   }
   ByteView payload = message.payload;
-  header.buffers = static_cast<std::uint16_t>(message.buffers.size());
+  header.buffers = static_cast<std::uint16_t>(draft.count);
   if (status.ok() && spill) {
     Bytes body;
     Writer writer(body);
-    writer.put(static_cast<std::uint32_t>(message.buffers.size()));
+    writer.put(static_cast<std::uint32_t>(draft.count));
     writer.raw(draft.records);
     writer.raw(message.payload);
     payload = {};
     draft.records.clear();
-    draft.may_append = true;
+    draft.may_append = draft.spill = true;
     header.buffers = 1;
     header.flags |= wire::flag::spilled;
     status = offer(draft, buffer_of(std::move(body)), {}, Sharing::by_value, "", held);
@@ -218,11 +302,11 @@ void Pairs::receive(FrameStream* stream, const wire::Frame& frame, const std::ve
 /// Starts a pull for each record. The caller ends the landing's own part.
 std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& records, ByteView payload,
                                      const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill) {
-  auto landing = std::make_shared<Landing>(Bytes(payload.begin(), payload.end()), std::move(arrived));
+  auto landing = std::make_shared<Landing>(Bytes(payload.begin(), payload.end()), into, std::move(arrived));
   std::vector<BufferSink*> sinks;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    auto& sink = landing->add(engine_.memory_of(records[i].destination.type), records[i].destination);
-    if (i < into.size()) sink.use(into[i]);
+  sinks.reserve(records.size());
+  for (const auto& record : records) {
+    auto& sink = landing->add(engine_.memory_of(record.destination.type), record);
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
@@ -283,7 +367,7 @@ void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::
     return landed({Code::protocol_error, "a ticket of a channel that does not reach"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
-  engine_.bytes_received[slot->driver()] += record.bytes;
+  engine_.bytes_received[slot->driver()] += record.net_bytes();
   auto pull = [this, link = link_.shared_from_this(), slot, ticket = std::move(ticket), &sink, landed,
                id = record.release](const Status& failed) {
     if (!failed.ok()) return landed(failed);

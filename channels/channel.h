@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -76,6 +77,9 @@ class Outgoing {
   virtual void append(Buffer buffer, Completion written) = 0;
   /// No other channel will be asked for this buffer: slowly is better than not at all.
   [[nodiscard]] virtual bool last_resort() const = 0;
+  /// The buffer says what the others of this message are. Those may be on the bulk connection already, where nothing is
+  /// read until they are known: however large, it must not go there behind them where it can be appended.
+  [[nodiscard]] virtual bool leads() const { return false; }
 
  protected:
   ~Outgoing() = default;
@@ -148,6 +152,14 @@ class Channel {
   /// the ticket soon, for what comes later may stand behind them. With `shared` the caller keeps `buffer.owner` until
   /// then: nothing is read, so `released` may have run inside, and the receiver's hold begins when it pulls.
   virtual Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) = 0;
+
+  /// The same for buffers of the host that go by value as one bundle (channels/bundle.h): one ticket, of the bundle's
+  /// size, which the other end pulls like any other. None of `parts` is empty. A refusal says nothing: they are then
+  /// offered one by one.
+  virtual Offer offer_bundle(std::span<const Buffer* const> parts, Outgoing& message, Completion released) {
+    (void)parts, (void)message, (void)released;
+    return Refusal{"carries one buffer at a time", true};
+  }
 
   /// Fetches a buffer into `sink`, which the caller keeps until `landed` ran. `landed`: the bytes are usable in the
   /// order of the sink's stream. `consumed`: the source is read no more, which the agent tells the sender, whatever the

@@ -218,6 +218,7 @@ void TensorWriter::note(const at::Tensor& tensor) {
 }
 
 void TensorWriter::note_strided(const at::Tensor& tensor) {
+  ++noted_;
   if (!check_storage(tensor).ok()) return;
   const auto place = place_of(tensor);
   if (place.begin == place.end) return;
@@ -231,6 +232,7 @@ void TensorWriter::note_strided(const at::Tensor& tensor) {
 }
 
 void TensorWriter::prepare() {
+  out_->expect_buffers(noted_);
   if (ranges_.size() > 1) {
     std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) {
       return a.storage != b.storage ? std::less<>()(a.storage, b.storage) : a.begin < b.begin;

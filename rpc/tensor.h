@@ -73,6 +73,7 @@ class TensorWriter {
   std::vector<at::Tensor> gappy_;  // noted views with gaps
   std::vector<std::pair<c10::TensorImpl*, at::Tensor>> copies_;
   std::size_t copying_ = 0;
+  std::size_t noted_ = 0;
 };
 
 /// Makes the tensors of one message. Those that lie in one buffer share one storage.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace tensorferry::wire {
 namespace {
@@ -11,6 +12,8 @@ Status malformed(std::string what) { return {Code::protocol_error, "malformed fr
 constexpr std::size_t max_drivers = 64;
 constexpr std::size_t max_devices = 64;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;  // so that sums do not overflow
+constexpr std::uint8_t bundle = 1;                            // form of a buffer record
+constexpr std::uint64_t most_in_bundles = 1U << 30;           // index of a buffer in a message
 
 void put_device(Writer& out, Device device) {
   out.put(device.type);
@@ -98,12 +101,32 @@ void BufferRecord::encode(Writer& out) const {
   out.put(channel);
   put_device(out, source);
   put_device(out, destination);
-  out.put(std::uint8_t{0});
+  out.put(static_cast<std::uint8_t>(parts.empty() ? 0 : bundle));
   out.put(static_cast<std::uint16_t>(channel == inline_channel ? 0 : ticket.size()));
   out.put(bytes);
   out.put(release);
   out.put(after);
   out.raw(ticket);
+  if (parts.empty()) return;
+  out.varint(parts.size());
+  std::uint32_t next = 0;
+  for (const auto& part : parts) {
+    out.varint(part.index - next);
+    out.varint(part.bytes);
+    next = part.index + 1;
+  }
+}
+
+std::uint64_t BufferRecord::net_bytes() const {
+  if (parts.empty()) return bytes;
+  return std::accumulate(parts.begin(), parts.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const Part& part) { return sum + part.bytes; });
+}
+
+std::size_t BufferRecord::count(const std::vector<BufferRecord>& records) {
+  return std::accumulate(records.begin(), records.end(), std::size_t{0}, [](std::size_t sum, const auto& record) {
+    return sum + std::max<std::size_t>(1, record.parts.size());
+  });
 }
 
 namespace {
@@ -133,12 +156,55 @@ Status read_extensions(Reader in, Frame& frame) {
   return {};
 }
 
+/// Where the parts lie in the bundle follows from their sizes, and its own size with it.
+Status read_parts(Reader& in, BufferRecord& record) {
+  const auto count = in.count(2);
+  if (in.failed() || count == 0) return malformed("a bundle of no buffers");
+  if (record.channel == BufferRecord::inline_channel || record.source != Device() || record.destination != Device()) {
+    return malformed("a bundle that is not in host memory by a channel");
+  }
+  record.parts.reserve(count);
+  std::uint64_t next = 0, end = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto gap = in.varint();
+    const auto bytes = in.varint();
+    end = Bundle::next_part(end) + bytes;
+    if (gap > most_in_bundles || bytes == 0 || bytes > record.bytes || end > record.bytes) break;
+    record.parts.push_back({static_cast<std::uint32_t>(next + gap), bytes});
+    next += gap + 1;
+    if (next > most_in_bundles) break;
+  }
+  if (in.failed() || record.parts.size() != count || end != record.bytes) {
+    return malformed("a bundle whose buffers do not lie in it");
+  }
+  return {};
+}
+
+/// Gives the ordinary buffers the places in the message that no bundle has.
+Status place(std::vector<BufferRecord>& records) {
+  std::vector<bool> taken(BufferRecord::count(records));
+  for (const auto& record : records) {
+    for (const auto& part : record.parts) {
+      if (part.index >= taken.size() || taken[part.index])
+        return malformed("two bundles with the same buffer, or one that the message does not have");
+      taken[part.index] = true;
+    }
+  }
+  std::uint32_t next = 0;
+  for (auto& record : records) {
+    if (!record.parts.empty()) continue;
+    while (taken[next]) ++next;
+    record.index = next++;
+  }
+  return {};
+}
+
 Result<BufferRecord> read_record(Reader& in) {
   BufferRecord record;
   record.channel = in.get<std::uint8_t>();
   record.source = get_device(in);
   record.destination = get_device(in);
-  (void)in.get<std::uint8_t>();
+  const auto form = in.get<std::uint8_t>();
   const auto ticket = in.get<std::uint16_t>();
   record.bytes = in.get<std::uint64_t>();
   record.release = in.get<std::uint64_t>();
@@ -146,6 +212,10 @@ Result<BufferRecord> read_record(Reader& in) {
   record.ticket = in.raw(record.channel == BufferRecord::inline_channel ? record.bytes : ticket);
   if (in.failed()) return malformed("a buffer record ends outside its frame");
   if (record.bytes >= most_bytes) return malformed("a buffer of 2^62 bytes or more");
+  if (form > bundle) return malformed("a buffer record of an unknown form");
+  if (form == bundle) {
+    if (auto status = read_parts(in, record); !status) return status;
+  }
   return record;
 }
 
@@ -154,12 +224,15 @@ Result<BufferRecord> read_record(Reader& in) {
 Status BufferRecord::decode_all(Reader& in, std::size_t count, std::vector<BufferRecord>& records) {
   if (count > in.rest().size() / size) return malformed("more buffers than fit its body");
   records.reserve(count);
+  bool bundles = false;
   for (std::size_t i = 0; i < count; ++i) {
     auto record = read_record(in);
     if (!record) return record.status();
-    records.push_back(*record);
+    record->index = static_cast<std::uint32_t>(i);
+    bundles = bundles || !record->parts.empty();
+    records.push_back(*std::move(record));
   }
-  return {};
+  return bundles ? place(records) : Status();
 }
 
 Result<Frame> Frame::decode(const Header& header, ByteView body) {
@@ -169,7 +242,7 @@ Result<Frame> Frame::decode(const Header& header, ByteView body) {
   if (auto status = read_extensions(Reader(body.first(header.extensions)), frame); !status) return status;
   Reader in(body.subspan(header.extensions));
   if (auto status = BufferRecord::decode_all(in, header.buffers, frame.buffers); !status) return status;
-  if ((header.flags & flag::spilled) != 0 && frame.buffers.size() != 1) {
+  if ((header.flags & flag::spilled) != 0 && (frame.buffers.size() != 1 || !frame.buffers.front().parts.empty())) {
     return malformed("one buffer is said to hold the rest of it, and there is another number of them");
   }
   if ((header.flags & flag::spilled) != 0 && frame.buffers.front().destination != Device()) {

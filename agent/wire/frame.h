@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "channels/bundle.h"
 #include "channels/bytes.h"
 #include "channels/channel.h"
 #include "channels/status.h"
@@ -36,7 +37,8 @@ enum class Kind : std::uint8_t {
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;  // maps what peers of its user offer on a unix socket
+inline constexpr std::uint32_t ring = 1;     // maps what peers of its user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;  // reads buffer records that stand for several buffers
 }  // namespace feature
 
 namespace flag {
@@ -83,7 +85,7 @@ inline constexpr Device any_device{static_cast<DeviceType>(0xff), 0};
 inline constexpr std::size_t most_placements = 64;
 Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement);
 
-/// How one buffer of a message travels.
+/// How one buffer of a message travels, or several of the host's that lie in one (a bundle).
 struct BufferRecord {
   static constexpr std::uint8_t inline_channel = 0xff;  // the bytes stand right behind the record, in the frame
   static constexpr std::size_t size = 32;               // without the ticket or the inline bytes
@@ -96,9 +98,23 @@ struct BufferRecord {
   ControlId after = 0;
   ByteView ticket;  // or the inline bytes
 
+  struct Part {
+    std::uint32_t index = 0;  // among the message's buffers; counts up within a bundle
+    std::uint64_t bytes = 0;  // never 0
+    bool operator==(const Part&) const = default;
+  };
+  std::vector<Part> parts;  // of a bundle, one behind the other (channels/bundle.h); none: an ordinary buffer
+  std::uint32_t index =
+      0;  // of an ordinary buffer among the message's; not encoded: those that no bundle has, in order
+
+  /// Bytes that the message's buffers have of it.
+  [[nodiscard]] std::uint64_t net_bytes() const;
   void encode(Writer& out) const;
-  /// Reads `count` records; views into what `in` reads.
+  /// Reads `count` records; views into what `in` reads. What succeeds names each of the message's buffers once, and the
+  /// parts of a bundle lie in it.
   static Status decode_all(Reader& in, std::size_t count, std::vector<BufferRecord>& records);
+  /// How many buffers the message has.
+  static std::size_t count(const std::vector<BufferRecord>& records);
 };
 
 /// A frame whose body is at hand; views into it.

@@ -63,7 +63,7 @@ class BasicChannel final : public Channel {
       return ticket_of(0, {Way::nothing, 0});
     }
     if (buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
-    if (buffer.bytes < BasicDriver::bulk_from && message.appends()) {
+    if (message.appends() && (buffer.bytes < BasicDriver::bulk_from || message.leads())) {
       message.append(buffer, std::move(released));
       return ticket_of(buffer.bytes, {Way::appended, 0});
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "channels/bundle.h"
 #include "channels/completion.h"
 #include "channels/copy.h"
 #include "channels/fork.h"
@@ -72,6 +73,22 @@ class ShmChannel final : public Channel {
     copier_.copy(block.data, buffer.data, buffer.bytes);
     complete(std::move(released), {});
     return ticket_of(buffer.bytes, block.lending, block.after);
+  }
+
+  Offer offer_bundle(std::span<const Buffer* const> parts, Outgoing&, Completion released) override {
+    if (!end().ok() || blocks_ == nullptr) return Refusal{"shm is not there"};
+    const auto bytes = Bundle::bytes(parts);
+    auto taken = blocks_->take(bytes, false);
+    if (auto* refusal = std::get_if<Refusal>(&taken)) return std::move(*refusal);
+    const auto& block = std::get<shm::Blocks::Block>(taken);
+    std::uint64_t end = 0;
+    for (const auto* part : parts) {
+      const auto at = Bundle::next_part(end);
+      copier_.copy(block.data + at, part->data, part->bytes);
+      end = at + part->bytes;
+    }
+    complete(std::move(released), {});
+    return ticket_of(bytes, block.lending, block.after);
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {

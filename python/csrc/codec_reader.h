@@ -15,7 +15,9 @@ namespace tensorferry::python {
 class ValueReader {
  public:
   ValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
-      : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {}
+      : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {
+    if (!in.buffers().empty()) objects_.reserve(in.buffers().size() + 4);  // a tensor each, and what holds them
+  }
   /// Of a published value that `in` is the payload of.
   ValueReader(const Codec& codec, Decoder& in) : ValueReader(codec, nullptr, in) { published_ = true; }
 

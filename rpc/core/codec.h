@@ -209,6 +209,11 @@ class Encoder {
   void end() { --depth_; }
 
   // ---- what has buffers
+  /// So many buffers are to be expected.
+  void expect_buffers(std::size_t count) {
+    buffers_.reserve(count);
+    destinations_.reserve(count);
+  }
   /// Adds a buffer that tensors can lie in.
   std::uint32_t add_buffer(Buffer buffer, Destination destination) {
     buffers_.push_back(std::move(buffer));

@@ -310,6 +310,69 @@ TEST(Frame, WithAnInlineBufferThatEndsOutsideOrIsHugeIsRefused) {
   EXPECT_FALSE(arrived(assemble(header, {}, record_bytes(huge), {})).ok());
 }
 
+/// A request of these records.
+Bytes frame_of(const std::vector<BufferRecord>& records) {
+  Bytes bytes;
+  Writer writer(bytes);
+  for (const auto& record : records) record.encode(writer);
+  Header header;
+  header.kind = Kind::request;
+  header.buffers = static_cast<std::uint16_t>(records.size());
+  return assemble(header, {}, bytes, view_of("payload"));
+}
+
+BufferRecord bundle_of(std::uint64_t bytes, std::vector<BufferRecord::Part> parts) {
+  BufferRecord record;
+  record.channel = 0;
+  record.bytes = bytes;
+  record.ticket = view_of("ticket");
+  record.parts = std::move(parts);
+  return record;
+}
+
+TEST(Frame, WithBundlesHasAPlaceForEachBuffer) {
+  auto alone = bundle_of(9, {});
+  const auto bytes = frame_of({bundle_of(64 + 5, {{1, 3}, {4, 5}}), alone, bundle_of(7, {{3, 7}}), alone, alone});
+  const auto frame = arrived(bytes);
+  ASSERT_TRUE(frame.ok()) << frame.status().text();
+  ASSERT_EQ(frame->buffers.size(), 5U);
+  EXPECT_EQ(BufferRecord::count(frame->buffers), 6U);
+  EXPECT_EQ(frame->buffers[0].parts, (std::vector<BufferRecord::Part>{{1, 3}, {4, 5}}));
+  EXPECT_EQ(frame->buffers[0].net_bytes(), 8U);
+  EXPECT_EQ(text_of(frame->buffers[0].ticket), "ticket");
+  EXPECT_EQ(frame->buffers[1].index, 0U);
+  EXPECT_EQ(frame->buffers[2].parts, (std::vector<BufferRecord::Part>{{3, 7}}));
+  EXPECT_EQ(frame->buffers[3].index, 2U);
+  EXPECT_EQ(frame->buffers[4].index, 5U);
+  EXPECT_EQ(text_of(frame->payload), "payload");
+}
+
+TEST(Frame, WithABundleThatItsBuffersDoNotMakeUpIsRefused) {
+  const auto refused = [](const std::vector<BufferRecord>& records) { return !arrived(frame_of(records)).ok(); };
+  EXPECT_TRUE(refused({bundle_of(8, {{0, 3}, {1, 5}})})) << "not at multiples of 64";
+  EXPECT_TRUE(refused({bundle_of(70, {{0, 3}, {1, 5}})})) << "longer than its buffers";
+  EXPECT_TRUE(refused({bundle_of(68, {{0, 3}, {1, 5}})})) << "shorter";
+  EXPECT_TRUE(refused({bundle_of(64, {{0, 3}, {1, 0}})})) << "an empty buffer";
+  EXPECT_TRUE(refused({bundle_of(69, {{0, ~std::uint64_t{0} - 60}, {1, 5}})})) << "sizes that wrap around";
+  EXPECT_TRUE(refused({bundle_of(69, {{0, 3}, {2, 5}})})) << "a buffer that the message does not have";
+  EXPECT_TRUE(refused({bundle_of(69, {{0, 3}, {0x7fffffff, 5}})})) << "one far beyond";
+  EXPECT_TRUE(refused({bundle_of(69, {{0, 3}, {1, 5}}), bundle_of(3, {{1, 3}})})) << "a buffer in two bundles";
+  auto inside = bundle_of(3, {{0, 3}});
+  inside.channel = BufferRecord::inline_channel;
+  inside.ticket = view_of("abc");
+  EXPECT_TRUE(refused({inside})) << "inside the frame";
+  for (auto BufferRecord::*device : {&BufferRecord::source, &BufferRecord::destination}) {
+    auto elsewhere = bundle_of(3, {{0, 3}});
+    elsewhere.*device = {DeviceType::cuda, 0};
+    EXPECT_TRUE(refused({elsewhere})) << "on a GPU";
+  }
+  auto none = frame_of({bundle_of(3, {})});
+  none[Header::size + 5] = std::byte{1};
+  EXPECT_FALSE(arrived(none).ok()) << "of a count that is not there";
+  none[Header::size + 5] = std::byte{2};
+  EXPECT_FALSE(arrived(none).ok()) << "of an unknown form";
+}
+
 TEST(Frame, ThatIsSpilledHasOneBuffer) {
   Header header;
   header.kind = Kind::request;

@@ -39,10 +39,26 @@ bool same(const Header& a, const Header& b) {
 }
 bool same(const wire::BufferRecord& a, const wire::BufferRecord& b) {
   return a.channel == b.channel && a.source == b.source && a.destination == b.destination && a.bytes == b.bytes &&
-         a.release == b.release && a.after == b.after && same(a.ticket, b.ticket);
+         a.release == b.release && a.after == b.after && same(a.ticket, b.ticket) && a.parts == b.parts &&
+         a.index == b.index;
 }
 bool same(const std::vector<wire::BufferRecord>& a, const std::vector<wire::BufferRecord>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return same(x, y); });
+}
+
+/// Each of the message's buffers has one place, and the parts of a bundle make it up.
+void placed(const std::vector<wire::BufferRecord>& records) {
+  std::vector<int> places(wire::BufferRecord::count(records));
+  for (const auto& record : records) {
+    if (record.parts.empty()) ++places.at(record.index);
+    std::uint64_t end = 0;
+    for (const auto& part : record.parts) {
+      ++places.at(part.index);
+      end = Bundle::next_part(end) + part.bytes;
+    }
+    must(record.parts.empty() || end == record.bytes);
+  }
+  must(std::all_of(places.begin(), places.end(), [](int times) { return times == 1; }));
 }
 
 Bytes encode(const std::vector<wire::BufferRecord>& records) {
@@ -80,6 +96,7 @@ void frame(ByteView input) {
   if (!decoded) return must(decoded.status().code() == Code::protocol_error);
   must(decoded->buffers.size() == header->buffers && inside(decoded->payload, body));
   for (const auto& record : decoded->buffers) must(inside(record.ticket, body));
+  placed(decoded->buffers);
 
   const auto bytes =
       wire::assemble(*header, extensions_of(*decoded), encode(decoded->buffers), ByteView(decoded->payload));
@@ -118,6 +135,7 @@ void spilled(ByteView input) {
   if (!status.ok()) return must(status.code() == Code::protocol_error);
   must(records.size() == count);
   for (const auto& record : records) must(inside(record.ticket, input));
+  placed(records);
   const auto bytes = encode(records);
   Reader again_in(bytes);
   std::vector<wire::BufferRecord> again;

@@ -30,6 +30,20 @@ inline std::uint64_t call_from(Reader& in) {
   return (choice & 0x80) != 0 ? std::uint64_t{choice & 7U} : std::uint64_t{1U + (choice >> 6)} << 32 | (choice & 7U);
 }
 
+/// Makes a record that of a bundle: mostly of buffers that make it up and are there.
+inline void bundle_from(Reader& in, wire::BufferRecord& record) {
+  const auto choice = in.get<std::uint8_t>();
+  std::uint64_t end = 0;
+  std::uint32_t index = choice >> 7;
+  for (unsigned left = choice % 4U + 1; left > 0; --left) {
+    const std::uint64_t bytes = in.get<std::uint8_t>() + ((choice & 0x40) != 0 ? 0U : 1U);
+    end = Bundle::next_part(end) + bytes;
+    record.parts.push_back({index, bytes});
+    index += 1U + ((choice & 0x20) != 0 ? in.get<std::uint8_t>() : 0U);
+  }
+  record.bytes = (choice & 0x10) != 0 ? record.bytes : end;
+}
+
 /// Writes a buffer record; returns how many bytes an honest peer would send behind the frame for it.
 inline std::uint64_t put_record(Reader& in, Bytes& out, bool in_spill) {
   constexpr std::array<std::uint8_t, 8> channels{0, 1, 2, 3, 0xff, 0xff, 0xff, 77};
@@ -68,6 +82,7 @@ inline std::uint64_t put_record(Reader& in, Bytes& out, bool in_spill) {
     ticket.resize(record.bytes - std::min<std::uint64_t>(cut, record.bytes));
   }
   record.ticket = ticket;
+  if (way % 8 == 6 || way % 8 == 1) bundle_from(in, record);
   Writer records(out);
   record.encode(records);
   const bool appended = !in_spill && record.channel != wire::BufferRecord::inline_channel && way % 8 < 2;
