@@ -104,8 +104,7 @@ struct BufferRecord {
     bool operator==(const Part&) const = default;
   };
   std::vector<Part> parts;  // of a bundle, one behind the other (channels/bundle.h); none: an ordinary buffer
-  std::uint32_t index =
-      0;  // of an ordinary buffer among the message's; not encoded: those that no bundle has, in order
+  std::uint32_t index = 0;  // of an ordinary buffer among the message's; not encoded: the places that no bundle takes
 
   /// Bytes that the message's buffers have of it.
   [[nodiscard]] std::uint64_t net_bytes() const;
