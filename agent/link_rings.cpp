@@ -206,8 +206,10 @@ bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least
 /// Waits until the call's slot has been answered and its reply taken. False: interrupted, or `until` has passed.
 bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> until,
                         const std::function<bool()>& interrupted) {
+  const auto look = [&] { return answered(call) || call.done(); };
+  Crowd::Member waiting(ring_out_->crowd);
   const bool found = call.looked_for ? answered(call) : ring_out_->spin.until([&] { return answered(call); });
-  if (!found) {
+  if (!found && !waiting.until(look)) {
     engine_->pool->about_to_block();
     while (!answered(call) && !call.done()) {
       if (until && Clock::now() >= *until) return false;

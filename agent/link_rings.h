@@ -8,6 +8,7 @@
 
 #include "agent/pool.h"
 #include "agent/transport/call_ring.h"
+#include "agent/transport/crowd.h"
 #include "agent/transport/doorbell.h"
 #include "agent/transport/spin.h"
 
@@ -54,7 +55,8 @@ class OutgoingRing final : public RequestSource {
   bool send(SlotId slot, ByteView frame);
 
   const std::shared_ptr<CallRing> calls;
-  Spin spin;  // of threads that wait for an answer
+  Spin spin;    // of threads that wait for an answer
+  Crowd crowd;  // of the same, where they are many
 
  private:
   const std::weak_ptr<Link> link_;
