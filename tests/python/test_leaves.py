@@ -63,12 +63,13 @@ def test_each_leaf_is_a_tensor_of_its_own(cluster, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_leaf_outlives_the_others_and_the_agent(cluster, way):
+def test_a_leaf_outlives_the_others_and_both_agents(cluster, way):
     started(cluster, way)
     kept = [rpc.rpc_sync("worker1", echo, (model(),))[f"layers.{i}.weight"] for i in range(10)]
     for _ in range(5):
         rpc.rpc_sync("worker1", echo, (model(),))
-    cluster.stop()
+    cluster.workers[0].kill()
+    rpc.shutdown(graceful=False)
     for i, tensor in enumerate(kept):
         assert torch.equal(tensor, model()[f"layers.{i}.weight"])
         tensor.zero_()
