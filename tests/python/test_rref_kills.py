@@ -162,7 +162,7 @@ def test_a_peer_that_died_before_it_was_linked_is_its_next_life_when_it_comes_ba
     restart(cluster, workers, 1, "unlinked")
     late = rpc.remote("worker2", Thing, ("late",))
     assert late.rpc_sync().ask() == "late"
-    mine = tensorferry.RRef("mine")
+    mine = rpc.RRef("mine")
     assert rpc.rpc_sync("worker2", read, (mine,)) == "mine"
 
 
