@@ -206,12 +206,12 @@ bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least
 /// Waits until the call's slot has been answered and its reply taken. False: interrupted, or `until` has passed.
 bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> until,
                         const std::function<bool()>& interrupted) {
-  const auto look = [&] { return answered(call) || call.done(); };
-  Crowd::Member waiting(ring_out_->crowd);
   const bool found = call.looked_for ? answered(call) : ring_out_->spin.until([&] { return answered(call); });
-  if (!found && !waiting.until(look)) {
-    engine_->pool->about_to_block();
-    while (!answered(call) && !call.done()) {
+  if (!found) {
+    const auto over = [&] { return answered(call) || call.done(); };
+    Crowd::Member waiting(ring_out_->crowd);
+    if (!waiting.until(over)) engine_->pool->about_to_block();
+    while (!over()) {
       if (until && Clock::now() >= *until) return false;
       // The call's own deadline is the tick's: a timed sleep costs 2 us.
       if (!ring_out_->calls->sleep(call.slot, until) && interrupted && interrupted()) return false;

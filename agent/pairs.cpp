@@ -286,7 +286,7 @@ void Pairs::settle() {
   {
     const std::lock_guard lock(mutex_);
     for (auto& [key, slot] : slots_) {
-      if (slot->unconsumed > 0) channels.push_back(slot->channel.get());
+      if (slot->channel) channels.push_back(slot->channel.get());
     }
   }
   for (auto* channel : channels) channel->settle();

@@ -139,7 +139,7 @@ class Pairs final {
   std::map<DevicePair, Way> ways_;
   std::map<std::uint64_t, Offered> offered_;
   std::uint64_t next_release_ = 1;
-  std::atomic<int> unconsumed_{0};  // of all slots
+  std::atomic<int> unconsumed_{0};  // tickets that were pulled, and whose sender waits for the acknowledgement
   std::vector<std::uint64_t> releases_;
   std::mutex control_mutex_;  // taken before mutex_: control messages leave in the order of their ids
   ControlId controls_sent_ = 0;

@@ -373,9 +373,7 @@ void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::
     if (!failed.ok()) return landed(failed);
     if (id == 0) return slot->channel->pull(ticket, sink, landed, {});
     ++unconsumed_;
-    ++slot->unconsumed;
-    slot->channel->pull(ticket, sink, landed, [this, link, slot, id](const Status&) {
-      --slot->unconsumed;
+    slot->channel->pull(ticket, sink, landed, [this, link, id](const Status&) {
       --unconsumed_;
       want_release(id);
     });

@@ -91,7 +91,6 @@ class Pairs::Slot final : public Wire {
   [[nodiscard]] std::string_view peer() const override { return pairs_.link_.peer().name; }
 
   std::unique_ptr<Channel> channel;
-  std::atomic<int> unconsumed{0};  // tickets that were pulled, and whose sender waits for the acknowledgement
 
   /// The stream whose frame is being read by this thread, for read().
   static inline thread_local FrameStream* reading = nullptr;

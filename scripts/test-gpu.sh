@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds all, and runs the tests that need a GPU (make test runs the others, there as elsewhere). Needs no network where python3 (or PYTHON=) has torch already.
+# Builds all, and runs the tests that need a GPU (make test runs the others, there as elsewhere). Needs no network where
+# python3 (or PYTHON=) has torch already.
 . "$(dirname "$0")/common.sh"
 
 python=${PYTHON:-python3}

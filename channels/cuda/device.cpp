@@ -53,12 +53,10 @@ OnDevice::OnDevice(int device) {
     return;
   }
   status_ = status_of(api()->ctx_push_current(*context), "making a context current");
-  if (status_.ok()) api()->exchange_capture_mode(&mode_);
 }
 
 OnDevice::~OnDevice() {
   if (!status_.ok()) return;
-  api()->exchange_capture_mode(&mode_);
   CUcontext popped = nullptr;
   api()->ctx_pop_current(&popped);
 }

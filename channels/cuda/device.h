@@ -14,9 +14,24 @@
 
 namespace tensorferry::cuda {
 
-/// Makes a device's primary context (the one that torch and the runtime use) current for a scope, and lets the scope
-/// make calls that a CUDA graph which another thread is capturing would forbid; none of ours touches that capture.
-/// Leaves the thread as it was.
+/// Lets a scope make calls that a CUDA graph which another thread is capturing would forbid; none of ours touches that
+/// capture. Leaves the thread as it was.
+class OutsideGraphs final {
+ public:
+  OutsideGraphs() { exchange(); }
+  ~OutsideGraphs() { exchange(); }
+  OutsideGraphs(const OutsideGraphs&) = delete;
+  OutsideGraphs& operator=(const OutsideGraphs&) = delete;
+
+ private:
+  void exchange() {
+    if (api() != nullptr) api()->exchange_capture_mode(&mode_);
+  }
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+/// Makes a device's primary context (the one that torch and the runtime use) current for a scope, which is outside
+/// graphs as well. Leaves the thread as it was.
 class OnDevice {
  public:
   /// The context is made, which takes a while, where this process has not used the device yet.
@@ -29,8 +44,8 @@ class OnDevice {
   [[nodiscard]] const Status& status() const { return status_; }
 
  private:
+  const OutsideGraphs outside_;
   Status status_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 /// The address as the driver's functions take it.

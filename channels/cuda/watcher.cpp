@@ -16,21 +16,6 @@ constexpr microseconds eager{300};  // so long after something has come it looks
 constexpr microseconds longest_pause{1000};
 constexpr std::chrono::seconds idle{1};
 
-/// Somebody may be capturing a graph, which asking for an event is no part of.
-class OutsideGraphs final {
- public:
-  OutsideGraphs() { exchange(); }
-  ~OutsideGraphs() { exchange(); }
-  OutsideGraphs(const OutsideGraphs&) = delete;
-  OutsideGraphs& operator=(const OutsideGraphs&) = delete;
-
- private:
-  void exchange() {
-    if (api() != nullptr) api()->exchange_capture_mode(&mode_);
-  }
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 microseconds pause_after(std::chrono::steady_clock::duration quiet) {
   const auto so_far = std::chrono::duration_cast<microseconds>(quiet);
   return so_far < eager ? microseconds{0} : std::min(longest_pause, so_far / 8);
@@ -67,10 +52,7 @@ void Watcher::submit(std::vector<Thing>& incoming, Thing thing) {
   alive_ = true;
 }
 
-void Watcher::look_now() { look(); }
-
-/// Completes the events that are done; whether any was.
-bool Watcher::look() {
+bool Watcher::look_now() {
   std::vector<std::pair<Completion, Status>> done;
   {
     const std::lock_guard looking(looking_);
@@ -79,7 +61,7 @@ bool Watcher::look() {
       std::move(incoming_.begin(), incoming_.end(), std::back_inserter(watched_));
       incoming_.clear();
     }
-    const OutsideGraphs outside;
+    const OutsideGraphs outside;  // asking for an event is no part of any
     std::erase_if(watched_, [&](Watched& watched) {
       auto status = watched.event.done();
       if (status) done.emplace_back(std::move(watched.then), std::move(*status));
@@ -113,7 +95,7 @@ void Watcher::live() {
       incoming_turns_.clear();
       seen = submitted_;
     }
-    bool any = look();
+    bool any = look_now();
     std::erase_if(turns, [&](Turn& turn) {
       const auto progress = turn();
       any = any || progress != Progress::none;

@@ -27,8 +27,8 @@ class Watcher final {
   void when_done(int device, Stream stream, Completion then);
   void when_done(Event event, Completion then);
 
-  /// Looks at all events on the caller's thread, and completes what is done.
-  void look_now();
+  /// Looks at all events on the caller's thread, and completes those that are done; whether any was.
+  bool look_now();
 
   /// Calls `turn` again and again until it is over. While turns come to something, none waits for long.
   enum class Progress : std::uint8_t { none, some, over };
@@ -43,7 +43,6 @@ class Watcher final {
   template <class Thing>
   void submit(std::vector<Thing>& incoming, Thing thing);
   void live();
-  bool look();
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -12,6 +12,7 @@
 #include "channels/cuda_basic/messages.h"
 #include "channels/fork.h"
 #include "channels/offers.h"
+#include "channels/reserve.h"
 #include "channels/text.h"
 
 namespace tensorferry {
@@ -84,13 +85,9 @@ class CudaBasicChannel final : public Channel {
         (opaque->ring && !their_ring_.load())) {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_basic cannot read", wire_.peer())});
     }
-    auto memory = sink.reserve(ticket.bytes);
-    if (!memory || memory->bytes < ticket.bytes) {
-      return finish({Code::resource_exhausted, formatted("no memory on {} for a buffer of {} bytes from {}",
-                                                         text_of(pair_.local), ticket.bytes, wire_.peer())});
-    }
+    auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
+    if (!memory.ok()) return finish(memory.status());
     if (ticket.bytes == 0) return finish({});
-    memory->bytes = ticket.bytes;
     const cuda_basic::Request request{opaque->offer, opaque->bytes, opaque->ring};
     in_->carry({.memory = std::move(*memory),
                 .ready = {},

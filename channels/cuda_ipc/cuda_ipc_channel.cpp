@@ -17,6 +17,7 @@
 #include "channels/fork.h"
 #include "channels/host.h"
 #include "channels/offers.h"
+#include "channels/reserve.h"
 #include "channels/text.h"
 #include "channels/xth/directory.h"
 
@@ -198,11 +199,8 @@ class CudaIpcChannel final : public Channel {
         (place->word != Place::none && (place->word >= cuda_ipc::words || !shared_->incoming()))) {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_ipc cannot read", wire_.peer())});
     }
-    auto memory = sink.reserve(ticket.bytes);
-    if (!memory || memory->bytes < ticket.bytes) {
-      return finish({Code::resource_exhausted, formatted("no memory on {} for a buffer of {} bytes from {}",
-                                                         text_of(pair_.local), ticket.bytes, wire_.peer())});
-    }
+    auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
+    if (!memory.ok()) return finish(memory.status());
     if (ticket.bytes == 0) return finish({});
     shared_->imports->find(
         *place, [shared = shared_, place = *place, memory = std::move(*memory), landed = std::move(landed),

@@ -24,11 +24,12 @@ struct Source {
 
 /// cudaIpcGetMemHandle, by which cuda_ipc exports memory, knows cudaMalloc's alone; TensorPipe ends the process where
 /// it fails.
-bool exports(const std::byte* data) {
+bool exports(const Buffer& buffer) {
+  const cuda::OnDevice here(buffer.device.index);
   auto attribute = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
   int capable = 0;
   void* value = &capable;
-  const auto result = cuda::api()->pointer_get_attributes(1, &attribute, &value, cuda::address_of(data));
+  const auto result = cuda::api()->pointer_get_attributes(1, &attribute, &value, cuda::address_of(buffer.data));
   return result == CUDA_SUCCESS && capable != 0;
 }
 
@@ -47,17 +48,11 @@ std::shared_ptr<channel::Context> register_channels(tensorpipe::Context& context
 }
 
 std::variant<Buffer, Refusal> held(const Buffer& buffer) {
-  const cuda::OnDevice here(buffer.device.index);
-  if (!here.status().ok()) return Refusal{std::string(here.status().what())};
-  const auto order = cuda::order_of(buffer.stream);
-  if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
-  if (!exports(buffer.data))
+  auto ready = cuda::ready_of(buffer);
+  if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
+  if (!exports(buffer))
     return Refusal{"TensorPipe carries memory of cudaMalloc's alone, not expandable segments or memory pools"};
-  auto source = std::make_shared<Source>(Source{buffer.owner, {}});
-  if (order == cuda::Order::busy) {
-    source->ready = cuda::Event::record(buffer.device.index, buffer.stream);
-    if (!source->ready) return Refusal{"the CUDA driver records no event"};
-  }
+  auto source = std::make_shared<Source>(Source{buffer.owner, std::move(std::get<cuda::Event>(ready))});
   auto held = buffer;
   held.stream = static_cast<Stream>(source->ready.get());
   held.owner = std::move(source);

@@ -132,7 +132,7 @@ void Meeting::accepted(Pipe pipe) {
       theirs = self->theirs_;
     }
     self->say(from, theirs);
-    self->greeted(from, *greeting);
+    self->greeted(from);
   });
 }
 
@@ -162,7 +162,7 @@ void Meeting::dial(const std::string& address) {
         if (greeting == nullptr || greeting->metadata != text_of(self->mine_))
           return self->fail(
               {Code::channel_unavailable, formatted("at {} there is another process than {}", address, self->peer_)});
-        self->greeted(from, *greeting);
+        self->greeted(from);
       });
 }
 
@@ -184,7 +184,7 @@ void Meeting::say(const Pipe& pipe, const Secret& secret) {
   pipe->write(std::move(greeting), [](const Error&) {});  // who reads learns of errors
 }
 
-void Meeting::greeted(const Pipe& pipe, const Descriptor&) {
+void Meeting::greeted(const Pipe& pipe) {
   if (auto met = end(pipe)) met(pipe);
 }
 

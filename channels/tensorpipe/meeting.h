@@ -43,7 +43,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void accept_next();
   void accepted(Pipe pipe);
   void dial(const std::string& address);
-  void greeted(const Pipe& pipe, const Descriptor& greeting);
+  void greeted(const Pipe& pipe);
   /// Reads the first message; `then` gets it, or nothing where it is none of a greeting's form.
   void read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
   void say(const Pipe& pipe, const Secret& secret);

@@ -6,6 +6,7 @@
 #include "channels/completion.h"
 #include "channels/fork.h"
 #include "channels/offers.h"
+#include "channels/reserve.h"
 #include "channels/tensorpipe/contexts.h"
 #include "channels/tensorpipe/flow.h"
 #include "channels/tensorpipe/meeting.h"
@@ -78,13 +79,9 @@ class TensorpipeChannel final : public Channel {
     const auto offer = tp::offer_of(ticket);
     if (!offer)
       return finish({Code::protocol_error, formatted("{} sent a ticket that tensorpipe cannot read", wire_.peer())});
-    auto memory = sink.reserve(ticket.bytes);
-    if (!memory || memory->bytes < ticket.bytes) {
-      return finish({Code::resource_exhausted, formatted("no memory on {} for a buffer of {} bytes from {}",
-                                                         text_of(pair_.local), ticket.bytes, wire_.peer())});
-    }
+    auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
+    if (!memory.ok()) return finish(memory.status());
     if (ticket.bytes == 0) return finish({});
-    memory->bytes = ticket.bytes;
     if (!flow_->receive(*offer, *memory, landed, consumed))
       return finish({Code::protocol_error, formatted("{} sent a ticket twice", wire_.peer())});
     wire_.control(encode(tp::Control(tp::Request{*offer, ticket.bytes})), {});
