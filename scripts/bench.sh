@@ -5,4 +5,4 @@ scripts/system.sh build
 scripts/system.sh grpc || say "the rows beside gRPC are left out"
 scripts/venv.sh
 scripts/build.sh
-PYTHONPATH=$PWD/$build/python:$PWD exec "$venv/bin/python" -m benchmarks.run "$@"
+PYTHONPATH=$PWD/$build/python:$PWD exec "$venv/bin/python" -m benchmarks.run --bin "$build/benchmarks" "$@"

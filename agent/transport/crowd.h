@@ -14,11 +14,13 @@
 namespace tensorferry {
 
 /// Thread-safe. How long to look is learned: doubled when it found something, an eighth less when it did not (many look
-/// at once, and some are always late), tried once in 64 times when it has come down to nothing.
+/// at once, and some are always late), tried once in 64 times when it has come down to nothing. A few looks are taken
+/// in any case: the time may pass while others have the CPU.
 class Crowd final {
  public:
   static constexpr std::int64_t most_ns = 256'000;
   static constexpr std::int64_t least_ns = 16'000;
+  static constexpr int least_looks = 4;
 
   /// One that waits, as long as this is there.
   class Member final {
@@ -34,8 +36,8 @@ class Crowd final {
       const auto limit = crowd_.limit();
       if (limit == 0) return found();
       const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit);
-      while (!found()) {
-        if (std::chrono::steady_clock::now() >= end) {
+      for (int looks = 1; !found(); ++looks) {
+        if (looks >= least_looks && std::chrono::steady_clock::now() >= end) {
           const auto less = limit - limit / 8;
           crowd_.limit_ns_.store(less < least_ns ? 0 : less, std::memory_order_relaxed);
           return false;

@@ -37,7 +37,7 @@ TEST_F(Crowds, WhoeverWaitsAloneLooksOnce) {
 TEST_F(Crowds, InACrowdOneLooksUntilItIsThere) {
   gather();
   int looks = 0;
-  EXPECT_TRUE(Crowd::Member(crowd).until([&] { return ++looks == 3; }));
+  EXPECT_TRUE(Crowd::Member(crowd).until([&] { return ++looks == Crowd::least_looks; }));
 }
 
 TEST_F(Crowds, WhatNeverPaysIsTriedOnceIn64Times) {
