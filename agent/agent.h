@@ -219,6 +219,7 @@ struct RawAgentOptions {
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
+  std::uint64_t structure_bytes_spared = 0;  // of payloads of which only the differences were sent
 };
 
 /// How buffers travel between one of our devices and one of a peer's.

@@ -101,7 +101,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t expected) 
   hello.expected = expected;
   hello.drivers = descriptors;
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles;
+  hello.features = wire::feature::bundles | wire::feature::templates;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }

@@ -16,6 +16,7 @@
 
 #include "agent/engine.h"
 #include "agent/landing.h"
+#include "agent/templates.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "channels/channel.h"
@@ -64,8 +65,8 @@ class Pairs final {
                Landing::Arrived arrived);
   /// Ends the tickets of a message that nobody waits for any more, and drops its bytes.
   void discard(FrameStream* stream, const wire::Frame& frame);
-  /// Acknowledgements that wait to go; at most `most`.
-  std::vector<std::uint64_t> take_releases(std::size_t most);
+  /// Acknowledgements that wait to go; at most `most`. Those of templates have time until the next message.
+  std::vector<std::uint64_t> take_releases(std::size_t most, bool of_templates = false);
 
   Status on_control(std::uint64_t id, ByteView payload, Descriptors descriptors);
   /// A buffer follows on the bulk connection; hold: nobody has asked for it yet.
@@ -95,6 +96,8 @@ class Pairs final {
   const Way& way(DevicePair pair);
   Slot* open(std::size_t driver, DevicePair pair);
   Status place(Message& message, const Placement& placement);
+  wire::Template shorten(Message& message, Bytes& extensions);
+  Result<Bytes> payload_of(const wire::Template& as, ByteView bytes);
   struct Plan;
   [[nodiscard]] Plan plan(const Message& message) const;
   Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message, const Plan& plan,
@@ -108,9 +111,10 @@ class Pairs final {
   void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing);
   /// Pulls when that control message has come; with an error where it never will.
   void pull_when(ControlId after, std::function<void(const Status&)> pull);
-  std::shared_ptr<Landing> land(const std::vector<wire::BufferRecord>& records, ByteView payload,
+  std::shared_ptr<Landing> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                 const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill = false);
-  void land_spilled(Received spill, const std::vector<Buffer>& into, Landing::Arrived arrived);
+  void land_spilled(Received spill, const wire::Template& as, const std::vector<Buffer>& into,
+                    Landing::Arrived arrived);
   /// The slot that a peer means; opens it where the peer was first. Null: no such driver, or it does not reach.
   Slot* slot_of_peer(std::uint8_t driver, DevicePair theirs);
   Slot* slot_of_code(std::uint32_t code);
@@ -125,7 +129,8 @@ class Pairs final {
 
   mutable std::mutex mutex_;  // guards what follows; never held across a call of a channel's
   bool met_ = false;
-  bool bundles_ = false;  // the peer reads them
+  bool bundles_ = false;    // the peer reads them
+  bool templates_ = false;  // likewise
   bool closed_ = false;
   Status status_;
   std::vector<wire::Hello::Driver> theirs_;
@@ -137,10 +142,12 @@ class Pairs final {
     std::vector<Slot*> slots;
   };
   std::map<DevicePair, Way> ways_;
+  SentTemplates sent_templates_;  // guards itself, like the next one
+  ReceivedTemplates received_templates_;
   std::map<std::uint64_t, Offered> offered_;
   std::uint64_t next_release_ = 1;
   std::atomic<int> unconsumed_{0};  // tickets that were pulled, and whose sender waits for the acknowledgement
-  std::vector<std::uint64_t> releases_;
+  std::vector<std::uint64_t> releases_, template_releases_;
   std::mutex control_mutex_;  // taken before mutex_: control messages leave in the order of their ids
   ControlId controls_sent_ = 0;
   ControlId controls_received_ = 0;

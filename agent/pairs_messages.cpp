@@ -192,14 +192,42 @@ Status Pairs::place(Message& message, const Placement& placement) {
   return {};
 }
 
+/// Where a payload like this one went before, what differs takes its place. Only beside buffers: other payloads are
+/// rarely structures.
+wire::Template Pairs::shorten(Message& message, Bytes& extensions) {
+  if (message.buffers.empty() || !templates_) return {};
+  auto way = sent_templates_.way(message.payload, [this] {
+    const std::lock_guard lock(mutex_);
+    return next_release_++;
+  });
+  Writer writer(extensions);
+  way.what.encode(writer);
+  if (way.what.use == wire::Template::Use::differences) {
+    engine_.structure_bytes_spared += message.payload.size() - way.differences.size();
+    message.payload = std::move(way.differences);
+  }
+  return way.what;
+}
+
+Result<Bytes> Pairs::payload_of(const wire::Template& as, ByteView bytes) {
+  if (as.use == wire::Template::Use::differences) return received_templates_.restore(as.number, bytes);
+  if (as.use == wire::Template::Use::keep) {
+    if (auto status = received_templates_.keep(as.number, bytes); !status) return status;
+    const std::lock_guard lock(mutex_);
+    template_releases_.push_back(as.release);
+  }
+  return Bytes(bytes.begin(), bytes.end());
+}
+
 Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message message, const std::string& require,
                                   const Placement& placement, const std::shared_ptr<void>& held) {
   if (auto status = place(message, placement); !status) return status;
-  const auto releases = take_releases(64);
+  const auto releases = take_releases(64, true);
   if (!releases.empty()) {
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
   }
+  const auto as = shorten(message, extensions);
   if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
     return Built{wire::assemble(header, extensions, {}, message.payload), {}};
   const auto plan = this->plan(message);
@@ -210,6 +238,7 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
     built = attempt(header, extensions, message, plan, require, held, true);
   }
   if (!built) {
+    if (as.use == wire::Template::Use::keep) sent_templates_.forget(as.release);
     const std::lock_guard lock(mutex_);
     releases_.insert(releases_.end(), releases.begin(), releases.end());
   }
@@ -277,32 +306,38 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
 
 void Pairs::receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
                     Landing::Arrived arrived) {
-  if (frame.buffers.empty()) return arrived({}, {Bytes(frame.payload.begin(), frame.payload.end()), {}});
+  const bool spilled = (frame.header.flags & wire::flag::spilled) != 0;
+  Result<Bytes> payload = spilled ? Bytes() : payload_of(frame.as, frame.payload);
+  if (!payload) {
+    link_.close(payload.status());
+    return arrived(payload.status(), {});
+  }
+  if (frame.buffers.empty()) return arrived({}, {std::move(*payload), {}});
   Slot::reading = stream;
-  if ((frame.header.flags & wire::flag::spilled) != 0) {
+  if (spilled) {
     auto held = std::make_shared<std::pair<std::vector<Buffer>, Landing::Arrived>>(into, std::move(arrived));
     auto landing = land(
         frame.buffers, {}, {},
-        [this, link = link_.shared_from_this(), held](Status status, Received spill) {
+        [this, link = link_.shared_from_this(), held, as = frame.as](Status status, Received spill) {
           if (!status.ok())
             held->second(std::move(status), {});
           else
-            land_spilled(std::move(spill), held->first, std::move(held->second));
+            land_spilled(std::move(spill), as, held->first, std::move(held->second));
         },
         true);
     Slot::reading = nullptr;
     landing->landed({});
     return;
   }
-  auto landing = land(frame.buffers, frame.payload, into, std::move(arrived));
+  auto landing = land(frame.buffers, std::move(*payload), into, std::move(arrived));
   Slot::reading = nullptr;
   landing->landed({});
 }
 
 /// Starts a pull for each record. The caller ends the landing's own part.
-std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& records, ByteView payload,
+std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                      const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill) {
-  auto landing = std::make_shared<Landing>(Bytes(payload.begin(), payload.end()), into, std::move(arrived));
+  auto landing = std::make_shared<Landing>(std::move(payload), into, std::move(arrived));
   std::vector<BufferSink*> sinks;
   sinks.reserve(records.size());
   for (const auto& record : records) {
@@ -320,6 +355,7 @@ void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
     receive(stream, frame, {}, [](const Status&, const Received&) {});
     return;
   }
+  if (const auto kept = payload_of(frame.as, frame.payload); !kept) return link_.close(kept.status());
   Slot::reading = stream;
   for (const auto& record : frame.buffers) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
@@ -332,19 +368,21 @@ void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
   Slot::reading = nullptr;
 }
 
-void Pairs::land_spilled(Received spill, const std::vector<Buffer>& into, Landing::Arrived arrived) {
+void Pairs::land_spilled(Received spill, const wire::Template& as, const std::vector<Buffer>& into,
+                         Landing::Arrived arrived) {
   const auto& body = spill.buffers.front();
   Reader in(ByteView(body.data, body.bytes));
   const auto count = in.get<std::uint32_t>();
   std::vector<wire::BufferRecord> records;
   auto status = in.failed() ? Status(Code::protocol_error, "malformed frame: a buffer too short to hold the rest of it")
                             : wire::BufferRecord::decode_all(in, count, records);
-  if (!status.ok()) {
-    link_.close(status);
-    arrived(std::move(status), {});
+  Result<Bytes> payload = status.ok() ? payload_of(as, in.rest()) : Result<Bytes>(std::move(status));
+  if (!payload) {
+    link_.close(payload.status());
+    arrived(payload.status(), {});
     return;
   }
-  land(records, in.rest(), into, std::move(arrived))->landed({});
+  land(records, std::move(*payload), into, std::move(arrived))->landed({});
 }
 
 void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing) {

@@ -37,8 +37,9 @@ enum class Kind : std::uint8_t {
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;     // maps what peers of its user offer on a unix socket
-inline constexpr std::uint32_t bundles = 2;  // reads buffer records that stand for several buffers
+inline constexpr std::uint32_t ring = 1;       // maps what peers of its user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;    // reads buffer records that stand for several buffers
+inline constexpr std::uint32_t templates = 4;  // keeps payloads, and reads what differs from them
 }  // namespace feature
 
 namespace flag {
@@ -76,9 +77,23 @@ inline constexpr std::uint16_t function_name = 1;    // request: the function, w
 inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that was named
 inline constexpr std::uint16_t releases = 3;         // any: u64 ticket ids whose source is read no more
 inline constexpr std::uint16_t placement = 4;        // request: where tensors of the reply shall land
+inline constexpr std::uint16_t keep = 5;         // u16, u64: keep the payload under that number, and say so by that id
+inline constexpr std::uint16_t differences = 6;  // u16: the payload is what differs from the one of that number
 }  // namespace extension
 
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
+
+/// What a payload has to do with those of other frames; agent/templates.h.
+struct Template {
+  enum class Use : std::uint8_t { none, keep, differences };
+  Use use = Use::none;
+  std::uint16_t number = 0;
+  std::uint64_t release = 0;  // keep: the sender's id for the acknowledgement
+
+  bool operator==(const Template&) const = default;
+  /// Writes its extension record; nothing for `none`.
+  void encode(Writer& out) const;
+};
 
 /// In an extension of id `placement`: wherever a tensor leaves from.
 inline constexpr Device any_device{static_cast<DeviceType>(0xff), 0};
@@ -123,6 +138,7 @@ struct Frame {
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
   std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all
+  Template as;
   std::vector<BufferRecord> buffers;
   ByteView payload;
 

@@ -104,6 +104,8 @@ class Counters:
         bytes_sent: bytes of tensors and large buffers, by channel, those that were handed over by ``share`` too;
             ``"inline"`` inside the calls' own frames.
         bytes_received: likewise.
+        structure_bytes_spared: bytes of calls and results beside their buffers (names, keys, shapes) that did not travel
+            because the peer had them from an earlier one.
         objects: objects here that a reference (:class:`RRef`) stands for, now.
         references_given: references that peers hold on them, now.
         references_held: references that are held here on objects of peers, by the owner's name, now.
@@ -118,6 +120,7 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
+    structure_bytes_spared: int = 0
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)
