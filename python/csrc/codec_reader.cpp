@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -38,6 +40,47 @@ Object bytearray_object(ByteView from) {
   return copied(Object(PyByteArray_FromStringAndSize(nullptr, length(from))), from, &PyByteArray_AsString);
 }
 
+/// Keys of dicts come again with message after message: the strings of short ones are kept, the latest of each place.
+/// Under the GIL.
+class Keys final {
+ public:
+  static constexpr std::size_t longest = 64;
+
+  /// Null without an error set: not a key for this.
+  Object of(ByteView bytes) {
+    auto& kept = kept_[place_of(bytes)];
+    if (kept && PyUnicode_GET_LENGTH(kept.get()) == length(bytes) &&
+        std::memcmp(PyUnicode_1BYTE_DATA(kept.get()), bytes.data(), bytes.size()) == 0) {
+      return borrow(kept.get());
+    }
+    if (std::any_of(bytes.begin(), bytes.end(), [](std::byte each) { return each >= std::byte{0x80}; })) return nullptr;
+    Object key(PyUnicode_FromStringAndSize(characters(bytes), length(bytes)));
+    if (key) kept = borrow(key.get());
+    return key;
+  }
+
+ private:
+  static constexpr std::size_t places = 1024;
+
+  static std::size_t place_of(ByteView bytes) {
+    std::uint64_t hash = bytes.size();
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof hash) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+      hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+      hash ^= hash >> 32;
+    }
+    return hash % places;
+  }
+
+  std::array<Object, places> kept_;  // ASCII alone
+};
+
+Keys& keys() {
+  static auto& all = *new Keys;  // never destroyed: the interpreter may be gone by then
+  return all;
+}
+
 }  // namespace
 
 std::nullptr_t ValueReader::failed() {
@@ -63,8 +106,7 @@ Object ValueReader::known(Object constant, const char* else_why) {
   return failed(else_why);
 }
 
-Object ValueReader::read() {
-  const auto tag = in_->next();
+Object ValueReader::read(Tag tag) {
   switch (tag) {
     case Tag::none:
       return borrow(Py_None);
@@ -136,6 +178,14 @@ Object ValueReader::read_big_integer() {
   return number && negative ? Object(PyNumber_Negative(number.get())) : std::move(number);
 }
 
+Object ValueReader::read_key() {
+  const auto tag = in_->next();
+  if (tag == Tag::text && !in_->far() && !in_->view().empty() && in_->view().size() <= Keys::longest) {
+    if (auto key = keys().of(in_->view()); key || PyErr_Occurred() != nullptr) return key;
+  }
+  return read(tag);
+}
+
 Object ValueReader::read_text() {
   const auto number = in_->number();
   Object text(PyUnicode_DecodeUTF8(characters(in_->view()), length(in_->view()), "surrogatepass"));
@@ -181,7 +231,7 @@ Object ValueReader::read_dict() {
   auto dict = numbered(in_->number(), Object(PyDict_New()));
   if (!dict) return nullptr;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto key = read();
+    const auto key = read_key();
     if (!key) return nullptr;
     const auto item = read();
     if (!item || PyDict_SetItem(dict.get(), key.get(), item.get()) != 0) return nullptr;

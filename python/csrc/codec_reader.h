@@ -22,11 +22,14 @@ class ValueReader {
   ValueReader(const Codec& codec, Decoder& in) : ValueReader(codec, nullptr, in) { published_ = true; }
 
   /// The next value; null with an error set.
-  Object read();
+  Object read() { return read(in_->next()); }
   /// Of the tensors read so far, those that are not on the CPU.
   [[nodiscard]] std::vector<WeakStorage> take_device_storages() { return tensors_.take_device_storages(); }
 
  private:
+  /// The value that `tag` is of.
+  Object read(Tag tag);
+  Object read_key();
   Object read_big_integer();
   Object read_text();
   Object read_tuple();
