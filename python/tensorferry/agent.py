@@ -104,8 +104,8 @@ class Counters:
         bytes_sent: bytes of tensors and large buffers, by channel, those that were handed over by ``share`` too;
             ``"inline"`` inside the calls' own frames.
         bytes_received: likewise.
-        structure_bytes_spared: bytes of calls and results beside their buffers (names, keys, shapes) that did not travel
-            because the peer had them from an earlier one.
+        structure_bytes_spared: bytes of calls and results beside their buffers (names, keys, shapes) that did not
+            travel because the peer had them from an earlier one.
         objects: objects here that a reference (:class:`RRef`) stands for, now.
         references_given: references that peers hold on them, now.
         references_held: references that are held here on objects of peers, by the owner's name, now.
