@@ -135,6 +135,13 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   if (record.parent != sender || record.fork.incarnation != sender.incarnation) {
     return Status(Code::protocol_error, formatted("a reference from {} was passed on by somebody else", sender.name));
   }
+  if (sender.incarnation == self_.incarnation) {  // or somebody who says so
+    const auto child = children_.find(record.fork);
+    if (child == children_.end() || child->second.receiver != self_ || child->second.object != record.object) {
+      return Status(Code::protocol_error,
+                    formatted("a reference came to {} from itself, and was never sent", self_.name));
+    }
+  }
   const auto parent = peers_.find(sender.incarnation);
   if (parent != peers_.end() && parent->second.refused.contains(record.fork)) {
     return Status(Code::cancelled, formatted("a reference from {} came after its call had failed there", sender.name));

@@ -468,6 +468,17 @@ TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
   EXPECT_EQ(user_->references->receive(*record, owner_->id).status().code(), Code::protocol_error);  // twice
 }
 
+TEST_F(ReferencesTest, RecordsThatSomebodyMadeUpInTheAgentsOwnNameAreRefused) {
+  const auto creation = create(*user_, *owner_);
+  // The number that the next fork of its own gets: two handles on one hold, and the second to go would find none.
+  const ForkId next{user_->id.incarnation, creation->ids().fork.counter + 1};
+  const ReferenceRecord made_up{owner_->id, creation->object(), next, user_->id, user_->id.incarnation, ""};
+  EXPECT_EQ(user_->references->receive(made_up, user_->id).status().code(), Code::protocol_error);
+  const auto again = create(*user_, *owner_);
+  EXPECT_EQ(again->ids().fork, next);
+  EXPECT_TRUE(user_->references->pass_to(third_->id).add(*again).ok());
+}
+
 TEST_F(ReferencesTest, HandlesOfOneAgentAreNoUseToAnother) {
   auto mine = owner_->references->own(outcome());
   EXPECT_EQ(user_->references->pass_to(third_->id).add(*mine).status().code(), Code::invalid_argument);
