@@ -8,4 +8,4 @@ export PYTHONPATH=$PWD/$build/python:$PWD
 say "a parameter server, held by a remote reference, and its trainers: examples/03-parameter-server"
 "$venv/bin/python" examples/03-parameter-server/main.py
 say "TensorFerry and torch.distributed.rpc, measured in turns in one run: benchmarks"
-"$venv/bin/python" -m benchmarks.run --quick
+"$venv/bin/python" -m benchmarks.run --bin "$build/benchmarks" --quick
