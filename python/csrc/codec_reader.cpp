@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "python/csrc/codec_arrays.h"
@@ -48,7 +50,7 @@ class Keys final {
 
   /// Null without an error set: not a key for this.
   Object of(ByteView bytes) {
-    auto& kept = kept_[place_of(bytes)];
+    auto& kept = kept_[std::hash<std::string_view>()(text_of(bytes)) % kept_.size()];
     if (kept && PyUnicode_GET_LENGTH(kept.get()) == length(bytes) &&
         std::memcmp(PyUnicode_1BYTE_DATA(kept.get()), bytes.data(), bytes.size()) == 0) {
       return borrow(kept.get());
@@ -60,20 +62,7 @@ class Keys final {
   }
 
  private:
-  static constexpr std::size_t places = 1024;
-
-  static std::size_t place_of(ByteView bytes) {
-    std::uint64_t hash = bytes.size();
-    for (std::size_t at = 0; at < bytes.size(); at += sizeof hash) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
-      hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-      hash ^= hash >> 32;
-    }
-    return hash % places;
-  }
-
-  std::array<Object, places> kept_;  // ASCII alone
+  std::array<Object, 1024> kept_;  // by hash; ASCII alone
 };
 
 Keys& keys() {

@@ -236,15 +236,8 @@ TEST_P(Templates, OfRepliesThatNobodyWaitsForAreKeptAllTheSame) {
 
 // ---- What a peer may say
 
-Bytes request_with(const wire::Template& as, ByteView payload) {
-  wire::Header header;
-  header.kind = wire::Kind::request;
-  header.call = 1;
-  Bytes extensions;
-  Writer writer(extensions);
-  wire::put_extension(writer, wire::extension::function_name, view_of("echo"));
-  as.encode(writer);
-  return wire::assemble(header, extensions, {}, payload);
+Bytes request_with(const wire::Template& as, std::string_view payload) {
+  return request_frame(1, "echo", {}, 0, 0, payload, as);
 }
 
 TEST(TemplateOfAPeer, IsKeptAndAcknowledged) {
@@ -252,12 +245,12 @@ TEST(TemplateOfAPeer, IsKeptAndAcknowledged) {
   const auto agent = join(store, "agent");
   serve_echo(*agent);
   auto connection = raw_dial(store, "agent", raw_hello("stranger"));
-  ASSERT_TRUE(connection.write(request_with({Use::keep, 5, 1234}, view_of("a payload"))).ok());
+  ASSERT_TRUE(connection.write(request_with({Use::keep, 5, 1234}, "a payload")).ok());
   const auto first = connection.read(wire::Kind::reply);
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(wire::Frame::decode(first->header, first->body)->releases, std::vector<std::uint64_t>{1234});
   const Bytes another = *differences(view_of("a payload"), view_of("a Payload"), 100);
-  ASSERT_TRUE(connection.write(request_with({Use::differences, 5, 0}, another)).ok());
+  ASSERT_TRUE(connection.write(request_with({Use::differences, 5, 0}, text_of(another))).ok());
   const auto reply = connection.read(wire::Kind::reply);
   ASSERT_TRUE(reply.ok());
   EXPECT_EQ(text_of(wire::Frame::decode(reply->header, reply->body)->payload), "a Payload");
@@ -269,7 +262,7 @@ TEST(TemplateOfAPeer, ThatMakesNoSenseEndsItsLink) {
   serve_echo(*agent);
   for (const auto& as : {wire::Template{Use::keep, 5000, 1}, wire::Template{Use::differences, 0, 0}}) {
     auto connection = raw_dial(store, "agent", raw_hello("stranger"));
-    ASSERT_TRUE(connection.write(request_with(as, view_of("a payload"))).ok());
+    ASSERT_TRUE(connection.write(request_with(as, "a payload")).ok());
     EXPECT_TRUE(connection.ended());
   }
 }
