@@ -101,7 +101,6 @@ Order order_of(Stream stream) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   const auto asked = api()->stream_is_capturing(handle, &capture);
   if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) return Order::capturing;
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) return Order::busy;
   return api()->stream_query(handle) == CUDA_SUCCESS ? Order::idle : Order::busy;
 }
 

@@ -80,7 +80,8 @@ enum class Order : std::uint8_t {
   busy,       // the stream's work so far
   capturing,  // a CUDA graph is being captured on it: the bytes do not exist yet
 };
-/// Inside OnDevice. The legacy default stream is not asked, as that would end captures of others: it counts as busy.
+/// Inside OnDevice. The legacy default stream is as busy as the blocking streams that it waits for; one of those that
+/// is being captured makes it capturing.
 Order order_of(Stream stream);
 
 /// When a buffer's bytes are there: once the event is done, or now, where it is empty. A Refusal while a graph is being

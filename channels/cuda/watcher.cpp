@@ -12,13 +12,16 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr microseconds eager{300};  // so long after something has come it looks without a pause
+constexpr microseconds eager{300};     // so long after something has come it looks without a pause
+constexpr microseconds patience{100};  // with what is watched loosely
 constexpr microseconds longest_pause{1000};
+constexpr microseconds doze{10'000};  // so long it looks by itself whether there is anything: nobody pays for waking it
 constexpr std::chrono::seconds idle{1};
 
-microseconds pause_after(std::chrono::steady_clock::duration quiet) {
-  const auto so_far = std::chrono::duration_cast<microseconds>(quiet);
-  return so_far < eager ? microseconds{0} : std::min(longest_pause, so_far / 8);
+/// After so long without anything.
+template <class Duration>
+microseconds backed_off(Duration quiet) {
+  return std::min(longest_pause, std::chrono::duration_cast<microseconds>(quiet) / 8);
 }
 
 }  // namespace
@@ -28,23 +31,24 @@ Watcher& Watcher::of_this_process() {
   return watcher;
 }
 
-void Watcher::when_done(int device, Stream stream, Completion then) {
-  when_done(Event::record(device, stream), std::move(then));
+void Watcher::when_done(Watch watch, int device, Stream stream, Completion then) {
+  when_done(watch, Event::record(device, stream), std::move(then));
 }
 
-void Watcher::when_done(Event event, Completion then) {
+void Watcher::when_done(Watch watch, Event event, Completion then) {
   if (!event) return complete(std::move(then), {Code::internal, "the CUDA driver records no event"});
-  submit(incoming_, {std::move(event), std::move(then)});
+  const auto now = Clock::now();
+  submit(incoming_, {std::move(event), std::move(then), watch, now, now + patience}, watch == Watch::closely);
 }
 
-void Watcher::take_turns(Turn turn) { submit(incoming_turns_, std::move(turn)); }
+void Watcher::take_turns(Turn turn) { submit(incoming_turns_, std::move(turn), true); }
 
 template <class Thing>
-void Watcher::submit(std::vector<Thing>& incoming, Thing thing) {
+void Watcher::submit(std::vector<Thing>& incoming, Thing thing, bool closely) {
   const std::lock_guard lock(mutex_);
   incoming.push_back(std::move(thing));
-  ++submitted_;
-  changed_.notify_all();
+  if (closely) ++submitted_;
+  if (closely || idle_) changed_.notify_all();
   if (alive_) return;
   const auto before = block_signals_of_others();
   std::thread([this] { live(); }).detach();
@@ -52,7 +56,9 @@ void Watcher::submit(std::vector<Thing>& incoming, Thing thing) {
   alive_ = true;
 }
 
-bool Watcher::look_now() {
+void Watcher::look_now() { look(true); }
+
+bool Watcher::look(bool all) {
   std::vector<std::pair<Completion, Status>> done;
   {
     const std::lock_guard looking(looking_);
@@ -61,10 +67,13 @@ bool Watcher::look_now() {
       std::move(incoming_.begin(), incoming_.end(), std::back_inserter(watched_));
       incoming_.clear();
     }
+    const auto now = Clock::now();
     const OutsideGraphs outside;  // asking for an event is no part of any
     std::erase_if(watched_, [&](Watched& watched) {
+      if (!all && watched.watch == Watch::loosely && now < watched.next) return false;
       auto status = watched.event.done();
       if (status) done.emplace_back(std::move(watched.then), std::move(*status));
+      watched.next = now + std::max(patience, backed_off(now - watched.since));
       return status.has_value();
     });
   }
@@ -72,36 +81,49 @@ bool Watcher::look_now() {
   return !done.empty();
 }
 
+/// Until something is to be looked at again. Zero: at once; `idle`: there is nothing.
+Watcher::Clock::duration Watcher::pause(bool turns, Clock::duration quiet) {
+  const std::lock_guard looking(looking_);
+  bool closely = turns;
+  auto next = Clock::time_point::max();
+  for (const auto& watched : watched_) {
+    closely = closely || watched.watch == Watch::closely;
+    next = std::min(next, watched.next);
+  }
+  if (closely && quiet < eager) return {};
+  if (closely) return backed_off(quiet);
+  if (!watched_.empty()) return std::clamp<Clock::duration>(next - Clock::now(), {}, longest_pause);
+  return quiet < doze ? Clock::duration(longest_pause) : Clock::duration(idle);
+}
+
 void Watcher::live() {
   std::vector<Turn> turns;
   std::uint64_t seen = 0;
-  auto last_news = std::chrono::steady_clock::now();
+  auto last_news = Clock::now();
   while (true) {
-    const auto pause = pause_after(std::chrono::steady_clock::now() - last_news);
-    const auto nothing_to_do = [&] {
-      const std::lock_guard looking(looking_);
-      return watched_.empty() && turns.empty();
-    }();
+    const auto pause = this->pause(!turns.empty(), Clock::now() - last_news);
     {
       std::unique_lock lock(mutex_);
-      const auto news = [&] { return submitted_ != seen; };
-      if (nothing_to_do && !changed_.wait_for(lock, idle, news)) {
-        alive_ = false;
+      idle_ = pause >= idle;
+      const auto news = [&] { return submitted_ != seen || (idle_ && !incoming_.empty()); };
+      const bool any = pause.count() > 0 ? changed_.wait_for(lock, pause, news) : news();
+      if (!any && idle_) {
+        alive_ = idle_ = false;
         return;
       }
-      if (pause.count() > 0) changed_.wait_for(lock, pause, news);
-      if (news()) last_news = std::chrono::steady_clock::now();
+      idle_ = false;
+      if (any || !incoming_.empty()) last_news = Clock::now();
       std::move(incoming_turns_.begin(), incoming_turns_.end(), std::back_inserter(turns));
       incoming_turns_.clear();
       seen = submitted_;
     }
-    bool any = look_now();
+    bool any = look(false);
     std::erase_if(turns, [&](Turn& turn) {
       const auto progress = turn();
       any = any || progress != Progress::none;
       return progress == Progress::over;
     });
-    if (any) last_news = std::chrono::steady_clock::now();
+    if (any) last_news = Clock::now();
     if (pause.count() == 0) std::this_thread::yield();
   }
 }

@@ -13,6 +13,7 @@ namespace {
 
 using cuda::api;
 using cuda::OnDevice;
+using cuda::Watch;
 using cuda::Watcher;
 
 std::size_t chunk_at(const Buffer& memory, std::size_t at) { return std::min(Ring::slot_bytes, memory.bytes - at); }
@@ -170,9 +171,10 @@ cuda::Watcher::Progress Flow::turn() {
     return progress;
   }
   if (over->transfer.landed && over->status.ok()) complete(std::exchange(over->transfer.landed, {}), {});
-  Watcher::of_this_process().when_done(std::move(copied), [self = shared_from_this(), over](const Status& status) {
-    self->finish(*over, over->status.ok() ? status : over->status);
-  });
+  Watcher::of_this_process().when_done(Watch::loosely, std::move(copied),
+                                       [self = shared_from_this(), over](const Status& status) {
+                                         self->finish(*over, over->status.ok() ? status : over->status);
+                                       });
   return progress;
 }
 
@@ -263,7 +265,7 @@ void Flow::begin_chunk(const DrivenPtr& driven, std::size_t at, std::byte* slot,
       api()->memcpy_async(cuda::address_of(slot), cuda::address_of(memory.data + at), bytes, streams_[0]);
   if (result != CUDA_SUCCESS) return chunk_done(driven, bytes, slot, cuda::status_of(result, "cuda_basic's copy"));
   Watcher::of_this_process().when_done(
-      device_.index, streams_[0],
+      Watch::closely, device_.index, streams_[0],
       [self = shared_from_this(), driven, chunk, slot, sequence](const Status& status) mutable {
         if (!status.ok()) return self->chunk_done(driven, chunk.bytes, slot, status);
         self->send_chunk(driven, std::move(chunk), slot, sequence);
@@ -288,7 +290,7 @@ void Flow::chunk_received(const DrivenPtr& driven, std::size_t at, std::byte* sl
   const auto result =
       api()->memcpy_async(cuda::address_of(memory.data + at), cuda::address_of(slot), bytes, streams_[0]);
   if (result != CUDA_SUCCESS) return chunk_done(driven, bytes, slot, cuda::status_of(result, "cuda_basic's copy"));
-  Watcher::of_this_process().when_done(device_.index, streams_[0],
+  Watcher::of_this_process().when_done(Watch::closely, device_.index, streams_[0],
                                        [self = shared_from_this(), driven, bytes, slot](const Status& copied) {
                                          self->chunk_done(driven, bytes, slot, copied);
                                        });

@@ -269,7 +269,7 @@ class CudaIpcChannel final : public Channel {
     }
     auto mappings = std::move(source->mappings);
     Watcher::of_this_process().when_done(
-        shared->device, memory.stream,
+        cuda::Watch::loosely, shared->device, memory.stream,
         [words, place, waits, status, owner = memory.owner, mappings = std::move(mappings),
          consumed = std::move(consumed)](Status copied) mutable {
           if (waits) words->done(place.word, place.value);

@@ -91,7 +91,7 @@ class CudaXthChannel final : public Channel {
     }
     const cuda::OnDevice here(pair_.local.index);
     cuda::Watcher::of_this_process().when_done(
-        pair_.local.index, destination->stream,
+        cuda::Watch::loosely, pair_.local.index, destination->stream,
         [done, memory = destination->owner, consumed = std::move(consumed)](Status copied) mutable {
           done();
           complete(std::move(consumed), std::move(copied));

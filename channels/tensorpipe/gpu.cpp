@@ -89,7 +89,7 @@ void Sending::when_read(const Buffer& held, Completion then) {
     stream = stream_;
   }
   const cuda::OnDevice here(held.device.index);
-  cuda::Watcher::of_this_process().when_done(held.device.index, stream, std::move(then));
+  cuda::Watcher::of_this_process().when_done(cuda::Watch::loosely, held.device.index, stream, std::move(then));
 }
 
 tensorpipe::Buffer buffer_of(const Buffer& memory) {
@@ -98,7 +98,9 @@ tensorpipe::Buffer buffer_of(const Buffer& memory) {
 
 void when_written(const Buffer& memory, Completion then) {
   const cuda::OnDevice here(memory.device.index);
-  cuda::Watcher::of_this_process().when_done(memory.device.index, memory.stream, std::move(then));
+  cuda::Watcher::of_this_process().when_done(cuda::Watch::loosely, memory.device.index, memory.stream, std::move(then));
 }
+
+void settle() { cuda::Watcher::of_this_process().look_now(); }
 
 }  // namespace tensorferry::tp::gpu

@@ -48,5 +48,7 @@ class Sending final {
 tensorpipe::Buffer buffer_of(const Buffer& memory);
 /// Runs `then` when all that the memory's stream has been given is done.
 void when_written(const Buffer& memory, Completion then);
+/// Runs those of both whose time has come.
+void settle();
 
 }  // namespace tensorferry::tp::gpu

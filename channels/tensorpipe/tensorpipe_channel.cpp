@@ -90,6 +90,7 @@ class TensorpipeChannel final : public Channel {
   void discard(const Ticket&) override {}  // the acknowledgement ends the offer
   void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
   void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+  void settle() override { tp::gpu::settle(); }
 
   void control(ByteView message, Descriptors) override {
     const auto parsed = tp::control_of(message);

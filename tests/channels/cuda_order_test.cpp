@@ -30,12 +30,13 @@ Function driver_function(const char* name) {
   return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
 }
 
-/// A stream that does nothing until it is let go.
+/// A stream that does nothing until it is let go. The legacy default stream waits for those made with
+/// CU_STREAM_DEFAULT.
 class Blocked {
  public:
-  Blocked() {
+  explicit Blocked(unsigned int flags = CU_STREAM_NON_BLOCKING) {
     const OnDevice here(0);
-    EXPECT_EQ(api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    EXPECT_EQ(api()->stream_create(&stream_, flags), CUDA_SUCCESS);
     EXPECT_EQ(word().wait_on(stream_, 1), CUDA_SUCCESS);
   }
   ~Blocked() {
@@ -93,10 +94,11 @@ using Drivers3 = testing::Types<Xth, Ipc, Basic>;
 TYPED_TEST_SUITE(CudaOrder, Drivers3);
 
 TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
-  for (const std::size_t bytes : {std::size_t{4096}, 3 * megabyte}) {
+  for (const auto& [bytes, by_default] :
+       {std::pair{std::size_t{4096}, false}, {std::size_t{4096}, true}, {3 * megabyte, false}}) {
     auto source = this->memory_a->filled(bytes, 1);
-    const Blocked kernel;
-    source.stream = kernel.get();
+    const Blocked kernel(by_default ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
+    source.stream = by_default ? nullptr : kernel.get();
     {
       const OnDevice here(0);
       ASSERT_EQ(api()->memset_async(cuda::address_of(source.data), 0x5a, bytes, kernel.get()), CUDA_SUCCESS);
@@ -161,6 +163,26 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
   CUgraph graph = nullptr;
   EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
   api()->stream_destroy(stream);
+}
+
+TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn) {
+  auto source = this->memory_a->allocate(4096);
+  const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
+  for (const auto flags : {CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING}) {
+    CUstream stream = nullptr;
+    const OnDevice here(0);
+    ASSERT_EQ(api()->stream_create(&stream, flags), CUDA_SUCCESS);
+    ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    source.stream = nullptr;
+    {
+      Letter letter(*this->pair->a);
+      EXPECT_EQ(letter.offer(source), flags == CU_STREAM_NON_BLOCKING) << letter.refusal;
+    }
+    CUgraph graph = nullptr;
+    EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
+    api()->stream_destroy(stream);
+  }
 }
 
 /// The sender's kernel never ends, and then its process does.
