@@ -51,28 +51,35 @@ class Gpu {
     cudaDeviceProp properties;
     C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     memory_ = properties.totalGlobalMem;
-    pool_ = new_stream();
   }
 
   /// Bytes that it has.
   [[nodiscard]] std::size_t memory() const { return memory_; }
-  /// Nothing ever runs on it. Blocks of torch's allocator belong to the stream that they were allocated for, and are
-  /// used again at once in its order; those of this one only when all other streams that used them are done. So a block
-  /// of this pool may be written on any stream.
-  [[nodiscard]] cudaStream_t pool() const { return pool_; }
 
-  /// A stream to receive on: the next one that is idle among a few, else one that is not.
-  cudaStream_t next_stream() {
+  /// A stream to receive on, lent until give_back(). The first that nobody has and that is idle: torch's allocator
+  /// keeps freed blocks for the stream that they were allocated for, so the fewer are used, the more often a block
+  /// serves again. Asking takes a microsecond; after a few that are busy it is one of all, in turn.
+  std::size_t lend_stream() {
     const std::lock_guard lock(mutex_);
-    cudaStream_t stream = nullptr;
-    for (int attempt = 0; attempt < 4; ++attempt) {
-      auto& place = streams_[next_++ % streams_.size()];
-      if (place == nullptr) return place = new_stream();
-      stream = place;
-      if (is_idle(stream)) break;
+    auto number = streams_.size();
+    for (std::size_t i = 0, asked = 0; i < streams_.size() && asked < 4; ++i) {
+      if (streams_[i].lent > 0) continue;
+      ++asked;
+      if (streams_[i].stream != nullptr && !is_idle(streams_[i].stream)) continue;
+      number = i;
+      break;
     }
-    return stream;
+    if (number == streams_.size()) number = next_++ % streams_.size();
+    auto& place = streams_[number];
+    if (place.stream == nullptr) place.stream = new_stream();
+    ++place.lent;
+    return number;
   }
+  void give_back(std::size_t number) {
+    const std::lock_guard lock(mutex_);
+    --streams_[number].lent;
+  }
+  [[nodiscard]] cudaStream_t stream(std::size_t number) const { return streams_[number].stream; }
 
   /// `later` goes on when what `earlier` has been given so far is done.
   void order(cudaStream_t earlier, cudaStream_t later) {
@@ -102,9 +109,12 @@ class Gpu {
 
   c10::DeviceIndex index_;
   std::size_t memory_ = 0;
-  cudaStream_t pool_ = nullptr;
+  struct Place {
+    cudaStream_t stream = nullptr;  // stays once it is there
+    int lent = 0;
+  };
   std::mutex mutex_;  // guards what follows
-  std::array<cudaStream_t, 16> streams_{};
+  std::array<Place, 16> streams_{};
   std::size_t next_ = 0;
   std::vector<cudaEvent_t> events_;
 };
@@ -160,22 +170,17 @@ Status check_not_capturing(const CUDAStream& stream, const char* what) {
                                       "part of a graph. Make the call before or after the capture"};
 }
 
-/// Memory that was received and is not a storage yet.
+/// Memory that was received and is not a storage yet, and the stream that it was received on and allocated for: once
+/// freed it is written again in that stream's order.
 struct Landed {
-  Landed(at::DataPtr memory, CUDAStream on) : data(std::move(memory)), stream(on) {}
-  ~Landed() {
-    if (!data) return;
-    try {
-      allocator::recordStream(data, stream);  // what fills it may be under way still
-    } catch (const c10::Error&) {             // at the process's end
-      (void)data.release_context();
-    }
-  }
+  explicit Landed(Gpu& of) : gpu(of), number(of.lend_stream()) {}
+  ~Landed() { gpu.give_back(number); }
   Landed(const Landed&) = delete;
   Landed& operator=(const Landed&) = delete;
 
+  Gpu& gpu;
+  const std::size_t number;
   at::DataPtr data;
-  CUDAStream stream;
 };
 /// A deleter of this type tells that a buffer's owner is a Landed.
 struct DropLanded {
@@ -200,13 +205,13 @@ class CudaMemory final : public Memory {
       if (gpu == nullptr || bytes > gpu->memory()) return buffer;
       const OutsideGraphs outside;
       const CUDAGuard guard(index_of(device));
-      auto* const stream = gpu->next_stream();
+      auto* const landed = new Landed(*gpu);
+      buffer.owner = Owner(landed, DropLanded());
+      auto* const stream = gpu->stream(landed->number);
       buffer.stream = stream;
       if (bytes == 0) return buffer;
-      auto data = memory_for(*gpu, bytes, device);
-      buffer.data = static_cast<std::byte*>(data.get());
-      buffer.owner =
-          Owner(new Landed(std::move(data), c10::cuda::getStreamFromExternal(stream, index_of(device))), DropLanded());
+      landed->data = memory_for(stream, bytes, device);
+      buffer.data = static_cast<std::byte*>(landed->data.get());
     } catch (const c10::Error& error) {  // no memory, or no working GPU
       TORCH_WARN_ONCE("tensorferry: no memory on ", text_of(device),
                       " for a tensor that came: ", error.what_without_backtrace());
@@ -216,11 +221,11 @@ class CudaMemory final : public Memory {
   }
 
  private:
-  static at::DataPtr memory_for(const Gpu& gpu, std::size_t bytes, Device device) {
+  static at::DataPtr memory_for(cudaStream_t stream, std::size_t bytes, Device device) {
     // With this variable, which memory checkers want, torch caches nothing: what it gives is fresh.
     static const bool uncached = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
     if (uncached) return allocator::get()->allocate(bytes);
-    auto* const data = allocator::raw_alloc_with_stream(bytes, gpu.pool());
+    auto* const data = allocator::raw_alloc_with_stream(bytes, stream);
     // By its deleter the allocator knows its own memory.
     return {data, data, allocator::get()->raw_deleter(), at::Device(at::kCUDA, index_of(device))};
   }
@@ -283,8 +288,7 @@ class CudaConverter final : public Converter {
       return storage_of(buffer.bytes, at::DataPtr(data, new Owner(std::move(buffer.owner)), &drop_owner, device));
     }
     if (!landed->data) return Status(Code::internal, "a received buffer was made a tensor twice");
-    // From here on the current stream is the only one that uses it: it has waited for what came before.
-    allocator::recordStream(landed->data, current);
+    if (bytes_on != current.stream()) allocator::recordStream(landed->data, current);
     return storage_of(buffer.bytes, std::exchange(landed->data, at::DataPtr()));
   }
 

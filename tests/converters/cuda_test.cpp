@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -50,6 +51,12 @@ class Barrier {
 at::Tensor bytes_of(const c10::Storage& storage) {
   const auto options = at::TensorOptions(at::kByte).device(storage.device());
   return at::empty({0}, options).set_(storage, 0, {static_cast<std::int64_t>(storage.nbytes())}, {1});
+}
+
+Converters converters_with(const std::shared_ptr<Converter>& converter) {
+  Converters converters;
+  converters.add(DeviceType::cuda, converter);
+  return converters;
 }
 
 class CudaConverter : public ::testing::Test {
@@ -173,9 +180,33 @@ TEST_F(CudaConverter, ABufferThatNobodyReadsIsKeptUntilItHasLanded) {
 }
 
 TEST_F(CudaConverter, ReceivesOnAStreamThatIsNotBusy) {
-  const auto busy = memory->allocate(512, first);
+  auto busy = memory->allocate(512, first);
+  auto* const stream = busy.stream;
   Barrier barrier(stream_of(busy));
-  for (int i = 0; i < 100; ++i) EXPECT_NE(memory->allocate(512, first).stream, busy.stream);
+  busy = {};
+  for (int i = 0; i < 100; ++i) EXPECT_NE(memory->allocate(512, first).stream, stream);
+}
+
+TEST_F(CudaConverter, BuffersThatAreHeldAtOnceHaveStreamsOfTheirOwn) {
+  std::vector<Buffer> held;
+  std::set<Stream> streams;
+  for (int i = 0; i < 16; ++i) streams.insert(held.emplace_back(memory->allocate(512, first)).stream);
+  EXPECT_EQ(streams.size(), 16U);
+  EXPECT_TRUE(streams.contains(memory->allocate(512, first).stream));  // there are no more
+}
+
+TEST_F(CudaConverter, ABlockServesAgainAtOnceWhereItIsFreedInTheOrderOfItsStream) {
+  constexpr std::size_t bytes = 7 << 20;
+  std::set<const void*> used;
+  for (int i = 0; i < 100; ++i) {
+    const std::array buffers{memory->allocate(bytes, first)};
+    const CurrentStreams streams(converters_with(converter), buffers);  // as a handler's
+    const auto storage = converter->to_storage(buffers[0]);
+    ASSERT_TRUE(storage.ok());
+    check(cudaMemsetAsync(storage->mutable_data(), i, bytes, stream_of(buffers[0])));
+    used.insert(storage->data());
+  }
+  EXPECT_LE(used.size(), 16U);  // one a stream
 }
 
 TEST_F(CudaConverter, WhatThereIsNoMemoryForIsNull) {
@@ -203,12 +234,10 @@ TEST_F(CudaConverter, WhatLandedInTheCallersMemoryIsAViewOfIt) {
 }
 
 TEST_F(CudaConverter, AHandlersStreamsAreThoseThatItsArgumentsLandOn) {
-  Converters converters;
-  converters.add(DeviceType::cuda, converter);
   const auto before = c10::cuda::getCurrentCUDAStream(0);
   const std::array buffers{Buffer{}, memory->allocate(16, first), memory->allocate(16, first)};
   {
-    const CurrentStreams streams(converters, buffers);
+    const CurrentStreams streams(converters_with(converter), buffers);
     EXPECT_EQ(c10::cuda::getCurrentCUDAStream(0).stream(), stream_of(buffers[1]));
   }
   EXPECT_EQ(c10::cuda::getCurrentCUDAStream(0), before);
