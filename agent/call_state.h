@@ -54,16 +54,17 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   const RawCallOptions options;
   const Clock::time_point made = Clock::now();
   const std::optional<Clock::time_point> deadline;
-  std::shared_ptr<Link> link;        // set before the state is shared with readers
-  std::uint64_t id = 0;              // in the link's table of pending calls; 0: not there
-  std::size_t counted_bytes = 0;     // against the bound on bytes in flight
-  std::atomic<bool> landing{false};  // the reply's buffers are on their way (perhaps into `options.into`)
-  std::atomic<bool> waited{false};   // a thread waits for this very call
-  SlotId slot;                       // of the link's outgoing ring; where `in_ring`
-  std::atomic<bool> in_ring{false};  // the answer is to be looked for in `slot`
-  bool looked_for = false;           // for a while, in vain: the thread that waits need not do so again
-  std::atomic<bool> watched{false};  // there is a completion, so perhaps nobody will wait
-  std::atomic<bool> relaxed{false};  // the same, but nobody looks after it yet
+  std::shared_ptr<Link> link;              // set before the state is shared with readers
+  std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not there
+  std::size_t counted_bytes = 0;           // against the bound on bytes in flight
+  std::chrono::nanoseconds device_time{};  // that GPUs take to copy the arguments, roughly
+  std::atomic<bool> landing{false};        // the reply's buffers are on their way (perhaps into `options.into`)
+  std::atomic<bool> waited{false};         // a thread waits for this very call
+  SlotId slot;                             // of the link's outgoing ring; where `in_ring`
+  std::atomic<bool> in_ring{false};        // the answer is to be looked for in `slot`
+  bool looked_for = false;                 // for a while, in vain: the thread that waits need not do so again
+  std::atomic<bool> watched{false};        // there is a completion, so perhaps nobody will wait
+  std::atomic<bool> relaxed{false};        // the same, but nobody looks after it yet
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;

@@ -206,7 +206,8 @@ bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least
 /// Waits until the call's slot has been answered and its reply taken. False: interrupted, or `until` has passed.
 bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> until,
                         const std::function<bool()>& interrupted) {
-  const bool found = call.looked_for ? answered(call) : ring_out_->spin.until([&] { return answered(call); });
+  const auto copying = std::min(call.device_time, Spin::most_for_devices());
+  const bool found = call.looked_for ? answered(call) : ring_out_->spin.until([&] { return answered(call); }, copying);
   if (!found) {
     const auto over = [&] { return answered(call) || call.done(); };
     Crowd::Member waiting(ring_out_->crowd);

@@ -31,6 +31,8 @@ class Spin final {
  public:
   static inline const std::int64_t most_ns = std::thread::hardware_concurrency() >= 8 ? 64'000 : 16'000;
   static constexpr std::int64_t least_ns = 1'000;
+  /// How long a GPU's copy may be looked for, as whoever synchronises with a GPU does.
+  static std::chrono::nanoseconds most_for_devices() { return std::chrono::microseconds(most_ns > 16'000 ? 400 : 0); }
 
   /// What was found came from `cpu` (-1: not known).
   void met(int cpu) {
