@@ -26,6 +26,8 @@ thread_local void* current_worker = nullptr;
 constexpr std::uint64_t wake_key = ~std::uint64_t{0};
 constexpr int most_woken_per_tick = 8;
 constexpr std::chrono::milliseconds patience_with_handlers{50};
+constexpr std::uint64_t few_in_a_tick = 4;  // handlers of one thread: such as take a quarter of it or longer
+const int most_added_for_speed = static_cast<int>(std::max(8U, std::thread::hardware_concurrency()));
 constexpr int own_threads =
     16;  // beyond those for handlers, so that a full pool still reads, dials and completes calls
 
@@ -202,12 +204,22 @@ int Pool::threads() const {
 
 bool Pool::on_pool_thread() const noexcept { return current_pool == this; }
 
+/// Whether handlers of a good part of a tick each keep waiting what another thread could run: they sleep, or wait for a
+/// GPU, as likely as not. At one tick and the next, which by itself says little.
+bool Pool::short_of_threads(std::uint64_t finished) {
+  const bool few = parked_ == 0 && starting_ == 0 && threads_ < limits_.least + most_added_for_speed;
+  const bool slow = few && finished < few_in_a_tick * static_cast<std::uint64_t>(handlers_) &&
+                    (jobs_without_thread() != 0 || unattended(*sources_));
+  return std::exchange(was_slow_, slow) && slow;
+}
+
 /// Something runs for longer than a tick: others must read, and take what waits.
 void Pool::tick() {
   const std::lock_guard lock(mutex_);
-  const bool stuck = finished_ == finished_at_tick_;
-  finished_at_tick_ = finished_;
-  if (stopping_ || !stuck) return;
+  const auto finished = finished_ - std::exchange(finished_at_tick_, finished_);
+  if (stopping_) return;
+  const bool more = short_of_threads(finished);
+  if (finished != 0) return more ? wake_one() : void();
   if (leader_ != nullptr && !polling_) leader_ = nullptr;
   auto needed = std::min<std::size_t>(jobs_without_thread() + (unattended(*sources_) ? 1 : 0), most_woken_per_tick);
   if (leader_ == nullptr) needed = std::max<std::size_t>(needed, 1);

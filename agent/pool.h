@@ -154,6 +154,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool push(Job job, bool wake);
   [[nodiscard]] std::deque<Job>& queue_of(const Job& job) { return job.with_executor ? in_executor_ : plain_; }
   [[nodiscard]] std::size_t jobs_without_thread() const;
+  bool short_of_threads(std::uint64_t finished);
   void wake_one();
   void resign(Worker& self);
   void watch(int fd, Watch kind, bool armed, bool fresh);
@@ -190,6 +191,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   int ending_ = 0;    // threads that look for no more
   std::uint64_t finished_ = 0;
   std::uint64_t finished_at_tick_ = 0;
+  bool was_slow_ = false;  // at the last tick, see short_of_threads()
   bool stopping_ = false;
   std::atomic<int> busy_{0};     // jobs that wait or run
   std::atomic<int> waiting_{0};  // of which wait

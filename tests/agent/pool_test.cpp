@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <future>
 #include <mutex>
 #include <random>
 #include <set>
@@ -275,6 +276,34 @@ TEST_F(Pools, ABusyMachineIsNotAReasonForMoreThreads) {
   }
   EXPECT_TRUE(eventually([&] { return done == 2000; }));
   EXPECT_LE(pool->threads(), 24);
+}
+
+TEST_F(Pools, HandlersOfAFractionOfATickRunSideBySide) {
+  constexpr int callers = 3;  // as many threads run them on two CPUs and more
+  start({.least = 2, .idle = seconds(60)});
+  std::atomic<int> inside{0}, most{0};
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < callers; ++i) {
+    threads.emplace_back([&] {
+      while (!over) {
+        std::promise<void> done;
+        pool->submit_handler([&] {
+          const int now = ++inside;
+          for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+          }
+          std::this_thread::sleep_for(std::chrono::microseconds(400));
+          --inside;
+          done.set_value();
+        });
+        done.get_future().wait();
+      }
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return most == callers; }, seconds(1))) << most << " of " << callers << " at once";
+  over = true;
+  for (auto& thread : threads) thread.join();
+  finish();
 }
 
 TEST_F(Pools, JobsOfOneThreadStartInTheirOrder) {
