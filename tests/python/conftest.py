@@ -7,14 +7,17 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import tensorferry
 import tensorferry.rpc as rpc
@@ -24,6 +27,10 @@ import torch.distributed as dist
 # Streams of CUDA share 8 hardware queues by default, and work that waits in one of them holds up all behind it.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("any time", deadline=None)
+hypothesis.settings.load_profile("any time")
+
 # A shell's background job ignores it, and Python then leaves it at that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,6 +39,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, needed in ("gpu", 1), ("gpu2", 2):
         if item.get_closest_marker(marker) and (there := torch.cuda.device_count()) < needed:
             pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
+
+
+def carried_into_a_container(device: str, folder: Path, environment: dict[str, str] | None = None) -> str:
+    """The channel that carries a tensor on ``device`` to an agent in a container, with which the sender has ``folder``
+    in common, but no pid, IPC, network or mount namespace."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--net", "--mount-proc"]
+    if os.geteuid() != 0:
+        apart.insert(1, "--map-root-user")
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this process may not make pid, IPC, network and mount namespaces")
+    program = [sys.executable, str(Path(__file__).parent / "programs" / "container.py")]
+    environment = {**os.environ, **(environment or {})}
+    inside = [*apart, *program, "inside", "1", str(folder), device]
+    outside = [*program, "outside", "0", str(folder), device]
+    with subprocess.Popen(inside, env=environment, stderr=subprocess.PIPE, text=True) as contained:
+        try:
+            done = subprocess.run(outside, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            assert contained.wait(60) == 0
+        finally:
+            contained.kill()
+    return done.stdout.strip()
 
 
 # ---- several agents in this process

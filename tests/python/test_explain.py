@@ -8,6 +8,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
+from conftest import carried_into_a_container
 from tensorferry import errors
 
 MEGABYTE = torch.ones(1 << 18)
@@ -63,6 +64,10 @@ def test_between_processes(cluster):
     text = str(explanation)
     assert explanation.channel in text
     assert all(reason in text for _, reason in refused)
+
+
+def test_shared_memory_reaches_into_a_container(tmp_path):
+    assert carried_into_a_container("cpu", tmp_path) == "shm"
 
 
 def test_small_tensors_travel_inside_the_frame(pair):

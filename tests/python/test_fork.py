@@ -53,6 +53,13 @@ def slow(seconds):
     return seconds
 
 
+over = threading.Event()
+
+
+def until_over():
+    assert over.wait(60)
+
+
 class Thing:
     def ask(self):
         return "answer"
@@ -62,8 +69,8 @@ def uses(a):
     """What a child may try, by name."""
     thing, own = a.remote("b", Thing), a.rpc_sync("a", make_here)
     thing.to_here()
-    pending = a.rpc_async("b", slow, (5,))
-    then = a.rpc_async("b", slow, (5,)).then(lambda done: done.value())
+    pending = a.rpc_async("b", until_over)
+    then = a.rpc_async("b", until_over).then(lambda done: done.value())
     return {
         "rpc_sync": lambda: a.rpc_sync("b", max, (1, 2)),
         "rpc_sync to itself": lambda: a.rpc_sync("a", max, (1, 2)),
@@ -107,6 +114,7 @@ def test_a_child_is_told_at_its_first_use(pair):
         else:
             assert re.search(TOLD, said), (name, said)
     assert a.rpc_sync("b", max, (1, 2)) == 2
+    over.set()
 
 
 def test_a_childs_ends_leave_the_parents_agent_alone(pair):

@@ -121,7 +121,7 @@ def same(a, b):
 def test_leaves_of_all_sizes_arrive_in_their_places(cluster, way):
     started(cluster, way)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(nested)
     def check(value):
         same(rpc.rpc_sync("worker1", echo, (value,)), value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import pickle
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from tensorferry import errors
 
 alive: collections.Counter[str] = collections.Counter()
 kept: list[object] = []
+gates: dict[str, threading.Event] = collections.defaultdict(threading.Event)
 
 
 class Thing:
@@ -72,6 +74,12 @@ def broken():
 
 def slow_thing(name, seconds):
     time.sleep(seconds)
+    return Thing(name)
+
+
+def gated_thing(name):
+    """Made when the test opens its gate."""
+    assert gates[name].wait(60)
     return Thing(name)
 
 
@@ -295,14 +303,15 @@ def test_what_a_method_raises(pair):
 
 
 def test_time_outs_of_references(pair):
-    thing = pair[0].remote("b", slow_thing, ("late", 0.5))
+    thing = pair[0].remote("b", gated_thing, ("late",))
     with pytest.raises(errors.DeadlineExceeded):
         thing.to_here(timeout=0.1)
+    gates["late"].set()
     assert thing.to_here().value == 0  # it was only slow
 
 
 def test_a_creation_that_answers_too_late(pair):
-    thing = pair[0].remote("b", slow_thing, ("never", 1.0), timeout=0.1)
+    thing = pair[0].remote("b", gated_thing, ("never",), timeout=0.1)
     time.sleep(0.4)
     with pytest.raises(errors.DeadlineExceeded):
         thing.to_here()
@@ -311,7 +320,8 @@ def test_a_creation_that_answers_too_late(pair):
     with pytest.raises(errors.DeadlineExceeded):
         pair[0].rpc_sync("b", value_of, (thing,))
     del thing
-    time.sleep(0.8)
+    gates["never"].set()
+    time.sleep(0.1)  # it is made
     assert eventually(lambda: freed("never"))
 
 

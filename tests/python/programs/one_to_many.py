@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import sys
 from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import tensorferry
@@ -43,9 +44,9 @@ def meet(rank: int, size: int, port: int) -> None:
     rpc.init_rpc(f"actor{rank}" if rank else "publisher", rank=rank, world_size=size, store=store, timeout=120)
 
 
-def actor(rank: int, size: int, port: int) -> None:
+def actor(rank: int, size: int, ports: SimpleQueue[int]) -> None:
     torch.set_num_threads(1)
-    meet(rank, size, port)
+    meet(rank, size, ports.get())
     rpc.shutdown()
 
 
@@ -55,11 +56,15 @@ def all_memory(actors: list[str]) -> int:
 
 def main(count: int, megabytes: int) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=actor, args=(rank, count + 1, store.port)) for rank in range(1, count + 1)]
+    ports: SimpleQueue[int] = fork.SimpleQueue()
+    processes = [fork.Process(target=actor, args=(rank, count + 1, ports)) for rank in range(1, count + 1)]
     for process in processes:
         process.start()
+    # After the forks: the server's thread resolves names, by a lock of libc's that a child would find taken for ever.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    for _ in processes:
+        ports.put(store.port)
     meet(0, count + 1, store.port)
     actors = [f"actor{rank}" for rank in range(1, count + 1)]
 
