@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -41,9 +42,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
 
 
-def carried_into_a_container(device: str, folder: Path, environment: dict[str, str] | None = None) -> str:
-    """The channel that carries a tensor on ``device`` to an agent in a container, with which the sender has ``folder``
-    in common, but no pid, IPC, network or mount namespace."""
+def carried_into_a_container(device: str, environment: dict[str, str] | None = None) -> str:
+    """The channel that carries a tensor on ``device`` to an agent in a container, with which the sender has a folder in
+    common, but no pid, IPC, network or mount namespace."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--net", "--mount-proc"]
     if os.geteuid() != 0:
         apart.insert(1, "--map-root-user")
@@ -51,15 +52,16 @@ def carried_into_a_container(device: str, folder: Path, environment: dict[str, s
         pytest.skip("this process may not make pid, IPC, network and mount namespaces")
     program = [sys.executable, str(Path(__file__).parent / "programs" / "container.py")]
     environment = {**os.environ, **(environment or {})}
-    inside = [*apart, *program, "inside", "1", str(folder), device]
-    outside = [*program, "outside", "0", str(folder), device]
-    with subprocess.Popen(inside, env=environment, stderr=subprocess.PIPE, text=True) as contained:
-        try:
-            done = subprocess.run(outside, env=environment, capture_output=True, text=True, timeout=60, check=False)
-            assert done.returncode == 0, done.stderr
-            assert contained.wait(60) == 0
-        finally:
-            contained.kill()
+    with tempfile.TemporaryDirectory() as folder:  # a short name, as addresses of sockets are
+        inside = [*apart, *program, "inside", "1", folder, device]
+        outside = [*program, "outside", "0", folder, device]
+        with subprocess.Popen(inside, env=environment) as contained:
+            try:
+                done = subprocess.run(outside, env=environment, capture_output=True, text=True, timeout=60, check=False)
+                assert done.returncode == 0, done.stderr
+                assert contained.wait(60) == 0
+            finally:
+                contained.kill()
     return done.stdout.strip()
 
 

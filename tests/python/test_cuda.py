@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -431,9 +430,9 @@ def test_more_than_two_gibibytes_go_through_cuda_xth(agents: Agents) -> None:
 
 
 @pytest.mark.parametrize("allocator", ["expandable_segments:True", ""])
-def test_a_container_that_shares_a_folder_is_sent_to(allocator: str, tmp_path: Path) -> None:
+def test_a_container_that_shares_a_folder_is_sent_to(allocator: str) -> None:
     """Chunks of expandable segments go by descriptor. Whether cudaMalloc's handles reach is the driver's to say."""
-    channel = carried_into_a_container("cuda", tmp_path, {"PYTORCH_CUDA_ALLOC_CONF": allocator})
+    channel = carried_into_a_container("cuda", {"PYTORCH_CUDA_ALLOC_CONF": allocator})
     assert channel == "cuda_ipc" or (channel == "cuda_basic" and not allocator)
 
 

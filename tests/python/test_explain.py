@@ -66,8 +66,8 @@ def test_between_processes(cluster):
     assert all(reason in text for _, reason in refused)
 
 
-def test_shared_memory_reaches_into_a_container(tmp_path):
-    assert carried_into_a_container("cpu", tmp_path) == "shm"
+def test_shared_memory_reaches_into_a_container():
+    assert carried_into_a_container("cpu") == "shm"
 
 
 def test_small_tensors_travel_inside_the_frame(pair):
