@@ -51,9 +51,15 @@ def on_default_stream(_: torch.Tensor) -> bool:
     return is_default_stream()
 
 
+def more_than_two_gibibytes(device: str = "cuda") -> torch.Tensor:
+    x = torch.zeros((2 << 30) + 1, dtype=torch.uint8, device=device)
+    x[0], x[-2], x[-1] = 1, 2, 3
+    return x
+
+
 def summary(x: torch.Tensor) -> list[int]:
-    """Its size, three of its bytes, and their sum."""
-    return [x.nbytes, int(x[0]), int(x[1 << 31]), int(x[-1]), int(x.sum())]
+    """Its size, the bytes that more_than_two_gibibytes() sets, and their sum."""
+    return [x.nbytes, int(x[0]), int(x[-2]), int(x[-1]), int(x.sum())]
 
 
 def equals(x: torch.Tensor, value: float) -> torch.Tensor:
@@ -413,20 +419,18 @@ def test_each_channel_carries_when_it_is_required(cluster: Cluster, channel: str
 @pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
 def test_more_than_two_gibibytes_arrive(cluster: Cluster, channel: str) -> None:
     cluster.start(1)
-    x = torch.zeros((2 << 30) + 1, dtype=torch.uint8, device="cuda")
-    x[0], x[(2 << 30) - 1], x[-1] = 1, 2, 3
+    x = more_than_two_gibibytes()
     rpc.rpc_sync("worker1", summary, args=(x,))
     usable, why = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}[channel]
     if not usable:
         pytest.skip(f"{channel} is not usable here: {why}")
-    assert rpc.rpc_sync("worker1", summary, args=(x,), require=channel) == [(2 << 30) + 1, 1, 3, 3, 6]
+    assert rpc.rpc_sync("worker1", summary, args=(x,), require=channel) == [(2 << 30) + 1, 1, 2, 3, 6]
 
 
 def test_more_than_two_gibibytes_go_through_cuda_xth(agents: Agents) -> None:
     a, _ = agents("a", rank=0), agents("b", rank=1)
-    x = torch.zeros((2 << 30) + 1, dtype=torch.uint8, device="cuda")
-    x[0], x[(2 << 30) - 1], x[-1] = 1, 2, 3
-    assert a.rpc_sync("b", summary, args=(x,), require="cuda_xth") == [(2 << 30) + 1, 1, 3, 3, 6]
+    sent = (more_than_two_gibibytes(),)
+    assert a.rpc_sync("b", summary, args=sent, require="cuda_xth") == [(2 << 30) + 1, 1, 2, 3, 6]
 
 
 @pytest.mark.parametrize("allocator", ["expandable_segments:True", ""])

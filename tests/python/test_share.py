@@ -60,13 +60,6 @@ def fill_kept(name, value):
     kept[name].fill_(value)
 
 
-def mapped():
-    """Where this process has memfds of ours mapped, and how many descriptors it has."""
-    with open("/proc/self/maps") as maps:
-        count = sum("memfd:tensorferry" in line for line in maps)
-    return count, len(os.listdir("/proc/self/fd"))
-
-
 def mappings_of(least):
     """How many memfds of ours, of at least so many bytes, this process has mapped."""
     sizes = []
@@ -76,6 +69,15 @@ def mappings_of(least):
                 begin, end = line.split()[0].split("-")
                 sizes.append(int(end, 16) - int(begin, 16))
     return sum(size >= least for size in sizes)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped():
+    """Where this process has memfds of ours mapped, and how many descriptors it has."""
+    return mappings_of(0), descriptors()
 
 
 def make_and_share(name, value):
@@ -477,9 +479,11 @@ def test_the_same_memory_is_mapped_once(cluster):
     board = tensorferry.empty(64 * MEGABYTE)
     before = rpc.rpc_sync("worker1", mappings_of, (board.nbytes,))
     rpc.rpc_sync("worker1", total, (share(board[:10]),))
+    there = rpc.rpc_sync("worker1", descriptors)
     for i in range(200):
         rpc.rpc_sync("worker1", keep, (f"part{i}", share(board[i:])))
     assert rpc.rpc_sync("worker1", mappings_of, (board.nbytes,)) == before + 1
+    assert eventually(lambda: rpc.rpc_sync("worker1", descriptors) == there), there
     rpc.rpc_sync("worker1", forget)
 
 
