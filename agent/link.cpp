@@ -19,11 +19,6 @@ namespace {
 Clock::rep now_count() { return Clock::now().time_since_epoch().count(); }
 Clock::time_point at(Clock::rep count) { return Clock::time_point(Clock::duration(count)); }
 
-/// What happened to the link, as said of one of its calls.
-Status of_call(const Call::State& call, const Status& why) {
-  return {why.code(), "\"" + call.shown() + "\": " + std::string(why.what())};
-}
-
 /// A link's connection in the pool's epoll set. Weak: the set must not keep an ended link.
 class Connection final : public Readable {
  public:
@@ -168,7 +163,25 @@ void Link::wake_connected() {
 
 void Link::close(const Status& status) { close(status, false); }
 
+/// Takes the replies that a peer gave before it ended: whoever notices its end may be ahead of who reads them.
+void Link::take_last_replies() {
+  take_ring_replies();  // first: some say that the reply has gone by socket
+  const auto stream = outgoing();
+  const auto until = Clock::now() + Milliseconds(50);
+  while (stream && !stream->closed()) {
+    if (stream->begin_read()) {
+      while (stream->read_some(*this) == FrameStream::Progress::some) {
+      }
+      return stream->end_read();
+    }
+    // A caller reads them and meets the end itself; unless a forked child of the peer's keeps the connection open.
+    if (Clock::now() > until) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 bool Link::close(const Status& status, bool unless_awaited) {
+  if (!closed() && status.code() == Code::connection_lost) take_last_replies();
   std::vector<std::shared_ptr<FrameStream>> streams;
   std::deque<Deferred> deferred;
   std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
@@ -203,8 +216,9 @@ bool Link::close(const Status& status, bool unless_awaited) {
   pairs_.close(why);
   for (const auto& unsent : deferred) drop(unsent, why);
   for (const auto& call : pending_.all()) {
-    // What lands in the caller's own memory ends when its landing does, which has been told above.
-    if (pending_.give_up(call->id)) finish(call, of_call(*call, why));
+    // What lands in the caller's own memory ends when its landing does, which has been told above; and a call whose
+    // reply a thread has just taken out of shared memory is that thread's to end.
+    if (!taken_out_of_ring(*call)) fail(call, why);
   }
   drop_rings();
   std::vector<std::shared_ptr<Serving>> served;
@@ -224,7 +238,13 @@ void Link::drop(const Deferred& unsent, const Status& why) {
   const auto& call = unsent.call;
   discharged(call->counted_bytes);
   call->release_arguments();
-  if (pending_.remove(call->id)) finish(call, of_call(*call, why));
+  fail(call, why);
+}
+
+/// Ends a call with what happened to the link.
+void Link::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
+  if (!pending_.give_up(call->id)) return;
+  finish(call, Status(why.code(), "\"" + call->shown() + "\": " + std::string(why.what())));
 }
 
 bool Link::unreachable(const Status& why) {
@@ -519,6 +539,10 @@ Status Link::connect(Clock::time_point until) {
     if (Clock::now() >= until) return {Code::deadline_exceeded, "no link to \"" + peer_.name + "\" yet"};
     std::this_thread::sleep_for(Milliseconds(1));
   }
+  return status();
+}
+
+Status Link::status() const {
   const std::lock_guard lock(connect_mutex_);
   return status_;
 }

@@ -147,6 +147,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   };
 
   bool close(const Status& status, bool unless_awaited);
+  void take_last_replies();
+  void fail(const std::shared_ptr<Call::State>& call, const Status& why);
+  [[nodiscard]] Status status() const;  // why it has ended
   void drop(const Deferred& unsent, const Status& why);
 
   void send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
@@ -182,6 +185,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool answered(const Call::State& call) const;
   void take_as_waiter(Call::State& call);
   void take_ring_reply(const std::shared_ptr<Call::State>& call);
+  Status read_ring_reply(const std::shared_ptr<Call::State>& call);
+  void take_ring_replies();
+  [[nodiscard]] bool taken_out_of_ring(const Call::State& call) const;
   void send_answer(const AnswerWay& way, Pairs::Built built);
   void dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply);
   void take_turn(std::uint32_t order, Turn& turn, UniqueFunction<void()> start);

@@ -124,36 +124,52 @@ void Link::look(Call::State& call) {
   if (state == CallRing::State::full || state == CallRing::State::by_socket) take_ring_reply(call.shared_from_this());
 }
 
-/// Takes the reply out of the call's slot, if this is the thread that gets it.
 void Link::take_ring_reply(const std::shared_ptr<Call::State>& call) {
+  const auto status = read_ring_reply(call);
+  if (status.ok()) return;
+  close(status);
+  fail(call, this->status());
+}
+
+/// Takes the reply out of the call's slot, if this is the thread that gets it. An error: it is none; the call has still
+/// to be ended.
+Status Link::read_ring_reply(const std::shared_ptr<Call::State>& call) {
   const auto state = ring_out_->calls->state(call->slot);
   if (state == CallRing::State::by_socket) {
-    ring_out_->calls->take_by_socket(call->slot);
     call->in_ring.store(false, std::memory_order_release);
-    return expect_frames();
+    ring_out_->calls->take_by_socket(call->slot);
+    expect_frames();
+    return {};
   }
   ring_out_->spin.met(ring_out_->calls->cpu_of(call->slot));
   bool valid = true;
   const auto bytes = ring_out_->calls->take(call->slot, valid);
-  if (!valid) return close({Code::protocol_error, "a reply in shared memory that is longer than its slot"});
-  if (!bytes) return;
-  Status status(Code::protocol_error, "a reply in shared memory that is no frame");
-  if (bytes->size() >= wire::Header::size) {
-    const ByteView view(*bytes);
-    const auto header = wire::Header::decode(view.first(wire::Header::size));
-    status = header.status();
-    if (header && (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call->id)) {
-      status = {Code::protocol_error, "a frame in a reply's slot that does not belong there"};
-    } else if (header) {
-      auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
-      status = frame.status();
-      if (frame) {
-        if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
-        status = on_reply(nullptr, *frame);
-      }
-    }
+  if (!valid) return {Code::protocol_error, "a reply in shared memory that is longer than its slot"};
+  if (!bytes) return {};
+  const ByteView view(*bytes);
+  if (view.size() < wire::Header::size) return {Code::protocol_error, "a reply in shared memory that is no frame"};
+  const auto header = wire::Header::decode(view.first(wire::Header::size));
+  if (!header) return header.status();
+  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call->id)
+    return {Code::protocol_error, "a frame in a reply's slot that does not belong there"};
+  auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
+  if (!frame) return frame.status();
+  if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
+  return on_reply(nullptr, *frame);
+}
+
+/// Takes the replies that have come and that nobody has looked for, while the link ends.
+void Link::take_ring_replies() {
+  if (!ring_ready_.load(std::memory_order_acquire)) return;
+  for (const auto& call : pending_.all()) {
+    if (!call->in_ring.load(std::memory_order_acquire) || !answered(*call)) continue;
+    if (const auto status = read_ring_reply(call); !status.ok()) fail(call, status);
   }
-  if (!status.ok()) close(status);
+}
+
+/// Its reply has been taken, by a thread that is about to end the call.
+bool Link::taken_out_of_ring(const Call::State& call) const {
+  return call.in_ring.load(std::memory_order_acquire) && ring_out_->calls->taken(call.slot);
 }
 
 /// Puts a request into the ring. False: it has to go by socket.

@@ -153,6 +153,11 @@ std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
   return frame;
 }
 
+bool CallRing::taken(SlotId slot) {
+  const std::lock_guard lock(slot_mutex_);
+  return generations_[slot.index] != slot.generation;
+}
+
 void CallRing::take_by_socket(SlotId slot) {
   {
     const std::lock_guard lock(slot_mutex_);

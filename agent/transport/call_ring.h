@@ -74,6 +74,8 @@ class CallRing final {
   /// Copies the reply of a full slot and frees it. nullopt: somebody else has, or a length that no reply has (`valid`
   /// false).
   std::optional<Bytes> take(SlotId slot, bool& valid);
+  /// The slot is not this call's any more: its answer has been taken, or given up.
+  [[nodiscard]] bool taken(SlotId slot);
   /// Where the callee ran when it answered. Of a slot that is full.
   [[nodiscard]] int cpu_of(SlotId slot) const { return shared_.slot[slot.index].cpu.load(std::memory_order_relaxed); }
   /// A slot that was answered by socket is free again.

@@ -384,7 +384,8 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
   const auto b = start("b");
   auto call = me->call("b", "hang", {});
   ASSERT_TRUE(eventually([&] { return numbers_of(call_sync(*me, "b", "seen", {})) == std::vector<int>({1, 0, 0}); }));
-  ASSERT_TRUE(call_sync(*me, "b", "leave", {}).ok()) << "an answer that was given is still delivered";
+  const auto answer = call_sync(*me, "b", "leave", {});
+  ASSERT_TRUE(answer.ok()) << what(answer.status()) << ": an answer that was given is still delivered";
   ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
   // Its process ends at once, which may be seen before its farewell is read.
   EXPECT_THAT(what(call.take().status()),
@@ -392,6 +393,30 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
                                HasSubstr("the link to \"b\" has ended: its process has ended")));
   EXPECT_EQ(b->reap(), 0);
   EXPECT_EQ(call_sync(*me, "b", "echo", {}).status().code(), Code::not_found);
+}
+
+TEST_P(Faults, AnswersThatNobodyHasReadWhenThePeerEndsAreDelivered) {
+  const std::string small(100, 's'), large(20'000, 'l');  // in shared memory, where it is shared, and by socket
+  for (int round = 0; round < rounds(1000); ++round) {
+    const auto b = start("b");
+    ASSERT_TRUE(call_sync(*me, "b", "echo", message_of(large)).ok());
+    std::vector<Call> calls;
+    for (int i = 0; i < 6; ++i) calls.push_back(me->call("b", "echo", message_of(i % 2 == 0 ? small : large)));
+    std::atomic<int> told{0};
+    if (round % 2 == 0) {
+      me->call("b", "echo", message_of(small)).on_done([&](const auto& reply) { told += reply.ok() ? 1 : 100; });
+      me->call("b", "echo", message_of(large)).on_done([&](const auto& reply) { told += reply.ok() ? 1 : 100; });
+    }
+    calls.push_back(me->call("b", "leave", message_of(round % 2 == 0 ? "9" : "7")));
+    EXPECT_EQ(b->reap(), 0);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      ASSERT_TRUE(calls[i].wait(Clock::now() + seconds(5)));
+      const auto reply = calls[i].take();
+      ASSERT_TRUE(reply.ok()) << round << ", " << i << ": " << what(reply.status());
+      EXPECT_EQ(reply->payload.size(), i == 6 ? 0 : i % 2 == 0 ? small.size() : large.size());
+    }
+    EXPECT_TRUE(eventually([&] { return told == (round % 2 == 0 ? 2 : 0); })) << told;
+  }
 }
 
 TEST_P(Faults, LeavingAmidCallsOfOtherThreadsEndsThemAll) {

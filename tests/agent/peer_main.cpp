@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -43,11 +44,12 @@ Buffer zeros(std::size_t bytes) {
 }
 
 /// What this process saw of its own callers.
-std::atomic<int> running{0}, cancelled{0}, lost{0};
+std::atomic<int> running{0}, cancelled{0}, lost{0}, echoed{0};
 
 void serve_plain(RawAgent& agent) {
   agent.serve("echo", [](Request request, Reply reply) {
     reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
+    ++echoed;
   });
   agent.serve("hang", [](const Request&, Reply reply) {  // until its caller has gone
     ++running;
@@ -150,14 +152,15 @@ int main(int argc, char** argv) {
   options.shared_memory = std::string_view(argv[3]) == "ring";
   options.channels = argv[4];
   if (argc > 6) options.heartbeat = Milliseconds(std::stoi(argv[6]));
-  std::atomic<bool> leave{false};
-  options.prepare = [&leave](RawAgent& agent) {
+  std::atomic<int> leave_after{std::numeric_limits<int>::max()};  // so many echoes
+  options.prepare = [&](RawAgent& agent) {
     serve_plain(agent);
     serve_endings(agent);
     serve_asking(agent);
-    agent.serve("leave", [&leave](const Request&, Reply reply) {
+    agent.serve("leave", [&](const Request& request, Reply reply) {
+      const auto echoes = payload_of(request);
       reply.send({});
-      leave = true;
+      leave_after = echoes.empty() ? 0 : std::stoi(echoes);
     });
   };
   const auto agent = RawAgent::join(std::move(options));
@@ -166,7 +169,7 @@ int main(int argc, char** argv) {
     return 4;
   }
   if (::write(std::stoi(argv[5]), "ready\n", 6) != 6) return 5;
-  while (!leave) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (echoed < leave_after) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   (*agent)->leave();
   return 0;
 }
