@@ -169,7 +169,8 @@ void Link::take_ring_replies() {
 
 /// Its reply has been taken, by a thread that is about to end the call.
 bool Link::taken_out_of_ring(const Call::State& call) const {
-  return call.in_ring.load(std::memory_order_acquire) && ring_out_->calls->taken(call.slot);
+  if (!call.in_ring.load(std::memory_order_acquire) || !ring_out_->calls->taken(call.slot)) return false;
+  return call.in_ring.load(std::memory_order_acquire);  // else the slot was given up for the socket just now
 }
 
 /// Puts a request into the ring. False: it has to go by socket.
