@@ -1,17 +1,16 @@
 #include "channels/cuda_basic/cuda_basic_channel.h"
 
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "channels/completion.h"
 #include "channels/cuda/watcher.h"
-#include "channels/cuda_basic/flow.h"
+#include "channels/cuda_basic/bulk_flow.h"
 #include "channels/cuda_basic/messages.h"
+#include "channels/cuda_basic/ring_flow.h"
 #include "channels/fork.h"
-#include "channels/offers.h"
 #include "channels/reserve.h"
 #include "channels/text.h"
 
@@ -19,9 +18,15 @@ namespace tensorferry {
 
 namespace {
 
+using cuda_basic::BulkFlow;
 using cuda_basic::Direction;
-using cuda_basic::Flow;
+using cuda_basic::encode;
+using cuda_basic::Place;
 using cuda_basic::Ring;
+using cuda_basic::RingFlow;
+using cuda_basic::Transfer;
+using cuda_basic::Way;
+using ControlMessage = cuda_basic::Control;
 
 /// The ring that this end sends by, as soon as the peer may be told of it.
 struct Made {
@@ -35,6 +40,14 @@ Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device devi
   auto pinned = cuda::Pinned::lock(std::move(*memory), device.index);
   if (!pinned.ok()) return pinned.status();
   return std::make_shared<Ring>(Ring{std::move(*pinned)});
+}
+
+/// For a buffer that is let pass.
+Transfer dropped(std::uint64_t bytes, Completion done = {}) {
+  Transfer transfer;
+  transfer.memory.bytes = bytes;
+  transfer.done = std::move(done);
+  return transfer;
 }
 
 class CudaBasicChannel final : public Channel {
@@ -54,24 +67,18 @@ class CudaBasicChannel final : public Channel {
     if (!end().ok()) return Refusal{formatted("the link to {} has ended", wire_.peer())};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(cuda_basic::Opaque{})};
+      return Ticket{.bytes = 0, .opaque = encode(Place{})};
     }
-    cuda::Event ready;
-    if (pair_.local.type == DeviceType::cuda) {
-      auto known = cuda::ready_of(buffer);
-      if (auto* refusal = std::get_if<Refusal>(&known)) return std::move(*refusal);
-      ready = std::move(std::get<cuda::Event>(known));
+    auto ready = ready_of(buffer);
+    if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
+    Transfer transfer{buffer, std::move(std::get<cuda::Event>(ready)), {}, std::move(released)};
+    if (ring_ready_.load()) {
+      const auto first = out_ring_->send(std::move(transfer));
+      return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{Way::ring, first})};
     }
-    const bool ring = ring_ready_.load();
-    if (!ring) make_ring();
-    const auto number = offers_->add(buffer, std::move(released));
-    if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
-    if (ready) {
-      const std::lock_guard lock(mutex_);
-      ready_.emplace(*number, std::move(ready));
-    }
-    const cuda_basic::Opaque opaque{*number, buffer.bytes, ring};
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(opaque), .acknowledge = true};
+    const auto first = out_bulk_->send(std::move(transfer));
+    make_ring();
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{Way::bulk, first})};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -80,41 +87,38 @@ class CudaBasicChannel final : public Channel {
       complete(std::move(consumed), status);
     };
     if (auto status = end(); !status.ok()) return finish(status);
-    const auto opaque = cuda_basic::opaque_of(ticket.opaque);
-    if (!opaque || opaque->bytes != ticket.bytes || (opaque->offer == 0) != (ticket.bytes == 0) ||
-        (opaque->ring && !their_ring_.load())) {
+    const auto place = place_of(ticket);
+    if (!place)
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_basic cannot read", wire_.peer())});
-    }
     auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
-    if (!memory.ok()) return finish(memory.status());
-    if (ticket.bytes == 0) return finish({});
-    const cuda_basic::Request request{opaque->offer, opaque->bytes, opaque->ring};
-    in_->carry({.memory = std::move(*memory),
-                .ready = {},
-                .ring = opaque->ring,
-                .ask = [this, request] { wire_.control(encode(cuda_basic::Control(request)), {}); },
-                .landed = std::move(landed),
-                .done = std::move(consumed)});
+    if (ticket.bytes == 0) return finish(memory.status());
+    auto ready = memory.ok() ? ready_of(*memory) : std::variant<cuda::Event, Refusal>(cuda::Event());
+    auto status = memory.status();
+    if (auto* refusal = std::get_if<Refusal>(&ready)) status = {Code::channel_unavailable, refusal->reason};
+    if (!status.ok()) {
+      // The bytes come all the same.
+      receive(*place, dropped(ticket.bytes, std::move(consumed)));
+      return complete(std::move(landed), std::move(status));
+    }
+    receive(*place, {std::move(*memory), std::move(std::get<cuda::Event>(ready)), std::move(landed),
+                     std::move(consumed)});
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
-  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+  void discard(const Ticket& ticket) override {
+    if (const auto place = place_of(ticket); place && end().ok()) receive(*place, dropped(ticket.bytes));
+  }
+  void acknowledged(const Ticket&) override {}  // `released` ran, or will run, when the source is read no more
+  void withdraw(const Ticket& ticket) override {
+    const auto place = cuda_basic::place_of(ticket.opaque);
+    if (!place || place->way == Way::nowhere || !end().ok()) return;
+    wire_.control(encode(ControlMessage(cuda_basic::Withdrawn{place->way, place->first, ticket.bytes})), {});
+  }
 
   void settle() override { cuda::Watcher::of_this_process().look_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
     const auto parsed = cuda_basic::control_of(message);
-    if (!parsed || !end().ok()) return;
-    if (const auto* request = std::get_if<cuda_basic::Request>(&*parsed)) return send(*request);
-    if (std::holds_alternative<cuda_basic::Staging>(*parsed)) return map_ring(std::move(descriptors));
-    if (std::get<cuda_basic::Mapped>(*parsed).ok) {
-      const std::lock_guard lock(made_->mutex);
-      if (!made_->ring) return;  // a peer that makes rings up
-      out_->use(made_->ring);
-      made_->ring->memory.memory().seclude();
-      ring_ready_.store(true);
-    }
+    if (parsed && end().ok()) std::visit([&](const auto& each) { on(each, std::move(descriptors)); }, *parsed);
   }
 
   void close(Status status) noexcept override {
@@ -124,33 +128,65 @@ class CudaBasicChannel final : public Channel {
       if (!end_.ok()) return;
       end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
       status = end_;
-      ready_.clear();
     }
-    in_->close(status);
-    out_->close(status);
-    offers_->close(std::move(status));
+    for (const auto& flow : {in_ring_, out_ring_}) flow->close(status);
+    for (const auto& flow : {in_bulk_, out_bulk_}) flow->close(status);
   }
 
  private:
-  /// The peer pulls.
-  void send(const cuda_basic::Request& request) {
-    if (request.ring && !ring_ready_.load()) return;
-    auto source = offers_->begin_copy(request.offer, request.bytes);
-    if (!source.ok()) return;  // a peer that makes offers up waits for ever
-    cuda::Event ready;
-    {
-      const std::lock_guard lock(mutex_);
-      if (const auto it = ready_.find(request.offer); it != ready_.end()) {
-        ready = std::move(it->second);
-        ready_.erase(it);
-      }
-    }
-    out_->carry({.memory = std::move(source->buffer),
-                 .ready = std::move(ready),
-                 .ring = request.ring,
-                 .ask = {},
-                 .landed = {},
-                 .done = [offers = offers_, offer = request.offer](const Status&) { offers->end_copy(offer); }});
+  /// When the bytes are there, or the memory is free.
+  [[nodiscard]] std::variant<cuda::Event, Refusal> ready_of(const Buffer& buffer) const {
+    if (pair_.local.type == DeviceType::cpu) return cuda::Event();
+    return cuda::ready_of(buffer);
+  }
+
+  /// nullopt: nonsense.
+  [[nodiscard]] std::optional<Place> place_of(const Ticket& ticket) const {
+    const auto place = cuda_basic::place_of(ticket.opaque);
+    if (!place || (place->way == Way::nowhere) != (ticket.bytes == 0)) return std::nullopt;
+    if (place->way == Way::ring && !their_ring_.load()) return std::nullopt;
+    return place;
+  }
+
+  void receive(const Place& place, Transfer transfer) {
+    if (place.way == Way::ring)
+      in_ring_->receive(place.first, std::move(transfer));
+    else if (place.way == Way::bulk)
+      in_bulk_->receive(place.first, std::move(transfer));
+  }
+
+  void on(const cuda_basic::Staging&, Descriptors descriptors) { map_ring(std::move(descriptors)); }
+
+  void on(const cuda_basic::Mapped& mapped, const Descriptors&) {
+    if (!mapped.ok) return;
+    const std::lock_guard lock(made_->mutex);
+    if (!made_->ring) return;  // a peer that makes rings up
+    out_ring_->use(made_->ring);
+    made_->ring->memory.memory().seclude();
+    ring_ready_.store(true);
+  }
+
+  void on(const cuda_basic::Withdrawn& withdrawn, const Descriptors&) {
+    if (withdrawn.way == Way::bulk || their_ring_.load())
+      receive({withdrawn.way, withdrawn.first}, dropped(withdrawn.bytes));
+  }
+
+  void on(const cuda_basic::Broken& broken, const Descriptors&) {
+    const Status status(Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer()));
+    if (broken.way == Way::ring)
+      in_ring_->close(status);
+    else
+      in_bulk_->close(status);
+  }
+
+  /// What a flow that sends does when its GPU fails it.
+  static Completion tells_of_the_end_of(Way way, std::shared_ptr<WireUse> use) {
+    return [way, use = std::move(use)](const Status& status) {
+      use->with([&](Wire& wire) {
+        wire.control(encode(ControlMessage(cuda_basic::Broken{way})), {});
+        wire.ready(status);
+      });
+    };
   }
 
   /// Once; the peer says when it has mapped it.
@@ -168,7 +204,7 @@ class CudaBasicChannel final : public Channel {
       Descriptors descriptors;
       descriptors.push_back(std::move(*descriptor));
       use->with([&](Wire& wire) {
-        wire.control(encode(cuda_basic::Control(cuda_basic::Staging{})), std::move(descriptors));
+        wire.control(encode(ControlMessage(cuda_basic::Staging{})), std::move(descriptors));
       });
     });
   }
@@ -177,24 +213,14 @@ class CudaBasicChannel final : public Channel {
     if (descriptors.size() != 1 || !wire_.may_share_memory() || mapping_.exchange(true))
       return;  // the link passes none: bulk data it is
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
-    cuda::background().submit([this, use = use_, in = in_, received, device = pair_.local] {
+    cuda::background().submit([this, use = use_, in = in_ring_, received, device = pair_.local] {
       auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);
       if (ring.ok()) in->use(*ring);
       use->with([&](Wire& wire) {
         their_ring_.store(ring.ok());
-        wire.control(encode(cuda_basic::Control(cuda_basic::Mapped{ring.ok()})), {});
+        wire.control(encode(ControlMessage(cuda_basic::Mapped{ring.ok()})), {});
       });
     });
-  }
-
-  void end_offer(const Ticket& ticket) {
-    const auto opaque = cuda_basic::opaque_of(ticket.opaque);
-    if (!opaque || opaque->offer == 0) return;
-    {
-      const std::lock_guard lock(mutex_);
-      ready_.erase(opaque->offer);
-    }
-    offers_->end(opaque->offer);
   }
 
   /// Ok until close().
@@ -207,9 +233,12 @@ class CudaBasicChannel final : public Channel {
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
-  const std::shared_ptr<Flow> out_ = std::make_shared<Flow>(Direction::out, use_, pair_.local);
-  const std::shared_ptr<Flow> in_ = std::make_shared<Flow>(Direction::in, use_, pair_.local);
-  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
+  const std::shared_ptr<RingFlow> in_ring_ = std::make_shared<RingFlow>(Direction::in, pair_.local);
+  const std::shared_ptr<RingFlow> out_ring_ =
+      std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(Way::ring, use_));
+  const std::shared_ptr<BulkFlow> in_bulk_ = std::make_shared<BulkFlow>(Direction::in, use_, pair_.local);
+  const std::shared_ptr<BulkFlow> out_bulk_ =
+      std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(Way::bulk, use_));
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   std::atomic<bool> making_{false}, mapping_{false};
   std::atomic<bool> ring_ready_{false};  // the peer has mapped ours
@@ -217,7 +246,6 @@ class CudaBasicChannel final : public Channel {
 
   std::mutex mutex_;
   Status end_;
-  std::map<std::uint64_t, cuda::Event> ready_;  // by offer: from when on its bytes are there
 };
 
 }  // namespace

@@ -14,13 +14,14 @@ namespace tensorferry {
 /// takes the GPU's place.
 ///
 /// On one host the chunks go through a ring of page-locked memory that both processes map, one for each direction: one
-/// GPU writes and the other reads it on streams of the channel's, which tell of their progress by words in it. A ring
-/// is made in the background when the first buffer is offered; until then, and
-/// where the link passes no descriptors, chunks are bulk data of the link's (which is the pair's CPU channel then),
-/// through page-locked slots at the ends.
+/// GPU writes and the other reads it on streams of the channel's, and the hosts tell each other how far they are by
+/// words in it. A ring is made in the background when the first buffer is offered; until then, and where the link
+/// passes no descriptors, chunks are bulk data of the link's (which is the pair's CPU channel then), through
+/// page-locked slots at the ends.
 ///
-/// The receiver's request starts the bytes, so what is never pulled costs nothing. `landed` runs when the last chunk is
-/// on its way to the receiver's memory, in the order of that memory's stream.
+/// The bytes are on their way when `offer` returns, and one buffer's stand behind another's: the receiver lets pass what
+/// it does not pull. The source is released when it has been read, unasked. `landed` runs when the last chunk is on its
+/// way to the receiver's memory, in the order of that memory's stream.
 class CudaBasicDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "cuda_basic"; }

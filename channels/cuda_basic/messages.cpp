@@ -3,7 +3,7 @@
 namespace tensorferry::cuda_basic {
 namespace {
 
-enum class Kind : std::uint8_t { staging = 1, mapped = 2, request = 3 };
+enum class Kind : std::uint8_t { staging = 1, mapped = 2, withdrawn = 3, broken = 4 };
 
 struct Write {
   Writer& out;
@@ -13,13 +13,22 @@ struct Write {
     out.put(Kind::mapped);
     out.put(static_cast<std::uint8_t>(mapped.ok));
   }
-  void operator()(const Request& request) const {
-    out.put(Kind::request);
-    out.varint(request.offer);
-    out.varint(request.bytes);
-    out.put(static_cast<std::uint8_t>(request.ring));
+  void operator()(const Withdrawn& withdrawn) const {
+    out.put(Kind::withdrawn);
+    out.put(withdrawn.way);
+    out.varint(withdrawn.first);
+    out.varint(withdrawn.bytes);
+  }
+  void operator()(const Broken& broken) const {
+    out.put(Kind::broken);
+    out.put(broken.way);
   }
 };
+
+std::optional<Way> way_of(std::uint8_t byte) {
+  if (byte > static_cast<std::uint8_t>(Way::bulk)) return std::nullopt;
+  return static_cast<Way>(byte);
+}
 
 }  // namespace
 
@@ -40,12 +49,17 @@ std::optional<Control> control_of(ByteView bytes) {
     case Kind::mapped:
       control = Mapped{in.flag()};
       break;
-    case Kind::request: {
-      Request request;
-      request.offer = in.varint();
-      request.bytes = in.varint();
-      request.ring = in.flag();
-      control = request;
+    case Kind::withdrawn: {
+      const auto way = way_of(in.get<std::uint8_t>());
+      const auto first = in.varint(), size = in.varint();
+      if (!way || *way == Way::nowhere || size == 0) return std::nullopt;
+      control = Withdrawn{*way, first, size};
+      break;
+    }
+    case Kind::broken: {
+      const auto way = way_of(in.get<std::uint8_t>());
+      if (!way || *way == Way::nowhere) return std::nullopt;
+      control = Broken{*way};
       break;
     }
     default:
@@ -55,23 +69,20 @@ std::optional<Control> control_of(ByteView bytes) {
   return control;
 }
 
-Bytes encode(const Opaque& opaque) {
+Bytes encode(const Place& place) {
   Bytes bytes;
   Writer out(bytes);
-  out.varint(opaque.offer);
-  out.varint(opaque.bytes);
-  out.put(static_cast<std::uint8_t>(opaque.ring));
+  out.put(place.way);
+  out.varint(place.first);
   return bytes;
 }
 
-std::optional<Opaque> opaque_of(ByteView bytes) {
+std::optional<Place> place_of(ByteView bytes) {
   Reader in(bytes);
-  Opaque opaque;
-  opaque.offer = in.varint();
-  opaque.bytes = in.varint();
-  opaque.ring = in.flag();
-  if (in.failed() || !in.empty()) return std::nullopt;
-  return opaque;
+  const auto way = way_of(in.get<std::uint8_t>());
+  const auto first = in.varint();
+  if (!way || in.failed() || !in.empty()) return std::nullopt;
+  return Place{*way, first};
 }
 
 }  // namespace tensorferry::cuda_basic

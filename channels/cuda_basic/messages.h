@@ -10,7 +10,14 @@
 
 namespace tensorferry::cuda_basic {
 
-inline constexpr std::uint8_t version = 2;  // of all this
+inline constexpr std::uint8_t version = 3;  // of all this
+
+/// How bytes go.
+enum class Way : std::uint8_t {
+  nowhere = 0,  // the buffer is empty
+  ring = 1,
+  bulk = 2,
+};
 
 /// A ring for what this end sends, in the memfd that comes along.
 struct Staging {};
@@ -18,25 +25,28 @@ struct Staging {};
 struct Mapped {
   bool ok = false;
 };
-/// The receiver pulls: bytes of offers flow in the order of their requests, by ring or as bulk data.
-struct Request {
-  std::uint64_t offer = 0;
+/// The sender's: this ticket never comes, but its bytes do.
+struct Withdrawn {
+  Way way = Way::nowhere;
+  std::uint64_t first = 0;
   std::uint64_t bytes = 0;
-  bool ring = false;
 };
-using Control = std::variant<Staging, Mapped, Request>;
+/// The sender's: nothing more comes this way.
+struct Broken {
+  Way way = Way::nowhere;
+};
+using Control = std::variant<Staging, Mapped, Withdrawn, Broken>;
 
 Bytes encode(const Control& control);
 /// nullopt: nonsense.
 std::optional<Control> control_of(ByteView bytes);
 
-/// A ticket: which offer, and which way its bytes will come. Offer 0 is the empty buffer, for which nothing does.
-struct Opaque {
-  std::uint64_t offer = 0;
-  std::uint64_t bytes = 0;
-  bool ring = false;
+/// A ticket: which way the bytes come, and the number of the first chunk.
+struct Place {
+  Way way = Way::nowhere;
+  std::uint64_t first = 0;
 };
-Bytes encode(const Opaque& opaque);
-std::optional<Opaque> opaque_of(ByteView bytes);
+Bytes encode(const Place& place);
+std::optional<Place> place_of(ByteView bytes);
 
 }  // namespace tensorferry::cuda_basic

@@ -4,16 +4,16 @@
 #include <cstdint>
 
 #include "channels/cuda/pinned.h"
+#include "channels/cuda_basic/transfer.h"
 
 namespace tensorferry::cuda_basic {
 
-/// Bytes are cut into chunks of at most a slot, counted over all transfers of the direction. Chunk c uses slot c %
-/// slots and the value c / slots + 1: the sender waits until `free` has reached the value before, fills the slot and
-/// sets `ready` to the value; the receiver waits for that, empties the slot and sets `free`. Hosts wait; a GPU's stream
-/// fills or empties, and sets the word behind it.
+/// Chunks are counted over all transfers of the direction. Chunk c uses slot c % slots and the value c / slots + 1: the
+/// sender waits until `free` has reached the value before, fills the slot and sets `ready` to the value; the receiver
+/// waits for that, empties the slot and sets `free`. Hosts wait, and set the words when their GPU has copied.
 struct Ring {
-  static constexpr std::size_t slots = 16;
-  static constexpr std::size_t slot_bytes = std::size_t{2} << 20;
+  static constexpr std::size_t slots = 8;
+  static constexpr std::size_t slot_bytes = most_chunk_bytes;
   static constexpr std::size_t header = 4096;
   static constexpr std::size_t bytes = header + slots * slot_bytes;
   static constexpr std::size_t word_bytes = 64;  // a cache line each

@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   round_trip(input, cuda_ipc::control_of);
   round_trip(input, cuda_ipc::place_of);
   round_trip(input, cuda_basic::control_of);
-  round_trip(input, cuda_basic::opaque_of);
+  round_trip(input, cuda_basic::place_of);
   if (const auto place = cuda_ipc::place_of(input); place && place->offset + place->bytes < place->offset) std::abort();
   return 0;
 }

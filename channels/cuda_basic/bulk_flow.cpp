@@ -1,0 +1,188 @@
+#include "channels/cuda_basic/bulk_flow.h"
+
+#include <utility>
+
+#include "channels/completion.h"
+#include "channels/cuda/watcher.h"
+
+namespace tensorferry::cuda_basic {
+
+using cuda::api;
+using cuda::OnDevice;
+
+namespace {
+
+Status link_gone() { return {Code::connection_lost, "the link has ended"}; }
+
+Buffer piece(std::byte* data, std::size_t bytes) {
+  Buffer buffer;
+  buffer.data = data;
+  buffer.bytes = bytes;
+  return buffer;
+}
+
+}  // namespace
+
+BulkFlow::~BulkFlow() {
+  if (stream_ == nullptr) return;
+  const OnDevice here(device_.index);
+  if (here.status().ok()) api()->stream_destroy(stream_);
+}
+
+std::uint64_t BulkFlow::send(Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  std::uint64_t first = 0;
+  Status refused;
+  {
+    const std::lock_guard lock(mutex_);
+    refused = closed_;
+    if (refused.ok()) first = queue_.append(driven);
+  }
+  start(driven, refused);
+  return first;
+}
+
+void BulkFlow::receive(std::uint64_t first, Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  Status refused;
+  {
+    const std::lock_guard lock(mutex_);
+    refused = closed_.ok() ? queue_.insert(first, driven) : closed_;
+  }
+  start(driven, refused);
+}
+
+void BulkFlow::start(const DrivenPtr& driven, const Status& refused) {
+  if (!refused.ok()) {
+    driven->fail(refused);
+    return driven->finish();
+  }
+  pump();
+}
+
+/// In the background.
+void BulkFlow::make_slots() {
+  auto memory = SharedMemory::create(slots * most_chunk_bytes);
+  auto pinned =
+      memory.ok() ? cuda::Pinned::lock(std::move(*memory), device_.index) : Result<cuda::Pinned>(memory.status());
+  {
+    const std::lock_guard lock(mutex_);
+    no_slots_ = pinned.status();
+    if (pinned.ok()) {
+      memory_ = std::move(*pinned);
+      for (std::size_t i = 0; i < slots; ++i) free_.push_back(memory_.data() + i * most_chunk_bytes);
+    }
+  }
+  pump();
+}
+
+std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
+  due.fail(no_slots_);
+  if (!on_gpu() || !due.copies()) return nullptr;
+  if (free_.empty()) {
+    if (!std::exchange(making_slots_, true))
+      cuda::background().submit([self = shared_from_this()] { self->make_slots(); });
+    return std::nullopt;
+  }
+  const OnDevice here(device_.index);
+  due.fail(here.status());
+  if (due.begun == 0 && due.copies()) due.fail(order_behind(stream_, due.transfer));
+  if (!due.copies()) return nullptr;
+  auto* const slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+/// Begins chunks, as many as there are slots for.
+void BulkFlow::pump() {
+  while (true) {
+    std::unique_lock lock(mutex_);
+    auto* const due = queue_.due();
+    if (due == nullptr || in_flight_ == most_in_flight) return;
+    const auto slot = slot_for(*due);
+    if (!slot) return;
+    auto chunk = queue_.begin();
+    ++in_flight_;
+    lock.unlock();
+    if (direction_ == Direction::out)
+      send_chunk(std::move(chunk), *slot);
+    else
+      receive_chunk(std::move(chunk), *slot);
+  }
+}
+
+void BulkFlow::send_chunk(Queue::Chunk chunk, std::byte* slot) {
+  const auto end = [self = shared_from_this(), driven = chunk.driven, slot](const Status& status) {
+    if (!status.ok()) self->stop(status);
+    self->end_chunk(driven, slot, status);
+  };
+  if (chunk.data == nullptr) return end(chunk.status);
+  const auto bytes = chunk.bytes;
+  const auto* const data = chunk.data;
+  auto give = [self = shared_from_this(), chunk = std::move(chunk), slot, end](const Status& copied) {
+    if (!copied.ok()) return end(copied);
+    const auto source = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
+    if (!self->wire_->with([&](Wire& wire) { wire.send_bulk(chunk.number, source, end); })) end(link_gone());
+  };
+  if (slot == nullptr) return give({});
+  copy_on_stream(slot, data, bytes, std::move(give));
+}
+
+void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
+  const auto place = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
+  const auto number = chunk.number;
+  auto received = [self = shared_from_this(), chunk = std::move(chunk), slot](const Status& status) {
+    const auto end = [self, driven = chunk.driven, slot](const Status& copied) { self->end_chunk(driven, slot, copied); };
+    if (!status.ok()) self->stop(status);
+    if (slot == nullptr || !status.ok()) return end(status);
+    self->copy_on_stream(chunk.data, slot, chunk.bytes, end);
+  };
+  if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, place, received); })) received(link_gone());
+}
+
+void BulkFlow::copy_on_stream(std::byte* to, const std::byte* from, std::size_t bytes, Completion then) {
+  const OnDevice here(device_.index);
+  const auto result = here.status().ok()
+                          ? api()->memcpy_async(cuda::address_of(to), cuda::address_of(from), bytes, stream_)
+                          : CUDA_ERROR_INVALID_CONTEXT;
+  if (result != CUDA_SUCCESS) return complete(std::move(then), cuda::status_of(result, "cuda_basic's copy"));
+  cuda::Watcher::of_this_process().when_done(cuda::Watch::closely, device_.index, stream_, std::move(then));
+}
+
+void BulkFlow::end_chunk(const DrivenPtr& driven, std::byte* slot, const Status& status) {
+  bool over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    --in_flight_;
+    if (slot != nullptr) free_.push_back(slot);
+    driven->fail(status);
+    --driven->pending;
+    over = driven->over();
+  }
+  if (over) driven->finish();
+  pump();
+}
+
+/// Nothing more comes this way.
+void BulkFlow::stop(const Status& status) {
+  Completion broken;
+  {
+    const std::lock_guard lock(mutex_);
+    broken = std::move(broken_);
+  }
+  close(status);
+  complete(std::move(broken), status);
+}
+
+void BulkFlow::close(const Status& status) {
+  std::vector<DrivenPtr> over;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_.ok()) return;
+    closed_ = status;
+    over = queue_.close(status);
+  }
+  for (const auto& driven : over) driven->finish();
+}
+
+}  // namespace tensorferry::cuda_basic

@@ -1,0 +1,171 @@
+#include "channels/cuda_basic/ring_flow.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "channels/completion.h"
+
+namespace tensorferry::cuda_basic {
+
+using cuda::api;
+using cuda::OnDevice;
+using cuda::Watcher;
+
+RingFlow::~RingFlow() {
+  if (stream_ == nullptr) return;
+  const OnDevice here(device_.index);
+  if (here.status().ok()) api()->stream_destroy(stream_);
+}
+
+void RingFlow::use(std::shared_ptr<Ring> ring) {
+  const std::lock_guard lock(mutex_);
+  if (!ring_) ring_ = std::move(ring);
+}
+
+std::uint64_t RingFlow::send(Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  std::uint64_t first = 0;
+  Status refused;
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    refused = closed_;
+    if (refused.ok()) {
+      first = queue_.append(driven);
+      begin = !std::exchange(taking_turns_, true);
+    }
+  }
+  start(driven, refused, begin);
+  return first;
+}
+
+void RingFlow::receive(std::uint64_t first, Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  Status refused;
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    refused = closed_.ok() ? queue_.insert(first, driven) : closed_;
+    if (refused.ok()) begin = !std::exchange(taking_turns_, true);
+  }
+  start(driven, refused, begin);
+}
+
+void RingFlow::start(const DrivenPtr& driven, const Status& refused, bool begin) {
+  if (!refused.ok()) {
+    driven->fail(refused);
+    return driven->finish();
+  }
+  if (!begin) return;
+  // What a GPU can be given at once need not wait for the watcher to wake, who then has the time of two chunks.
+  if (on_gpu() && turn(2) == Watcher::Progress::over) return;
+  // A few for a GPU, one for the host, so that others have their turns.
+  const auto most = on_gpu() ? Ring::slots : 1;
+  Watcher::of_this_process().take_turns([self = shared_from_this(), most] { return self->turn(most); });
+}
+
+Watcher::Progress RingFlow::turn(std::size_t most) {
+  using Progress = Watcher::Progress;
+  News news;
+  Completion broken;
+  bool over = false;
+  {
+    std::optional<OnDevice> here;
+    if (on_gpu()) here.emplace(device_.index);
+    std::unique_lock lock(mutex_);
+    while (!flying_.empty()) {
+      const auto copied = flying_.front().copied.done();
+      if (!copied) break;
+      const auto flying = std::move(flying_.front());
+      flying_.pop_front();
+      end_chunk(flying.place, flying.driven, *copied, news);
+    }
+    if (here && !here->status().ok()) stop(here->status(), news);
+    for (; most > 0 && next_is_there(); --most) begin_chunk(lock, news);
+    if (!news.broken.ok()) broken = std::move(broken_);
+    over = queue_.empty() && flying_.empty();
+    if (over) taking_turns_ = false;
+  }
+  for (const auto& driven : news.landed) complete(std::move(driven->transfer.landed), {});
+  for (const auto& driven : news.over) driven->finish();
+  complete(std::move(broken), std::move(news.broken));
+  return over ? Progress::over : news.any ? Progress::some : Progress::none;
+}
+
+/// Whether the other end has come so far that the next chunk can be copied.
+bool RingFlow::next_is_there() const {
+  if (queue_.due() == nullptr) return false;
+  const auto place = Ring::chunk(queue_.next());
+  return direction_ == Direction::out ? ring_->free(place.slot).reached(place.value - 1)
+                                      : ring_->ready(place.slot).reached(place.value);
+}
+
+void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
+  auto& due = *queue_.due();
+  if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(stream_, due.transfer));
+  const auto chunk = queue_.begin();
+  const auto place = Ring::chunk(chunk.number);
+  auto status = chunk.status;
+  if (chunk.data != nullptr && on_gpu()) {
+    status = copy_on_stream(chunk, place, news);
+    if (status.ok()) return;
+  } else if (chunk.data != nullptr) {
+    lock.unlock();  // who has something to send need not wait for this
+    const bool out = direction_ == Direction::out;
+    std::memcpy(out ? ring_->data(place.slot) : chunk.data, out ? chunk.data : ring_->data(place.slot), chunk.bytes);
+    lock.lock();
+  }
+  end_chunk(place, chunk.driven, status, news);
+}
+
+Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, News& news) {
+  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(place.slot);
+  const bool out = direction_ == Direction::out;
+  auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, chunk.bytes, stream_);
+  if (result != CUDA_SUCCESS) return cuda::status_of(result, "cuda_basic's copy");
+  auto copied = cuda::Event::record(device_.index, stream_);
+  if (!copied) return {Code::internal, "the CUDA driver records no event"};
+  auto& driven = *chunk.driven;
+  if (!out && driven.chunks_left() == 0) {
+    result = api()->stream_wait_event(static_cast<CUstream>(driven.transfer.memory.stream), copied.get(), 0);
+    driven.fail(cuda::status_of(result, "ordering the receiver behind a copy"));
+    if (driven.status.ok()) news.landed.push_back(chunk.driven);
+  }
+  flying_.push_back({place, std::move(copied), chunk.driven});
+  news.any = true;
+  return {};
+}
+
+/// Has the other end go on. Where the sender's chunk is not there, it cannot.
+void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news) {
+  news.any = true;
+  driven->fail(copied);
+  if (direction_ == Direction::in)
+    ring_->free(place.slot).set(place.value);
+  else if (copied.ok())
+    ring_->ready(place.slot).set(place.value);
+  else
+    stop(copied, news);
+  --driven->pending;
+  if (driven->over()) news.over.push_back(driven);
+}
+
+void RingFlow::stop(const Status& status, News& news) {
+  if (!closed_.ok()) return;
+  closed_ = news.broken = status;
+  for (auto& driven : queue_.close(status)) news.over.push_back(std::move(driven));
+}
+
+void RingFlow::close(const Status& status) {
+  std::vector<DrivenPtr> over;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_.ok()) return;
+    closed_ = status;
+    over = queue_.close(status);
+  }
+  for (const auto& driven : over) driven->finish();
+}
+
+}  // namespace tensorferry::cuda_basic

@@ -1,0 +1,177 @@
+/// cuda_basic with the CPU's memory at both ends: all of it but the GPU's copies, on machines without one too.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <limits>
+#include <thread>
+
+#include "channels/cuda_basic/cuda_basic_channel.h"
+#include "channels/cuda_basic/messages.h"
+#include "channels/cuda_basic/ring.h"
+#include "channels/cuda_basic/transfer.h"
+#include "tests/conformance/channel_suite.h"
+
+namespace tensorferry::conformance {
+namespace {
+
+/// The driver says that others are better between two CPUs. Here they are not asked.
+class HostDriver final : public Driver {
+ public:
+  [[nodiscard]] std::string_view name() const override { return driver_.name(); }
+  std::variant<Bytes, Refusal> descriptor(Device device) override { return driver_.descriptor(device); }
+  std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
+    const auto refusal = driver_.reaches(mine, theirs);
+    return refusal && refusal->reason == "no GPU memory is at either end" ? std::nullopt : refusal;
+  }
+  [[nodiscard]] bool immediate() const override { return driver_.immediate(); }
+  std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override { return driver_.open(wire, pair); }
+
+ private:
+  CudaBasicDriver driver_;
+};
+
+constexpr std::size_t megabyte = 1 << 20;
+
+class CudaBasicHost : public testing::Test {
+ protected:
+  /// Until the ring carries.
+  void send_until_by_ring() {
+    using cuda_basic::Way;
+    for (int i = 0; i < 1000 && way(sent_and_received()) != Way::ring; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(way(sent_and_received()), Way::ring);
+  }
+  static cuda_basic::Way way(const Ticket& ticket) { return cuda_basic::place_of(ticket.opaque)->way; }
+  Ticket sent_and_received() {
+    const auto released = pair.a->send(memory->filled(100, 1));
+    const auto arrivals = pair.b->receive();
+    EXPECT_EQ(arrivals.at(0)->landed.wait_name(), "Ok");
+    EXPECT_EQ(released.wait_name(), "Ok");
+    return arrivals.at(0)->ticket;
+  }
+
+  std::unique_ptr<DeviceMemory> memory = cpu_memory();
+  HostDriver driver;
+  WirePair pair{driver, driver, {}, *memory, *memory};
+};
+
+TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
+  for (const bool by_ring : {false, true}) {
+    if (by_ring) send_until_by_ring();
+    Arrivals came;
+    std::promise<void> all_came;
+    pair.b->behave({.on_message = [&](Arrivals& arrivals) {
+      came.push_back(arrivals.at(0));
+      if (came.size() == 3) all_came.set_value();
+    }});
+    const auto first = pair.a->send(memory->filled(9 * megabyte, 1));
+    const auto second = pair.a->send(memory->filled(70 * megabyte, 2));
+    const auto third = pair.a->send(memory->filled(1, 3));
+    all_came.get_future().wait();
+    for (const auto i : {2u, 1u}) pair.b->pull(came[i]);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(came[2]->landed.runs(), 0);
+    pair.b->pull(came[0]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      ASSERT_EQ(pair.b->receive().size(), 1u);
+      EXPECT_EQ(came[i]->landed.wait_name(), "Ok");
+      EXPECT_TRUE(memory->holds(came[i]->buffer, static_cast<std::uint32_t>(i + 1))) << i << (by_ring ? " by ring" : " as bulk data");
+    }
+    for (const auto& released : {first, second, third}) EXPECT_EQ(released.wait_name(), "Ok");
+    pair.b->behave({});
+  }
+}
+
+TEST_F(CudaBasicHost, WhatIsWithdrawnIsLetPass) {
+  for (const bool by_ring : {false, true}) {
+    if (by_ring) send_until_by_ring();
+    {
+      Letter letter(*pair.a);
+      ASSERT_TRUE(letter.offer(memory->filled(70 * megabyte, 1)));
+      ASSERT_TRUE(letter.offer(memory->filled(3, 1)));
+      letter.drop();
+      for (const auto& released : letter.released) EXPECT_EQ(released.wait_name(), "Ok");
+    }
+    sent_and_received();
+  }
+}
+
+}  // namespace
+
+struct CudaBasicHostFixture {
+  static constexpr auto name = "cuda_basic";
+  static Drivers drivers() { return {std::make_unique<HostDriver>()}; }
+  static Traits traits() { return {.forks = false}; }
+};
+
+}  // namespace tensorferry::conformance
+
+namespace tensorferry::cuda_basic {
+namespace {
+
+DrivenPtr transfer_of(std::size_t bytes) {
+  Transfer transfer;
+  transfer.memory.bytes = bytes;
+  return std::make_shared<Driven>(std::move(transfer));
+}
+
+TEST(CudaBasicChunks, AreASixteenthOfABufferWithinBounds) {
+  constexpr std::size_t mega = 1 << 20;
+  EXPECT_EQ(chunk_bytes(1), mega);
+  EXPECT_EQ(chunk_bytes(32 * mega), 2 * mega);
+  EXPECT_EQ(chunk_bytes(48 * mega + 17), 3 * mega);
+  EXPECT_EQ(chunk_bytes(4096 * mega), Ring::slot_bytes);
+  EXPECT_EQ(chunks_of(1), 1u);
+  EXPECT_EQ(chunks_of(32 * mega), 16u);
+  EXPECT_EQ(chunks_of(32 * mega + 1), 17u);
+  EXPECT_EQ(chunks_of(std::numeric_limits<std::size_t>::max()), std::uint64_t{1} << 42);
+}
+
+TEST(CudaBasicQueue, NumbersThatCrossAnothersAreRefused) {
+  constexpr std::size_t mega = 1 << 20;
+  Queue queue(0);
+  ASSERT_TRUE(queue.insert(10, transfer_of(4 * mega)).ok());  // 10 to 13
+  for (const auto& [first, bytes] : {std::pair{std::uint64_t{10}, mega}, {13, mega}, {12, mega}, {9, 2 * mega}}) {
+    EXPECT_EQ(queue.insert(first, transfer_of(bytes)).code(), Code::protocol_error) << first;
+  }
+  EXPECT_EQ(queue.insert(std::numeric_limits<std::uint64_t>::max(), transfer_of(1)).code(), Code::protocol_error);
+  EXPECT_TRUE(queue.insert(9, transfer_of(mega)).ok());
+  EXPECT_TRUE(queue.insert(14, transfer_of(mega)).ok());
+  EXPECT_EQ(queue.due(), nullptr);
+  ASSERT_TRUE(queue.insert(0, transfer_of(9 * mega)).ok());
+  for (std::uint64_t number = 0; number < 15; ++number) {
+    ASSERT_NE(queue.due(), nullptr) << number;
+    EXPECT_EQ(queue.begin().number, number);
+  }
+  EXPECT_TRUE(queue.empty());
+  EXPECT_EQ(queue.insert(14, transfer_of(1)).code(), Code::protocol_error);
+}
+
+TEST(CudaBasicQueue, NoPeerMakesItGrowWithoutBound) {
+  Queue queue(0);
+  std::uint64_t number = 0;
+  while (number <= Queue::most && queue.insert(2 * number + 1, transfer_of(1)).ok()) ++number;
+  EXPECT_EQ(number, Queue::most);
+}
+
+TEST(CudaBasicQueue, AnEndLeavesToWhoCopiesWhatIsBeingCopied) {
+  constexpr std::size_t mega = 1 << 20;
+  Queue queue(0);
+  const auto begun = transfer_of(2 * mega), waiting = transfer_of(mega);
+  queue.append(begun);
+  queue.append(waiting);
+  (void)queue.begin();
+  const auto over = queue.close({Code::connection_lost, "gone"});
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_EQ(over.front(), waiting);
+  EXPECT_FALSE(begun->over());
+  EXPECT_EQ(begun->status.code(), Code::connection_lost);
+  --begun->pending;
+  EXPECT_TRUE(begun->over());
+}
+
+}  // namespace
+}  // namespace tensorferry::cuda_basic
+
+INSTANTIATE_CHANNEL_SUITE(CudaBasicHostFixture);
