@@ -2,9 +2,11 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "converters/current_streams.h"
 #include "python/csrc/device_streams.h"
 #include "python/csrc/errors.h"
 
@@ -140,6 +142,9 @@ void Future::complete_arrived() {
 }
 
 void Future::complete(Result<Received> reply) {
+  // Not the streams of the thread that happens to complete it: on those may be work that need not wait for this reply.
+  std::optional<CurrentStreams> streams;
+  if (reply.ok() && !pending_.out.defined()) streams.emplace(agent_->codec().converters(), reply->buffers);
   py::object value;
   std::exception_ptr error;
   try {
@@ -185,7 +190,6 @@ py::object Future::wait(std::optional<double> timeout) {
       raise_time_out("the future has not completed within wait(timeout=)");
     }
   }
-  if (!fut->devices().empty()) fut->wait();  // has the current streams wait for what is on GPUs
   return value();
 }
 
@@ -222,6 +226,7 @@ py::object Future::value() {
   looked_at_ = true;
   if (!fut->completed() && done()) (void)wait_completed(std::nullopt);
   if (!fut->completed()) raise(Status(Code::invalid_argument, "the future has not completed: wait() for it first"));
+  if (!fut->devices().empty()) fut->wait();  // has the current streams wait for what is on GPUs
   try {
     return TorchFuture::value();
   } catch (python_error& error) {

@@ -43,7 +43,8 @@ class Future final : public TorchFuture, private SecondSharedBase {
   py::object wait(std::optional<double> timeout);
   /// Like wait, but gives the exception instead of raising it; None where there is none.
   py::object exception(std::optional<double> timeout);
-  /// The value or exception of a completed future. InvalidArgument where it is not done.
+  /// The value or exception of a completed future, tensors on GPUs in the order of the current streams. InvalidArgument
+  /// where it is not done.
   py::object value();
   bool done() const { return fut->completed() || (pending_.call && pending_.call.done()); }
   /// Fails the call with Cancelled, here and at the peer; of then()'s futures, the call that it waits for. Nothing

@@ -281,8 +281,22 @@ def test_handlers_on_streams_of_their_own_overlap(agents: Agents) -> None:
         return computing
 
     # What is new may wait for kernels that run: code to be loaded, and memory, of which each stream has its own.
-    slow_beside_others(0.1)
-    assert slow_beside_others(10)
+    slow_beside_others(5)
+    assert slow_beside_others(5)
+
+
+def test_a_slow_result_holds_up_none_but_who_waits_for_it(agents: Agents) -> None:
+    a, _ = agents("a", rank=0), agents("b", rank=1)
+    x = torch.ones(1000, device="cuda")
+    for look in "wait", "value":
+        assert a.rpc_async("b", slowly_add, args=(x, 1, 0)).wait().sum().item() == 2000
+        slow = a.rpc_async("b", slowly_add, args=(x, 1, 5))
+        assert eventually(slow.done)
+        time.sleep(0.1)  # by then a thread of the agent's has completed it
+        assert torch.cuda.current_stream().query()
+        y = getattr(slow, look)()
+        assert not torch.cuda.current_stream().query()
+        assert y.sum().item() == 2000
 
 
 def test_nothing_is_sent_while_a_graph_is_being_captured(cluster: Cluster) -> None:
