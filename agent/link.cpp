@@ -163,11 +163,14 @@ void Link::wake_connected() {
 
 void Link::close(const Status& status) { close(status, false); }
 
+/// Who takes a peer's last replies waits so long for another who is reading them.
+constexpr Milliseconds longest_last_look(50);
+
 /// Takes the replies that a peer gave before it ended: whoever notices its end may be ahead of who reads them.
 void Link::take_last_replies() {
   take_ring_replies();  // first: some say that the reply has gone by socket
   const auto stream = outgoing();
-  const auto until = Clock::now() + Milliseconds(50);
+  const auto until = Clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
     if (stream->begin_read()) {
       while (stream->read_some(*this) == FrameStream::Progress::some) {

@@ -132,7 +132,9 @@ void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
   const auto place = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
   const auto number = chunk.number;
   auto received = [self = shared_from_this(), chunk = std::move(chunk), slot](const Status& status) {
-    const auto end = [self, driven = chunk.driven, slot](const Status& copied) { self->end_chunk(driven, slot, copied); };
+    const auto end = [self, driven = chunk.driven, slot](const Status& copied) {
+      self->end_chunk(driven, slot, copied);
+    };
     if (!status.ok()) self->stop(status);
     if (slot == nullptr || !status.ok()) return end(status);
     self->copy_on_stream(chunk.data, slot, chunk.bytes, end);

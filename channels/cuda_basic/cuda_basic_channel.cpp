@@ -100,8 +100,8 @@ class CudaBasicChannel final : public Channel {
       receive(*place, dropped(ticket.bytes, std::move(consumed)));
       return complete(std::move(landed), std::move(status));
     }
-    receive(*place, {std::move(*memory), std::move(std::get<cuda::Event>(ready)), std::move(landed),
-                     std::move(consumed)});
+    receive(*place,
+            {std::move(*memory), std::move(std::get<cuda::Event>(ready)), std::move(landed), std::move(consumed)});
   }
 
   void discard(const Ticket& ticket) override {
@@ -203,9 +203,8 @@ class CudaBasicChannel final : public Channel {
       }
       Descriptors descriptors;
       descriptors.push_back(std::move(*descriptor));
-      use->with([&](Wire& wire) {
-        wire.control(encode(ControlMessage(cuda_basic::Staging{})), std::move(descriptors));
-      });
+      use->with(
+          [&](Wire& wire) { wire.control(encode(ControlMessage(cuda_basic::Staging{})), std::move(descriptors)); });
     });
   }
 

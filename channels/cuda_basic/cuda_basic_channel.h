@@ -19,9 +19,9 @@ namespace tensorferry {
 /// passes no descriptors, chunks are bulk data of the link's (which is the pair's CPU channel then), through
 /// page-locked slots at the ends.
 ///
-/// The bytes are on their way when `offer` returns, and one buffer's stand behind another's: the receiver lets pass what
-/// it does not pull. The source is released when it has been read, unasked. `landed` runs when the last chunk is on its
-/// way to the receiver's memory, in the order of that memory's stream.
+/// The bytes are on their way when `offer` returns, and one buffer's stand behind another's: the receiver lets pass
+/// what it does not pull. The source is released when it has been read, unasked. `landed` runs when the last chunk is
+/// on its way to the receiver's memory, in the order of that memory's stream.
 class CudaBasicDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "cuda_basic"; }

@@ -31,8 +31,8 @@ Status Queue::insert(std::uint64_t first, DrivenPtr driven) {
   if (waiting_.size() == most) return {Code::protocol_error, "too many buffers stand behind one that never came"};
   const auto chunks = driven->chunks_left();
   const auto behind = waiting_.lower_bound(first);
-  const bool before = behind == waiting_.begin() ||
-                      std::prev(behind)->first + std::prev(behind)->second->chunks_left() <= first;
+  const bool before =
+      behind == waiting_.begin() || std::prev(behind)->first + std::prev(behind)->second->chunks_left() <= first;
   const bool after = first + chunks > first && (behind == waiting_.end() || first + chunks <= behind->first);
   if (first < next_ || !before || !after) return {Code::protocol_error, "two tickets for the same bytes"};
   waiting_.emplace(first, std::move(driven));

@@ -76,7 +76,8 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
     for (std::size_t i = 0; i < 3; ++i) {
       ASSERT_EQ(pair.b->receive().size(), 1u);
       EXPECT_EQ(came[i]->landed.wait_name(), "Ok");
-      EXPECT_TRUE(memory->holds(came[i]->buffer, static_cast<std::uint32_t>(i + 1))) << i << (by_ring ? " by ring" : " as bulk data");
+      EXPECT_TRUE(memory->holds(came[i]->buffer, static_cast<std::uint32_t>(i + 1)))
+          << i << (by_ring ? " by ring" : " as bulk data");
     }
     for (const auto& released : {first, second, third}) EXPECT_EQ(released.wait_name(), "Ok");
     pair.b->behave({});

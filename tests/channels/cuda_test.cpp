@@ -1,56 +1,18 @@
-#include <gtest/gtest.h>
-
-#include "channels/cuda_basic/cuda_basic_channel.h"
-#include "channels/cuda_ipc/cuda_ipc_channel.h"
-#include "channels/cuda_xth/cuda_xth_channel.h"
-#include "tests/conformance/channel_suite.h"
-#include "tests/conformance/cuda_memory.h"
+#include "tests/channels/cuda_fixtures.h"
 
 namespace tensorferry::conformance {
 
-constexpr Device cpu{};
-constexpr Device gpu{DeviceType::cuda, 0};
-
-struct CudaXthFixture {
-  static constexpr auto name = "cuda_xth";
-  static Drivers drivers() { return {std::make_unique<CudaXthDriver>(), std::make_unique<CudaXthDriver>()}; }
-  static Traits traits() { return {.same_process = true, .missing = why_no_cuda(1)}; }
-  static DevicePair devices() { return {gpu, gpu}; }
-  static std::unique_ptr<DeviceMemory> memory(Device device) { return memory_of(device); }
-};
-
-struct CudaBasicFixture {
-  static constexpr auto name = "cuda_basic";
-  static Drivers drivers() { return {std::make_unique<CudaBasicDriver>()}; }
-  static Traits traits() { return {.forks = false, .missing = why_no_cuda(1)}; }
-  static DevicePair devices() { return {gpu, gpu}; }
-  static std::unique_ptr<DeviceMemory> memory(Device device) { return memory_of(device); }
-};
+using CudaXthFixture = CudaXth<0>;
+using CudaBasicFixture = CudaBasic<0>;
+using CudaIpcChunksFixture = CudaIpcChunks<0>;
+using CudaIpcFixture = CudaIpc<0>;
 
 struct CudaBasicToCpuFixture : CudaBasicFixture {
-  static DevicePair devices() { return {gpu, cpu}; }
+  static DevicePair devices() { return {{DeviceType::cuda, 0}, {}}; }
 };
 
 struct CudaBasicFromCpuFixture : CudaBasicFixture {
-  static DevicePair devices() { return {cpu, gpu}; }
-};
-
-/// Memory as torch's expandable segments have it, which one process can map twice.
-struct CudaIpcChunksFixture {
-  static constexpr auto name = "cuda_ipc";
-  static Drivers drivers() { return {std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true})}; }
-  static Traits traits() { return {.forks = false, .missing = why_no_cuda(1)}; }
-  static DevicePair devices() { return {gpu, gpu}; }
-  static std::unique_ptr<DeviceMemory> memory(Device device) { return cuda_memory(device.index, CudaKind::chunks); }
-};
-
-/// cudaMalloc's memory, between processes.
-struct CudaIpcFixture {
-  static constexpr auto name = "cuda_ipc";
-  static Drivers drivers() { return {std::make_unique<CudaIpcDriver>()}; }
-  static Traits traits() { return {.forks = false, .missing = why_no_cuda(1)}; }
-  static DevicePair devices() { return {gpu, gpu}; }
-  static std::unique_ptr<DeviceMemory> memory(Device device) { return memory_of(device); }
+  static DevicePair devices() { return {{}, {DeviceType::cuda, 0}}; }
 };
 
 }  // namespace tensorferry::conformance
