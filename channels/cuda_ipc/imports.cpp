@@ -194,13 +194,14 @@ std::optional<Result<Imports::Source>> Imports::look(const Place& place) {
 }
 
 void Imports::find(const Place& place, UniqueFunction<void(Result<Source>)> found) {
-  std::optional<Result<Source>> result;
-  {
-    const std::lock_guard lock(mutex_);
-    result = look(place);
-    if (!result) waiting_.push_back({place, std::move(found)});
+  std::unique_lock lock(mutex_);
+  auto result = look(place);
+  if (!result) {
+    waiting_.push_back({place, std::move(found)});
+    return;
   }
-  if (result) found(std::move(*result));
+  lock.unlock();
+  found(std::move(*result));
 }
 
 }  // namespace tensorferry::cuda_ipc
