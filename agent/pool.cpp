@@ -26,7 +26,7 @@ thread_local void* current_worker = nullptr;
 constexpr std::uint64_t wake_key = ~std::uint64_t{0};
 constexpr int most_woken_per_tick = 8;
 constexpr std::chrono::milliseconds patience_with_handlers{50};
-constexpr std::uint64_t few_in_a_tick = 4;  // handlers of one thread: such as take a quarter of it or longer
+constexpr std::uint64_t few_in_a_tick = 16;  // handlers of one thread: such as take 60 us, as a GPU's copies do
 const int most_added_for_speed = static_cast<int>(std::max(8U, std::thread::hardware_concurrency()));
 constexpr int own_threads =
     16;  // beyond those for handlers, so that a full pool still reads, dials and completes calls
@@ -204,8 +204,8 @@ int Pool::threads() const {
 
 bool Pool::on_pool_thread() const noexcept { return current_pool == this; }
 
-/// Whether handlers of a good part of a tick each keep waiting what another thread could run: they sleep, or wait for a
-/// GPU, as likely as not. At one tick and the next, which by itself says little.
+/// Whether handlers that take longer than to wake a thread keep waiting what another could run: they sleep, or wait for
+/// a GPU, as likely as not. At one tick and the next, which by itself says little.
 bool Pool::short_of_threads(std::uint64_t finished) {
   const bool few = parked_ == 0 && starting_ == 0 && threads_ < limits_.least + most_added_for_speed;
   const bool slow = few && finished < few_in_a_tick * static_cast<std::uint64_t>(handlers_) &&

@@ -32,8 +32,8 @@ class Spin final {
   static inline const bool cpus_to_spare = std::thread::hardware_concurrency() >= 8;
   static inline const std::int64_t most_ns = cpus_to_spare ? 64'000 : 16'000;
   static constexpr std::int64_t least_ns = 1'000;
-  /// How long a GPU's copy may be looked for, as whoever synchronises with a GPU does.
-  static std::chrono::nanoseconds most_for_devices() { return std::chrono::microseconds(cpus_to_spare ? 400 : 0); }
+  /// How long a GPU's copy may be looked for, as whoever synchronises with a GPU does without end.
+  static std::chrono::nanoseconds most_for_devices() { return std::chrono::milliseconds(cpus_to_spare ? 4 : 0); }
 
   /// What was found came from `cpu` (-1: not known).
   void met(int cpu) {

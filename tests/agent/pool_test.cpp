@@ -292,7 +292,7 @@ TEST_F(Pools, HandlersOfAFractionOfATickRunSideBySide) {
           const int now = ++inside;
           for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
           }
-          std::this_thread::sleep_for(std::chrono::microseconds(400));
+          std::this_thread::sleep_for(std::chrono::microseconds(100));
           --inside;
           done.set_value();
         });
