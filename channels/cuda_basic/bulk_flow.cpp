@@ -31,33 +31,24 @@ BulkFlow::~BulkFlow() {
 
 std::uint64_t BulkFlow::send(Transfer transfer) {
   const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::uint64_t first = 0;
-  Status refused;
-  {
-    const std::lock_guard lock(mutex_);
-    refused = closed_;
-    if (refused.ok()) first = queue_.append(driven);
-  }
-  start(driven, refused);
-  return first;
+  std::unique_lock lock(mutex_);
+  const auto first = queue_.append(driven);
+  start(driven, first.status(), std::move(lock));
+  return first.ok() ? *first : 0;
 }
 
 void BulkFlow::receive(std::uint64_t first, Transfer transfer) {
   const auto driven = std::make_shared<Driven>(std::move(transfer));
-  Status refused;
-  {
-    const std::lock_guard lock(mutex_);
-    refused = closed_.ok() ? queue_.insert(first, driven) : closed_;
-  }
-  start(driven, refused);
+  std::unique_lock lock(mutex_);
+  const auto taken = queue_.insert(first, driven);
+  start(driven, taken, std::move(lock));
 }
 
-void BulkFlow::start(const DrivenPtr& driven, const Status& refused) {
-  if (!refused.ok()) {
-    driven->fail(refused);
-    return driven->finish();
-  }
-  pump();
+void BulkFlow::start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock) {
+  lock.unlock();
+  if (taken.ok()) return pump();
+  driven->fail(taken);
+  driven->finish();
 }
 
 /// In the background.
@@ -177,14 +168,10 @@ void BulkFlow::stop(const Status& status) {
 }
 
 void BulkFlow::close(const Status& status) {
-  std::vector<DrivenPtr> over;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!closed_.ok()) return;
-    closed_ = status;
-    over = queue_.close(status);
-  }
-  for (const auto& driven : over) driven->finish();
+  std::unique_lock lock(mutex_);
+  const auto over = queue_.close(status);
+  lock.unlock();
+  finish(over);
 }
 
 }  // namespace tensorferry::cuda_basic

@@ -35,7 +35,7 @@ class BulkFlow final : public std::enable_shared_from_this<BulkFlow> {
   static constexpr std::size_t most_in_flight = 2 * slots;  // chunks, whatever a peer says of its buffers' sizes
 
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
-  void start(const DrivenPtr& driven, const Status& refused);
+  void start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock);
   void make_slots();
   void pump();
   /// What the next chunk goes through: nullopt: not yet; null: nothing.
@@ -52,7 +52,6 @@ class BulkFlow final : public std::enable_shared_from_this<BulkFlow> {
 
   std::mutex mutex_;  // guards what follows
   Completion broken_;
-  Status closed_;
   Queue queue_{1};
   std::size_t in_flight_ = 0;  // chunks
   CUstream stream_ = nullptr;  // GPU: made at first use

@@ -25,36 +25,24 @@ void RingFlow::use(std::shared_ptr<Ring> ring) {
 
 std::uint64_t RingFlow::send(Transfer transfer) {
   const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::uint64_t first = 0;
-  Status refused;
-  bool begin = false;
-  {
-    const std::lock_guard lock(mutex_);
-    refused = closed_;
-    if (refused.ok()) {
-      first = queue_.append(driven);
-      begin = !std::exchange(taking_turns_, true);
-    }
-  }
-  start(driven, refused, begin);
-  return first;
+  std::unique_lock lock(mutex_);
+  const auto first = queue_.append(driven);
+  start(driven, first.status(), std::move(lock));
+  return first.ok() ? *first : 0;
 }
 
 void RingFlow::receive(std::uint64_t first, Transfer transfer) {
   const auto driven = std::make_shared<Driven>(std::move(transfer));
-  Status refused;
-  bool begin = false;
-  {
-    const std::lock_guard lock(mutex_);
-    refused = closed_.ok() ? queue_.insert(first, driven) : closed_;
-    if (refused.ok()) begin = !std::exchange(taking_turns_, true);
-  }
-  start(driven, refused, begin);
+  std::unique_lock lock(mutex_);
+  const auto taken = queue_.insert(first, driven);
+  start(driven, taken, std::move(lock));
 }
 
-void RingFlow::start(const DrivenPtr& driven, const Status& refused, bool begin) {
-  if (!refused.ok()) {
-    driven->fail(refused);
+void RingFlow::start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock) {
+  const bool begin = taken.ok() && !std::exchange(taking_turns_, true);
+  lock.unlock();
+  if (!taken.ok()) {
+    driven->fail(taken);
     return driven->finish();
   }
   if (!begin) return;
@@ -88,7 +76,7 @@ Watcher::Progress RingFlow::turn(std::size_t most) {
     if (over) taking_turns_ = false;
   }
   for (const auto& driven : news.landed) complete(std::move(driven->transfer.landed), {});
-  for (const auto& driven : news.over) driven->finish();
+  finish(news.over);
   complete(std::move(broken), std::move(news.broken));
   return over ? Progress::over : news.any ? Progress::some : Progress::none;
 }
@@ -152,20 +140,16 @@ void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Statu
 }
 
 void RingFlow::stop(const Status& status, News& news) {
-  if (!closed_.ok()) return;
-  closed_ = news.broken = status;
+  if (queue_.closed()) return;
+  news.broken = status;
   for (auto& driven : queue_.close(status)) news.over.push_back(std::move(driven));
 }
 
 void RingFlow::close(const Status& status) {
-  std::vector<DrivenPtr> over;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!closed_.ok()) return;
-    closed_ = status;
-    over = queue_.close(status);
-  }
-  for (const auto& driven : over) driven->finish();
+  std::unique_lock lock(mutex_);
+  const auto over = queue_.close(status);
+  lock.unlock();
+  finish(over);
 }
 
 }  // namespace tensorferry::cuda_basic

@@ -58,7 +58,7 @@ class RingFlow final : public std::enable_shared_from_this<RingFlow> {
   };
 
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
-  void start(const DrivenPtr& driven, const Status& refused, bool begin);
+  void start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock);
   cuda::Watcher::Progress turn(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
@@ -71,7 +71,6 @@ class RingFlow final : public std::enable_shared_from_this<RingFlow> {
 
   std::mutex mutex_;  // guards what follows
   Completion broken_;
-  Status closed_;
   CUstream stream_ = nullptr;  // GPU: made at first use
   std::shared_ptr<Ring> ring_;
   Queue queue_{0};

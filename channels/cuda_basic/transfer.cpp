@@ -12,6 +12,10 @@ void Driven::finish() {
   complete(std::move(transfer.done), status);
 }
 
+void finish(const std::vector<DrivenPtr>& over) {
+  for (const auto& driven : over) driven->finish();
+}
+
 Status order_behind(CUstream& stream, const Transfer& transfer) {
   auto result = CUDA_SUCCESS;
   if (stream == nullptr) result = cuda::api()->stream_create(&stream, CU_STREAM_NON_BLOCKING);
@@ -20,7 +24,8 @@ Status order_behind(CUstream& stream, const Transfer& transfer) {
   return cuda::status_of(result, "ordering a copy behind what uses its memory");
 }
 
-std::uint64_t Queue::append(DrivenPtr driven) {
+Result<std::uint64_t> Queue::append(DrivenPtr driven) {
+  if (closed()) return closed_;
   const auto first = unused_;
   unused_ += chunks_of(driven->bytes());
   waiting_.emplace(first, std::move(driven));
@@ -28,6 +33,7 @@ std::uint64_t Queue::append(DrivenPtr driven) {
 }
 
 Status Queue::insert(std::uint64_t first, DrivenPtr driven) {
+  if (closed()) return closed_;
   if (waiting_.size() == most) return {Code::protocol_error, "too many buffers stand behind one that never came"};
   const auto chunks = driven->chunks_left();
   const auto behind = waiting_.lower_bound(first);
@@ -59,6 +65,8 @@ Queue::Chunk Queue::begin() {
 
 std::vector<DrivenPtr> Queue::close(const Status& status) {
   std::vector<DrivenPtr> over;
+  if (closed()) return over;
+  closed_ = status;
   for (auto& [first, driven] : waiting_) {
     driven->fail(status);
     driven->begun = driven->bytes();

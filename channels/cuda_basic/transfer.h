@@ -59,6 +59,8 @@ struct Driven {
   void finish();
 };
 using DrivenPtr = std::shared_ptr<Driven>;
+/// With no lock held.
+void finish(const std::vector<DrivenPtr>& over);
 
 /// What is put on `stream` from now on comes behind what the transfer's memory waits for. Inside OnDevice. `stream` is
 /// made where it is null.
@@ -73,9 +75,9 @@ class Queue {
 
   explicit Queue(std::uint64_t first) : next_(first), unused_(first) {}
 
-  /// The number of its first chunk.
-  std::uint64_t append(DrivenPtr driven);
-  /// ProtocolError where other chunks have one of those numbers, or too many wait.
+  /// The number of its first chunk. Fails after close().
+  Result<std::uint64_t> append(DrivenPtr driven);
+  /// ProtocolError where other chunks have one of those numbers, or too many wait. Fails after close().
   Status insert(std::uint64_t first, DrivenPtr driven);
 
   /// The number of the next chunk.
@@ -93,10 +95,13 @@ class Queue {
   Chunk begin();
 
   [[nodiscard]] bool empty() const { return waiting_.empty(); }
-  /// Ends all with `status`: what remains to be done is to finish those that are over, which are returned.
+  /// Ends all with `status`: what remains to be done is to finish those that are over, which are returned. Once; later
+  /// calls do nothing.
   std::vector<DrivenPtr> close(const Status& status);
+  [[nodiscard]] bool closed() const { return !closed_.ok(); }
 
  private:
+  Status closed_;
   std::uint64_t next_;
   std::uint64_t unused_;
   std::map<std::uint64_t, DrivenPtr> waiting_;  // by the first chunk that has not begun

@@ -160,8 +160,8 @@ TEST(CudaBasicQueue, AnEndLeavesToWhoCopiesWhatIsBeingCopied) {
   constexpr std::size_t mega = 1 << 20;
   Queue queue(0);
   const auto begun = transfer_of(2 * mega), waiting = transfer_of(mega);
-  queue.append(begun);
-  queue.append(waiting);
+  EXPECT_EQ(*queue.append(begun), 0u);
+  EXPECT_EQ(*queue.append(waiting), 2u);
   (void)queue.begin();
   const auto over = queue.close({Code::connection_lost, "gone"});
   ASSERT_EQ(over.size(), 1u);
@@ -170,6 +170,8 @@ TEST(CudaBasicQueue, AnEndLeavesToWhoCopiesWhatIsBeingCopied) {
   EXPECT_EQ(begun->status.code(), Code::connection_lost);
   --begun->pending;
   EXPECT_TRUE(begun->over());
+  EXPECT_EQ(queue.append(transfer_of(1)).status().code(), Code::connection_lost);
+  EXPECT_EQ(queue.insert(9, transfer_of(1)).code(), Code::connection_lost);
 }
 
 }  // namespace

@@ -123,3 +123,18 @@ def test_no_source_of_ours_asks_cuda_to_wait() -> None:
         if waits.search(line)
     ]
     assert not found
+
+
+def test_no_source_of_ours_waits_for_a_gpu() -> None:
+    """Calls stay in the order of streams: nothing on their path may name what blocks a thread until a GPU is done."""
+    root = Path(__file__).parents[2]
+    folders = ["agent", "channels", "converters", "python/csrc", "rpc"]
+    sources = [file for folder in folders for kind in ("*.cpp", "*.h") for file in (root / folder).rglob(kind)]
+    assert root / "converters/cuda.cpp" in sources and root / "channels/cuda/api.h" in sources
+    blocking = re.compile(
+        r"(cuda|cu)(Device|Ctx|Stream|Event)Synchronize|cudaMemcpy\b|\bcuMemcpy(DtoH|HtoD|DtoD)?\b|->synchronize\("
+    )
+    found = [
+        f"{file.relative_to(root)}: {match[0]}" for file in sources for match in blocking.finditer(file.read_text())
+    ]
+    assert not found
