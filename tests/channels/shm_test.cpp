@@ -137,8 +137,10 @@ TEST_F(Shm, TheBlockThatCameBackLastIsUsedFirst) {
   auto second = carry(memory->filled(megabyte, 2));
   const auto *const first_at = first->buffer.data, *const second_at = second->buffer.data;
   EXPECT_NE(first_at, second_at);
-  second.reset();
-  first.reset();
+  for (auto* arrival : {&second, &first}) {
+    ASSERT_TRUE(eventually([&] { return arrival->use_count() == 1; })) << "the reader still has it";
+    arrival->reset();
+  }
   auto again = carry(memory->filled(megabyte, 3));
   EXPECT_EQ(again->buffer.data, first_at);
   EXPECT_EQ(carry(memory->filled(megabyte, 4))->buffer.data, second_at);
