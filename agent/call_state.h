@@ -57,7 +57,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::shared_ptr<Link> link;              // set before the state is shared with readers
   std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not there
   std::size_t counted_bytes = 0;           // against the bound on bytes in flight
-  std::chrono::nanoseconds device_time{};  // that GPUs take to copy the arguments, at most
+  std::chrono::nanoseconds device_time{};  // that GPUs take to copy the arguments, roughly
   std::atomic<bool> landing{false};        // the reply's buffers are on their way (perhaps into `options.into`)
   std::atomic<bool> waited{false};         // a thread waits for this very call
   SlotId slot;                             // of the link's outgoing ring; where `in_ring`
