@@ -3,7 +3,7 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test bench docs format lint soak test-gpu bench-gpu fuzz asan tsan models clean
+.PHONY: help demo test bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -30,6 +30,8 @@ soak: ## the long tests
 	@scripts/soak.sh
 test-gpu: ## the tests that need a GPU, on a machine that has one
 	@scripts/test-gpu.sh
+sanitize-gpu: ## the tests of streams and reused memory, under compute-sanitizer
+	@scripts/sanitize-gpu.sh
 bench-gpu: ## tensors on GPUs beside torch.distributed.rpc, NCCL and bare copies
 	@scripts/bench-gpu.sh $(ARGS)
 clean: ## remove what was built; .venv stays

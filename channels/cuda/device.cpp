@@ -167,4 +167,13 @@ std::string_view link_between(int device, std::optional<int> other) {
   return asked == CUDA_SUCCESS && atomics != 0 ? "NVLink" : "PCIe";
 }
 
+std::string_view link_to_host(int device) {
+  const auto attribute = CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+  int shared = 0;
+  CUdevice handle = 0;
+  const auto asked = api()->device_get(&handle, device) == CUDA_SUCCESS &&
+                     api()->device_get_attribute(&shared, attribute, handle) == CUDA_SUCCESS;
+  return asked && shared != 0 ? "NVLink-C2C" : "PCIe";
+}
+
 }  // namespace tensorferry::cuda

@@ -104,5 +104,8 @@ std::optional<int> device_of(std::string_view uuid);
 /// What joins two devices of this process: "the same GPU", "NVLink", "PCIe"; "an unknown link" where it does not see
 /// the other one.
 std::string_view link_between(int device, std::optional<int> other);
+/// What joins a device of this process to the CPU's memory: "PCIe", or "NVLink-C2C" where it follows the CPU's page
+/// tables.
+std::string_view link_to_host(int device);
 
 }  // namespace tensorferry::cuda

@@ -1,11 +1,13 @@
 #include "channels/cuda_basic/cuda_basic_channel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/cuda/bench.h"
 #include "channels/cuda/watcher.h"
 #include "channels/cuda_basic/bulk_flow.h"
 #include "channels/cuda_basic/messages.h"
@@ -32,15 +34,8 @@ using ControlMessage = cuda_basic::Control;
 struct Made {
   std::mutex mutex;
   std::shared_ptr<Ring> ring;
+  double speed = 0;  // GB/s at which this end fills it, or at which both ends work it once the other has mapped it
 };
-
-Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device device) {
-  if (!memory.ok()) return memory.status();
-  if (device.type == DeviceType::cpu) return std::make_shared<Ring>(Ring{cuda::Pinned::unlocked(std::move(*memory))});
-  auto pinned = cuda::Pinned::lock(std::move(*memory), device.index);
-  if (!pinned.ok()) return pinned.status();
-  return std::make_shared<Ring>(Ring{std::move(*pinned)});
-}
 
 /// For a buffer that is let pass.
 Transfer dropped(std::uint64_t bytes, Completion done = {}) {
@@ -114,6 +109,15 @@ class CudaBasicChannel final : public Channel {
     wire_.control(encode(ControlMessage(cuda_basic::Withdrawn{place->way, place->first, ticket.bytes})), {});
   }
 
+  [[nodiscard]] std::string describe() const override {
+    const auto link = pair_.local.type == DeviceType::cuda
+                          ? formatted("{} by way of the host", cuda::link_to_host(pair_.local.index))
+                          : std::string("by way of the host");
+    if (!ring_ready_.load()) return link;
+    const std::lock_guard lock(made_->mutex);
+    return cuda::described(link, made_->speed);
+  }
+
   void settle() override { cuda::Watcher::of_this_process().look_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
@@ -163,6 +167,7 @@ class CudaBasicChannel final : public Channel {
     if (!made_->ring) return;  // a peer that makes rings up
     out_ring_->use(made_->ring);
     made_->ring->memory.memory().seclude();
+    made_->speed = std::min(made_->speed, static_cast<double>(mapped.speed) / 1000);
     ring_ready_.store(true);
   }
 
@@ -193,13 +198,15 @@ class CudaBasicChannel final : public Channel {
   void make_ring() {
     if (!wire_.may_share_memory() || making_.exchange(true)) return;
     cuda::background().submit([use = use_, made = made_, device = pair_.local] {
-      auto ring = ring_over(SharedMemory::create(Ring::bytes), device);
+      auto ring = Ring::over(SharedMemory::create(Ring::bytes), device);
       if (!ring.ok()) return;
+      const auto speed = (*ring)->speed(Direction::out, device);
       auto descriptor = (*ring)->memory.memory().share();
       if (!descriptor.ok()) return;
       {
         const std::lock_guard lock(made->mutex);
         made->ring = std::move(*ring);
+        made->speed = speed;
       }
       Descriptors descriptors;
       descriptors.push_back(std::move(*descriptor));
@@ -213,11 +220,15 @@ class CudaBasicChannel final : public Channel {
       return;  // the link passes none: bulk data it is
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
     cuda::background().submit([this, use = use_, in = in_ring_, received, device = pair_.local] {
-      auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);
-      if (ring.ok()) in->use(*ring);
+      auto ring = Ring::over(SharedMemory::map(std::move(*received), Ring::bytes), device);
+      cuda_basic::Mapped mapped{ring.ok(), 0};
+      if (ring.ok()) {
+        mapped.speed = static_cast<std::uint64_t>(1000 * (*ring)->speed(Direction::in, device));
+        in->use(*ring);
+      }
       use->with([&](Wire& wire) {
-        their_ring_.store(ring.ok());
-        wire.control(encode(ControlMessage(cuda_basic::Mapped{ring.ok()})), {});
+        their_ring_.store(mapped.ok);
+        wire.control(encode(ControlMessage(mapped)), {});
       });
     });
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/cuda/bench.h"
 #include "channels/cuda/forget.h"
 #include "channels/cuda/watcher.h"
 #include "channels/cuda_ipc/exports.h"
@@ -123,7 +124,7 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
     const std::lock_guard lock(shared->mutex);
     shared->probed = true;
     const auto gpu = cuda::device_of(text_of(ByteView(asked.gpu)));
-    shared->link = formatted("{}, {} GB/s", cuda::link_between(shared->device, gpu), fixed(*speed, 0));
+    shared->link = cuda::described(cuda::link_between(shared->device, gpu), *speed);
   }
   shared->ready_when_complete();
 }

@@ -1,9 +1,12 @@
 #include "channels/cuda_xth/cuda_xth_channel.h"
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/cuda/bench.h"
 #include "channels/cuda/watcher.h"
 #include "channels/offers.h"
 #include "channels/text.h"
@@ -20,6 +23,36 @@ using xth::Id;
 struct Source {
   Owner owner;
   cuda::Event ready;  // none: it is
+};
+
+/// GB/s from one device of the process to another, as the first copy of a size that tells took them.
+class Speeds {
+ public:
+  static Speeds& of_this_process() {
+    static auto& speeds = *new Speeds();
+    return speeds;
+  }
+  /// Whether that copy shall be timed. Once.
+  bool wants(int from, int to, std::size_t bytes) {
+    if (bytes < least) return false;
+    const std::lock_guard lock(mutex_);
+    return found_.try_emplace({from, to}).second;
+  }
+  void set(int from, int to, double speed) {
+    const std::lock_guard lock(mutex_);
+    found_[{from, to}] = speed;
+  }
+  /// 0: not known.
+  double get(int from, int to) {
+    const std::lock_guard lock(mutex_);
+    const auto it = found_.find({from, to});
+    return it == found_.end() ? 0 : it->second;
+  }
+
+ private:
+  static constexpr std::size_t least = std::size_t{8} << 20;
+  std::mutex mutex_;
+  std::map<std::pair<int, int>, double> found_;
 };
 
 class CudaXthChannel final : public Channel {
@@ -55,6 +88,11 @@ class CudaXthChannel final : public Channel {
   void discard(const Ticket&) override {}  // the acknowledgement ends the offer
   void acknowledged(const Ticket& ticket) override { end(ticket); }
   void withdraw(const Ticket& ticket) override { end(ticket); }
+  [[nodiscard]] std::string describe() const override {
+    const auto from = pair_.local.index, to = pair_.remote.index;  // one process: both number the devices alike
+    return cuda::described(cuda::link_between(from, to), Speeds::of_this_process().get(from, to));
+  }
+
   void settle() override { cuda::Watcher::of_this_process().look_now(); }
 
   void control(ByteView, Descriptors) override {}  // cuda_xth sends none
@@ -80,36 +118,47 @@ class CudaXthChannel final : public Channel {
     if (!source.ok()) return source.status();
 
     const auto destination = sink.reserve(ticket.bytes);
-    auto status = destination && destination->bytes >= ticket.bytes
-                      ? enqueue(source->buffer, *destination)
-                      : Status(Code::resource_exhausted,
-                               formatted("no GPU memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
+    const cuda::OnDevice here(pair_.local.index);
+    std::shared_ptr<cuda::Stopwatch> watch;
+    auto status = here.status();
+    if (!destination || destination->bytes < ticket.bytes)
+      status = {Code::resource_exhausted,
+                formatted("no GPU memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())};
+    else if (status.ok() && ticket.bytes > 0)
+      status = enqueue(source->buffer, *destination, watch);
     const auto done = [theirs, number = place->number] { theirs->end_copy(number); };
     if (!status.ok() || ticket.bytes == 0) {
       done();
       return status;
     }
-    const cuda::OnDevice here(pair_.local.index);
     cuda::Watcher::of_this_process().when_done(
         cuda::Watch::loosely, pair_.local.index, destination->stream,
-        [done, memory = destination->owner, consumed = std::move(consumed)](Status copied) mutable {
+        [done, pair = pair_, bytes = ticket.bytes, watch = std::move(watch), memory = destination->owner,
+         consumed = std::move(consumed)](Status copied) mutable {
           done();
+          if (watch) {
+            const cuda::OnDevice device(pair.local.index);
+            const auto speed = cuda::gigabytes_per_second(bytes, watch->milliseconds());
+            Speeds::of_this_process().set(pair.remote.index, pair.local.index, speed);
+            watch.reset();
+          }
           complete(std::move(consumed), std::move(copied));
         });
     consumed = {};
     return status;
   }
 
-  [[nodiscard]] Status enqueue(const Buffer& from, const Buffer& to) const {
-    if (from.bytes == 0) return {};
-    const cuda::OnDevice here(pair_.local.index);
-    if (!here.status().ok()) return here.status();
+  /// `watch`: times the copy, where that is wanted.
+  [[nodiscard]] Status enqueue(const Buffer& from, const Buffer& to, std::shared_ptr<cuda::Stopwatch>& watch) const {
     cuda::allow_peer(pair_.local.index, from.device.index);
     auto* const stream = static_cast<CUstream>(to.stream);
     auto result = CUDA_SUCCESS;
     if (from.stream != nullptr) result = cuda::api()->stream_wait_event(stream, static_cast<CUevent>(from.stream), 0);
+    if (Speeds::of_this_process().wants(pair_.remote.index, pair_.local.index, from.bytes))
+      watch = std::make_shared<cuda::Stopwatch>(stream);
     if (result == CUDA_SUCCESS)
       result = cuda::api()->memcpy_async(cuda::address_of(to.data), cuda::address_of(from.data), from.bytes, stream);
+    if (watch) watch->stop(stream);
     return cuda::status_of(result, "cuda_xth's copy");
   }
 

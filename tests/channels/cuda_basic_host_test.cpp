@@ -1,4 +1,5 @@
 /// cuda_basic with the CPU's memory at both ends: all of it but the GPU's copies, on machines without one too.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -82,6 +83,12 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
     for (const auto& released : {first, second, third}) EXPECT_EQ(released.wait_name(), "Ok");
     pair.b->behave({});
   }
+}
+
+TEST_F(CudaBasicHost, SaysWhichWayTheBytesGoAndHowFastOnceThereIsARing) {
+  EXPECT_EQ(pair.a->channel().describe(), "by way of the host");
+  send_until_by_ring();
+  EXPECT_THAT(pair.a->channel().describe(), testing::MatchesRegex("by way of the host, [1-9][0-9]* GB/s"));
 }
 
 TEST_F(CudaBasicHost, WhatIsWithdrawnIsLetPass) {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,6 +130,13 @@ def skip_unless_ipc(x: torch.Tensor) -> None:
     assert eventually(lambda: all(by_ipc(x) for _ in range(20)))
 
 
+def skip_unless_usable(channel: str, x: torch.Tensor) -> None:
+    rpc.rpc_sync("worker1", device_of, args=(x,))  # opens what has to be opened
+    usable, why = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}[channel]
+    if not usable:
+        pytest.skip(f"{channel} is not usable here: {why}")
+
+
 @rpc.functions.async_execution
 def double_later(peer: str, x: torch.Tensor) -> Any:
     return rpc.rpc_async(peer, double, args=(x,)).then(lambda future: future.wait() + 1)
@@ -212,6 +223,39 @@ def test_buffers_that_are_freed_and_filled_again_at_once_are_not_mixed_up(cluste
     assert all(right.item() for right in tensorferry.wait_all(futures))
 
 
+@pytest.mark.parametrize("channel", ["cuda_xth", "cuda_ipc", "cuda_basic"])
+def test_long_kernels_before_and_after_and_memory_used_again_at_once(
+    agents: Agents, cluster: Cluster, channel: str
+) -> None:
+    """``make sanitize-gpu`` runs this one under compute-sanitizer."""
+    if channel == "cuda_xth":
+        call, peer = agents("a", rank=0).rpc_async, agents("b", rank=1).name
+    else:
+        cluster.start(1)
+        call, peer = rpc.rpc_async, "worker1"
+        skip_unless_usable(channel, torch.ones(MEGA, device="cuda"))
+    right = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        in_flight: list[tuple[int, Any]] = []
+        for i in range(40):
+            x = torch.empty(MEGA // (1 + i % 3), device="cuda")
+            torch.cuda._sleep(A_WHILE // 50)
+            x.fill_(i)
+            # The handler computes as long before it reads, on a stream of its own, and keeps nothing.
+            future = call(peer, slowly_add, args=(x, 1, 0.02), require=channel)
+            in_flight.append((i, future))
+            del x, future
+            torch.empty(MEGA, device="cuda").fill_(-1)  # in the memory of what is no longer read
+            while len(in_flight) > 3 or (i == 39 and in_flight):
+                sent, future = in_flight.pop(0)
+                y = future.wait()
+                torch.cuda._sleep(A_WHILE // 50)
+                right.append((y == sent + 1).all())
+                del y, future
+                torch.empty(MEGA, device="cuda").fill_(-2)
+    assert torch.stack(right).all().item() and len(right) == 40
+
+
 def test_an_argument_may_be_overwritten_once_it_is_sent(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.empty(4 * MEGA, device="cuda")
@@ -257,6 +301,56 @@ def test_neither_caller_nor_handler_waits_for_a_gpu(cluster: Cluster) -> None:
         y = rpc.rpc_sync("worker1", double, args=(x,))
         assert not stream.query(), "the call has returned only when the GPU was done"
         assert (y == 14).all().item()
+
+
+def test_nothing_on_a_calls_way_synchronises(cluster: Cluster) -> None:
+    """At neither end, by what CUPTI saw of the runtime's calls."""
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    skip_unless_ipc(x)
+
+    def names_seen(action: Callable[[], Any]) -> tuple[list[str], list[str]]:
+        rpc.rpc_sync("worker1", begin_profile)
+        begin_profile()
+        action()
+        return end_profile(), rpc.rpc_sync("worker1", end_profile)
+
+    def calls() -> None:
+        y = x
+        for _ in range(20):
+            y = rpc.rpc_sync("worker1", double, args=(y,))
+
+    def synchronise() -> None:
+        torch.cuda.synchronize()
+        rpc.rpc_sync("worker1", torch.cuda.synchronize)
+
+    def count(what: str, seen: tuple[list[str], list[str]]) -> list[int]:
+        return [sum(what in name.lower() for name in names) for names in seen]
+
+    names_seen(calls)  # what CUPTI itself does at first
+    none, twenty, once = names_seen(lambda: None), names_seen(calls), names_seen(synchronise)
+    assert count("launch", twenty)[1] >= 20, "a handler's kernels were not seen"
+    assert count("synchronize", once) == [1 + its_own for its_own in count("synchronize", none)]
+    assert count("synchronize", twenty) == count("synchronize", none), twenty
+
+
+profiles: list[Any] = []
+
+
+def begin_profile() -> None:
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profile.start()
+    profiles.append(profile)
+
+
+def end_profile() -> list[str]:
+    """The names of the runtime's and the driver's calls that the process has made since."""
+    profile = profiles.pop()
+    profile.stop()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.load(file)["traceEvents"]
+    return [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
 
 
 def test_handlers_run_on_streams_of_their_own(cluster: Cluster) -> None:
@@ -418,14 +512,42 @@ def test_explain_says_how_a_gpu_tensor_would_go(cluster: Cluster) -> None:
     assert eventually(goes_as_explained)  # once the peer has mapped its memory
 
 
+LINKS = {
+    "cuda_ipc": r"(the same GPU|NVLink|PCIe), \d+ GB/s",
+    "cuda_basic": r"(PCIe|NVLink-C2C) by way of the host, \d+ GB/s",
+    "cuda_xth": r"(the same GPU|NVLink|PCIe), \d+ GB/s",
+}
+
+
+@pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
+def test_explain_names_the_link_and_how_fast_it_is(cluster: Cluster, channel: str) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    skip_unless_usable(channel, x)
+
+    def told() -> str:
+        rpc.rpc_sync("worker1", device_of, args=(x,), require=channel)
+        return {name: why for name, _, why in rpc.explain("worker1", x).candidates}[channel]
+
+    assert eventually(lambda: re.fullmatch(LINKS[channel], told()) is not None), told()
+
+
+def test_explain_names_the_link_within_a_process(agents: Agents) -> None:
+    a, _ = agents("a", rank=0), agents("b", rank=1)
+    x = torch.ones(4 * MEGA, device="cuda")
+
+    def told() -> str:
+        a.rpc_sync("b", device_of, args=(x,))
+        return {name: why for name, _, why in a.explain("b", x).candidates}["cuda_xth"]
+
+    assert eventually(lambda: re.fullmatch(LINKS["cuda_xth"], told()) is not None), told()
+
+
 @pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
 def test_each_channel_carries_when_it_is_required(cluster: Cluster, channel: str) -> None:
     cluster.start(1)
     x = torch.arange(3 * MEGA, device="cuda", dtype=torch.float32)
-    rpc.rpc_sync("worker1", device_of, args=(x,))
-    candidates = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}
-    if not candidates[channel][0]:
-        pytest.skip(f"{channel} is not usable here: {candidates[channel][1]}")
+    skip_unless_usable(channel, x)
     assert rpc.rpc_sync("worker1", equals, args=(torch.full_like(x, 5), 5), require=channel).item()
     assert rpc.counters().bytes_sent[channel] >= x.nbytes
 
@@ -434,10 +556,7 @@ def test_each_channel_carries_when_it_is_required(cluster: Cluster, channel: str
 def test_more_than_two_gibibytes_arrive(cluster: Cluster, channel: str) -> None:
     cluster.start(1)
     x = more_than_two_gibibytes()
-    rpc.rpc_sync("worker1", summary, args=(x,))
-    usable, why = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}[channel]
-    if not usable:
-        pytest.skip(f"{channel} is not usable here: {why}")
+    skip_unless_usable(channel, x)
     assert rpc.rpc_sync("worker1", summary, args=(x,), require=channel) == [(2 << 30) + 1, 1, 2, 3, 6]
 
 
