@@ -23,34 +23,6 @@ Buffer piece(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-BulkFlow::~BulkFlow() {
-  if (stream_ == nullptr) return;
-  const OnDevice here(device_.index);
-  if (here.status().ok()) api()->stream_destroy(stream_);
-}
-
-std::uint64_t BulkFlow::send(Transfer transfer) {
-  const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::unique_lock lock(mutex_);
-  const auto first = queue_.append(driven);
-  start(driven, first.status(), std::move(lock));
-  return first.ok() ? *first : 0;
-}
-
-void BulkFlow::receive(std::uint64_t first, Transfer transfer) {
-  const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::unique_lock lock(mutex_);
-  const auto taken = queue_.insert(first, driven);
-  start(driven, taken, std::move(lock));
-}
-
-void BulkFlow::start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock) {
-  lock.unlock();
-  if (taken.ok()) return pump();
-  driven->fail(taken);
-  driven->finish();
-}
-
 /// In the background.
 void BulkFlow::make_slots() {
   auto memory = SharedMemory::create(slots * most_chunk_bytes);
@@ -77,7 +49,7 @@ std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
   }
   const OnDevice here(device_.index);
   due.fail(here.status());
-  if (due.begun == 0 && due.copies()) due.fail(order_behind(stream_, due.transfer));
+  if (due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   if (!due.copies()) return nullptr;
   auto* const slot = free_.back();
   free_.pop_back();
@@ -165,13 +137,6 @@ void BulkFlow::stop(const Status& status) {
   }
   close(status);
   complete(std::move(broken), status);
-}
-
-void BulkFlow::close(const Status& status) {
-  std::unique_lock lock(mutex_);
-  const auto over = queue_.close(status);
-  lock.unlock();
-  finish(over);
 }
 
 }  // namespace tensorferry::cuda_basic

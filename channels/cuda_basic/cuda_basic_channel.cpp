@@ -23,6 +23,7 @@ namespace {
 using cuda_basic::BulkFlow;
 using cuda_basic::Direction;
 using cuda_basic::encode;
+using cuda_basic::Flow;
 using cuda_basic::Place;
 using cuda_basic::Ring;
 using cuda_basic::RingFlow;
@@ -35,6 +36,18 @@ struct Made {
   std::mutex mutex;
   std::shared_ptr<Ring> ring;
   double speed = 0;  // GB/s at which this end fills it, or at which both ends work it once the other has mapped it
+};
+
+/// One direction.
+struct Flows {
+  std::shared_ptr<RingFlow> ring;
+  std::shared_ptr<BulkFlow> bulk;
+
+  /// Not by nowhere.
+  [[nodiscard]] Flow& by(Way way) const {
+    if (way == Way::ring) return *ring;
+    return *bulk;
+  }
 };
 
 /// For a buffer that is let pass.
@@ -67,13 +80,10 @@ class CudaBasicChannel final : public Channel {
     auto ready = ready_of(buffer);
     if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
     Transfer transfer{buffer, std::move(std::get<cuda::Event>(ready)), {}, std::move(released)};
-    if (ring_ready_.load()) {
-      const auto first = out_ring_->send(std::move(transfer));
-      return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{Way::ring, first})};
-    }
-    const auto first = out_bulk_->send(std::move(transfer));
-    make_ring();
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{Way::bulk, first})};
+    const auto way = ring_ready_.load() ? Way::ring : Way::bulk;
+    const auto first = out_.by(way).send(std::move(transfer));
+    if (way == Way::bulk) make_ring();
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{way, first})};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -100,7 +110,8 @@ class CudaBasicChannel final : public Channel {
   }
 
   void discard(const Ticket& ticket) override {
-    if (const auto place = place_of(ticket); place && end().ok()) receive(*place, dropped(ticket.bytes));
+    if (const auto place = place_of(ticket); place && place->way != Way::nowhere && end().ok())
+      receive(*place, dropped(ticket.bytes));
   }
   void acknowledged(const Ticket&) override {}  // `released` ran, or will run, when the source is read no more
   void withdraw(const Ticket& ticket) override {
@@ -133,8 +144,9 @@ class CudaBasicChannel final : public Channel {
       end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
       status = end_;
     }
-    for (const auto& flow : {in_ring_, out_ring_}) flow->close(status);
-    for (const auto& flow : {in_bulk_, out_bulk_}) flow->close(status);
+    for (const auto* flows : {&in_, &out_}) {
+      for (const auto way : {Way::ring, Way::bulk}) flows->by(way).close(status);
+    }
   }
 
  private:
@@ -152,12 +164,7 @@ class CudaBasicChannel final : public Channel {
     return place;
   }
 
-  void receive(const Place& place, Transfer transfer) {
-    if (place.way == Way::ring)
-      in_ring_->receive(place.first, std::move(transfer));
-    else if (place.way == Way::bulk)
-      in_bulk_->receive(place.first, std::move(transfer));
-  }
+  void receive(const Place& place, Transfer transfer) { in_.by(place.way).receive(place.first, std::move(transfer)); }
 
   void on(const cuda_basic::Staging&, Descriptors descriptors) { map_ring(std::move(descriptors)); }
 
@@ -165,7 +172,7 @@ class CudaBasicChannel final : public Channel {
     if (!mapped.ok) return;
     const std::lock_guard lock(made_->mutex);
     if (!made_->ring) return;  // a peer that makes rings up
-    out_ring_->use(made_->ring);
+    out_.ring->use(made_->ring);
     made_->ring->memory.memory().seclude();
     made_->speed = std::min(made_->speed, static_cast<double>(mapped.speed) / 1000);
     ring_ready_.store(true);
@@ -177,11 +184,8 @@ class CudaBasicChannel final : public Channel {
   }
 
   void on(const cuda_basic::Broken& broken, const Descriptors&) {
-    const Status status(Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer()));
-    if (broken.way == Way::ring)
-      in_ring_->close(status);
-    else
-      in_bulk_->close(status);
+    in_.by(broken.way)
+        .close({Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer())});
   }
 
   /// What a flow that sends does when its GPU fails it.
@@ -219,7 +223,7 @@ class CudaBasicChannel final : public Channel {
     if (descriptors.size() != 1 || !wire_.may_share_memory() || mapping_.exchange(true))
       return;  // the link passes none: bulk data it is
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
-    cuda::background().submit([this, use = use_, in = in_ring_, received, device = pair_.local] {
+    cuda::background().submit([this, use = use_, in = in_.ring, received, device = pair_.local] {
       auto ring = Ring::over(SharedMemory::map(std::move(*received), Ring::bytes), device);
       cuda_basic::Mapped mapped{ring.ok(), 0};
       if (ring.ok()) {
@@ -243,12 +247,10 @@ class CudaBasicChannel final : public Channel {
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
-  const std::shared_ptr<RingFlow> in_ring_ = std::make_shared<RingFlow>(Direction::in, pair_.local);
-  const std::shared_ptr<RingFlow> out_ring_ =
-      std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(Way::ring, use_));
-  const std::shared_ptr<BulkFlow> in_bulk_ = std::make_shared<BulkFlow>(Direction::in, use_, pair_.local);
-  const std::shared_ptr<BulkFlow> out_bulk_ =
-      std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(Way::bulk, use_));
+  const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local),
+                  std::make_shared<BulkFlow>(Direction::in, use_, pair_.local)};
+  const Flows out_{std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(Way::ring, use_)),
+                   std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(Way::bulk, use_))};
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   std::atomic<bool> making_{false}, mapping_{false};
   std::atomic<bool> ring_ready_{false};  // the peer has mapped ours

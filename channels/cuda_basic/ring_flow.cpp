@@ -12,40 +12,16 @@ using cuda::api;
 using cuda::OnDevice;
 using cuda::Watcher;
 
-RingFlow::~RingFlow() {
-  if (stream_ == nullptr) return;
-  const OnDevice here(device_.index);
-  if (here.status().ok()) api()->stream_destroy(stream_);
-}
-
 void RingFlow::use(std::shared_ptr<Ring> ring) {
   const std::lock_guard lock(mutex_);
   if (!ring_) ring_ = std::move(ring);
 }
 
-std::uint64_t RingFlow::send(Transfer transfer) {
-  const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::unique_lock lock(mutex_);
-  const auto first = queue_.append(driven);
-  start(driven, first.status(), std::move(lock));
-  return first.ok() ? *first : 0;
-}
-
-void RingFlow::receive(std::uint64_t first, Transfer transfer) {
-  const auto driven = std::make_shared<Driven>(std::move(transfer));
-  std::unique_lock lock(mutex_);
-  const auto taken = queue_.insert(first, driven);
-  start(driven, taken, std::move(lock));
-}
-
-void RingFlow::start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock) {
-  const bool begin = taken.ok() && !std::exchange(taking_turns_, true);
-  lock.unlock();
-  if (!taken.ok()) {
-    driven->fail(taken);
-    return driven->finish();
+void RingFlow::go_on() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(taking_turns_, true)) return;
   }
-  if (!begin) return;
   // What a GPU can be given at once need not wait for the watcher to wake, who then has the time of two chunks.
   if (on_gpu() && turn(2) == Watcher::Progress::over) return;
   // A few for a GPU, one for the host, so that others have their turns.
@@ -91,7 +67,7 @@ bool RingFlow::next_is_there() const {
 
 void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
   auto& due = *queue_.due();
-  if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(stream_, due.transfer));
+  if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();
   const auto place = Ring::chunk(chunk.number);
   auto status = chunk.status;
@@ -143,13 +119,6 @@ void RingFlow::stop(const Status& status, News& news) {
   if (queue_.closed()) return;
   news.broken = status;
   for (auto& driven : queue_.close(status)) news.over.push_back(std::move(driven));
-}
-
-void RingFlow::close(const Status& status) {
-  std::unique_lock lock(mutex_);
-  const auto over = queue_.close(status);
-  lock.unlock();
-  finish(over);
 }
 
 }  // namespace tensorferry::cuda_basic

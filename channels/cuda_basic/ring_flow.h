@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "channels/cuda/watcher.h"
+#include "channels/cuda_basic/flow.h"
 #include "channels/cuda_basic/ring.h"
-#include "channels/cuda_basic/transfer.h"
 
 namespace tensorferry::cuda_basic {
 
@@ -22,27 +22,14 @@ namespace tensorferry::cuda_basic {
 /// No stream ever waits for what a peer's host has yet to do. Such a stream makes whatever the driver synchronises with
 /// it (cudaMalloc, page-locking) wait for the peer too; and where two processes wait so for each other, for ever.
 ///
-/// Thread-safe; runs completions with no lock held.
-class RingFlow final : public std::enable_shared_from_this<RingFlow> {
+/// `landed` runs when the last chunk is on its way in the order of the memory's stream.
+class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow> {
  public:
-  /// `broken`, of the sender's: runs when its GPU can copy no more. The numbers of what is lost come no more either, so
-  /// all transfers end with that error, and the other end must be told.
   explicit RingFlow(Direction direction, Device device, Completion broken = {})
-      : direction_(direction), device_(device), broken_(std::move(broken)) {}
-  ~RingFlow();
-  RingFlow(const RingFlow&) = delete;
-  RingFlow& operator=(const RingFlow&) = delete;
+      : Flow(direction, device, std::move(broken), 0) {}
 
   /// Before the first transfer.
   void use(std::shared_ptr<Ring> ring);
-
-  /// Begins at once, as far as there is room. Returns the number of the first chunk, by which the other end receives.
-  std::uint64_t send(Transfer transfer);
-  /// What has that number. `landed` runs when the last chunk is on its way in the order of the memory's stream.
-  void receive(std::uint64_t first, Transfer transfer);
-
-  /// Ends the transfers that have not, with `status`: at once, or when what is being copied is.
-  void close(const Status& status);
 
  private:
   struct Flying {
@@ -57,8 +44,7 @@ class RingFlow final : public std::enable_shared_from_this<RingFlow> {
     bool any = false;
   };
 
-  [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
-  void start(const DrivenPtr& driven, const Status& taken, std::unique_lock<std::mutex> lock);
+  void go_on() override;
   cuda::Watcher::Progress turn(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
@@ -66,15 +52,8 @@ class RingFlow final : public std::enable_shared_from_this<RingFlow> {
   void end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news);
   void stop(const Status& status, News& news);
 
-  const Direction direction_;
-  const Device device_;
-
-  std::mutex mutex_;  // guards what follows
-  Completion broken_;
-  CUstream stream_ = nullptr;  // GPU: made at first use
-  std::shared_ptr<Ring> ring_;
-  Queue queue_{0};
-  std::deque<Flying> flying_;  // being copied, in the stream's order
+  std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
+  std::deque<Flying> flying_;   // being copied, in the stream's order
   bool taking_turns_ = false;
 };
 

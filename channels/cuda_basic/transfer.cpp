@@ -16,14 +16,6 @@ void finish(const std::vector<DrivenPtr>& over) {
   for (const auto& driven : over) driven->finish();
 }
 
-Status order_behind(CUstream& stream, const Transfer& transfer) {
-  auto result = CUDA_SUCCESS;
-  if (stream == nullptr) result = cuda::api()->stream_create(&stream, CU_STREAM_NON_BLOCKING);
-  if (result != CUDA_SUCCESS) return cuda::status_of(result, "making a stream");
-  if (transfer.ready) result = cuda::api()->stream_wait_event(stream, transfer.ready.get(), 0);
-  return cuda::status_of(result, "ordering a copy behind what uses its memory");
-}
-
 Result<std::uint64_t> Queue::append(DrivenPtr driven) {
   if (closed()) return closed_;
   const auto first = unused_;

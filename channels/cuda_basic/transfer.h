@@ -1,4 +1,4 @@
-/// What the two ways of a cuda_basic channel, by ring and as bulk data, have in common.
+/// What a cuda_basic channel carries: buffers, in chunks, one after another.
 #pragma once
 
 #include <algorithm>
@@ -61,10 +61,6 @@ struct Driven {
 using DrivenPtr = std::shared_ptr<Driven>;
 /// With no lock held.
 void finish(const std::vector<DrivenPtr>& over);
-
-/// What is put on `stream` from now on comes behind what the transfer's memory waits for. Inside OnDevice. `stream` is
-/// made where it is null.
-Status order_behind(CUstream& stream, const Transfer& transfer);
 
 /// Transfers of one direction that have not begun all their chunks, by the numbers of those. The sender gives each the
 /// numbers behind the last one's. The receiver hears of them in any order, and begins none before those in front of it.

@@ -1,0 +1,55 @@
+#include "channels/cuda_basic/flow.h"
+
+#include <memory>
+#include <utility>
+
+namespace tensorferry::cuda_basic {
+
+using cuda::api;
+using cuda::OnDevice;
+
+Flow::~Flow() {
+  if (stream_ == nullptr) return;
+  const OnDevice here(device_.index);
+  if (here.status().ok()) api()->stream_destroy(stream_);
+}
+
+std::uint64_t Flow::send(Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  std::unique_lock lock(mutex_);
+  const auto first = queue_.append(driven);
+  lock.unlock();
+  start(driven, first.status());
+  return first.ok() ? *first : 0;
+}
+
+void Flow::receive(std::uint64_t first, Transfer transfer) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
+  std::unique_lock lock(mutex_);
+  const auto taken = queue_.insert(first, driven);
+  lock.unlock();
+  start(driven, taken);
+}
+
+void Flow::start(const DrivenPtr& driven, const Status& taken) {
+  if (taken.ok()) return go_on();
+  driven->fail(taken);
+  driven->finish();
+}
+
+void Flow::close(const Status& status) {
+  std::unique_lock lock(mutex_);
+  const auto over = queue_.close(status);
+  lock.unlock();
+  finish(over);
+}
+
+Status Flow::order_behind(const Transfer& transfer) {
+  auto result = CUDA_SUCCESS;
+  if (stream_ == nullptr) result = api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return cuda::status_of(result, "making a stream");
+  if (transfer.ready) result = api()->stream_wait_event(stream_, transfer.ready.get(), 0);
+  return cuda::status_of(result, "ordering a copy behind what uses its memory");
+}
+
+}  // namespace tensorferry::cuda_basic
