@@ -33,13 +33,7 @@ double Stopwatch::milliseconds() const {
 Bench::Bench() { then(api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING)); }
 
 Bench::~Bench() {
-  if (memory_ != 0) api()->mem_free(memory_);
   if (stream_ != nullptr) api()->stream_destroy(stream_);
-}
-
-CUdeviceptr Bench::allocate(std::size_t bytes) {
-  if (result_ == CUDA_SUCCESS) then(api()->mem_alloc(&memory_, bytes));
-  return memory_;
 }
 
 void Bench::copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {

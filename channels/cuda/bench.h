@@ -28,8 +28,9 @@ class Stopwatch final {
   std::array<CUevent, 2> events_{};
 };
 
-/// A stream and device memory to copy with. Whoever uses it waits, and the driver may wait for all that the device is
-/// doing: for the background thread alone. Inside OnDevice. After an error nothing more is done.
+/// A stream to copy by, for who waits: the background thread alone. Inside OnDevice. After an error nothing more is
+/// done. (It has no memory of its own: cuMemAlloc and cuMemFree wait for all that the device is doing, and have other
+/// threads that call the driver wait with them.)
 class Bench final {
  public:
   Bench();
@@ -37,8 +38,6 @@ class Bench final {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  /// Device memory, until this one's end. Once.
-  CUdeviceptr allocate(std::size_t bytes);
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
   /// GB/s of a copy that is made for the second time.
   double speed(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
@@ -51,7 +50,6 @@ class Bench final {
   }
   CUresult result_ = CUDA_SUCCESS;
   CUstream stream_ = nullptr;
-  CUdeviceptr memory_ = 0;
 };
 
 /// 0: there is no figure.

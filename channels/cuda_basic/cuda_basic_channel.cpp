@@ -1,6 +1,5 @@
 #include "channels/cuda_basic/cuda_basic_channel.h"
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -35,8 +34,15 @@ using ControlMessage = cuda_basic::Control;
 struct Made {
   std::mutex mutex;
   std::shared_ptr<Ring> ring;
-  double speed = 0;  // GB/s at which this end fills it, or at which both ends work it once the other has mapped it
 };
+
+Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device device) {
+  if (!memory.ok()) return memory.status();
+  if (device.type == DeviceType::cpu) return std::make_shared<Ring>(Ring{cuda::Pinned::unlocked(std::move(*memory))});
+  auto pinned = cuda::Pinned::lock(std::move(*memory), device.index);
+  if (!pinned.ok()) return pinned.status();
+  return std::make_shared<Ring>(Ring{std::move(*pinned)});
+}
 
 /// One direction.
 struct Flows {
@@ -124,9 +130,7 @@ class CudaBasicChannel final : public Channel {
     const auto link = pair_.local.type == DeviceType::cuda
                           ? formatted("{} by way of the host", cuda::link_to_host(pair_.local.index))
                           : std::string("by way of the host");
-    if (!ring_ready_.load()) return link;
-    const std::lock_guard lock(made_->mutex);
-    return cuda::described(link, made_->speed);
+    return cuda::described(link, out_.ring->speed());
   }
 
   void settle() override { cuda::Watcher::of_this_process().look_now(); }
@@ -174,7 +178,6 @@ class CudaBasicChannel final : public Channel {
     if (!made_->ring) return;  // a peer that makes rings up
     out_.ring->use(made_->ring);
     made_->ring->memory.memory().seclude();
-    made_->speed = std::min(made_->speed, static_cast<double>(mapped.speed) / 1000);
     ring_ready_.store(true);
   }
 
@@ -202,15 +205,13 @@ class CudaBasicChannel final : public Channel {
   void make_ring() {
     if (!wire_.may_share_memory() || making_.exchange(true)) return;
     cuda::background().submit([use = use_, made = made_, device = pair_.local] {
-      auto ring = Ring::over(SharedMemory::create(Ring::bytes), device);
+      auto ring = ring_over(SharedMemory::create(Ring::bytes), device);
       if (!ring.ok()) return;
-      const auto speed = (*ring)->speed(Direction::out, device);
       auto descriptor = (*ring)->memory.memory().share();
       if (!descriptor.ok()) return;
       {
         const std::lock_guard lock(made->mutex);
         made->ring = std::move(*ring);
-        made->speed = speed;
       }
       Descriptors descriptors;
       descriptors.push_back(std::move(*descriptor));
@@ -224,15 +225,11 @@ class CudaBasicChannel final : public Channel {
       return;  // the link passes none: bulk data it is
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
     cuda::background().submit([this, use = use_, in = in_.ring, received, device = pair_.local] {
-      auto ring = Ring::over(SharedMemory::map(std::move(*received), Ring::bytes), device);
-      cuda_basic::Mapped mapped{ring.ok(), 0};
-      if (ring.ok()) {
-        mapped.speed = static_cast<std::uint64_t>(1000 * (*ring)->speed(Direction::in, device));
-        in->use(*ring);
-      }
+      auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);
+      if (ring.ok()) in->use(*ring);
       use->with([&](Wire& wire) {
-        their_ring_.store(mapped.ok);
-        wire.control(encode(ControlMessage(mapped)), {});
+        their_ring_.store(ring.ok());
+        wire.control(encode(ControlMessage(cuda_basic::Mapped{ring.ok()})), {});
       });
     });
   }

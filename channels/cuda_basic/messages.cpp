@@ -12,7 +12,6 @@ struct Write {
   void operator()(const Mapped& mapped) const {
     out.put(Kind::mapped);
     out.put(static_cast<std::uint8_t>(mapped.ok));
-    out.varint(mapped.speed);
   }
   void operator()(const Withdrawn& withdrawn) const {
     out.put(Kind::withdrawn);
@@ -47,11 +46,9 @@ std::optional<Control> control_of(ByteView bytes) {
     case Kind::staging:
       control = Staging{};
       break;
-    case Kind::mapped: {
-      const auto ok = in.flag();
-      control = Mapped{ok, in.varint()};
+    case Kind::mapped:
+      control = Mapped{in.flag()};
       break;
-    }
     case Kind::withdrawn: {
       const auto way = way_of(in.get<std::uint8_t>());
       const auto first = in.varint(), size = in.varint();

@@ -10,7 +10,7 @@
 
 namespace tensorferry::cuda_basic {
 
-inline constexpr std::uint8_t version = 4;  // of all this
+inline constexpr std::uint8_t version = 3;  // of all this
 
 /// How bytes go.
 enum class Way : std::uint8_t {
@@ -21,10 +21,9 @@ enum class Way : std::uint8_t {
 
 /// A ring for what this end sends, in the memfd that comes along.
 struct Staging {};
-/// Whether the other end's ring could be mapped and page-locked here, and how fast this end would empty it.
+/// Whether the other end's ring could be mapped and page-locked here.
 struct Mapped {
   bool ok = false;
-  std::uint64_t speed = 0;  // MB/s; 0: not known
 };
 /// The sender's: this ticket never comes, but its bytes do.
 struct Withdrawn {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "channels/cuda/pinned.h"
 #include "channels/cuda_basic/transfer.h"
@@ -21,9 +20,6 @@ struct Ring {
 
   cuda::Pinned memory;
 
-  /// Over what holds a ring, page-locked where `device`, this end's, is a GPU. Takes milliseconds.
-  static Result<std::shared_ptr<Ring>> over(Result<SharedMemory> memory, Device device);
-
   struct Chunk {
     std::size_t slot;
     std::uint32_t value;
@@ -33,10 +29,6 @@ struct Ring {
   [[nodiscard]] cuda::Word free(std::size_t slot) const { return cuda::word_at(memory, (slots + slot) * word_bytes); }
   [[nodiscard]] std::byte* data(std::size_t slot) const { return memory.data() + header + slot * slot_bytes; }
   [[nodiscard]] CUdeviceptr on_device(std::size_t slot) const { return memory.on_device(header + slot * slot_bytes); }
-
-  /// GB/s at which this end would fill the ring, or empty it; 0: not known. Copies a slot's bytes: before the ring is
-  /// used. Takes milliseconds.
-  [[nodiscard]] double speed(Direction direction, Device device) const;
 };
 
 }  // namespace tensorferry::cuda_basic

@@ -1,10 +1,13 @@
 #include "channels/cuda_basic/ring_flow.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "channels/completion.h"
+#include "channels/cuda/bench.h"
 
 namespace tensorferry::cuda_basic {
 
@@ -112,7 +115,20 @@ void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Statu
   else
     stop(copied, news);
   --driven->pending;
+  if (copied.ok()) time(*driven);
   if (driven->over()) news.over.push_back(driven);
+}
+
+/// From the end of its first chunk on, before which it may have waited for all kinds of things, to that of the last.
+void RingFlow::time(Driven& driven) {
+  constexpr auto least = 2 * Ring::slots;  // chunks, so that it waits for the receiver
+  if (direction_ == Direction::in || chunks_of(driven.bytes()) < least) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!driven.first_ended) driven.first_ended = now;
+  if (!driven.over()) return;
+  const std::chrono::duration<double, std::milli> taken = now - *driven.first_ended;
+  const auto speed = cuda::gigabytes_per_second(driven.bytes() - chunk_bytes(driven.bytes()), taken.count());
+  speed_.store(std::max(speed, speed_.load()));
 }
 
 void RingFlow::stop(const Status& status, News& news) {

@@ -1,6 +1,7 @@
 /// One direction of a cuda_basic channel at one end, by ring.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -30,6 +31,8 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
 
   /// Before the first transfer.
   void use(std::shared_ptr<Ring> ring);
+  /// The sender's GB/s in the fastest transfer so far of those that the receiver's pace shows in; 0: there was none.
+  [[nodiscard]] double speed() const { return speed_.load(); }
 
  private:
   struct Flying {
@@ -51,7 +54,9 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, News& news);
   void end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news);
   void stop(const Status& status, News& news);
+  void time(Driven& driven);
 
+  std::atomic<double> speed_{0};
   std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
   std::deque<Flying> flying_;   // being copied, in the stream's order
   bool taking_turns_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -45,6 +46,7 @@ struct Driven {
   std::size_t begun = 0;    // bytes
   std::size_t pending = 0;  // chunks that have begun and not ended
   Status status;
+  std::optional<std::chrono::steady_clock::time_point> first_ended;  // its first chunk; where it is timed
 
   [[nodiscard]] std::size_t bytes() const { return transfer.memory.bytes; }
   /// Chunks that have not begun.

@@ -53,13 +53,21 @@ struct Shared {
   Status end;        // ok until close()
   std::shared_ptr<WordsOut> words_out;
   std::shared_ptr<WordsIn> words_in;
-  std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;
-  bool probed = false;  // the peer's memory
+  std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // goes when both ends have probed
+  bool peer_probed = false, tried = false;
+  bool probed = false;  // tried, with success
   std::string link;     // what the probe found out of it
 
   [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
     const std::lock_guard lock(mutex);
     return words_in;
+  }
+  /// `who`: peer_probed or tried. In the background, as letting memory go may take a while.
+  void has_probed(bool& who) {
+    std::shared_ptr<cuda_ipc::ProbeMemory> unused;
+    const std::lock_guard lock(mutex);
+    who = true;
+    if (peer_probed && tried) unused = std::move(probe_memory);
   }
   void ready(const Status& status) {
     use->with([&](Wire& wire) { wire.ready(status); });
@@ -117,7 +125,15 @@ void map_words(const SharedPtr& shared, FileDescriptor received) {
 }
 
 void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescriptor memory) {
-  const auto speed = cuda_ipc::probe(std::move(memory), asked.nonce, shared->device);
+  std::shared_ptr<cuda_ipc::ProbeMemory> mine;
+  {
+    const std::lock_guard lock(shared->mutex);
+    mine = shared->probe_memory;
+  }
+  const auto speed = mine ? cuda_ipc::probe(std::move(memory), asked.nonce, shared->device, *mine)
+                          : Result<double>(Status(Code::channel_unavailable, "there is no memory to probe with"));
+  mine.reset();
+  shared->has_probed(shared->tried);
   shared->use->with([](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Probed{})), {}); });
   if (!speed.ok()) return shared->ready(speed.status());
   {
@@ -301,11 +317,7 @@ class CudaIpcChannel final : public Channel {
   }
 
   void on(const cuda_ipc::Probed&, const Descriptors&) {
-    cuda::background().submit([shared = shared_] {
-      std::shared_ptr<cuda_ipc::ProbeMemory> memory;
-      const std::lock_guard lock(shared->mutex);
-      memory = std::move(shared->probe_memory);
-    });
+    cuda::background().submit([shared = shared_] { shared->has_probed(shared->peer_probed); });
   }
 
   void on(const cuda_ipc::Handle& handle, const Descriptors&) { shared_->imports->add(handle, tell_opened(handle.id)); }

@@ -11,7 +11,7 @@
 
 namespace tensorferry::cuda_ipc {
 
-inline constexpr std::uint8_t version = 1;  // of all this
+inline constexpr std::uint8_t version = 2;  // of all this
 
 /// Mapped memory lies in windows of so many bytes of the sender's address space, which the receiver reserves as a
 /// whole: what is contiguous there is contiguous here.

@@ -52,7 +52,7 @@ ProbeMemory::~ProbeMemory() {
   if (bytes_ != 0) api()->mem_address_free(begin_, bytes_);
 }
 
-Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device) {
+Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device, const ProbeMemory& mine) {
   const OnDevice here(device);
   if (!here.status().ok()) return here.status();
   auto window = Window::reserve(device);
@@ -61,10 +61,9 @@ Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device) {
   if (!mapping.ok()) return mapping.status();
   const auto theirs = (*mapping)->begin();
   cuda::Bench bench;
-  const auto mine = bench.allocate(probe_bytes);
   std::uint64_t found = ~nonce;
-  const auto speed = bench.speed(mine, theirs, probe_bytes);
-  bench.copy(cuda::address_of(&found), mine, sizeof found);
+  const auto speed = bench.speed(mine.copies(), theirs, probe_bytes / 2);
+  bench.copy(cuda::address_of(&found), mine.copies(), sizeof found);
   if (auto status = bench.wait("copying from the peer's GPU"); !status.ok()) return status;
   if (found != nonce)
     return Status(Code::channel_unavailable, "what was copied from the peer's GPU is not what it wrote");

@@ -9,9 +9,9 @@
 
 namespace tensorferry::cuda_ipc {
 
-inline constexpr std::uint64_t probe_bytes = std::uint64_t{8} << 20;
+inline constexpr std::uint64_t probe_bytes = std::uint64_t{16} << 20;
 
-/// Device memory that a peer may map by descriptor, holding a nonce. Takes milliseconds, as all here.
+/// Device memory that a peer may map by descriptor, holding a nonce in its first half. Takes milliseconds, as all here.
 class ProbeMemory final {
  public:
   static Result<std::shared_ptr<ProbeMemory>> make(int device, std::uint64_t nonce);
@@ -19,6 +19,8 @@ class ProbeMemory final {
   ProbeMemory(const ProbeMemory&) = delete;
   ProbeMemory& operator=(const ProbeMemory&) = delete;
 
+  /// The second half, into which this end copies the first half of the peer's.
+  [[nodiscard]] CUdeviceptr copies() const { return begin_ + probe_bytes / 2; }
   /// For the peer, once.
   FileDescriptor take_descriptor() { return std::move(descriptor_); }
 
@@ -31,7 +33,7 @@ class ProbeMemory final {
   FileDescriptor descriptor_;
 };
 
-/// Maps a peer's, copies it and compares. GB/s of a copy of all of it; or why it cannot be.
-Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device);
+/// Maps a peer's, copies it into `mine` and compares. The GB/s of that; or why it cannot be.
+Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device, const ProbeMemory& mine);
 
 }  // namespace tensorferry::cuda_ipc

@@ -85,9 +85,12 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
   }
 }
 
-TEST_F(CudaBasicHost, SaysWhichWayTheBytesGoAndHowFastOnceThereIsARing) {
-  EXPECT_EQ(pair.a->channel().describe(), "by way of the host");
+TEST_F(CudaBasicHost, SaysWhichWayTheBytesGoAndHowFastALargeBufferWent) {
   send_until_by_ring();
+  EXPECT_EQ(pair.a->channel().describe(), "by way of the host");
+  pair.a->send(memory->filled(16 * megabyte, 1));
+  EXPECT_EQ(pair.b->receive().at(0)->landed.wait_name(), "Ok");
+  sent_and_received();
   EXPECT_THAT(pair.a->channel().describe(), testing::MatchesRegex("by way of the host, [1-9][0-9]* GB/s"));
 }
 

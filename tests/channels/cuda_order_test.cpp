@@ -68,10 +68,13 @@ class CudaOrder : public testing::Test {
     memory_b = cuda_memory(0, CudaKind::chunks);
     driver_a = DriverOf::make();
     driver_b = DriverOf::make();
+    open();
+    memory_b->filled(4 * megabyte, 0);  // where a kernel runs, the driver may let who asks for more wait for it
+  }
+  void open() {
     pair = std::make_unique<WirePair>(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
     ASSERT_EQ(pair->a->wait_ready().value_or(Status(Code::internal, "")).text(), "Ok");
     ASSERT_EQ(pair->b->wait_ready().value_or(Status(Code::internal, "")).text(), "Ok");
-    memory_b->filled(4 * megabyte, 0);  // where a kernel runs, the driver may let who asks for more wait for it
   }
 
   std::unique_ptr<DeviceMemory> memory_a, memory_b;
@@ -146,6 +149,29 @@ TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
   EXPECT_EQ(landed.wait_name(), "Ok");
   EXPECT_EQ(consumed.wait_name(), "Ok");
   EXPECT_TRUE(this->memory_b->holds(destination, 7));
+}
+
+/// What the driver does with pages, mappings and memory may wait for all kernels, with a lock held that other threads
+/// need to call it at all.
+TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
+  const auto source = this->memory_a->filled(megabyte, 5);
+  this->pair.reset();
+  const Blocked kernel;
+  std::promise<void> over;
+  std::thread rescuer([&, opened = over.get_future()] {
+    if (opened.wait_for(std::chrono::seconds(5)) == std::future_status::timeout) kernel.let_go();
+  });
+  const auto begun = std::chrono::steady_clock::now();
+  this->open();
+  const auto released = this->pair->a->send(source);
+  const auto arrivals = this->pair->b->receive();
+  EXPECT_EQ(arrivals.at(0)->landed.wait_name(), "Ok");
+  EXPECT_EQ(released.wait_name(), "Ok");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(4));
+  over.set_value();
+  rescuer.join();
+  kernel.let_go();
+  EXPECT_TRUE(this->memory_b->holds(arrivals.at(0)->buffer, 5));
 }
 
 TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,7 +254,7 @@ def test_long_kernels_before_and_after_and_memory_used_again_at_once(
                 right.append((y == sent + 1).all())
                 del y, future
                 torch.empty(MEGA, device="cuda").fill_(-2)
-    assert torch.stack(right).all().item() and len(right) == 40
+        assert torch.stack(right).all().item() and len(right) == 40
 
 
 def test_an_argument_may_be_overwritten_once_it_is_sent(cluster: Cluster) -> None:
@@ -310,10 +311,11 @@ def test_nothing_on_a_calls_way_synchronises(cluster: Cluster) -> None:
     skip_unless_ipc(x)
 
     def names_seen(action: Callable[[], Any]) -> tuple[list[str], list[str]]:
-        rpc.rpc_sync("worker1", begin_profile)
+        worker = cluster.workers[0]
+        worker.run(begin_profile)
         begin_profile()
         action()
-        return end_profile(), rpc.rpc_sync("worker1", end_profile)
+        return end_profile(), worker.run(end_profile)
 
     def calls() -> None:
         y = x
@@ -347,9 +349,10 @@ def end_profile() -> list[str]:
     """The names of the runtime's and the driver's calls that the process has made since."""
     profile = profiles.pop()
     profile.stop()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profile.export_chrome_trace(file.name)
-        events = json.load(file)["traceEvents"]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
     return [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
 
 
@@ -522,7 +525,7 @@ LINKS = {
 @pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
 def test_explain_names_the_link_and_how_fast_it_is(cluster: Cluster, channel: str) -> None:
     cluster.start(1)
-    x = torch.ones(MEGA, device="cuda")
+    x = torch.ones(8 * MEGA, device="cuda")  # large enough to be timed
     skip_unless_usable(channel, x)
 
     def told() -> str:
