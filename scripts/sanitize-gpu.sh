@@ -9,28 +9,24 @@ build_targets tensorferry_python tensorferry_python_package cuda_order_test cuda
 export PYTHONPATH=$PWD/build/gpu/python
 failed=()
 
-# checked NAME [OPTIONS ...] -- COMMAND ...: its processes, all of them, must have been checked without an error.
+# checked NAME COMMAND ...: its processes, all of them, must have been checked without an error.
 checked() {
-  local name=$1 log=build/gpu/sanitized.log options=() ok=yes
-  shift
-  while [ "$1" != -- ]; do options+=("$1"); shift; done
+  local name=$1 log=build/gpu/sanitized.log ok=yes
   shift
   say "under memcheck: $name"
-  "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no "${options[@]}" "$@" 2>&1 | tee "$log" || ok=no
+  "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no "$@" 2>&1 | tee "$log" || ok=no
   grep -q 'ERROR SUMMARY' "$log" || ok=no
   ! grep -q 'ERROR SUMMARY: [1-9]' "$log" || ok=no
   [ "$ok" = yes ] || failed+=("$name")
 }
 
-checked "what streams of the channels wait for" -- build/gpu/tests/channels/cuda_order_test --gtest_filter=-*Killed*
-checked "the converter's streams and memory" -- build/gpu/tests/converters/cuda_converter_test
-again='long_kernels or freed_and_filled or overwritten_once or what_a_stream_is_doing or streams_of_the_caller'
-checked "calls, torch's caching allocator" -- "$python" -m pytest tests/python/test_cuda.py -q -k "$again"
-# Here each tensor's memory comes and goes in the order of streams, and the sanitizer knows of it. cuda_ipc cannot export
-# such memory, and is left out.
-export PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync
-checked "calls, cudaMallocAsync" --track-stream-ordered-races all -- \
-  "$python" -m pytest tests/python/test_cuda.py -q -k "long_kernels or freed_and_filled"
+# Without the test that forks: in a process that has used a GPU that is not allowed.
+checked "what streams of the channels wait for" build/gpu/tests/channels/cuda_order_test --gtest_filter=-*Killed*
+checked "the converter's streams and memory" build/gpu/tests/converters/cuda_converter_test
+checked "calls" "$python" -m pytest tests/python/test_cuda.py -q -k "long_kernels or freed_and_filled"
+# Each tensor with memory of its own from the driver, whose bounds and end the sanitizer knows.
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+checked "calls, without a caching allocator" "$python" -m pytest tests/python/test_cuda.py -q -k long_kernels
 
 [ ${#failed[@]} -eq 0 ] || die "compute-sanitizer found errors in: ${failed[*]}"
 say "compute-sanitizer found no error"
