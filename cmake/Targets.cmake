@@ -61,12 +61,13 @@ function(tensorferry_executable name)
 endfunction()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
-#                  [ONE_PROCESS] [ALONE])
+#                  [ONE_PROCESS] [TOGETHER suites ...] [ALONE])
 # A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default), except
-# with NEEDS_TORCH or ONE_PROCESS: loading libtorch once a case would take longer than the cases.
+# with NEEDS_TORCH or ONE_PROCESS, where all share a process, and those of suites that are to run TOGETHER ("*" stands
+# for any text), each of which has one: loading libtorch, or making a CUDA context, takes longer than a case.
 # ALONE: no other test runs beside it. NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
-  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK" ${ARGN})
+  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK;TOGETHER" ${ARGN})
   if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))
     return()
   endif()
@@ -89,7 +90,18 @@ function(tensorferry_test name)
       TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE})
     return()
   endif()
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases)
+  set(others)
+  foreach(suite IN LISTS arg_TOGETHER)
+    add_test(NAME "${name}.${suite}" COMMAND ${name} "--gtest_filter=${suite}.*")
+    set_tests_properties("${name}.${suite}" PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests"
+      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE})
+    string(APPEND others ":${suite}.*")
+  endforeach()
+  if(others)
+    string(REGEX REPLACE "^:" "-" others "${others}")
+    set(others TEST_FILTER "${others}")
+  endif()
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases ${others})
   # Set by a file that CTest reads last: gtest_discover_tests' own PROPERTIES cannot carry a list.
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
   file(WRITE "${file}" "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"

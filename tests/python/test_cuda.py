@@ -133,7 +133,12 @@ def skip_unless_ipc(x: torch.Tensor) -> None:
 
 def skip_unless_usable(channel: str, x: torch.Tensor) -> None:
     rpc.rpc_sync("worker1", device_of, args=(x,))  # opens what has to be opened
-    usable, why = {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}[channel]
+
+    def state() -> tuple[bool, str]:
+        return {name: (usable, why) for name, usable, why in rpc.explain("worker1", x).candidates}[channel]
+
+    eventually(lambda: state()[1] != "its probe is under way")
+    usable, why = state()
     if not usable:
         pytest.skip(f"{channel} is not usable here: {why}")
 
