@@ -5,7 +5,8 @@
 . scripts/gpu.sh
 
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin first_of compute-sanitizer)
-build_targets tensorferry_python tensorferry_python_package cuda_order_test cuda_converter_test
+build_targets tensorferry_python tensorferry_python_package cuda_order_test cuda_converter_test \
+  cuda_calls_test
 export PYTHONPATH=$PWD/build/gpu/python
 failed=()
 
@@ -15,7 +16,7 @@ checked() {
   local name=$1 log=build/gpu/sanitized.log ok=yes
   shift
   say "under memcheck: $name"
-  "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no \
+  timeout 600 "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no \
     --show-backtrace no "$@" 2>&1 | tee "$log" || ok=no
   grep -q 'ERROR SUMMARY' "$log" || ok=no
   ! grep -q 'ERROR SUMMARY: [1-9]' "$log" || ok=no
@@ -25,10 +26,11 @@ checked() {
 # Without the test that forks: in a process that has used a GPU that is not allowed.
 checked "what streams of the channels wait for" build/gpu/tests/channels/cuda_order_test --gtest_filter=-*Killed*
 checked "the converter's streams and memory" build/gpu/tests/converters/cuda_converter_test
-checked "calls" "$python" -m pytest tests/python/test_cuda.py -q -k "long_kernels or freed_and_filled"
+calls=build/gpu/tests/rpc/cuda_calls_test
+checked "calls" env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$calls"
 # Each tensor with memory of its own from the driver, whose bounds and end the sanitizer knows.
-export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-checked "calls, without a caching allocator" "$python" -m pytest tests/python/test_cuda.py -q -k long_kernels
+checked "calls, without a caching allocator" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$calls"
+checked "calls from Python, between processes" "$python" -m pytest tests/python/test_cuda.py -q -k long_kernels
 
 [ ${#failed[@]} -eq 0 ] || die "compute-sanitizer found errors in: ${failed[*]}"
 say "compute-sanitizer found no error"
