@@ -5,32 +5,27 @@
 . scripts/gpu.sh
 
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin first_of compute-sanitizer)
-build_targets tensorferry_python tensorferry_python_package cuda_order_test cuda_converter_test \
-  cuda_calls_test
-export PYTHONPATH=$PWD/build/gpu/python
+build_targets cuda_order_test cuda_converter_test cuda_calls_test
 failed=()
 
-# checked NAME COMMAND ...: its processes, all of them, must have been checked without an error. Without backtraces, for
-# which the sanitizer would want Python's lock while a thread that has it waits for the sanitizer.
+# checked NAME COMMAND ...: its processes, all of them, must have been checked without an error.
 checked() {
   local name=$1 log=build/gpu/sanitized.log ok=yes
   shift
   say "under memcheck: $name"
-  timeout 600 "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no \
-    --show-backtrace no "$@" 2>&1 | tee "$log" || ok=no
+  timeout 600 "$sanitizer" --tool memcheck --target-processes all --require-cuda-init no --report-api-errors no "$@" 2>&1 | tee "$log" || ok=no
   grep -q 'ERROR SUMMARY' "$log" || ok=no
   ! grep -q 'ERROR SUMMARY: [1-9]' "$log" || ok=no
   [ "$ok" = yes ] || failed+=("$name")
 }
 
 # Without the test that forks: in a process that has used a GPU that is not allowed.
-checked "what streams of the channels wait for" build/gpu/tests/channels/cuda_order_test --gtest_filter=-*Killed*
+checked "what streams of the channels wait for" build/gpu/tests/channels/cuda_order_test --gtest_filter='-*Killed*'
 checked "the converter's streams and memory" build/gpu/tests/converters/cuda_converter_test
 calls=build/gpu/tests/rpc/cuda_calls_test
 checked "calls" env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$calls"
 # Each tensor with memory of its own from the driver, whose bounds and end the sanitizer knows.
 checked "calls, without a caching allocator" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$calls"
-checked "calls from Python, between processes" "$python" -m pytest tests/python/test_cuda.py -q -k long_kernels
 
 [ ${#failed[@]} -eq 0 ] || die "compute-sanitizer found errors in: ${failed[*]}"
 say "compute-sanitizer found no error"

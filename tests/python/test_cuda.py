@@ -233,7 +233,6 @@ def test_buffers_that_are_freed_and_filled_again_at_once_are_not_mixed_up(cluste
 def test_long_kernels_before_and_after_and_memory_used_again_at_once(
     agents: Agents, cluster: Cluster, channel: str
 ) -> None:
-    """``make sanitize-gpu`` runs this one under compute-sanitizer."""
     if channel == "cuda_xth":
         call, peer = agents("a", rank=0).rpc_async, agents("b", rank=1).name
     else:
