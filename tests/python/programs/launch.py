@@ -4,10 +4,11 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from pathlib import Path
+
+import torch.distributed as dist
 
 OURS = "import tensorferry.rpc as rpc\n"
 MODULES = {"tensorferry": OURS, "torch": "import torch.distributed.rpc as rpc\n"}
@@ -29,7 +30,7 @@ def _work(folder, name, rank, environment, output):
 
 
 def names_of(program):
-    """How many processes it has stands in the program; counted there without importing torch here."""
+    """Its processes, as the program says; read there without importing it."""
     scope = {}
     for line in (FOLDER / f"{program}.py").read_text().splitlines():
         if line.startswith(("TRAINERS =", "OBSERVERS =", "NAMES =")):
@@ -44,10 +45,14 @@ def launch(program, module, folder, timeout=60):
     folder = Path(folder) / module
     folder.mkdir(exist_ok=True)
     (folder / f"{program}.py").write_text(text.replace(OURS, MODULES[module]))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    # As torchrun does it. A store of rank 0's ends with it, while others are still in torch's shutdown and ask for it.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+    }
     files = [folder / f"{program}-{name}" for name in names_of(program)]
     processes = [
         _context.Process(target=_work, args=(str(folder), program, rank, environment, str(file)), daemon=True)
