@@ -13,6 +13,7 @@
 #include "agent/address.h"
 #include "agent/link.h"
 #include "agent/rendezvous/blocking_io.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 namespace {
@@ -78,8 +79,15 @@ Result<Greeted> reach(Engine& engine, const Record& record, Clock::time_point de
   }
   for (const auto& address : record.tcp_addresses) {
     auto socket = connect_tcp(address, deadline);
-    if (socket) return greet(engine, std::move(*socket), false, deadline);
-    why = socket.status();
+    if (!socket) {
+      why = socket.status();
+      continue;
+    }
+    auto greeted = greet(engine, std::move(*socket), false, deadline);
+    if (greeted || !may_unix || greeted.status().code() != Code::unauthenticated) return greeted;
+    // It would have answered at its unix address: a stranger was given the port of an agent that has ended.
+    return Status(Code::connection_lost,
+                  formatted("{}, and somebody else answers at {}: {}", why.what(), address, greeted.status().what()));
   }
   return why;
 }

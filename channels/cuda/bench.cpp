@@ -63,7 +63,8 @@ double gigabytes_per_second(std::size_t bytes, double milliseconds) {
 }
 
 std::string described(std::string_view link, double speed) {
-  return speed > 0 ? formatted("{}, {} GB/s", link, fixed(speed, 0)) : std::string(link);
+  if (speed <= 0) return std::string(link);
+  return formatted("{}, {} GB/s", link, fixed(speed, speed < 1 ? 2 : 0));
 }
 
 }  // namespace tensorferry::cuda
