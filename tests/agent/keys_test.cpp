@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -124,6 +123,19 @@ TEST_F(Keys, ACallThatWaitsForItsPeerWaitsWhileAStrangerHasItsPort) {
   EXPECT_EQ(stranger->counters().calls_served, 0U);
 }
 
+TEST_F(Keys, AStrangerAtThePortOfAnAgentThatHasEndedIsNotTakenForIt) {
+  const auto caller = join(store, "caller");
+  const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
+  const auto victim = join(elsewhere, "victim"), stranger = join(elsewhere, "stranger", {"tcp", ""}, key(kOtherKey));
+  auto record = record_of(elsewhere, "victim");
+  victim->leave();
+  record.tcp_addresses = record_of(elsewhere, "stranger").tcp_addresses;
+  ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
+  const auto status = call(*caller, "victim");
+  EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
+  EXPECT_THAT(what(status), HasSubstr("somebody else answers at " + record.tcp_addresses.at(0)));
+}
+
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
   const auto a = join_with("a", key(kKey));
   // Somebody who can write to the store, and does not have the key.
@@ -208,38 +220,6 @@ TEST_F(Keys, PortsComeFromTheirRange) {
   EXPECT_EQ(refused.code(), Code::resource_exhausted);
   EXPECT_THAT(what(refused), HasSubstr(std::to_string(taken)));
   EXPECT_EQ(refusal([](RawAgentOptions& options) { options.ports = "from here on"; }).code(), Code::invalid_argument);
-}
-
-/// A store in which an agent's record stays when it has left, as that of a killed one does.
-class Keeping final : public Store {
- public:
-  Status set(std::string_view key, ByteView value) override { return kept ? Status() : store_.set(key, value); }
-  Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) override {
-    return store_.get(key, timeout);
-  }
-  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override { return store_.add(key, amount); }
-  [[nodiscard]] bool loopback() const override { return true; }
-  std::atomic<bool> kept{false};
-
- private:
-  MemoryStore store_;
-};
-
-TEST_F(Keys, AStrangerAtThePortOfAnAgentThatHasEndedIsNotTakenForIt) {
-  const auto keeping = std::make_shared<Keeping>();
-  const auto caller = join(keeping, "caller");
-  const auto victim = join(keeping, "victim");
-  const auto address = record_of(keeping, "victim").tcp_addresses.at(0);
-  keeping->kept = true;
-  victim->leave();
-  const auto stranger = join_with("stranger", [&](RawAgentOptions& options) {
-    options.key = kOtherKey;
-    options.ports = std::to_string(split_host_port(address)->port);
-  });
-  ASSERT_TRUE(stranger);
-  const auto status = call(*caller, "victim");
-  EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
-  EXPECT_THAT(what(status), HasSubstr("somebody else answers at " + address));
 }
 
 TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
