@@ -78,7 +78,7 @@ struct Received {
 
 struct RawCallOptions {
   Milliseconds timeout{60000};  // 0: none
-  std::string require;          // the only channel that may carry the buffers; "" any
+  std::string require;          // the only channel that may carry the buffers, its probe is waited for; "" any
   std::vector<Buffer> into;     // where the reply's buffers land; missing, of another size or device: pool memory
   Placement arguments;          // where tensors among the arguments land, at the peer
   Placement results;            // where those of the reply land, here; travels with the request

@@ -153,7 +153,11 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void drop(const Deferred& unsent, const Status& why);
 
   void send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
-                    Message message, bool by_ring = true);
+                    Message message);
+  void send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream, Deferred request);
+  void send_held(const std::shared_ptr<FrameStream>& stream, Deferred request);
+  void send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message,
+                bool by_ring);
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                 bool flush, Descriptors descriptors = {});
   void wake_connected();
@@ -207,6 +211,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::deque<Deferred> deferred_;
   std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;
   std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
+  /// By order key: what was sent behind a request that waits for a probe.
+  std::unordered_map<std::uint32_t, std::deque<Deferred>> behind_;
   std::vector<std::shared_ptr<FrameStream>> writing_;  // a pool thread finishes their writes
   FileDescriptor process_;                             // pidfd of a peer on this host
   Status status_;

@@ -102,17 +102,60 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
 }
 
 void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
-                        Message message, bool by_ring) {
-  if (const auto known = pairs_.probing(message)) {
-    // By socket then: whoever waits for the answer waits there by now.
-    return pairs_.when_probed(*known, [self = shared_from_this(), stream, call, held = std::move(message)]() mutable {
-      if (self->closed()) {  // which ends the call
-        self->discharged(call->counted_bytes);
-        return call->release_arguments();
-      }
-      self->send_request(stream, call, std::move(held), false);
-    });
+                        Message message) {
+  const auto order = call->options.order;
+  if (order != 0) {
+    const std::lock_guard lock(connect_mutex_);
+    if (const auto it = behind_.find(order); it != behind_.end()) {
+      it->second.push_back({call, std::move(message)});
+      return;
+    }
   }
+  const auto known = pairs_.probing(message, call->options.require, call->options.arguments);
+  if (!known) return send_now(stream, call, std::move(message), true);
+  if (order != 0) {
+    const std::lock_guard lock(connect_mutex_);
+    const auto [it, first] = behind_.try_emplace(order);
+    if (!first) {  // another thread's, just now
+      it->second.push_back({call, std::move(message)});
+      return;
+    }
+  }
+  send_when_probed(*known, stream, {call, std::move(message)});
+}
+
+void Link::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream, Deferred request) {
+  pairs_.when_probed(known, [self = shared_from_this(), stream, held = std::move(request)]() mutable {
+    self->send_held(stream, std::move(held));
+  });
+}
+
+/// A request that waited for a probe, and what was sent behind it, as far as no other probe is waited for. By socket:
+/// whoever waits for the answer waits there by now.
+void Link::send_held(const std::shared_ptr<FrameStream>& stream, Deferred request) {
+  for (std::optional<Deferred> next = std::move(request); next;) {
+    const auto call = next->call;
+    const auto known = pairs_.probing(next->message, call->options.require, call->options.arguments);
+    if (known) return send_when_probed(*known, stream, *std::move(next));
+    if (closed())
+      drop(*next, status());
+    else
+      send_now(stream, call, std::move(next->message), false);
+    next.reset();
+    if (call->options.order == 0) return;
+    const std::lock_guard lock(connect_mutex_);
+    const auto it = behind_.find(call->options.order);
+    if (it->second.empty()) {
+      behind_.erase(it);
+      return;
+    }
+    next = std::move(it->second.front());
+    it->second.pop_front();
+  }
+}
+
+void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
+                    Message message, bool by_ring) {
   // What has no buffers has been read when it is in its frame.
   auto held =
       message.buffers.empty() ? nullptr : std::make_shared<Arguments>(call, shared_from_this(), call->counted_bytes);

@@ -219,7 +219,7 @@ wire::Header reply_to(const AnswerWay& way, Bytes& extensions) {
 
 void Link::answer(const AnswerWay& way, Message message) {
   if (closed() || way.stream->closed()) return;
-  if (const auto known = pairs_.probing(message)) {
+  if (const auto known = pairs_.probing(message, {}, way.placement)) {
     return pairs_.when_probed(*known, [self = shared_from_this(), way, held = std::move(message)]() mutable {
       self->answer(way, std::move(held));
     });

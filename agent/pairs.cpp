@@ -105,8 +105,9 @@ Pairs::Slot* Pairs::open(std::size_t driver, DevicePair pair) {
   return slot;
 }
 
-std::optional<std::uint64_t> Pairs::probing(const Message& message) {
-  if (message.sharing.empty()) return std::nullopt;
+std::optional<std::uint64_t> Pairs::probing(Message& message, const std::string& require, const Placement& placement) {
+  if (message.sharing.empty() && require.empty()) return std::nullopt;
+  if (!place(message, placement).ok()) return std::nullopt;  // build() says so
   std::uint64_t known = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -114,9 +115,10 @@ std::optional<std::uint64_t> Pairs::probing(const Message& message) {
     known = probes_ended_;
   }
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
-    if (message.sharing_of(i) == Sharing::by_value) continue;
+    if (require.empty() && message.sharing_of(i) == Sharing::by_value) continue;
     for (const auto* slot : way({message.buffers[i].device, message.destination_of(i).device}).slots) {
-      if (engine_.drivers[slot->driver()]->shares_memory() && slot->state() == Slot::State::probing) return known;
+      const bool needed = require.empty() ? engine_.drivers[slot->driver()]->shares_memory() : slot->name() == require;
+      if (needed && slot->state() == Slot::State::probing) return known;
     }
   }
   return std::nullopt;

@@ -45,9 +45,11 @@ class Pairs final {
     Bytes frame;
     std::vector<FrameStream::Part> trailing;
   };
-  /// Set where `message` shares memory and a channel that may hand it over is still being probed: build() would fail
-  /// for what a moment may settle. The number is for when_probed(). Where no buffer is shared this costs nothing.
-  [[nodiscard]] std::optional<std::uint64_t> probing(const Message& message);
+  /// Set where `message` needs a channel that is still being probed (the required one, or one that hands shared memory
+  /// over), and build() would fail for what a moment may settle. The number is for when_probed(). Where there is
+  /// neither this costs nothing.
+  [[nodiscard]] std::optional<std::uint64_t> probing(Message& message, const std::string& require,
+                                                     const Placement& placement);
   /// Runs `job` once, on a thread of the pool, as soon as another probe has ended than those that probing() knew of; on
   /// this thread where the link has ended, or the thread that ends it.
   void when_probed(std::uint64_t known, UniqueFunction<void()> job);

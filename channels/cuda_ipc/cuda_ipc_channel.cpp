@@ -55,8 +55,7 @@ struct Shared {
   std::shared_ptr<WordsIn> words_in;
   std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // goes when both ends have probed
   bool peer_probed = false, tried = false;
-  bool probed = false;  // tried, with success
-  std::string link;     // what the probe found out of it
+  std::string link;  // what the probe found out of it; "" before, and where it failed
 
   [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
     const std::lock_guard lock(mutex);
@@ -76,7 +75,7 @@ struct Shared {
     bool complete = false;
     {
       const std::lock_guard lock(mutex);
-      complete = end.ok() && words_in && probed;
+      complete = end.ok() && words_in && !link.empty();
     }
     if (complete) ready({});
   }
@@ -138,7 +137,6 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
   if (!speed.ok()) return shared->ready(speed.status());
   {
     const std::lock_guard lock(shared->mutex);
-    shared->probed = true;
     const auto gpu = cuda::device_of(text_of(ByteView(asked.gpu)));
     shared->link = cuda::described(cuda::link_between(shared->device, gpu), *speed);
   }

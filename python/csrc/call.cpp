@@ -173,7 +173,7 @@ Args:
     args: the positional arguments, a tuple.
     kwargs: the keyword arguments, a dict.
     timeout: seconds; 0: none; -1: the default that ``init_rpc`` was given (60).
-    require: the only channel that may carry tensors, such as ``"basic"``.
+    require: the only channel that may carry tensors, such as ``"basic"``. Its probe, where it has one, is waited for.
     out: a dense tensor, on the CPU or a GPU, that the result, one tensor of the same dtype and shape, is to land in.
         Where it is contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it
         meanwhile. Nothing is written to it after the call has ended, by a time-out for one; where that is with an

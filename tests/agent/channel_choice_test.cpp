@@ -217,6 +217,120 @@ TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
   EXPECT_THAT(what(status), HasSubstr("xth: the peer does not have it"));
 }
 
+/// What ends the probes of mail, until it is released.
+class KeptBack {
+ public:
+  std::function<void(RawAgentOptions&)> mail(const Status& probe = {}) {
+    return [this, probe](RawAgentOptions& options) {
+      options.registry = with_mail({.asked = [this](auto answer) { keep(std::move(answer)); }, .probe = probe});
+    };
+  }
+  void release() {
+    std::vector<std::function<void()>> kept;
+    {
+      const std::lock_guard lock(mutex_);
+      released_ = true;
+      kept.swap(kept_);
+    }
+    for (const auto& answer : kept) answer();
+  }
+
+ private:
+  void keep(std::function<void()> answer) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!released_) return kept_.push_back(std::move(answer));
+    }
+    answer();
+  }
+  std::mutex mutex_;
+  bool released_ = false;
+  std::vector<std::function<void()>> kept_;
+};
+
+RawCallOptions requiring(const std::string& channel, std::uint32_t order = 0) {
+  RawCallOptions options;
+  options.require = channel;
+  options.order = order;
+  return options;
+}
+
+TEST_F(ChannelChoice, ARequiredChannelIsWaitedForWhileItIsProbed) {
+  KeptBack probes;
+  join_both(probes.mail());
+  auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
+  EXPECT_TRUE(echo(10'000).ok()) << "others go on";
+  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(50)));
+  probes.release();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  const auto reply = call.take();
+  EXPECT_TRUE(reply.ok()) << reply.status().text();
+  EXPECT_EQ(sent_by("mail"), 10'000U);
+}
+
+TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsSaysWhy) {
+  KeptBack probes;
+  join_both(probes.mail({Code::permission_denied, "the box is locked"}));
+  auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
+  probes.release();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  const auto status = call.take().status();
+  EXPECT_EQ(status.code(), Code::channel_unavailable);
+  EXPECT_THAT(what(status), HasSubstr("the box is locked"));
+}
+
+TEST_F(ChannelChoice, CallsOfOneOrderStayBehindOneThatWaitsForAProbe) {
+  KeptBack probes;
+  join_both(probes.mail());
+  std::mutex mutex;
+  std::vector<std::string> began;
+  b->serve("note", [&](Request request, Reply reply) {
+    {
+      const std::lock_guard lock(mutex);
+      began.emplace_back(text_of(request.arguments.payload));
+    }
+    reply.send({});
+  });
+  const auto note = [&](const std::string& name, const RawCallOptions& options) {
+    auto message = buffer_message(10'000);
+    message.payload = bytes_of(name);
+    return a->call("b", "note", std::move(message), options);
+  };
+  std::vector<Call> calls;
+  calls.push_back(note("first", requiring("mail", 7)));
+  calls.push_back(note("second", requiring("", 7)));
+  calls.push_back(note("third", requiring("mail", 7)));
+  calls.push_back(note("fourth", requiring("", 7)));
+  auto other = note("of another order", requiring("", 8));
+  ASSERT_TRUE(other.wait(Clock::now() + seconds(20)));
+  probes.release();
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    EXPECT_TRUE(call.take().ok());
+  }
+  EXPECT_THAT(began, ::testing::ElementsAre("of another order", "first", "second", "third", "fourth"));
+  ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock::now() + seconds(20)));
+}
+
+TEST_F(ChannelChoice, WhatStandsBehindAProbeThatNeverEndsIsLetGoWithTheLink) {
+  KeptBack probes;
+  join_both(probes.mail());
+  std::vector<std::weak_ptr<void>> sources;
+  std::vector<Call> calls;
+  for (int i = 0; i < 4; ++i) {
+    auto message = buffer_message(10'000);
+    sources.push_back(message.buffers[0].owner);
+    calls.push_back(a->call("b", "echo", std::move(message), requiring(i % 2 == 0 ? "mail" : "", 7)));
+  }
+  EXPECT_FALSE(calls.back().wait(Clock::now() + milliseconds(50)));
+  b->leave();
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    EXPECT_EQ(call.take().status().code(), Code::connection_lost);
+  }
+  for (const auto& source : sources) EXPECT_TRUE(eventually([&] { return source.expired(); }));
+}
+
 TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
   join_both();
   auto message = buffer_message(10'000);
@@ -307,7 +421,7 @@ TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce)
 
 TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
   ::testing::internal::CaptureStderr();
-  join_both([](RawAgentOptions& options) { options.registry = with_mail({.answers_probe = false}); });
+  join_both([](RawAgentOptions& options) { options.registry = with_mail({.asked = [](const auto&) {}}); });
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(echo(10'000).ok());
   EXPECT_EQ(sent_by("xth"), 50'000U);
   EXPECT_THAT(reason_of(*a->explain("b"), "mail"), HasSubstr("its probe is under way"));

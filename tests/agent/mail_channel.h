@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,8 +16,9 @@
 namespace tensorferry::testing {
 
 struct MailBehaviour {
-  bool refuses_every_second = false;   // with another reason each time
-  bool answers_probe = true;           // false: the other end's probe never ends
+  bool refuses_every_second = false;  // with another reason each time
+  /// Runs `answer`, which ends the other end's probe, at once, later or never.
+  std::function<void(std::function<void()> answer)> asked = [](const auto& answer) { answer(); };
   Status probe{};                      // what this end's probe finds out
   bool consumes_when_settled = false;  // keeps who waits for an acknowledgement waiting until then
   bool any_device = false;             // takes all memory for the CPU's, which in a test it may be
@@ -79,8 +81,9 @@ class MailChannel final : public Channel {
     Reader in(message);
     switch (in.get<char>()) {
       case '?':
-        if (behaviour_.answers_probe)
-          wire_.control({static_cast<std::byte>('!'), static_cast<std::byte>(in.get<std::uint8_t>())}, {});
+        behaviour_.asked([this, nonce = static_cast<std::byte>(in.get<std::uint8_t>())] {
+          wire_.control({static_cast<std::byte>('!'), nonce}, {});
+        });
         break;
       case '!':
         wire_.ready(in.get<std::uint8_t>() == 42 ? behaviour_.probe : Status(Code::protocol_error, "another nonce"));

@@ -79,10 +79,7 @@ class Placing : public ::testing::Test {
     auto agent = join(store, name, {}, [&](RawAgentOptions& options) {
       options.devices = std::move(devices);
       options.memory[DeviceType::cuda] = std::make_shared<PretendedMemory>();
-      options.registry.add("mail", 90, [] {
-        return std::make_unique<MailDriver>(
-            MailBehaviour{.refuses_every_second = false, .answers_probe = true, .probe = {}, .any_device = true});
-      });
+      options.registry.add("mail", 90, [] { return std::make_unique<MailDriver>(MailBehaviour{.any_device = true}); });
     });
     agent->serve("there_and_back", [](Request request, Reply reply) {
       std::string where;

@@ -157,7 +157,7 @@ class Hesitant final : public Driver {
   std::variant<Bytes, Refusal> descriptor(Device) override { return Bytes(); }
   std::optional<Refusal> reaches(ByteView, ByteView) override { return std::nullopt; }
   std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
-    return std::make_unique<MailChannel>(wire, MailBehaviour{.answers_probe = false});
+    return std::make_unique<MailChannel>(wire, MailBehaviour{.asked = [](const auto&) {}});
   }
 };
 

@@ -131,17 +131,15 @@ def skip_unless_ipc(x: torch.Tensor) -> None:
     assert eventually(lambda: all(by_ipc(x) for _ in range(20)))
 
 
-def told_of(channel: str, explanation: tensorferry.Explanation) -> tuple[bool, str]:
-    """Whether it carries, and what is said of it."""
-    return {name: (usable, why) for name, usable, why in explanation.candidates}[channel]
+def told_of(channel: str, explanation: tensorferry.Explanation) -> str:
+    return {name: why for name, _, why in explanation.candidates}[channel]
 
 
 def skip_unless_usable(channel: str, x: torch.Tensor) -> None:
-    rpc.rpc_sync("worker1", device_of, args=(x,))  # opens what has to be opened
-    eventually(lambda: told_of(channel, rpc.explain("worker1", x))[1] != "its probe is under way")
-    usable, why = told_of(channel, rpc.explain("worker1", x))
-    if not usable:
-        pytest.skip(f"{channel} is not usable here: {why}")
+    try:
+        rpc.rpc_sync("worker1", device_of, args=(x,), require=channel)
+    except tensorferry.errors.ChannelUnavailable as error:
+        pytest.skip(str(error))
 
 
 @rpc.functions.async_execution
@@ -535,7 +533,7 @@ def test_explain_names_the_link_and_how_fast_it_is(cluster: Cluster, channel: st
 
     def told() -> str:
         rpc.rpc_sync("worker1", device_of, args=(x,), require=channel)
-        return told_of(channel, rpc.explain("worker1", x))[1]
+        return told_of(channel, rpc.explain("worker1", x))
 
     assert eventually(lambda: re.fullmatch(LINKS[channel], told()) is not None), told()
 
@@ -546,7 +544,7 @@ def test_explain_names_the_link_within_a_process(agents: Agents) -> None:
 
     def told() -> str:
         a.rpc_sync("b", device_of, args=(x,))
-        return told_of("cuda_xth", a.explain("b", x))[1]
+        return told_of("cuda_xth", a.explain("b", x))
 
     assert eventually(lambda: re.fullmatch(LINKS["cuda_xth"], told()) is not None), told()
 
