@@ -30,7 +30,7 @@ std::shared_ptr<Link> Engine::link_to(std::string_view name) {
   if (known && !known->closed() && !known->ended_by_peer()) return known;
   PeerInfo peer;
   peer.name = std::string(name);
-  auto link = std::make_shared<Link>(shared_from_this(), peer);
+  auto link = Link::make(shared_from_this(), peer);
   {
     const std::lock_guard lock(links_mutex);
     // The thread that closes it may not have come to forget it yet.
@@ -56,7 +56,7 @@ std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gon
       old = std::move(it->second);
       links.erase(it);
     }
-    if (!leaving) links.emplace(peer.name, std::make_shared<Link>(shared_from_this(), peer));
+    if (!leaving) links.emplace(peer.name, Link::make(shared_from_this(), peer));
   }
   if (old)
     old->close(

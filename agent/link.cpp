@@ -12,6 +12,8 @@
 
 #include "agent/auth.h"
 #include "agent/log.h"
+#include "channels/background.h"
+#include "channels/wire_use.h"
 
 namespace tensorferry {
 namespace {
@@ -56,7 +58,22 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer)
       pairs_(*this),
       nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-Link::~Link() { close({Code::agent_closed, "the link was dropped"}); }
+std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) {
+  return {new Link(std::move(engine), std::move(peer)), [](Link* link) {
+            if (!WireUse::inside()) {
+              delete link;
+              return;
+            }
+            // Its channels wait until nobody uses their wires, and this thread may be using one of them.
+            static auto& elsewhere = *new Background;
+            elsewhere.submit([link] { delete link; });
+          }};
+}
+
+Link::~Link() {
+  close({Code::agent_closed, "the link was dropped"});
+  pairs_.destroy_channels();  // whose threads may use all of the link until then
+}
 
 bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);

@@ -52,8 +52,9 @@ struct AnswerWay {
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
  public:
-  Link(std::shared_ptr<Engine> engine, PeerInfo peer);
-  ~Link();
+  static std::shared_ptr<Link> make(std::shared_ptr<Engine> engine, PeerInfo peer);
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
 
   // --- as the caller -----------------------------------------------------------------------------------------------
   /// Sends the request now, or when the link is up. The state's `link` is set already.
@@ -141,6 +142,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] Milliseconds patience() const;
 
  private:
+  Link(std::shared_ptr<Engine> engine, PeerInfo peer);
+  ~Link();
+
   struct Deferred {
     std::shared_ptr<Call::State> call;
     Message message;

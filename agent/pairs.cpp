@@ -11,6 +11,10 @@ namespace tensorferry {
 Pairs::Pairs(Link& link) : link_(link), engine_(link.engine()) {}
 Pairs::~Pairs() = default;
 
+void Pairs::destroy_channels() {
+  for (auto& [key, slot] : slots_) slot->channel.reset();
+}
+
 void Pairs::meet(const wire::Hello& hello) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(met_, true)) return;

@@ -36,6 +36,8 @@ class Pairs final {
  public:
   explicit Pairs(Link& link);
   ~Pairs();
+  /// After close(), when nobody else uses the link. Channels may use it until then, from threads of their own.
+  void destroy_channels();
 
   /// The first hello of the peer says what it has. Later ones change nothing.
   void meet(const wire::Hello& hello);

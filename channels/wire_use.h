@@ -18,11 +18,15 @@ class WireUse final {
   template <class Use>
   bool with(Use&& use) {
     users_.fetch_add(1);
+    ++nesting;
     const bool there = !ended_.load();
     if (there) use(wire_);
+    --nesting;
     users_.fetch_sub(1);
     return there;
   }
+  /// Whether this thread is in a use, of any wire.
+  [[nodiscard]] static bool inside() noexcept { return nesting > 0; }
   /// Not inside a use.
   void end() {
     ended_.store(true);
@@ -30,6 +34,8 @@ class WireUse final {
   }
 
  private:
+  static inline thread_local int nesting = 0;
+
   Wire& wire_;
   std::atomic<int> users_{0};
   std::atomic<bool> ended_{false};

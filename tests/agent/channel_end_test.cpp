@@ -1,0 +1,125 @@
+// The end of a channel: until it is destroyed it may use what its link lends it, whatever has ended before.
+#include <gmock/gmock.h>
+
+#include <future>
+
+#include "channels/completion.h"
+#include "channels/wire_use.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::seconds;
+
+/// What the test and its channel have in common. The channel lets others use its wire until it is destroyed, and keeps
+/// one buffer, as one does whose GPU is still reading it.
+struct Common {
+  std::shared_ptr<WireUse> use;
+  Completion released;
+  std::function<void(Wire&)> last;  // what the channel does at its end
+};
+
+class Lasting final : public Channel {
+ public:
+  Lasting(Wire& wire, std::shared_ptr<Common> common)
+      : wire_(wire), common_(std::move(common)), use_(std::make_shared<WireUse>(wire)) {
+    if (common_) common_->use = use_;
+  }
+  ~Lasting() override {
+    if (common_ && common_->last) common_->last(wire_);
+    use_->end();
+  }
+  Offer offer(const Buffer& buffer, Sharing, Outgoing&, Completion released) override {
+    if (!common_) return Refusal{"it only sends"};
+    common_->released = std::move(released);
+    return Ticket{.bytes = buffer.bytes, .opaque = {}, .acknowledge = true};
+  }
+  void pull(const Ticket&, Sink&, Completion landed, Completion consumed) override {
+    complete(std::move(landed), {Code::internal, "nothing arrives"});
+    complete(std::move(consumed), {});
+  }
+  void discard(const Ticket&) override {}
+  void acknowledged(const Ticket&) override {}
+  void withdraw(const Ticket&) override {}
+  void control(ByteView, Descriptors) override {}
+  void close(Status) noexcept override {}
+
+ private:
+  Wire& wire_;
+  const std::shared_ptr<Common> common_;
+  const std::shared_ptr<WireUse> use_;
+};
+
+class LastingDriver final : public Driver {
+ public:
+  explicit LastingDriver(std::shared_ptr<Common> common) : common_(std::move(common)) {}
+  [[nodiscard]] std::string_view name() const override { return "lasting"; }
+  [[nodiscard]] bool immediate() const override { return true; }
+  std::variant<Bytes, Refusal> descriptor(Device) override { return Bytes(); }
+  std::optional<Refusal> reaches(ByteView, ByteView) override { return std::nullopt; }
+  std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
+    auto channel = std::make_unique<Lasting>(wire, common_);
+    wire.ready({});
+    return channel;
+  }
+
+ private:
+  const std::shared_ptr<Common> common_;
+};
+
+class ChannelEnd : public ::testing::Test {
+ protected:
+  /// Agents of which one has sent a buffer by the channel, which it keeps, and both have left.
+  void send_and_leave() {
+    const auto store = std::make_shared<MemoryStore>();
+    const auto with = [](const std::shared_ptr<Common>& with_them) {
+      return [with_them](RawAgentOptions& options) {
+        options.registry.add("lasting", 1000, [with_them] { return std::make_unique<LastingDriver>(with_them); });
+      };
+    };
+    const auto a = join(store, "a", {}, with(common)), b = join(store, "b", {}, with(nullptr));
+    serve_echo(*b);
+    auto message = message_of("m");
+    message.buffers = {patterned(10'000)};
+    source = message.buffers[0].owner;
+    EXPECT_EQ(call_sync(*a, "b", "echo", std::move(message)).status().code(), Code::internal);
+    EXPECT_TRUE(common->released);
+    a->leave();
+    b->leave();
+  }
+  std::shared_ptr<Common> common = std::make_shared<Common>();
+  std::weak_ptr<void> source;
+};
+
+TEST_F(ChannelEnd, ItMayUseItsWireWhileTheLinkIsDestroyed) {
+  bool used = false;
+  common->last = [&](Wire& wire) {
+    for (int i = 0; i < 1000; ++i) wire.control(Bytes(100), {});
+    wire.ready({});
+    wire.send_bulk(1, patterned(100), [](const Status&) {});
+    wire.receive_bulk(1, patterned(100), [](const Status& status) { EXPECT_FALSE(status.ok()); });
+    EXPECT_EQ(wire.peer(), "b");
+    used = true;
+  };
+  send_and_leave();
+  std::exchange(common->released, {})({});
+  EXPECT_TRUE(eventually([&] { return used; }));
+}
+
+TEST_F(ChannelEnd, ALinkThatGoesInsideAUseOfItsWireDoesNotWaitForThatUse) {
+  send_and_leave();
+  auto over = std::make_shared<std::promise<void>>();
+  std::thread([over, common = common] {  // not joined: it may wait for ever
+    common->use->with([&](Wire&) { std::exchange(common->released, {})({}); });
+    over->set_value();
+  })
+      .detach();
+  EXPECT_EQ(over->get_future().wait_for(seconds(20)), std::future_status::ready);
+  EXPECT_TRUE(eventually([&] { return source.expired() && common.use_count() == 1; }));
+}
+
+}  // namespace
+}  // namespace tensorferry
