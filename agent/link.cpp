@@ -7,12 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "agent/auth.h"
 #include "agent/log.h"
-#include "channels/background.h"
+#include "channels/thread_signals.h"
 #include "channels/wire_use.h"
 
 namespace tensorferry {
@@ -65,8 +66,13 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) 
               return;
             }
             // Its channels wait until nobody uses their wires, and this thread may be using one of them.
-            static auto& elsewhere = *new Background;
-            elsewhere.submit([link] { delete link; });
+            try {
+              std::thread([link] {
+                block_signals_of_others();
+                delete link;
+              }).detach();
+            } catch (const std::system_error&) {  // no thread to be had: it stays
+            }
           }};
 }
 

@@ -52,9 +52,8 @@ struct AnswerWay {
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
  public:
+  /// May be let go of anywhere; where that is inside a use of a channel's wire, another thread destroys the link.
   static std::shared_ptr<Link> make(std::shared_ptr<Engine> engine, PeerInfo peer);
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
 
   // --- as the caller -----------------------------------------------------------------------------------------------
   /// Sends the request now, or when the link is up. The state's `link` is set already.

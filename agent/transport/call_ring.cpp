@@ -90,6 +90,7 @@ void CallRing::copy_in(std::uint64_t at, ByteView bytes) {
 }
 
 void CallRing::copy_out(std::uint64_t at, std::span<std::byte> into) const {
+  if (into.empty()) return;  // memcpy takes no null, not even for nothing
   const auto begin = at % ring_bytes;
   const auto first = std::min(into.size(), ring_bytes - begin);
   std::memcpy(into.data(), shared_.ring.data() + begin, first);
