@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "channels/cuda/watcher.h"
+
 namespace tensorferry::cuda {
 
 Result<Pinned> Pinned::lock(SharedMemory memory, int device) {
@@ -33,8 +35,10 @@ Pinned& Pinned::operator=(Pinned&& other) noexcept {
 
 Pinned::~Pinned() {
   if (!memory_ || address_ == 0) return;
-  const OnDevice here(device_);
-  if (here.status().ok()) api()->host_unregister(memory_.data());
+  background().submit([memory = std::move(memory_), device = device_] {
+    const OnDevice here(device);
+    if (here.status().ok()) api()->host_unregister(memory.data());
+  });
 }
 
 Word word_at(const Pinned& memory, std::size_t offset) {

@@ -9,8 +9,9 @@
 
 namespace tensorferry::cuda {
 
-/// Page-locks a mapping for the devices of this process. Movable, one owner; the destructor unlocks and unmaps: what
-/// was put on streams must be done.
+/// Page-locks a mapping for the devices of this process. Movable, one owner; the destructor has it unlocked and
+/// unmapped in the background, where the driver may wait for kernels that are running: what was put on streams must be
+/// done.
 class Pinned final {
  public:
   Pinned() noexcept = default;
@@ -49,9 +50,15 @@ struct Word {
     return static_cast<std::int32_t>(host->load(std::memory_order_acquire) - value) >= 0;
   }
   void set(std::uint32_t value) const noexcept { host->store(value, std::memory_order_release); }
-  /// Where it is not there yet; for who frees streams that wait.
-  void raise_to(std::uint32_t value) const noexcept {
-    if (!reached(value)) set(value);
+  /// Has streams that wait for `value` go on although it has not been written; unwritten() still tells.
+  void raise_past(std::uint32_t value) const noexcept {
+    auto now = host->load(std::memory_order_acquire);
+    while (static_cast<std::int32_t>(now - value) < 0 && !host->compare_exchange_weak(now, value + (1U << 30))) {
+    }
+  }
+  /// Whether `value`, the last that a stream was given to write, is yet to be written.
+  [[nodiscard]] bool unwritten(std::uint32_t value) const noexcept {
+    return host->load(std::memory_order_acquire) != value;
   }
   CUresult wait_on(CUstream stream, std::uint32_t value) const {
     return api()->stream_wait_value(stream, device, value, CU_STREAM_WAIT_VALUE_GEQ);

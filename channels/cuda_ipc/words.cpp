@@ -8,6 +8,19 @@ WordsOut::WordsOut(cuda::Pinned page) : page_(std::move(page)) {
   for (std::uint32_t word = 0; word < words; ++word) free_.push_back(word);
 }
 
+WordsOut::~WordsOut() {
+  const auto written = [](const cuda::Pinned& page, const std::vector<std::uint32_t>& values) {
+    for (std::uint32_t word = 0; word < words; ++word) {
+      if (cuda::word_at(page, word * sizeof(std::uint32_t)).unwritten(values[word])) return false;
+    }
+    return true;
+  };
+  if (written(page_, values_)) return;
+  cuda::Watcher::of_this_process().take_turns([written, page = std::move(page_), values = std::move(values_)] {
+    return written(page, values) ? cuda::Watcher::Progress::over : cuda::Watcher::Progress::none;
+  });
+}
+
 std::optional<WordsOut::Use> WordsOut::write_on(CUstream stream) {
   const std::lock_guard lock(mutex_);
   for (auto left = free_.size(); left > 0; --left) {
@@ -54,7 +67,7 @@ void WordsIn::release_all() {
   cuda::Watcher::of_this_process().take_turns([self = shared_from_this()] {
     const std::lock_guard lock(self->mutex_);
     for (const auto& [word, value] : self->waited_for_)
-      cuda::word_at(self->page_, word * sizeof(std::uint32_t)).raise_to(value);
+      cuda::word_at(self->page_, word * sizeof(std::uint32_t)).raise_past(value);
     return self->waited_for_.empty() ? cuda::Watcher::Progress::over : cuda::Watcher::Progress::none;
   });
 }

@@ -18,10 +18,14 @@ namespace tensorferry::cuda_ipc {
 inline constexpr std::uint32_t words = 4096;
 inline constexpr std::size_t words_bytes = words * sizeof(std::uint32_t);
 
-/// The sender's side. Each busy offer has a word of its own, as streams end in any order. Thread-safe.
+/// The sender's side. Each busy offer has a word of its own, as streams end in any order. Thread-safe. The page stays
+/// until all has been written that streams were asked to write, however long their work takes.
 class WordsOut final {
  public:
   explicit WordsOut(cuda::Pinned page);
+  ~WordsOut();
+  WordsOut(const WordsOut&) = delete;
+  WordsOut& operator=(const WordsOut&) = delete;
 
   struct Use {
     std::uint32_t word, value;

@@ -59,6 +59,30 @@ class Blocked {
   CUstream stream_ = nullptr;
 };
 
+/// Lets a kernel go that somebody seems to wait for.
+class Rescuer {
+ public:
+  explicit Rescuer(const Blocked& kernel)
+      : thread_([this, &kernel, over = over_.get_future()] {
+          if (over.wait_for(std::chrono::seconds(60)) == std::future_status::ready) return;
+          had_to_ = true;
+          kernel.let_go();
+        }) {}
+  ~Rescuer() {
+    over_.set_value();
+    thread_.join();
+  }
+  Rescuer(const Rescuer&) = delete;
+  Rescuer& operator=(const Rescuer&) = delete;
+
+  [[nodiscard]] bool had_to() const { return had_to_; }
+
+ private:
+  std::promise<void> over_;
+  std::atomic<bool> had_to_{false};
+  std::thread thread_;
+};
+
 /// Both ends on the first GPU. Memory as expandable segments have it, which cuda_ipc maps twice in one process.
 template <class DriverOf>
 class CudaOrder : public testing::Test {
@@ -158,21 +182,13 @@ TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
   const auto source = this->memory_a->filled(megabyte, 5);
   this->pair.reset();
   const Blocked kernel;
-  std::promise<void> over;
-  std::atomic<bool> hung{false};
-  std::thread rescuer([&, opened = over.get_future()] {
-    if (opened.wait_for(std::chrono::seconds(60)) == std::future_status::ready) return;
-    hung = true;
-    kernel.let_go();
-  });
+  const Rescuer rescuer(kernel);
   this->open();
   const auto released = this->pair->a->send(source);
   const auto arrivals = this->pair->b->receive();
   EXPECT_EQ(arrivals.at(0)->landed.wait_name(), "Ok");
   EXPECT_EQ(released.wait_name(), "Ok");
-  over.set_value();
-  rescuer.join();
-  EXPECT_FALSE(hung) << "until the kernel ended";
+  EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
   kernel.let_go();
   EXPECT_TRUE(this->memory_b->holds(arrivals.at(0)->buffer, 5));
 }
@@ -212,6 +228,27 @@ TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn
     EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
     api()->stream_destroy(stream);
   }
+}
+
+/// A stream that has yet to write its word writes it when its kernel has ended, long after the link.
+using CudaIpcOrder = CudaOrder<Ipc>;
+TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
+  auto source = memory_a->filled(megabyte, 1);
+  const Blocked kernel;
+  source.stream = kernel.get();
+  const Rescuer rescuer(kernel);
+  const auto released = pair->a->send(source);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until the other end's stream waits for the word
+  pair.reset();
+  EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
+  EXPECT_NE(released.wait_name(), "nothing");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what goes in the background has gone
+  kernel.let_go();
+  const OnDevice here(0);
+  while (api()->stream_query(kernel.get()) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
+  EXPECT_EQ(api()->stream_query(kernel.get()), CUDA_SUCCESS);
+  source.stream = nullptr;
+  EXPECT_TRUE(memory_a->holds(source, 1));
 }
 
 /// The sender's kernel never ends, and then its process does.
