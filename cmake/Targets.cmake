@@ -110,6 +110,24 @@ function(tensorferry_test name)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
+# tensorferry_test_emulated(NAME FILTERS ... [TIMEOUT seconds])
+# Tests of a binary whose tests need a GPU, on the emulated ones of tests/emulated_gpu: a process for each filter.
+function(tensorferry_test_emulated name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "FILTERS" ${ARGN})
+  if(NOT TENSORFERRY_TESTS)
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  foreach(filter IN LISTS arg_FILTERS)
+    add_test(NAME "emulated.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")
+    set_tests_properties("emulated.${name}.${filter}" PROPERTIES
+      FAIL_REGULAR_EXPRESSION "Running 0 tests;SKIPPED" TIMEOUT ${arg_TIMEOUT} LABELS emulated
+      ENVIRONMENT_MODIFICATION "LD_LIBRARY_PATH=path_list_prepend:${PROJECT_BINARY_DIR}/tests/emulated_gpu/lib")
+  endforeach()
+endfunction()
+
 # tensorferry_fuzzer(NAME SOURCES ... LINK ...)
 # A libFuzzer binary, only with TENSORFERRY_FUZZERS; scripts/fuzz.sh runs all of them over tests/fuzz/corpus/NAME.
 function(tensorferry_fuzzer name)
