@@ -27,7 +27,7 @@ std::optional<WordsOut::Use> WordsOut::write_on(CUstream stream) {
     const auto word = free_.front();
     free_.pop_front();
     const auto at = cuda::word_at(page_, word * sizeof(std::uint32_t));
-    if (!at.reached(values_[word])) {  // an offer that ended before its stream came so far
+    if (at.unwritten(values_[word])) {  // an offer that ended before its stream came so far
       free_.push_back(word);
       continue;
     }
