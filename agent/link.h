@@ -157,6 +157,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   void send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
                     Message message);
+  bool queued_behind(const std::shared_ptr<Call::State>& call, Message& message, bool waits);
   void send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream, Deferred request);
   void send_held(const std::shared_ptr<FrameStream>& stream, Deferred request);
   void send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message,

@@ -103,25 +103,24 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
 
 void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
                         Message message) {
-  const auto order = call->options.order;
-  if (order != 0) {
-    const std::lock_guard lock(connect_mutex_);
-    if (const auto it = behind_.find(order); it != behind_.end()) {
-      it->second.push_back({call, std::move(message)});
-      return;
-    }
-  }
+  if (queued_behind(call, message, false)) return;
   const auto known = pairs_.probing(message, call->options.require, call->options.arguments);
   if (!known) return send_now(stream, call, std::move(message), true);
-  if (order != 0) {
-    const std::lock_guard lock(connect_mutex_);
-    const auto [it, first] = behind_.try_emplace(order);
-    if (!first) {  // another thread's, just now
-      it->second.push_back({call, std::move(message)});
-      return;
-    }
+  if (!queued_behind(call, message, true)) send_when_probed(*known, stream, {call, std::move(message)});
+}
+
+/// Takes a request that stands behind one of its order key which waits for a probe. False: there is none; where this
+/// one `waits`, later ones stand behind it from now on.
+bool Link::queued_behind(const std::shared_ptr<Call::State>& call, Message& message, bool waits) {
+  const auto order = call->options.order;
+  if (order == 0) return false;
+  const std::lock_guard lock(connect_mutex_);
+  if (const auto it = behind_.find(order); it != behind_.end()) {
+    it->second.push_back({call, std::move(message)});
+    return true;
   }
-  send_when_probed(*known, stream, {call, std::move(message)});
+  if (waits) behind_.try_emplace(order);
+  return false;
 }
 
 void Link::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream, Deferred request) {

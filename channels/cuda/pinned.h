@@ -47,13 +47,13 @@ struct Word {
   CUdeviceptr device = 0;
 
   [[nodiscard]] bool reached(std::uint32_t value) const noexcept {
-    return static_cast<std::int32_t>(host->load(std::memory_order_acquire) - value) >= 0;
+    return is_past(host->load(std::memory_order_acquire), value);
   }
   void set(std::uint32_t value) const noexcept { host->store(value, std::memory_order_release); }
   /// Has streams that wait for `value` go on although it has not been written; unwritten() still tells.
   void raise_past(std::uint32_t value) const noexcept {
     auto now = host->load(std::memory_order_acquire);
-    while (static_cast<std::int32_t>(now - value) < 0 && !host->compare_exchange_weak(now, value + (1U << 30))) {
+    while (!is_past(now, value) && !host->compare_exchange_weak(now, value + (1U << 30))) {
     }
   }
   /// Whether `value`, the last that a stream was given to write, is yet to be written.
@@ -65,6 +65,11 @@ struct Word {
   }
   CUresult write_on(CUstream stream, std::uint32_t value) const {
     return api()->stream_write_value(stream, device, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  }
+
+ private:
+  static bool is_past(std::uint32_t now, std::uint32_t value) noexcept {
+    return static_cast<std::int32_t>(now - value) >= 0;
   }
 };
 Word word_at(const Pinned& memory, std::size_t offset);

@@ -4,6 +4,14 @@
 
 namespace tensorferry::cuda_ipc {
 
+namespace {
+
+cuda::Word word_of(const cuda::Pinned& page, std::uint32_t number) {
+  return cuda::word_at(page, number * sizeof(std::uint32_t));
+}
+
+}  // namespace
+
 WordsOut::WordsOut(cuda::Pinned page) : page_(std::move(page)) {
   for (std::uint32_t word = 0; word < words; ++word) free_.push_back(word);
 }
@@ -11,7 +19,7 @@ WordsOut::WordsOut(cuda::Pinned page) : page_(std::move(page)) {
 WordsOut::~WordsOut() {
   const auto written = [](const cuda::Pinned& page, const std::vector<std::uint32_t>& values) {
     for (std::uint32_t word = 0; word < words; ++word) {
-      if (cuda::word_at(page, word * sizeof(std::uint32_t)).unwritten(values[word])) return false;
+      if (word_of(page, word).unwritten(values[word])) return false;
     }
     return true;
   };
@@ -26,7 +34,7 @@ std::optional<WordsOut::Use> WordsOut::write_on(CUstream stream) {
   for (auto left = free_.size(); left > 0; --left) {
     const auto word = free_.front();
     free_.pop_front();
-    const auto at = cuda::word_at(page_, word * sizeof(std::uint32_t));
+    const auto at = word_of(page_, word);
     if (at.unwritten(values_[word])) {  // an offer that ended before its stream came so far
       free_.push_back(word);
       continue;
@@ -47,7 +55,7 @@ void WordsOut::give_back(std::uint32_t word) {
 
 CUresult WordsIn::wait_on(CUstream stream, std::uint32_t word, std::uint32_t value) {
   const std::lock_guard lock(mutex_);
-  const auto result = cuda::word_at(page_, word * sizeof(std::uint32_t)).wait_on(stream, value);
+  const auto result = word_of(page_, word).wait_on(stream, value);
   if (result == CUDA_SUCCESS) waited_for_.emplace(word, value);
   return result;
 }
@@ -66,8 +74,7 @@ void WordsIn::release_all() {
   // A sender that lives may still write earlier values, so once is not enough.
   cuda::Watcher::of_this_process().take_turns([self = shared_from_this()] {
     const std::lock_guard lock(self->mutex_);
-    for (const auto& [word, value] : self->waited_for_)
-      cuda::word_at(self->page_, word * sizeof(std::uint32_t)).raise_past(value);
+    for (const auto& [word, value] : self->waited_for_) word_of(self->page_, word).raise_past(value);
     return self->waited_for_.empty() ? cuda::Watcher::Progress::over : cuda::Watcher::Progress::none;
   });
 }

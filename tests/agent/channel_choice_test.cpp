@@ -40,6 +40,13 @@ std::size_t lines_with(const std::string& text, const std::string& part) {
   return count;
 }
 
+RawCallOptions requiring(const std::string& channel, std::uint32_t order = 0) {
+  RawCallOptions options;
+  options.require = channel;
+  options.order = order;
+  return options;
+}
+
 class ChannelChoice : public ::testing::Test {
  protected:
   void join_both(const std::function<void(RawAgentOptions&)>& change_a = {},
@@ -51,9 +58,7 @@ class ChannelChoice : public ::testing::Test {
   /// A call there and back, whose bytes are checked.
   Status echo(std::size_t bytes, const std::string& require = {}) {
     auto message = buffer_message(bytes, static_cast<unsigned>(bytes));
-    RawCallOptions options;
-    options.require = require;
-    const auto reply = call_sync(*a, "b", "echo", message, options);
+    const auto reply = call_sync(*a, "b", "echo", message, requiring(require));
     if (reply.ok()) {
       EXPECT_TRUE(same_bytes(reply->buffers.at(0), message.buffers[0])) << bytes;
     }
@@ -247,13 +252,6 @@ class KeptBack {
   bool released_ = false;
   std::vector<std::function<void()>> kept_;
 };
-
-RawCallOptions requiring(const std::string& channel, std::uint32_t order = 0) {
-  RawCallOptions options;
-  options.require = channel;
-  options.order = order;
-  return options;
-}
 
 TEST_F(ChannelChoice, ARequiredChannelIsWaitedForWhileItIsProbed) {
   KeptBack probes;

@@ -1,4 +1,4 @@
-// The driver's functions, as libcuda.so.1 has them. TENSORFERRY_EMULATED_GPUS devices, 2 by default.
+// The driver's functions, as libcuda.so.1 has them.
 #include <cuda.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,13 +33,7 @@ To as(From from) {
 
 // ---- Devices and contexts
 
-int devices() {
-  static const int number = [] {
-    const char* asked = std::getenv("TENSORFERRY_EMULATED_GPUS");
-    return asked == nullptr ? 2 : std::atoi(asked);
-  }();
-  return number;
-}
+constexpr int devices = 2;
 
 thread_local std::vector<CUcontext> contexts;
 
@@ -55,12 +47,12 @@ CUresult error_name(CUresult error, const char** name) {
 }
 
 CUresult device_count(int* count) {
-  *count = devices();
+  *count = devices;
   return CUDA_SUCCESS;
 }
 
 CUresult device_get(CUdevice* device, int index) {
-  if (index < 0 || index >= devices()) return CUDA_ERROR_INVALID_DEVICE;
+  if (index < 0 || index >= devices) return CUDA_ERROR_INVALID_DEVICE;
   *device = index;
   return CUDA_SUCCESS;
 }
@@ -108,6 +100,7 @@ CUresult exchange_capture_mode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 
 // ---- Streams and events
 
+Memory& memory() { return Memory::of_this_process(); }
 Streams& streams() { return Streams::of_this_process(); }
 Stream* stream_of(CUstream stream) { return stream == nullptr ? streams().default_stream() : as<Stream*>(stream); }
 
@@ -208,13 +201,13 @@ CUresult stream_wait_event(CUstream stream, CUevent event, unsigned int) {
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   std::vector<std::byte> staged;
   const auto* source = as<const std::byte*>(from);
-  if (Memory::of_this_process().pageable(from)) staged.assign(source, source + bytes);
+  if (memory().pageable(from)) staged.assign(source, source + bytes);
   const auto point = std::make_shared<Point>();
   const auto result = put(stream, [=, staged = std::move(staged)] {
     std::memcpy(as<void*>(to), staged.empty() ? source : staged.data(), bytes);
     return point->reached = true;
   });
-  if (result == CUDA_SUCCESS && Memory::of_this_process().pageable(to)) {
+  if (result == CUDA_SUCCESS && memory().pageable(to)) {
     while (!point->reached) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   return result;
@@ -228,8 +221,6 @@ CUresult set_bytes(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstr
 }
 
 // ---- Memory
-
-Memory& memory() { return Memory::of_this_process(); }
 
 CUresult allocate(CUdeviceptr* begin, std::size_t bytes) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;

@@ -10,12 +10,6 @@
 namespace emulated {
 namespace {
 
-std::optional<struct stat> stat_of(int descriptor) {
-  struct stat found {};
-  if (::fstat(descriptor, &found) != 0) return std::nullopt;
-  return found;
-}
-
 void* map_shared(void* at, std::size_t bytes, int descriptor) {
   const int fixed = at == nullptr ? 0 : MAP_FIXED;
   return ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | fixed, descriptor, 0);
@@ -42,18 +36,18 @@ PagesPtr Memory::create(std::size_t bytes) {
 }
 
 PagesPtr Memory::import(int descriptor) {
-  const auto file = stat_of(descriptor);
-  if (!file) {
+  struct stat file {};
+  if (::fstat(descriptor, &file) != 0) {
     ::close(descriptor);
     return nullptr;
   }
   const std::lock_guard lock(mutex_);
-  auto& known = known_[file->st_ino];
+  auto& known = known_[file.st_ino];
   if (auto same = known.lock()) {
     ::close(descriptor);
     return same;
   }
-  auto pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file->st_size));
+  auto pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file.st_size));
   known = pages;
   return pages;
 }

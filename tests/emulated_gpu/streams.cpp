@@ -39,14 +39,10 @@ void Streams::add(Stream* stream, Operation operation) {
   changed_.notify_all();
 }
 
-bool Streams::idle_locked(const Stream& stream) const {
-  const auto done = [](const auto& each) { return !each->blocking || each->operations.empty(); };
-  return stream.operations.empty() && (&stream != &default_ || std::all_of(streams_.begin(), streams_.end(), done));
-}
-
 bool Streams::idle(Stream* stream) {
   const std::lock_guard lock(mutex_);
-  return idle_locked(*stream);
+  const auto done = [](const auto& each) { return !each->blocking || each->operations.empty(); };
+  return stream->operations.empty() && (stream != &default_ || std::all_of(streams_.begin(), streams_.end(), done));
 }
 
 bool Streams::capturing(Stream* stream) {

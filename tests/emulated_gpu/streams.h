@@ -42,7 +42,7 @@ class Streams {
 
   void add(Stream* stream, Operation operation);
   [[nodiscard]] bool idle(Stream* stream);
-  /// Null stream: whether one that it would wait for is being captured.
+  /// Of the default stream: whether one that it would wait for is being captured.
   [[nodiscard]] bool capturing(Stream* stream);
   void capture(Stream* stream, bool on);
   /// Waits until nothing is left to do, as the driver does when it takes memory back.
@@ -50,7 +50,6 @@ class Streams {
 
  private:
   void live();
-  bool idle_locked(const Stream& stream) const;
 
   std::mutex mutex_;
   std::condition_variable changed_;
