@@ -1,10 +1,51 @@
 #include "channels/cuda/pinned.h"
 
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "channels/cuda/watcher.h"
+#include "channels/fork.h"
 
 namespace tensorferry::cuda {
+namespace {
+
+/// Pages whose owners are gone.
+class Kept {
+ public:
+  static Kept& of_this_process() {
+    static auto& kept = *new Kept;
+    return kept;
+  }
+
+  void add(SharedMemory memory, int device) {
+    if (born_in_ != forks()) return;  // the parent's, and its lock may be held for ever
+    memory.seclude();
+    const std::lock_guard lock(mutex_);
+    bytes_ += memory.bytes();
+    pages_.push_back({std::move(memory), device});
+    if (bytes_ <= Pinned::most_kept) return;
+    bytes_ = 0;
+    background().submit([pages = std::exchange(pages_, {})] {
+      for (const auto& each : pages) {
+        const OnDevice here(each.device);
+        if (here.status().ok()) api()->host_unregister(each.memory.data());
+      }
+    });
+  }
+
+ private:
+  struct Pages {
+    SharedMemory memory;
+    int device;
+  };
+  const std::uint32_t born_in_ = forks();
+  std::mutex mutex_;
+  std::vector<Pages> pages_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
 
 Result<Pinned> Pinned::lock(SharedMemory memory, int device) {
   const OnDevice here(device);
@@ -34,11 +75,7 @@ Pinned& Pinned::operator=(Pinned&& other) noexcept {
 }
 
 Pinned::~Pinned() {
-  if (!memory_ || address_ == 0) return;
-  background().submit([memory = std::move(memory_), device = device_] {
-    const OnDevice here(device);
-    if (here.status().ok()) api()->host_unregister(memory.data());
-  });
+  if (memory_ && address_ != 0) Kept::of_this_process().add(std::move(memory_), device_);
 }
 
 Word word_at(const Pinned& memory, std::size_t offset) {

@@ -9,11 +9,14 @@
 
 namespace tensorferry::cuda {
 
-/// Page-locks a mapping for the devices of this process. Movable, one owner; the destructor has it unlocked and
-/// unmapped in the background, where the driver may wait for kernels that are running: what was put on streams must be
-/// done.
+/// Page-locks a mapping for the devices of this process. Movable, one owner. What was put on streams must be done when
+/// it is destroyed. To unlock pages the driver waits until the GPU has nothing left to do, with a lock held without
+/// which no thread can put anything on a stream; so the pages of past owners are kept, up to `most_kept` bytes, and
+/// then unlocked all at once, in the background.
 class Pinned final {
  public:
+  static constexpr std::size_t most_kept = std::size_t{256} << 20;
+
   Pinned() noexcept = default;
   /// Takes the pages, and some milliseconds for some megabytes: not for a call's path. `device` is any that will use
   /// it.

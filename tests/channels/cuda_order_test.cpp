@@ -2,6 +2,7 @@
 /// stands for a long kernel.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
@@ -249,6 +250,31 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
   EXPECT_EQ(api()->stream_query(kernel.get()), CUDA_SUCCESS);
   source.stream = nullptr;
   EXPECT_TRUE(memory_a->holds(source, 1));
+}
+
+/// Unlocking them may have everybody wait for a kernel.
+TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  const auto lock_and_drop = [](std::size_t bytes) {
+    const auto pages = cuda::Pinned::lock(*SharedMemory::create(bytes), 0);
+    EXPECT_TRUE(pages.ok());
+    return pages->data();
+  };
+  const auto mapped = [](std::byte* address) {
+    unsigned char in_core = 0;
+    return ::mincore(address, 4096, &in_core) == 0;
+  };
+  constexpr auto many = cuda::Pinned::most_kept + 4096;
+  lock_and_drop(many);  // whatever the tests before have left goes with them
+  auto* const few = lock_and_drop(4096);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(mapped(few));
+  auto* const last = lock_and_drop(many);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while ((mapped(few) || mapped(last)) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_FALSE(mapped(few));
+  EXPECT_FALSE(mapped(last));
 }
 
 /// The sender's kernel never ends, and then its process does.

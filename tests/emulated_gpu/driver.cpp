@@ -243,6 +243,7 @@ CUresult host_register(void* host, std::size_t bytes, unsigned int) {
   return CUDA_SUCCESS;
 }
 CUresult host_unregister(void* host) {
+  streams().drain();
   return memory().unlock(as<std::uintptr_t>(host)) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
@@ -315,7 +316,10 @@ CUresult open_ipc_handle(CUdeviceptr* begin, CUipcMemHandle handle, unsigned int
   return CUDA_SUCCESS;
 }
 
-CUresult close_ipc_handle(CUdeviceptr begin) { return memory().unmap(begin) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+CUresult close_ipc_handle(CUdeviceptr begin) {
+  streams().drain();
+  return memory().unmap(begin) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 
 CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* address) {
   const auto range = memory().find(as<std::uintptr_t>(address));

@@ -25,7 +25,8 @@ void Streams::destroy(Stream* stream) {
 }
 
 void Streams::add(Stream* stream, Operation operation) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return draining_ == 0; });
   if (stream == &default_) {
     for (const auto& other : streams_) {
       if (!other->blocking || other->operations.empty()) continue;
@@ -59,8 +60,11 @@ void Streams::capture(Stream* stream, bool on) {
 void Streams::drain() {
   std::unique_lock lock(mutex_);
   const auto done = [](const auto& each) { return each->operations.empty(); };
+  ++draining_;
   changed_.wait(lock,
                 [&] { return default_.operations.empty() && std::all_of(streams_.begin(), streams_.end(), done); });
+  --draining_;
+  changed_.notify_all();
 }
 
 void Streams::live() {

@@ -45,7 +45,8 @@ class Streams {
   /// Of the default stream: whether one that it would wait for is being captured.
   [[nodiscard]] bool capturing(Stream* stream);
   void capture(Stream* stream, bool on);
-  /// Waits until nothing is left to do, as the driver does when it takes memory back.
+  /// Waits until nothing is left to do, as the driver does when it takes memory back, with a lock held that is needed
+  /// to put anything on a stream.
   void drain();
 
  private:
@@ -55,6 +56,7 @@ class Streams {
   std::condition_variable changed_;
   Stream default_{true};
   std::vector<std::shared_ptr<Stream>> streams_, destroyed_;
+  int draining_ = 0;  // threads
   bool alive_ = false;
 };
 
