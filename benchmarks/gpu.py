@@ -23,7 +23,8 @@ from benchmarks.teams import CALLEE, CALLER, Team
 from benchmarks.units import MICROSECONDS, Unit
 
 OURS, TORCH, NCCL, COPY = "tensorferry", "torch.distributed.rpc", "NCCL send/recv", "cudaMemcpyPeerAsync"
-PINNED, FIXED = "slower of pinned D2H, H2D", "tensorferry, cudaMalloc'd segments"
+PINNED, CHUNKED = "slower of pinned D2H, H2D", "down and up in chunks, one process"
+FIXED = "tensorferry, cudaMalloc'd segments"
 SECONDS = 0.4
 KILO, MEGA, GIGA = 1 << 10, 1 << 20, 1 << 30
 WORKLOADS = "benchmarks.gpu_workloads"
@@ -159,6 +160,8 @@ BASIC = {"channels": "cuda_basic,shm,cma,basic"}
 def _staged(name: str, workload: str, text: str, there: int) -> Row:
     size = 64 * MEGA
     contestants = {OURS: ours(workload, size, 0, there, **BASIC), PINNED: bare("pinned", size=size, here=0)}
+    if workload == "one":
+        contestants[CHUNKED] = bare("chunked", size=size, here=0, there=there)
     carried = {"channel": "cuda_basic", "here": 0, "there": there, **BASIC}
     title = f"64 MB by cuda_basic, {text}, " + ("GPU 0 to GPU 1" if there else "one GPU, two processes")
     return Row(name, title, gigabytes(size), contestants, {PINNED: 0.9}, gpus=1 + there, carried=carried)
