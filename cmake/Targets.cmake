@@ -62,9 +62,10 @@ endfunction()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
 #                  [ONE_PROCESS] [TOGETHER suites ...] [ALONE])
-# A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default), except
-# with NEEDS_TORCH or ONE_PROCESS, where all share a process, and those of suites that are to run TOGETHER ("*" stands
-# for any text), each of which has one: loading libtorch, or making a CUDA context, takes longer than a case.
+# A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default; half an
+# hour under make soak), except with NEEDS_TORCH or ONE_PROCESS, where all share a process, and those of suites that are
+# to run TOGETHER ("*" stands for any text), each of which has one: loading libtorch, or making a CUDA context, takes
+# longer than a case.
 # ALONE: no other test runs beside it. NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
   cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK;TOGETHER" ${ARGN})
@@ -102,10 +103,12 @@ function(tensorferry_test name)
     set(others TEST_FILTER "-${together}")
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases ${others})
-  # Set by a file that CTest reads last: gtest_discover_tests' own PROPERTIES cannot carry a list.
+  # Set by a file that CTest reads last: gtest_discover_tests' own PROPERTIES cannot carry a list. Loops in full take longer.
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
-  file(WRITE "${file}" "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
-    "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT ${timeout} LABELS \"${arg_LABELS}\""
+  file(WRITE "${file}" "set(timeout ${timeout})\n"
+    "if(\"\$ENV{TENSORFERRY_SOAK}\" STREQUAL 1)\n  set(timeout 1800)\nendif()\n"
+    "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
+    "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT \${timeout} LABELS \"${arg_LABELS}\""
     " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()

@@ -5,10 +5,11 @@
 scripts/system.sh build
 scripts/venv.sh
 scripts/build.sh
+failed=()
 say "C++ tests, with loops in full"
-TENSORFERRY_SOAK=1 ctest --test-dir "$build" --output-on-failure --label-exclude '^(gpu|gpu2)$'
+TENSORFERRY_SOAK=1 ctest --test-dir "$build" --output-on-failure --label-exclude '^(gpu|gpu2)$' || failed+=("C++ tests")
 say "Python soak tests"
-PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rsfE -q -m soak
+PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rsfE -q -m soak || failed+=("Python soak tests")
 
 # All of them again and again while something else keeps the cores busy: a test must not depend on being alone.
 times=${TIMES:-20}
@@ -20,5 +21,6 @@ done
 trap 'kill "${hogs[@]}"' EXIT
 for time in $(seq "$times"); do
   say "time $time of $times"
-  PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rfE -q -x -m "not soak"
+  PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rfE -q -m "not soak" || failed+=("time $time")
 done
+[ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"
