@@ -3,17 +3,17 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <thread>
-
 #include "channels/cuda/device.h"
 #include "channels/cuda/forget.h"
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
+#include "tests/agent/patience.h"
 #include "tests/conformance/cuda_memory.h"
 #include "tests/conformance/wire_pair.h"
 
 namespace tensorferry::conformance {
 namespace {
+
+using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
@@ -49,10 +49,7 @@ TEST(CudaIpc, MemoryThatIsForgottenIsUnmappedByThePeer) {
   other.reset();
   EXPECT_LT(free_bytes() + large / 2, before) << "the peer has it mapped";
   forget_cuda_memory(data, large);
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (free_bytes() + large / 2 < before && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_GE(free_bytes() + large / 2, before);
+  EXPECT_TRUE(eventually([&] { return free_bytes() + large / 2 >= before; }));
 }
 
 }  // namespace

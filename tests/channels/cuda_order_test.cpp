@@ -13,6 +13,7 @@
 #include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
 #include "channels/cuda_xth/cuda_xth_channel.h"
+#include "tests/agent/patience.h"
 #include "tests/conformance/channel_suite.h"
 #include "tests/conformance/child.h"
 #include "tests/conformance/cuda_memory.h"
@@ -22,6 +23,7 @@ namespace {
 
 using cuda::api;
 using cuda::OnDevice;
+using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
@@ -86,7 +88,7 @@ class Rescuer {
 
 /// Both ends on the first GPU. Memory as expandable segments have it, which cuda_ipc maps twice in one process.
 template <class DriverOf>
-class CudaOrder : public testing::Test {
+class CudaOrder : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
@@ -119,7 +121,7 @@ struct Ipc {
 struct Basic {
   static std::unique_ptr<Driver> make() { return std::make_unique<CudaBasicDriver>(); }
 };
-using Drivers3 = testing::Types<Xth, Ipc, Basic>;
+using Drivers3 = ::testing::Types<Xth, Ipc, Basic>;
 TYPED_TEST_SUITE(CudaOrder, Drivers3);
 
 TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
@@ -270,11 +272,8 @@ TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(mapped(few));
   auto* const last = lock_and_drop(many);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while ((mapped(few) || mapped(last)) && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_FALSE(mapped(few));
-  EXPECT_FALSE(mapped(last));
+  EXPECT_TRUE(eventually([&] { return !mapped(few); }));
+  EXPECT_TRUE(eventually([&] { return !mapped(last); }));
 }
 
 /// The sender's kernel never ends, and then its process does.

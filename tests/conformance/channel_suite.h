@@ -65,7 +65,7 @@ ChannelKind channel_kind() {
 }
 
 /// Two ends of the channel, connected from SetUp on.
-class ChannelSuite : public testing::TestWithParam<ChannelKind> {
+class ChannelSuite : public ::testing::TestWithParam<ChannelKind> {
  protected:
   void SetUp() override;
   void TearDown() override;
@@ -117,17 +117,17 @@ class ChannelProcessSuite : public ChannelSuite {
 
 }  // namespace tensorferry::conformance
 
-#define INSTANTIATE_CHANNEL_SUITE(Fixture)                                                  \
-  namespace tensorferry::conformance {                                                      \
-  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelSuite, testing::Values(channel_kind<Fixture>()), \
-                           [](const auto& kind) { return kind.param.name; });               \
-  }                                                                                         \
+#define INSTANTIATE_CHANNEL_SUITE(Fixture)                                                    \
+  namespace tensorferry::conformance {                                                        \
+  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelSuite, ::testing::Values(channel_kind<Fixture>()), \
+                           [](const auto& kind) { return kind.param.name; });                 \
+  }                                                                                           \
   INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)
 
 /// Only the cases with a process at the other end.
-#define INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)                                                 \
-  namespace tensorferry::conformance {                                                             \
-  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelProcessSuite, testing::Values(channel_kind<Fixture>()), \
-                           [](const auto& kind) { return kind.param.name; });                      \
-  }                                                                                                \
+#define INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)                                                   \
+  namespace tensorferry::conformance {                                                               \
+  INSTANTIATE_TEST_SUITE_P(Fixture, ChannelProcessSuite, ::testing::Values(channel_kind<Fixture>()), \
+                           [](const auto& kind) { return kind.param.name; });                        \
+  }                                                                                                  \
   static_assert(true)
