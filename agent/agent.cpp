@@ -20,7 +20,7 @@ class RawAgent::Impl final {
   std::mutex leave_mutex;
   bool left = false;
 
-  Status join(RawAgentOptions options, RawAgent& agent);
+  Status create(RawAgentOptions options);
   void leave();
 
  private:
@@ -76,7 +76,7 @@ Status RawAgent::Impl::find_drivers() {
   return {};
 }
 
-Status RawAgent::Impl::join(RawAgentOptions options, RawAgent& agent) {
+Status RawAgent::Impl::create(RawAgentOptions options) {
   if (auto status = check_name(options.name); !status) return status;
   engine = std::make_shared<Engine>(std::move(options));
   if (auto status = learn_key(); !status) return status;
@@ -106,8 +106,7 @@ Status RawAgent::Impl::join(RawAgentOptions options, RawAgent& agent) {
   every_second_ = std::make_unique<boost::asio::steady_timer>(engine->housekeeping->context());
   look_after();
   engine->housekeeping->start();
-  if (engine->options.prepare) std::exchange(engine->options.prepare, nullptr)(agent);
-  return engine->directory->join(record, [this](const Record& other) { return agent_answers(*engine, other); });
+  return {};
 }
 
 void RawAgent::Impl::look_after() {
@@ -166,9 +165,21 @@ RawAgent::~RawAgent() {
     (void)impl_.release();
 }
 
-Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
+Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
   auto agent = std::shared_ptr<RawAgent>(new RawAgent(std::make_unique<Impl>()));
-  if (auto status = agent->impl_->join(std::move(options), *agent); !status.ok()) return status;
+  if (auto status = agent->impl_->create(std::move(options)); !status.ok()) return status;
+  return agent;
+}
+
+Status RawAgent::announce() {
+  auto& engine = *impl_->engine;
+  return engine.directory->join(engine.record, [&engine](const Record& other) { return agent_answers(engine, other); });
+}
+
+Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
+  auto agent = create(std::move(options));
+  if (!agent) return agent;
+  if (auto status = (*agent)->announce(); !status.ok()) return status;
   return agent;
 }
 

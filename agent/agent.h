@@ -190,8 +190,6 @@ class Executor {
   virtual void detach(void* thread) = 0;
 };
 
-class RawAgent;
-
 struct RawAgentOptions {
   std::string name;
   int rank = -1;
@@ -206,14 +204,13 @@ struct RawAgentOptions {
   int max_threads = 1024;                                  // handlers at once, then ResourceExhausted
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; a sender waits beyond it
   Milliseconds heartbeat{5000};                            // between hosts; a peer silent for three of them is lost
-  std::string interface;                   // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
-  std::string ports;                       // "": any; "7000" or "7000-7099"
-  std::string reaches;                     // host that the rendezvous is at, to choose the interface; "": loopback
-  bool unix_sockets = true;                // false: TCP also on one host
-  bool shared_memory = true;               // false: none is shared with peers: sockets carry every frame, and channels
-                                           // such as shm are left out unless `channels` names them
-  std::string socket_dir;                  // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
-  std::function<void(RawAgent&)> prepare;  // runs before peers can find the agent: serves what they may call at once
+  std::string interface;      // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
+  std::string ports;          // "": any; "7000" or "7000-7099"
+  std::string reaches;        // host that the rendezvous is at, to choose the interface; "": loopback
+  bool unix_sockets = true;   // false: TCP also on one host
+  bool shared_memory = true;  // false: none is shared with peers: sockets carry every frame, and channels
+                              // such as shm are left out unless `channels` names them
+  std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
 };
 
 struct Counters {
@@ -241,8 +238,13 @@ struct Route {
 /// not return in the child: the process is ended then.
 class RawAgent {
  public:
-  /// Joins: listens, registers its name. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the
-  /// store's.
+  /// Makes an agent that listens and can call, but that peers cannot find before announce(): serve their functions in
+  /// between. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the store's.
+  static Result<std::shared_ptr<RawAgent>> create(RawAgentOptions options);
+  /// Registers the agent's name, once; from now on peers find and call it. InvalidArgument: the name or rank belongs to
+  /// an agent that lives. Else the store's errors. If it fails, drop the agent.
+  Status announce();
+  /// create(), then announce().
   static Result<std::shared_ptr<RawAgent>> join(RawAgentOptions options);
   ~RawAgent();  // leave()
 

@@ -46,12 +46,12 @@ py::object python_text(std::string_view text) {
 
 }  // namespace
 
+CurrentAgent::CurrentAgent(PythonAgent* agent) : before_(std::exchange(serving_agent, agent)) {}
+CurrentAgent::~CurrentAgent() { serving_agent = before_; }
+
 Serving::Serving(PythonAgent* agent, Reply& answer)
-    : agent_before_(std::exchange(serving_agent, agent)), reply_before_(std::exchange(serving_reply, &answer)) {}
-Serving::~Serving() {
-  serving_agent = agent_before_;
-  serving_reply = reply_before_;
-}
+    : agent_(agent), reply_before_(std::exchange(serving_reply, &answer)) {}
+Serving::~Serving() { serving_reply = reply_before_; }
 Reply* Serving::reply() {
   if (serving_reply != nullptr) return serving_reply;
   auto* call = ServedCall::current();
@@ -66,8 +66,8 @@ PythonAgent* Serving::agent() {
 PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
 PythonAgent::~PythonAgent() = default;
 
-std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double default_timeout, Trust trust,
-                                               const Exposed& exposed, DeviceMaps device_maps) {
+std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, double default_timeout, Trust trust,
+                                                 const Exposed& exposed, DeviceMaps device_maps) {
   auto self = std::make_shared<PythonAgent>(60.0);
   self->set_default_timeout(default_timeout);
   const auto converters = std::make_shared<Converters>();
@@ -92,33 +92,34 @@ std::shared_ptr<PythonAgent> PythonAgent::join(RawAgentOptions options, double d
   if (trust == Trust::registered) self->codec_->refuse_pickle();
   self->exposed_ = exposed;
   if (trust == Trust::registered) self->codec_->records().take_only(self->exposed_);
-  options.prepare = [&](RawAgent& agent) {
-    self->prepare_to_serve(agent);
-    const GilHeld gil;
-    for (const auto& [name, callable] : self->exposed_.functions()) serve_exposed(self, name, callable);
-  };
-  Result<std::shared_ptr<RawAgent>> joined{nullptr};
+  Result<std::shared_ptr<RawAgent>> created{nullptr};
   {
     GilReleased gil;
-    joined = RawAgent::join(std::move(options));
+    created = RawAgent::create(std::move(options));
   }
-  self->ownership_ = value_or_raise(std::move(joined));
+  self->agent_ = value_or_raise(std::move(created));
+  self->objects_ = std::make_unique<RemoteObjects>(*self);
+  self->agent_->on_peer_lost([weak = std::weak_ptr(self)](const PeerInfo& peer, const Status& why) {
+    const auto agent = weak.lock();
+    if (!agent) return;
+    agent->peers_stale_ = true;
+    agent->objects_->tables().peer_lost({peer.name, peer.incarnation}, why);
+    const std::lock_guard lock(agent->lost_mutex_);
+    agent->lost_.push_back({peer, std::string(why.what())});
+  });
+  serve_python(self);
+  for (const auto& [name, callable] : self->exposed_.functions()) serve_exposed(self, name, callable);
   living().push_back(self);
   return self;
 }
 
-void PythonAgent::prepare_to_serve(RawAgent& agent) {
-  agent_ = &agent;
-  objects_ = std::make_unique<RemoteObjects>(*this);
-  agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
-    const auto self = weak.lock();
-    if (!self) return;
-    self->peers_stale_ = true;
-    self->objects_->tables().peer_lost({peer.name, peer.incarnation}, why);
-    const std::lock_guard lock(self->lost_mutex_);
-    self->lost_.push_back({peer, std::string(why.what())});
-  });
-  serve_python(shared_from_this());
+void PythonAgent::announce() {
+  Status status;
+  {
+    GilReleased gil;
+    status = agent_->announce();
+  }
+  check(status);
 }
 
 void PythonAgent::expose(const std::string& name, const py::object& callable) {

@@ -70,10 +70,12 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
  public:
   /// How far peers are trusted: to call any function and have any pickle loaded, or what was exposed alone.
   enum class Trust : std::uint8_t { full, registered };
-  /// Joins, with `exposed`; raises what went wrong. Lets the GIL go meanwhile. The agent lives until
-  /// leave().
-  static std::shared_ptr<PythonAgent> join(RawAgentOptions options, double default_timeout, Trust trust,
-                                           const Exposed& exposed, DeviceMaps device_maps);
+  /// Makes an agent that serves `exposed`, but that peers cannot find before announce(). Releases the GIL meanwhile.
+  /// The agent lives until leave(). Raises what RawAgent::create() returns.
+  static std::shared_ptr<PythonAgent> create(RawAgentOptions options, double default_timeout, Trust trust,
+                                             const Exposed& exposed, DeviceMaps device_maps);
+  /// Lets peers find and call the agent. Releases the GIL meanwhile. Raises what RawAgent::announce() returns.
+  void announce();
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
@@ -168,14 +170,12 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   std::atomic<std::int64_t> unfinished{0};
 
  private:
-  void prepare_to_serve(RawAgent& agent);
   void write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
              const std::optional<Creation>& creation);
   void forget_stale_peers();
   py::object name_of_rank(int rank);
 
-  RawAgent* agent_ = nullptr;            // from the moment when peers can find it
-  std::shared_ptr<RawAgent> ownership_;  // of agent_, once it has joined
+  std::shared_ptr<RawAgent> agent_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<RemoteObjects> objects_;
   Trust trust_ = Trust::full;
@@ -193,8 +193,20 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   bool gil_is_dear_ = false;  // the last wait without it was followed by a long one for it; guarded by it
 };
 
-/// While one of these lives this thread serves a call: PythonAgent::current() is `agent`, and `answer` outlives it.
-/// Tasks, which share a thread, have a variable of their contexts instead (served.h).
+/// Makes an agent the current one of this thread: PythonAgent::current() returns it. The agent outlives this scope.
+/// Tasks of one event loop share a thread; each has a context variable instead (served.h).
+class CurrentAgent {
+ public:
+  explicit CurrentAgent(PythonAgent* agent);
+  ~CurrentAgent();
+  CurrentAgent(const CurrentAgent&) = delete;
+  CurrentAgent& operator=(const CurrentAgent&) = delete;
+
+ private:
+  PythonAgent* before_;
+};
+
+/// This thread serves a call of `agent`, which is its current agent. `answer` outlives this scope.
 class Serving {
  public:
   Serving(PythonAgent* agent, Reply& answer);
@@ -207,7 +219,7 @@ class Serving {
   Serving& operator=(const Serving&) = delete;
 
  private:
-  PythonAgent* agent_before_;
+  CurrentAgent agent_;
   Reply* reply_before_;
 };
 

@@ -177,11 +177,12 @@ void bind_agent(py::module_& module) {
   agent
       .def(py::init([](const std::string& name, int rank, std::shared_ptr<Store> store, double timeout,
                        const py::dict& options, const std::string& trust, const Exposed& exposed) {
-             return PythonAgent::join(options_of(name, rank, std::move(store), options), timeout, trust_of(trust),
-                                      exposed, device_maps_of(options));
+             return PythonAgent::create(options_of(name, rank, std::move(store), options), timeout, trust_of(trust),
+                                        exposed, device_maps_of(options));
            }),
            py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"), py::arg("trust"),
            py::arg("exposed"))
+      .def("_announce", &PythonAgent::announce)
       .def("_expose", &PythonAgent::expose, py::arg("name"), py::arg("callable"))
       .def_property_readonly("_registered", &PythonAgent::registered)
       .def("_leave", &PythonAgent::leave)

@@ -23,17 +23,37 @@ std::exception_ptr current_python_error() {
 c10::IValue holding(const py::object& value) { return torch::jit::toIValue(value, c10::PyObjectType::get()); }
 
 /// Runs `callback`, which holds Python objects, with the GIL once `future` has completed: torch runs and drops
-/// callbacks without.
+/// callbacks without. The callback has the current agent of the code that adds it, on whichever thread it runs.
 template <class Callback>
 void on_completion(c10::ivalue::Future& future, Callback callback) {
+  struct Added {
+    std::shared_ptr<PythonAgent> agent;
+    Callback callback;
+  };
+  auto* const agent = Serving::agent();
+  auto added =
+      share_with_any_thread(Added{agent != nullptr ? agent->shared_from_this() : nullptr, std::move(callback)});
   future.addCallback(
-      [callback = share_with_any_thread(std::move(callback))](c10::ivalue::Future& completed) {
+      [added = std::move(added)](c10::ivalue::Future& completed) {
         if (closing()) return;
         GilHeld gil;
         const CallbackStreams streams(completed);
-        (*callback)();
+        const CurrentAgent current(added->agent.get());
+        added->callback();
       },
       /*uses_future=*/false);
+}
+
+constexpr const char* callback_raised = "a callback that was passed to then() raised";
+
+/// Logs an error that no program code has seen. Leaves a Python error that is set as it was.
+void report_unseen(const std::string& what, const py::object& error) {
+  const py::error_scope undisturbed;
+  try {
+    attribute_of("tensorferry.futures", "report_unseen")(what, error);
+  } catch (py::error_already_set& unreported) {
+    unreported.discard_as_unraisable("tensorferry.futures.report_unseen");
+  }
 }
 
 /// What a signal's handler raised during a wait: kept apart while other Python code runs.
@@ -72,24 +92,18 @@ std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> tor
 std::shared_ptr<Future> Future::shared() { return {TorchFuture::shared_from_this(), this}; }
 
 Future::~Future() {
-  if (looked_at_ || !pending_.call || closing() || agent_->left()) return;
+  if (looked_at_ || closing() || (pending_.call ? agent_->left() : !of_callback_)) return;
   // Another owner is torch's: collect_all was given it, so somebody looks.
   if (!fut->completed() || fut.use_count() > 1) return;
   GilHeld gil;
-  if (fut->hasError()) report_unseen();
-}
-
-/// From a destructor: leaves a Python error that is set as it was.
-void Future::report_unseen() {
+  if (!fut->hasError()) return;
   const py::error_scope undisturbed;
   try {
     (void)value();
   } catch (py::error_already_set& error) {
-    try {
-      attribute_of("tensorferry.futures", "report_unseen")(pending_.shown(), pending_.peer, error.value());
-    } catch (py::error_already_set& unreported) {
-      unreported.discard_as_unraisable("a failed call that nobody has seen");
-    }
+    report_unseen(pending_.call ? "the call of \"" + pending_.shown() + "\" to \"" + pending_.peer + "\" failed"
+                                : std::string(callback_raised),
+                  error.value());
   }
 }
 
@@ -269,12 +283,14 @@ std::shared_ptr<Future> Future::then(const py::object& self, py::function callba
       result->markCompleted(holding(value),
                             result->devices().empty() ? std::nullopt : std::optional(device_storages_of(value)));
     } catch (py::error_already_set& error) {
+      if (result.use_count() == 1) report_unseen(callback_raised, error.value());  // its future was dropped
       error.restore();
       result->setErrorIfNeeded(current_python_error());
     }
   });
   auto next = make(std::move(result));
   next->before_ = shared();
+  next->of_callback_ = true;
   return next;
 }
 

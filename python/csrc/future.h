@@ -30,7 +30,8 @@ struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 /// waits in another one, if that is earlier. All functions need the GIL, and wait without it. Kept alive until
 /// completed by the call itself.
 ///
-/// A call that failed although nobody has waited, looked or asked to be told is reported when its future is dropped.
+/// If a call fails, or a callback of then() raises, and the program has neither waited for that future, asked for its
+/// value nor added a callback to it, the error is logged when the future is dropped.
 class Future final : public TorchFuture, private SecondSharedBase {
  public:
   /// The future of a call's reply.
@@ -78,7 +79,6 @@ class Future final : public TorchFuture, private SecondSharedBase {
  private:
   explicit Future(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
   std::shared_ptr<Future> shared();
-  void report_unseen();
   void complete_on_arrival();
   void hurry();
   bool wait_completed(std::optional<Clock::time_point> until);
@@ -88,6 +88,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   PendingCall pending_;
   std::shared_ptr<Future> sent_;
   std::weak_ptr<Future> before_;  // the future that this one is then()'s of
+  bool of_callback_ = false;      // then() made it: its callback's result, or what that raised
   bool looked_at_ = false;
   bool hurried_ = false;
 

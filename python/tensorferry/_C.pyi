@@ -115,6 +115,7 @@ class Agent:
         trust: str,
         exposed: Exposed,
     ) -> None: ...
+    def _announce(self) -> None: ...
     def rpc_sync(
         self,
         to: object,

@@ -260,12 +260,13 @@ class Agent(_C.Agent):
         self._prefix = options["prefix"]
         with _lock:
             _living.add(self)
-        if meeting.world_size:
-            try:
+        try:
+            self._announce()
+            if meeting.world_size:
                 self._world = self._meet_world(meeting.world_size, join_timeout)
-            except BaseException:
-                self.leave()
-                raise
+        except BaseException:
+            self.leave()
+            raise
 
     def __enter__(self) -> Agent:
         return self

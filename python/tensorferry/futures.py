@@ -158,13 +158,12 @@ def await_(future: Future[_T]) -> Generator[Any, None, _T]:
 _log = logging.getLogger("tensorferry")
 
 
-def report_unseen(function: str, peer: str, error: BaseException) -> None:
-    """Called once for a call that failed, when its future is dropped and nobody has waited for it, looked at what it
-    holds, added a callback, or cancelled it."""
-    _log.warning(
-        'the call of "%s" to "%s" failed, and nobody looked at its future: %s: %s',
-        function,
-        peer,
-        type(error).__name__,
-        error,
-    )
+def report_unseen(what: str, error: BaseException) -> None:
+    """Logs the error of a future that was dropped before the program waited for it, asked for its value, added a
+    callback, or cancelled it. Called once for each such future.
+
+    Args:
+        what: what failed: ``the call of "f" to "b" failed``.
+        error: what the future holds.
+    """
+    _log.warning("%s, and nobody looked at its future: %s: %s", what, type(error).__name__, error)

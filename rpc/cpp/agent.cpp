@@ -40,20 +40,10 @@ std::shared_ptr<Agent> Agent::join(AgentOptions options) {
   const int world_size = meeting.world_size;
   auto raw = raw_options_of(options, meeting);
   const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), options.timeout);
+  core->own(detail::value_or_throw(RawAgent::create(std::move(raw))));
   std::shared_ptr<Agent> agent(new Agent(core));
-  std::exception_ptr failed;
-  raw.prepare = [&](RawAgent& made) {
-    core->prepare(made);
-    try {
-      if (options.prepare) options.prepare(*agent);
-    } catch (...) {
-      failed = std::current_exception();
-    }
-  };
-  auto joined = RawAgent::join(std::move(raw));
-  if (joined.ok()) core->own(*joined);
-  if (failed) std::rethrow_exception(failed);
-  detail::check(joined.status());
+  if (options.prepare) options.prepare(*agent);
+  detail::check(core->raw().announce());
   if (world_size != 0) detail::value_or_throw(core->raw().wait_for_world(world_size, options.join_timeout));
   return agent;
 }

@@ -14,11 +14,11 @@ constexpr Milliseconds lookup_patience{2000};
 
 }  // namespace
 
-void AgentCore::prepare(RawAgent& agent) {
-  raw_ = &agent;
-  tables_ = References::make({agent.self().name, agent.self().incarnation}, std::make_shared<AgentNetwork>(agent));
-  serve_references(agent, tables_);
-  agent.on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
+void AgentCore::own(std::shared_ptr<RawAgent> agent) {
+  agent_ = std::move(agent);
+  tables_ = References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(*agent_));
+  serve_references(*agent_, tables_);
+  agent_->on_peer_lost([weak = weak_from_this()](const PeerInfo& peer, const Status& why) {
     const auto self = weak.lock();
     if (self) self->tables_->peer_lost({peer.name, peer.incarnation}, why);
   });
@@ -28,7 +28,7 @@ void AgentCore::prepare(RawAgent& agent) {
 void AgentCore::leave() {
   const std::lock_guard lock(leaving_);
   if (tables_) tables_->close();
-  if (ownership_) ownership_->leave();
+  if (agent_) agent_->leave();
 }
 
 RawCallOptions AgentCore::options_of(const CallOptions& options) const {
@@ -43,8 +43,8 @@ RawCallOptions AgentCore::options_of(const CallOptions& options) const {
 AgentId AgentCore::id_of(const std::string& peer) {
   if (peer == self().name) return {peer, self().incarnation};
   // What was found before may have ended since: without a link nobody tells.
-  if (const auto linked = raw_->linked(peer)) return {peer, linked->incarnation};
-  return {peer, value_or_throw(raw_->find(peer, lookup_patience)).incarnation};
+  if (const auto linked = agent_->linked(peer)) return {peer, linked->incarnation};
+  return {peer, value_or_throw(agent_->find(peer, lookup_patience)).incarnation};
 }
 
 ReferenceRecord Crossing::add(const Object& object) {

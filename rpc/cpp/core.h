@@ -24,15 +24,13 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   AgentCore(const AgentCore&) = delete;
   AgentCore& operator=(const AgentCore&) = delete;
 
-  /// Before peers can find the agent.
-  void prepare(RawAgent& agent);
-  /// When it has joined.
-  void own(std::shared_ptr<RawAgent> agent) { ownership_ = std::move(agent); }
+  /// Takes an agent that peers cannot find yet, and serves what references need.
+  void own(std::shared_ptr<RawAgent> agent);
   void leave();
 
-  [[nodiscard]] RawAgent& raw() const noexcept { return *raw_; }
+  [[nodiscard]] RawAgent& raw() const noexcept { return *agent_; }
   [[nodiscard]] References& tables() const noexcept { return *tables_; }
-  [[nodiscard]] const PeerInfo& self() const { return raw_->self(); }
+  [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
   [[nodiscard]] RawCallOptions options_of(const CallOptions& options) const;
   /// Which life of `peer` is meant by a call to it now.
   AgentId id_of(const std::string& peer);
@@ -41,8 +39,7 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   const Milliseconds timeout;
 
  private:
-  RawAgent* raw_ = nullptr;
-  std::shared_ptr<RawAgent> ownership_;
+  std::shared_ptr<RawAgent> agent_;
   std::shared_ptr<References> tables_;
   std::mutex leaving_;
 };

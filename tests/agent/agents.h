@@ -46,8 +46,10 @@ inline std::string name_of(const Ways& ways) {
 }
 inline void PrintTo(const Ways& ways, std::ostream* out) { *out << name_of(ways); }
 
-inline std::shared_ptr<RawAgent> join(const std::shared_ptr<Store>& store, const std::string& name,
-                                      const Ways& ways = {}, const std::function<void(RawAgentOptions&)>& change = {}) {
+/// An agent that peers cannot find yet.
+inline std::shared_ptr<RawAgent> create(const std::shared_ptr<Store>& store, const std::string& name,
+                                        const Ways& ways = {},
+                                        const std::function<void(RawAgentOptions&)>& change = {}) {
   RawAgentOptions options;
   options.name = name;
   options.store = store;
@@ -55,9 +57,17 @@ inline std::shared_ptr<RawAgent> join(const std::shared_ptr<Store>& store, const
   options.shared_memory = ways.transport == "ring";
   options.channels = ways.channels;
   if (change) change(options);
-  auto agent = RawAgent::join(std::move(options));
+  auto agent = RawAgent::create(std::move(options));
   EXPECT_TRUE(agent.ok()) << agent.status().text();
   return agent.ok() ? *agent : nullptr;
+}
+
+inline std::shared_ptr<RawAgent> join(const std::shared_ptr<Store>& store, const std::string& name,
+                                      const Ways& ways = {}, const std::function<void(RawAgentOptions&)>& change = {}) {
+  auto agent = create(store, name, ways, change);
+  const auto announced = agent ? agent->announce() : Status();
+  EXPECT_TRUE(announced.ok()) << announced.text();
+  return announced.ok() ? agent : nullptr;
 }
 
 inline void serve_echo(RawAgent& agent) {

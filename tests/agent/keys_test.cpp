@@ -115,8 +115,9 @@ TEST_F(Keys, ACallThatWaitsForItsPeerWaitsWhileAStrangerHasItsPort) {
   const auto status = call(*a, "b");
   EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
   EXPECT_FALSE(waits.done());
-  const auto b =
-      join_with("b", [](RawAgentOptions& given) { given.prepare = [](RawAgent& agent) { serve_echo(agent); }; });
+  const auto b = create(store, "b", {"tcp", ""});
+  serve_echo(*b);
+  ASSERT_TRUE(b->announce().ok());
   ASSERT_TRUE(waits.wait(Clock::now() + std::chrono::seconds(10)));
   const auto reply = waits.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();

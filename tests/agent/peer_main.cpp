@@ -153,19 +153,21 @@ int main(int argc, char** argv) {
   options.channels = argv[4];
   if (argc > 6) options.heartbeat = Milliseconds(std::stoi(argv[6]));
   std::atomic<int> leave_after{std::numeric_limits<int>::max()};  // so many echoes
-  options.prepare = [&](RawAgent& agent) {
-    serve_plain(agent);
-    serve_endings(agent);
-    serve_asking(agent);
-    agent.serve("leave", [&](const Request& request, Reply reply) {
+  const auto agent = RawAgent::create(std::move(options));
+  Status joined = agent.status();
+  if (agent) {
+    serve_plain(**agent);
+    serve_endings(**agent);
+    serve_asking(**agent);
+    (*agent)->serve("leave", [&](const Request& request, Reply reply) {
       const auto echoes = payload_of(request);
       reply.send({});
       leave_after = echoes.empty() ? 0 : std::stoi(echoes);
     });
-  };
-  const auto agent = RawAgent::join(std::move(options));
-  if (!agent) {
-    std::fprintf(stderr, "%s\n", agent.status().text().c_str());
+    joined = (*agent)->announce();
+  }
+  if (!joined) {
+    std::fprintf(stderr, "%s\n", joined.text().c_str());
     return 4;
   }
   if (::write(std::stoi(argv[5]), "ready\n", 6) != 6) return 5;

@@ -210,9 +210,16 @@ class Cluster:
         self._sessions = itertools.count()
 
     def start(
-        self, count: int, *, static: bool = True, environment: dict[str, str] | None = None, **options: Any
+        self,
+        count: int,
+        *,
+        static: bool = True,
+        environment: dict[str, str] | None = None,
+        at_once: Callable[[], object] | None = None,
+        **options: Any,
     ) -> Cluster:
-        """With an ``environment`` the workers are processes of this test's own, which have it."""
+        """Starts the agents. If there is an ``environment``, the workers are processes of this test's own, which have
+        it. ``at_once`` runs when this process's ``init_rpc`` has returned; the workers' may still be under way."""
         timeout = timedelta(seconds=30)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self.workers = self._pool.take(count) if environment is None else [Worker(environment) for _ in range(count)]
@@ -222,6 +229,8 @@ class Cluster:
         for rank, worker in enumerate(self.workers, start=1):
             worker.start(join, f"worker{rank}", rank, size, self.store.port, options)
         rpc.init_rpc("main", rank=0, world_size=size, store=self.store, **options)
+        if at_once is not None:
+            at_once()
         self.pids = [worker.result() for worker in self.workers]
         return self
 

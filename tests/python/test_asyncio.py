@@ -437,6 +437,25 @@ def test_a_failure_that_nobody_looks_at_is_reported_once(pair, reports):
     assert eventually(lambda: len(reports()) == 2)
 
 
+def test_an_exception_of_thens_callback_is_reported_unless_the_program_looks_at_its_future(pair, reports):
+    pair[0].rpc_async("b", max, (1, 2)).then(lambda done: 1 // 0)
+    assert eventually(lambda: len(reports()) == 1)
+    (line,) = reports()
+    for part in ("callback", "then()", "ZeroDivisionError"):
+        assert part in line
+    kept = pair[0].rpc_async("b", max, (1, 2)).then(lambda done: 1 // 0)
+    assert eventually(kept.done)
+    assert len(reports()) == 1, "it may still be looked at"
+    del kept
+    assert eventually(lambda: len(reports()) == 2)
+    with pytest.raises(ZeroDivisionError):
+        pair[0].rpc_async("b", max, (1, 2)).then(lambda done: 1 // 0).wait()
+    seen = threading.Event()
+    pair[0].rpc_async("b", max, (1, 2)).then(lambda done: 1 // 0).add_done_callback(lambda done: seen.set())
+    assert seen.wait(10)
+    assert len(reports()) == 2
+
+
 def test_failures_that_somebody_has_seen_are_not_reported(pair, reports):
     a, _ = pair
 

@@ -15,7 +15,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
-from conftest import eventually
+from conftest import eventually, repeated
 from tensorferry import errors
 
 
@@ -73,6 +73,35 @@ def test_then_and_callbacks_get_this_very_future(pair):
     assert chained.wait() == 170
     assert isinstance(chained, tensorferry.Future)
     assert eventually(lambda: seen == [future])
+
+
+def chain(to):
+    """As PyTorch's test_future_nested_callback does: the answer is made by callbacks, whose futures are dropped."""
+    out = torch.futures.Future()
+
+    def first(done):
+        second = rpc.rpc_async(to, torch.add, (done.wait(), 2))
+        second.then(lambda done: out.set_result(done.wait()))
+
+    rpc.rpc_async(to, torch.add, (torch.ones(2), 1)).then(first)
+    return out.wait()
+
+
+def test_a_callback_has_the_agent_of_the_code_that_added_it(agents):
+    agents("a", rank=0), agents("c", rank=2)
+    b = agents("b", rank=1)
+    for _ in range(20):  # there is no default agent in this process
+        assert torch.equal(b.rpc_sync("a", chain, ("c",), timeout=10), torch.full((2,), 4.0))
+
+
+@repeated(1000)
+def test_callbacks_go_on_over_new_links_while_agents_are_still_starting(cluster, times):
+    def call():
+        assert torch.equal(rpc.rpc_sync("worker1", chain, ("worker2",), timeout=20), torch.full((2,), 4.0))
+
+    for _ in range(times):
+        cluster.start(2, at_once=call)
+        cluster.stop()
 
 
 def test_an_exception_in_then_is_the_exception_of_its_future(pair):

@@ -88,6 +88,46 @@ def test_torchs_arguments_start_it(monkeypatch):
     assert rpc.get_rpc_timeout() == 3
 
 
+def call_back_later(to):
+    """A function whose work goes on outside it: in a thread, and in a callback of a future."""
+    results = [torch.futures.Future(), torch.futures.Future()]
+
+    def in_a_thread():
+        try:
+            results[0].set_result(rpc.rpc_sync(to, max, (1, 2)))
+        except BaseException as error:
+            results[0].set_exception(error)
+
+    threading.Thread(target=in_a_thread).start()
+    rpc.rpc_async(to, max, (3, 4)).then(lambda done: results[1].set_result(rpc.rpc_sync(to, max, (done.wait(), 5))))
+    return [result.wait() for result in results]
+
+
+def test_functions_that_peers_call_before_init_rpc_has_returned_use_the_default_agent():
+    store = dist.HashStore()
+    starting = threading.Thread(
+        target=rpc.init_rpc, args=("early",), kwargs={"rank": 0, "world_size": 2, "store": store, "prefix": "all"}
+    )
+    starting.start()  # waits for rank 1
+    with tensorferry.Agent("caller", store=store, prefix="all") as caller:
+        assert caller.rpc_sync("early", call_back_later, ("caller",), timeout=10, wait_for_ready=True) == [2, 5]
+        assert caller.rpc_sync("early", name_and_rank) == ("early", 0)
+        assert starting.is_alive()
+    with tensorferry.Agent("late", rank=1, store=store, prefix="all"):
+        starting.join(30)
+        assert not starting.is_alive()
+
+
+def test_an_agent_that_cannot_join_is_no_default_agent():
+    store = dist.HashStore()
+    with tensorferry.Agent("taken", store=store), pytest.raises(errors.InvalidArgument, match="taken"):
+        rpc.init_rpc("taken", store=store)
+    with pytest.raises(errors.DeadlineExceeded, match="1"):
+        rpc.init_rpc("alone", rank=0, world_size=2, store=store, join_timeout=0.1)
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        rpc.rpc_sync("alone", max, (1, 2))
+
+
 def test_a_time_out_among_options_is_a_float_as_torchs():
     for kind in (rpc.RpcBackendOptions, rpc.TensorPipeRpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions):
         options = kind() if kind is rpc.RpcBackendOptions else kind(rpc_timeout=20)

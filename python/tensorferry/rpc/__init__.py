@@ -69,6 +69,15 @@ __all__ = [
 _lock = threading.Lock()
 
 
+class _DefaultAgent(Agent):
+    """Becomes the default agent before peers can find it: a function that they call uses this module's functions, and
+    so do the callbacks and threads that it leaves behind, which may run before :func:`init_rpc` has returned."""
+
+    def _announce(self) -> None:
+        _C.set_default_agent(self)
+        super()._announce()
+
+
 def is_available() -> bool:
     """True; torch's tells whether it was built with RPC.
 
@@ -130,8 +139,12 @@ def init_rpc(
     with _lock:
         if _is_current_rpc_agent_set():
             raise RuntimeError("RPC is already initialized")
-        agent = Agent(name, rank, world_size, store=store, init_method=init_method, timeout=timeout, **agent_options)
-        _C.set_default_agent(agent)
+        try:
+            where = {"store": store, "init_method": init_method}
+            _DefaultAgent(name, rank, world_size, timeout=timeout, **where, **agent_options)
+        except BaseException:
+            _C.set_default_agent(None)
+            raise
 
 
 def shutdown(graceful: bool = True, timeout: float = 0) -> None:
