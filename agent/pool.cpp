@@ -343,6 +343,7 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
       return true;  // look again: something may have come meanwhile
     }
     leader_ = &self;
+    self.sources = no_sources_;
     poll(lock);
     return true;
   }
@@ -445,11 +446,12 @@ bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
   ++parked_;
   lock.unlock();
   begin_polling(self);
-  const auto& sources = *self.sources;
-  bool woken = spin_.until([&] { return doorbell_->rung_since(ticket) || unattended(sources); });
+  bool woken = spin_.until([&] { return doorbell_->rung_since(ticket) || unattended(*self.sources); });
   if (!woken) {
     doorbell_->park();
-    woken = unattended(sources) || doorbell_->sleep(ticket, limits_.idle);
+    woken = unattended(*self.sources);
+    self.sources = no_sources_;
+    woken = woken || doorbell_->sleep(ticket, limits_.idle);
     doorbell_->unpark();
   }
   lock.lock();

@@ -128,7 +128,8 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     bool polling = false;  // counted by the doorbell
     bool serving = false;  // inside serve_one(), which may leave what it submits here:
     Job direct;
-    std::shared_ptr<const Sources> sources;
+    std::shared_ptr<const Sources>
+        sources;  // no_sources_ while it sleeps: it would keep removed ones, and their memory
     std::size_t turn = 0;
   };
   struct Entry {
@@ -170,6 +171,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   std::atomic<bool> executor_is_dear_{false};  // it took long to enter it, last time
   std::atomic<bool> entering_{false};  // a thread waits for the executor, to run what needs it; changed under mutex_
 
+  const std::shared_ptr<const Sources> no_sources_ = std::make_shared<Sources>();
   mutable std::mutex mutex_;  // guards all below
   std::shared_ptr<const Sources> sources_ = std::make_shared<Sources>();
   std::condition_variable ended_;
