@@ -213,10 +213,12 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   pollfd ended{fd.get(), POLLRDHUP, 0};
   const bool gone = ::poll(&ended, 1, 0) > 0;
   if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // it left in the very moment in which it came
-  const auto link = engine->link_of({hello->name, hello->rank, hello->incarnation},
-                                    hello->purpose == wire::Hello::Purpose::calls, gone);
-  if (!link) co_return Status(Code::connection_lost, "an earlier life of \"" + hello->name + "\", which has ended");
-  link->attach(std::move(fd), local, false, *hello);
+  std::shared_ptr<Link> link;
+  do {  // a link that ends just now does not take the connection: the next one does
+    link = engine->link_of({hello->name, hello->rank, hello->incarnation},
+                           hello->purpose == wire::Hello::Purpose::calls, gone);
+    if (!link) co_return Status(Code::connection_lost, "an earlier life of \"" + hello->name + "\", which has ended");
+  } while (!link->attach(fd, local, false, *hello) && fd && link->closed() && !engine->leaving);
   co_return Status();
 }
 

@@ -275,6 +275,16 @@ Result<Route> RawAgent::explain(std::string_view peer, Device local, const Place
   return route;
 }
 
+std::string RawAgent::link_state(std::string_view peer) const {
+  auto& engine = *impl_->engine;
+  std::shared_ptr<Link> link;
+  {
+    const std::lock_guard lock(engine.links_mutex);
+    if (const auto it = engine.links.find(peer); it != engine.links.end()) link = it->second;
+  }
+  return link ? link->state_text() : "no link to \"" + std::string(peer) + "\"";
+}
+
 Counters RawAgent::counters() const {
   const auto& engine = *impl_->engine;
   Counters counters;

@@ -276,6 +276,9 @@ class RawAgent {
   /// InvalidArgument: the peer has no such device.
   Result<Route> explain(std::string_view peer, Device local = {}, const Placement& placement = {},
                         std::size_t bytes = 1 << 20);
+  /// What is known of the link to `peer`, for people: its connections, its ring, the calls in flight and where each is
+  /// waited for. For reports of calls that do not end; opens no link.
+  [[nodiscard]] std::string link_state(std::string_view peer) const;
   [[nodiscard]] Counters counters() const;
   /// Calls made here that have not completed, and calls served here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;

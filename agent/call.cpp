@@ -115,7 +115,6 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
 
 void Call::State::hurry() {
   relaxed = false;
-  watched = true;
   if (link) link->expect_reply(*this);
 }
 

@@ -63,8 +63,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   SlotId slot;                             // of the link's outgoing ring; where `in_ring`
   std::atomic<bool> in_ring{false};        // the answer is to be looked for in `slot`
   bool looked_for = false;                 // for a while, in vain: the thread that waits need not do so again
-  std::atomic<bool> watched{false};        // there is a completion, so perhaps nobody will wait
-  std::atomic<bool> relaxed{false};        // the same, but nobody looks after it yet
+  std::atomic<bool> relaxed{false};        // there is a completion, and nothing is told to take the reply for it yet
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;

@@ -126,7 +126,7 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
       }
       if (found) {
         auto greeted = dial_agent(*engine, *found, purpose, Clock::now() + std::chrono::seconds(10));
-        if (greeted && link->attach(std::move(greeted->socket), greeted->local, true, greeted->hello)) return;
+        if (greeted && link->attach(greeted->socket, greeted->local, true, greeted->hello)) return;
         why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
       }
       // A record of another key will not get better. A good one at whose address another key answers may: a stranger

@@ -31,10 +31,14 @@ std::shared_ptr<Link> Engine::link_to(std::string_view name) {
   PeerInfo peer;
   peer.name = std::string(name);
   auto link = Link::make(shared_from_this(), peer);
+  std::shared_ptr<Link> ended;  // is dropped when the mutex is free
   {
     const std::lock_guard lock(links_mutex);
-    // The thread that closes it may not have come to forget it yet.
-    if (const auto it = links.find(name); it != links.end() && it->second == known) links.erase(it);
+    // The thread that closes a link removes it from here a moment later.
+    if (const auto it = links.find(name); it != links.end() && it->second->closed()) {
+      ended = std::move(it->second);
+      links.erase(it);
+    }
     // leave() closes what it finds here: nothing may come later.
     if (!leaving) return links.try_emplace(peer.name, link).first->second;
   }
@@ -47,7 +51,10 @@ std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gon
   {
     const std::lock_guard lock(links_mutex);
     const auto it = links.find(peer.name);
-    if (it != links.end()) {
+    if (it != links.end() && it->second->closed()) {
+      old = std::move(it->second);
+      links.erase(it);
+    } else if (it != links.end()) {
       const auto known = it->second->incarnation();
       // A peer that dials again has given its link up, which may not have been seen here yet.
       const bool again = known == peer.incarnation && calls && it->second->called();

@@ -110,10 +110,9 @@ bool Link::called() const {
   return incoming_ != nullptr;
 }
 
-bool Link::attach(FileDescriptor fd, bool local, bool dialled, const wire::Hello& hello) {
+bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello) {
   const bool bulk = hello.purpose == wire::Hello::Purpose::bulk;
-  auto stream =
-      std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  std::shared_ptr<FrameStream> stream;
   int pidfd = -1;
   {
     const std::lock_guard lock(connect_mutex_);
@@ -122,6 +121,8 @@ bool Link::attach(FileDescriptor fd, bool local, bool dialled, const wire::Hello
     auto& place = bulk ? (dialled ? bulk_out_ : bulk_in_) : (dialled ? outgoing_ : incoming_);
     auto& other = bulk ? bulk_in_ : incoming_;
     if (place || (!dialled && other)) return false;
+    stream =
+        std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
     if (!dialled) place = stream;  // what is dialled becomes visible below, when what waited for it has been sent
     if (incarnation() == 0) {
       peer_.rank = hello.rank;

@@ -86,9 +86,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void served(std::uint64_t call, const Serving& serving);
 
   // --- connections ---------------------------------------------------------------------------------------------------
-  /// A greeted connection whose hello has been read. `dialled`: by this side. False: not wanted (the link has ended, or
-  /// has one already).
-  bool attach(FileDescriptor fd, bool local, bool dialled, const wire::Hello& hello);
+  /// Takes a greeted connection whose hello has been read. `dialled`: by this side. False: not wanted, because the link
+  /// has ended, or has one already, or is of another incarnation; `fd` is left as it is, unless the link ended
+  /// meanwhile.
+  bool attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello);
   /// Its peer's requests come here.
   [[nodiscard]] bool called() const;
   void close(const Status& status);
@@ -137,6 +138,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
   Pairs& pairs() noexcept { return pairs_; }
+  /// See RawAgent::link_state.
+  [[nodiscard]] std::string state_text();
   /// How long the calls that wait for this link are ready to wait for its peer to come.
   [[nodiscard]] Milliseconds patience() const;
 
@@ -166,6 +169,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
                 bool flush, Descriptors descriptors = {});
   void wake_connected();
   void finish_writes(const std::shared_ptr<FrameStream>& stream);
+  bool read_or_sleep(Call::State& call, std::optional<Clock::time_point> until,
+                     const std::function<bool()>& interrupted, bool& slept);
   void read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
                        std::optional<Clock::time_point> until, const std::function<bool()>& interrupted, bool& stopped);
   void expect_frames();
@@ -182,6 +187,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
   Status on_ring(FrameStream& stream, ByteView payload, Descriptors descriptors);
   Status on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::uint64_t nonce, Descriptors descriptors);
+  void add_to_pool(const std::shared_ptr<RequestSource>& source);
   void no_ring_because(std::string reason);
   void withdraw_ring();
   [[nodiscard]] bool ring_settled();

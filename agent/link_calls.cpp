@@ -1,14 +1,18 @@
 // The caller's side of a link: requests out, replies in, and who reads them.
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <string>
 #include <utility>
 
 #include "agent/futex.h"
 #include "agent/link.h"
 #include "agent/placement.h"
+#include "channels/text.h"
 
 namespace tensorferry {
 namespace {
@@ -206,6 +210,17 @@ bool Link::wait(Call::State& call, std::optional<Clock::time_point> until, const
   if (stream_now && stream_now->corked() && !stream_now->write_some()) finish_writes(stream_now);
   engine_->pool->about_to_block();
   call.waited = true;
+  bool slept = false;
+  const bool done = read_or_sleep(call, until, interrupted, slept);
+  // stop_reading() may have called this thread to read for the others just when it left.
+  if (const auto stream = slept ? outgoing() : nullptr; stream && stream->begin_read()) stop_reading(stream);
+  return done;
+}
+
+/// Waits for a call of the stream: as its reader, or asleep while another thread reads (`slept`). False: interrupted,
+/// or `until` has passed. tests/models/reader.pml is the model of it.
+bool Link::read_or_sleep(Call::State& call, std::optional<Clock::time_point> until,
+                         const std::function<bool()>& interrupted, bool& slept) {
   bool stopped = false;
   while (!call.done()) {
     const auto now = Clock::now();
@@ -232,6 +247,7 @@ bool Link::wait(Call::State& call, std::optional<Clock::time_point> until, const
       reading_ = nullptr;
       stop_reading(stream);
     } else {
+      slept = true;
       stopped = !call.sleep(limit) && interrupted && interrupted();
       const std::lock_guard lock(wait_mutex_);
       waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &call));
@@ -393,6 +409,51 @@ Status Link::expired(const Call::State& call) const {
                                        seconds(call.options.timeout) + " (sent " + seconds(Clock::now() - call.made) +
                                        " ago, " + (outgoing() ? "link up" : "no link yet") +
                                        "). Raise timeout= or the deadline around the call"};
+}
+
+std::string Link::state_text() {
+  std::size_t deferred = 0;
+  bool dialling = false;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    deferred = deferred_.size();
+    dialling = dialling_;
+  }
+  const auto stream = outgoing();
+  std::string why_no_ring;
+  const auto transport = this->transport(why_no_ring);
+  std::string out = "link to \"" + peer_.name + "\": " +
+                    (closed()   ? "ended, " + status().text()
+                     : stream   ? "up, calls by " + transport
+                     : dialling ? "being dialled"
+                                : "not dialled");
+  if (!why_no_ring.empty()) out += ", no ring: " + why_no_ring;
+  if (stream) {
+    int unread = 0;
+    ::ioctl(stream->fd(), FIONREAD, &unread);
+    const std::lock_guard lock(wait_mutex_);
+    out += formatted("; {} bytes of replies unread, {}, {} threads wait to read", unread,
+                     stream->being_read() ? "a thread reads"
+                     : armed_             ? "the pool is to read"
+                                          : "no thread reads",
+                     waiters_.size());
+  }
+  out += formatted("; {} calls wait for the link, {} in flight", deferred, pending_.size());
+  constexpr std::array states{"free",     "pending",   "a thread sleeps", "watched by the pool",
+                              "answered", "by socket", "given up",        "answered late"};
+  for (const auto& call : pending_.all()) {
+    const auto age = std::chrono::duration_cast<Milliseconds>(Clock::now() - call->made).count();
+    out += formatted("\n  \"{}\", made {} ms ago", call->shown(), age);
+    if (call->in_ring) {
+      const auto state = ring_out_->calls->state(call->slot);
+      out += formatted(", in slot {}: {}", call->slot.index, states[static_cast<std::size_t>(state) % states.size()]);
+    }
+    if (call->relaxed) out += ", its completion may wait";
+    if (scout_.load() == call.get()) out += ", watched for the others";
+    if (call->waited) out += ", waited for";
+    if (call->landing) out += ", its reply is landing";
+  }
+  return out;
 }
 
 }  // namespace tensorferry

@@ -185,7 +185,6 @@ bool Link::send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame
   }
   call->in_ring.store(true, std::memory_order_seq_cst);
   if (ring_out_->send(*slot, frame)) {
-    if (call->watched.load(std::memory_order_seq_cst)) expect_reply(*call);
     if (call->done()) ring_out_->calls->abandon(*slot);  // it ended before whoever ended it could see the slot
     return true;
   }
@@ -302,12 +301,22 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   auto bell = Doorbell::map(std::move(descriptors[0]));
   if (!bell) return bell.status();
   ring->seclude();
-  ring_calls_.resize(CallRing::slots);
-  ring_out_ = std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell));
-  engine_->pool->add(ring_out_);
-  ring_ready_.store(true, std::memory_order_release);
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (closed()) return {Code::connection_lost, "the link has ended"};
+    ring_calls_.resize(CallRing::slots);
+    ring_out_ = std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell));
+    ring_ready_.store(true, std::memory_order_release);
+  }
+  add_to_pool(ring_out_);
   withdraw_ring();
   return {};
+}
+
+/// close() may have removed the link's sources from the pool before this one was there.
+void Link::add_to_pool(const std::shared_ptr<RequestSource>& source) {
+  engine_->pool->add(source);
+  if (closed()) engine_->pool->remove(source.get());
 }
 
 Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::uint64_t nonce, Descriptors descriptors) {
@@ -331,7 +340,7 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
     if (closed()) return {};
     ring_in_ = source;
   }
-  engine_->pool->add(source);
+  add_to_pool(source);
   Descriptors back;
   back.push_back(std::move(*mine));
   transmit(stream, ring_frame(accepted, nonce, {}, 1), {}, true, std::move(back));
@@ -385,15 +394,17 @@ bool Link::ended_by_peer() {
 /// The link has ended: nobody is served any more, and whoever sleeps on a slot finds out.
 void Link::drop_rings() {
   std::shared_ptr<IncomingRing> in;
+  bool out = false;
   {
     const std::lock_guard lock(connect_mutex_);
     in = ring_in_;
+    out = ring_ready_.load(std::memory_order_acquire);
   }
   if (in) {
     in->end(engine_->leaving ? CallRing::Ended::left : CallRing::Ended::otherwise);
     engine_->pool->remove(in.get());
   }
-  if (!ring_ready_.load(std::memory_order_acquire)) return;
+  if (!out) return;
   engine_->pool->remove(ring_out_.get());
   ring_out_->calls->wake_all();
 }

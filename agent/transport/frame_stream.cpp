@@ -166,7 +166,8 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
   if (const auto held = parse(sink)) return *held;  // what was read earlier, after a hold
   const auto got = receive();
   if (got < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Progress::none;
+    if (errno == EINTR) return Progress::some;  // perhaps there is something to read, and no event will say so
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::none;
     close({Code::connection_lost, std::string("receiving failed: ") + std::strerror(errno)});
     return Progress::closed;
   }

@@ -61,6 +61,8 @@ class FrameStream final {
 
   bool begin_read() noexcept;
   void end_read() noexcept;
+  /// A thread has the right to read. For descriptions: it may change at once.
+  [[nodiscard]] bool being_read() const noexcept { return reading_.load(std::memory_order_relaxed); }
 
   enum class Progress : std::uint8_t { some, none, held, closed };
   /// At most one receive from the socket, which does not block, and everything that it completes.

@@ -158,6 +158,8 @@ class Agent {
   /// Which channel carries tensors of `bytes` bytes to `peer` and why not another, as text.
   [[nodiscard]] std::string explain(std::string_view peer, Device local = {}, Device remote = {},
                                     std::size_t bytes = std::size_t{1} << 20) const;
+  /// The link to `peer` and its calls in flight, as text: for reports of calls that do not end.
+  [[nodiscard]] std::string link_state(std::string_view peer) const;
   /// Calls made here that have not completed, and calls served here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 

@@ -210,6 +210,8 @@ void bind_agent(py::module_& module) {
              }
              return lost;
            })
+      .def("_link_state",
+           [](const PythonAgent& self, const std::string& peer) { return self.agent().link_state(peer); })
       .def("_explain", &explain)
       .def("_counters", &counters)
       .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);

@@ -65,6 +65,7 @@ void Agent::shutdown(std::chrono::milliseconds timeout) {
   }
   core_->leave();
 }
+std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }
 std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }
 
 std::string Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) const {

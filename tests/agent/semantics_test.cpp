@@ -12,6 +12,7 @@
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
+#include "tests/channels/shm_maps.h"
 
 namespace tensorferry {
 namespace {
@@ -517,6 +518,70 @@ TEST(SlowReply, OfACallThatHasExpiredIsReadAndDropped) {
   ASSERT_TRUE(peer.connection.write(reply_frame(second->header.call, {}, 0, 0, "mine")).ok());
   ASSERT_TRUE(next.wait());
   EXPECT_EQ(text_of(next.take()->payload), "mine");
+}
+
+// ---- Threads that wait for one connection
+
+TEST(Waiters, WhoLeavesInTheMomentInWhichItIsCalledToReadHandsOver) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {"unix", ""}), b = join(store, "b", {"unix", ""});
+  b->serve("sleep", [](Request request, Reply reply) {
+    std::this_thread::sleep_for(std::chrono::microseconds(std::stoi(std::string(text_of(request.arguments.payload)))));
+    reply.send({});
+  });
+  const auto sleep = [&](int microseconds) {  // without a deadline, which the housekeeping tick would look after
+    return a->call("b", "sleep", message_of(std::to_string(microseconds)), within({}));
+  };
+  ASSERT_TRUE(sleep(0).wait());
+  std::this_thread::sleep_for(milliseconds(500));  // the tick ends, which would hide a lost hand-over for 10 ms
+  std::mt19937 random(1);
+  auto usual = std::chrono::nanoseconds(milliseconds(1));  // from the start of a round to the first answer
+  for (int round = rounds(50'000); round > 0 && !HasFailure(); --round) {
+    const auto began = Clock::now();
+    Clock::time_point answered;
+    auto first = sleep(500), second = sleep(20'000);
+    std::thread reads([&] {
+      EXPECT_TRUE(first.wait());
+      answered = Clock::now();
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    std::thread leaves(
+        [&] { (void)second.wait(began + usual + std::chrono::microseconds(static_cast<int>(random() % 200) - 150)); });
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    auto third = sleep(1000);
+    EXPECT_TRUE(third.wait(Clock::now() + seconds(10))) << "no thread reads";
+    reads.join();
+    leaves.join();
+    usual += (answered - began - usual) / 4;
+    second.cancel();
+    EXPECT_TRUE(second.wait());
+    EXPECT_TRUE(sleep(0).wait());  // no call is left in flight: the pool reads no more
+  }
+}
+
+TEST(Links, ThatEndWhileTheirRingsAreBeingMadeKeepNoMemory) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a");
+  serve_echo(*a);
+  const auto before = shared_mappings();
+  std::mt19937 random(1);
+  for (int round = rounds(20'000); round > 0; --round) {
+    const auto b = join(store, "b");
+    b->serve("hang", [](const Request&, Reply reply) {
+      while (!reply.cancelled()) std::this_thread::sleep_for(milliseconds(1));
+    });
+    ASSERT_TRUE(call_sync(*b, "a", "echo", {}, within(seconds(10))).ok());
+    // This thread reads that the ring was accepted while the pool reads that b has left.
+    auto hangs = a->call("b", "hang", {}, within(seconds(10)));
+    std::thread leaves([&, after = std::chrono::microseconds(random() % 1500)] {
+      std::this_thread::sleep_for(after);
+      b->leave();
+    });
+    ASSERT_TRUE(hangs.wait());
+    leaves.join();
+  }
+  EXPECT_TRUE(eventually([&] { return shared_mappings() == before; }))
+      << shared_mappings() << ", before " << before << "; " << a->link_state("b");
 }
 
 // ---- Executors

@@ -1,0 +1,261 @@
+/* Who takes the replies of calls with completions, from the first call over a new link on: Link::start, attach,
+ * send_by_ring, expect_reply, expect_frames, scouts and expect_relaxed in agent/link*.cpp; Call::State::on_done and hurry
+ * in agent/call.cpp. Who reads a connection that threads wait at is in reader.pml, how a slot changes hands in slot.pml,
+ * how pool threads sleep in park.pml.
+ *
+ * A handler makes a call, asks for its completion and blocks on an event that is none of ours. The completion makes a
+ * second call, whose completion sets the event. Each completion is lazy at first, and may be made prompt (then()). The
+ * link is being dialled meanwhile, and then its ring is settled, so a request goes by the connection or by the ring. The
+ * callee answers into the slot or by the connection, as late as it likes.
+ * Checked: the handler returns, and the ring gets settled (a process that waits for good is an invalid end state).
+ * Of the housekeeping tick there is only what a late sentinel needs: it makes lazy completions prompt. The look at every
+ * call each 10 ms is not here.
+ *
+ * What is left out in a mutant, which must fail:
+ *   NO_TICK               lazy calls wait for the sentinel alone, which may have returned before they were noted
+ *   NO_FRAMES_FOR_SLOT    a slot that says "by socket" does not have the connection read
+ *   NO_ARM_AT_THE_END     the dialling thread does not have the connection read for calls that began before it was there
+ *   NO_READ_TO_SETTLE     the pool stops reading while the ring's acceptance is to come
+ *
+ * holds:
+ * fails: -DNO_TICK
+ * fails: -DNO_FRAMES_FOR_SLOT
+ * fails: -DNO_ARM_AT_THE_END
+ * fails: -DNO_READ_TO_SETTLE
+ */
+#define CALLS 2
+#define NO_CALL CALLS
+#define ACCEPTED CALLS /* among replies: the callee has mapped the ring */
+#define OFFER CALLS    /* among requests: the ring is offered */
+
+mtype = { Unused, Pending, Watched, Full, By_socket, Taken };
+
+/* between the processes */
+chan requests = [3] of { byte, bool };  /* call, by ring */
+byte socket[3], head, tail;             /* replies: those from tail to head have not been read */
+mtype slot[CALLS] = Unused;
+bool listed[CALLS];                     /* the done list */
+
+/* the link */
+bool deferred[CALLS], outgoing, ring_ready;
+bool in_ring[CALLS], open[CALLS], done[CALLS];
+byte pending;
+byte sentinel = NO_CALL;
+bool lazy_ones;                         /* relaxed_ */
+bool armed, interest, edge;
+
+/* the calls' completions */
+bool has_completion[CALLS], lazy[CALLS];
+bool jobs[CALLS];                       /* completions that the pool is to run */
+bool event;
+
+inline set_interest(wanted) {
+  interest = wanted;
+  if
+  :: (interest && head != tail) -> edge = true
+  :: else
+  fi
+}
+
+inline expect_frames() {
+  atomic {
+    if
+    :: (outgoing && !armed) -> armed = true; set_interest(true)
+    :: else
+    fi
+  }
+}
+
+/* Link::finish and Call::State::complete */
+inline finish(call) {
+  atomic {
+    if
+    :: open[call] ->
+       open[call] = false;
+       pending--;
+       done[call] = true;
+       jobs[call] = has_completion[call]
+    :: else
+    fi
+  }
+}
+
+/* Link::read_ring_reply */
+inline take(call) {
+  if
+  :: atomic { (slot[call] == By_socket) -> slot[call] = Taken; in_ring[call] = false };
+#ifndef NO_FRAMES_FOR_SLOT
+     expect_frames()
+#endif
+  :: atomic { (slot[call] == Full) -> slot[call] = Taken }; finish(call)
+  :: (slot[call] != By_socket && slot[call] != Full)
+  fi
+}
+
+inline expect_reply(call) {
+  if
+  :: !in_ring[call] -> expect_frames()
+  :: in_ring[call] ->
+     if
+     :: atomic { (slot[call] == Pending) -> slot[call] = Watched }
+     :: (slot[call] != Pending) -> take(call)
+     fi
+  fi
+}
+
+inline hurry(call) {
+  lazy[call] = false;
+  expect_reply(call)
+}
+
+inline expect_lazy_ones() {
+  if
+  :: atomic { lazy_ones -> lazy_ones = false };
+     if
+     :: (open[0] && lazy[0]) -> hurry(0)
+     :: !(open[0] && lazy[0])
+     fi;
+     if
+     :: (open[1] && lazy[1]) -> hurry(1)
+     :: !(open[1] && lazy[1])
+     fi
+  :: !lazy_ones
+  fi
+}
+
+inline sentinel_returned(call) {
+  if
+  :: atomic { (sentinel == call) -> sentinel = NO_CALL }; expect_lazy_ones()
+  :: (sentinel != call)
+  fi
+}
+
+/* Link::send_now. By the ring only before anything else has the call: what waited for the link goes by the connection. */
+inline send(call) {
+  if
+  :: ring_ready ->
+     slot[call] = Pending;
+     in_ring[call] = true;
+     requests ! call, true
+  :: !ring_ready -> requests ! call, false
+  fi
+}
+
+/* Link::start, on_done(lazy), and perhaps then() */
+inline make(call) {
+  open[call] = true;
+  pending++;
+  if
+  :: outgoing -> send(call)
+  :: atomic { !outgoing -> deferred[call] = true }
+  fi;
+  if
+  :: atomic { !done[call] -> has_completion[call] = true };
+     lazy[call] = true;
+     if
+     :: atomic { (sentinel == NO_CALL) -> sentinel = call };
+        hurry(call);
+        if
+        :: done[call] -> sentinel_returned(call)
+        :: !done[call]
+        fi
+     :: (sentinel != NO_CALL) -> lazy_ones = true
+     fi;
+     if
+     :: lazy[call] -> hurry(call)
+     :: skip
+     fi
+  :: atomic { done[call] -> has_completion[call] = true; jobs[call] = true }  /* here; it makes no difference */
+  fi
+}
+
+active proctype handler() {
+  make(0);
+  event
+}
+
+active proctype dialler() {
+  do
+  :: atomic { deferred[0] -> deferred[0] = false }; send(0)
+  :: atomic { deferred[1] -> deferred[1] = false }; send(1)
+  :: atomic { (!deferred[0] && !deferred[1] && (open[0] || done[0])) -> outgoing = true; break }
+  od;
+  requests ! OFFER, false;
+#ifndef NO_ARM_AT_THE_END
+  expect_frames();
+#endif
+  ring_ready
+}
+
+active proctype pool() {
+  byte got;
+end:
+  do
+  :: edge -> edge = false;
+     do
+     :: (head != tail) ->
+        atomic { got = socket[tail]; tail++ };
+        if
+        :: (got == ACCEPTED) -> ring_ready = true
+        :: (got != ACCEPTED) -> finish(got)
+        fi;
+        got = 0
+     :: (head == tail) -> break
+     od;
+     atomic {  /* stop_reading, with wait_mutex_ */
+       if
+#ifdef NO_READ_TO_SETTLE
+       :: ((pending != 0) != armed) -> armed = (pending != 0); set_interest(armed)
+#else
+       :: ((pending != 0 || !ring_ready) != armed) -> armed = (pending != 0 || !ring_ready); set_interest(armed)
+#endif
+       :: else
+       fi
+     }
+  :: atomic { listed[0] -> listed[0] = false }; take(0)
+  :: atomic { listed[1] -> listed[1] = false }; take(1)
+  od
+}
+
+/* Another thread of the pool, which runs the completions. */
+active proctype completions() {
+  atomic { jobs[0] -> jobs[0] = false };
+  make(1);
+  sentinel_returned(0);
+  atomic { jobs[1] -> jobs[1] = false };
+  event = true;
+  sentinel_returned(1)
+}
+
+active proctype tick() {
+end:
+#ifndef NO_TICK
+  do
+  :: lazy_ones -> expect_lazy_ones()
+  od
+#else
+  false
+#endif
+}
+
+active proctype callee() {
+  byte call;
+  bool by_ring;
+end:
+  do
+  :: requests ? call, by_ring ->
+     if
+     :: (call == OFFER) -> atomic { socket[head] = ACCEPTED; head++; edge = edge || interest }
+     :: (call != OFFER && !by_ring) -> atomic { socket[head] = call; head++; edge = edge || interest }
+     :: (call != OFFER && by_ring) ->
+        if
+        :: atomic { (slot[call] == Pending) -> slot[call] = Full }
+        :: atomic { (slot[call] == Watched) -> slot[call] = Full; listed[call] = true }
+        :: atomic { (slot[call] == Pending) -> slot[call] = By_socket };
+           atomic { socket[head] = call; head++; edge = edge || interest }
+        :: atomic { (slot[call] == Watched) -> slot[call] = By_socket; listed[call] = true };
+           atomic { socket[head] = call; head++; edge = edge || interest }
+        fi
+     fi
+  od
+}
