@@ -208,8 +208,7 @@ class CallShapes : public ::testing::TestWithParam<const char*> {
           return std::get<0>(got).size() == 3 && std::get<0>(got)[1].elements<float>().size() == 3000 &&
                  std::get<1>(got).at("b") == 2 && std::get<2>(got).size() == 500;
         };
-        const auto again =
-            await<Structure>(shape, peer, caller->call<Structure>(peer, "echo structure", sent), is_the_same);
+        auto again = await<Structure>(shape, peer, caller->call<Structure>(peer, "echo structure", sent), is_the_same);
         if (!again.empty()) return again;
         return await<Structure>(shape, peer, caller->call<Structure>(peer, "echo structure", sent), is_the_same);
       }
