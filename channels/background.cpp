@@ -16,7 +16,7 @@ Background::Background() : born_in_(forks()), state_(std::make_unique<State>()) 
 
 Background::~Background() {
   if (born_in_ != forks()) {
-    (void)state_.release();  // the parent's thread and locks
+    (void)state_.release();  // leaked: the thread and the locks are the parent's
     return;
   }
   std::multimap<Clock::time_point, Job> dropped;
@@ -36,12 +36,12 @@ void Background::submit(Job job, Clock::time_point at) {
   if (state.ended) return;
   state.jobs.emplace(at, std::move(job));
   if (!state.alive) {
-    if (state.thread.joinable()) state.thread.join();  // it has ended, but for its last instructions
+    if (state.thread.joinable()) state.thread.join();  // returns at once: its function is about to return
     try {
       state.thread = std::thread([&state] { state.live(); });
       state.alive = true;
     } catch (const std::system_error&) {
-      return;  // the next job tries again
+      return;  // the next submit() tries again
     }
   }
   state.changed.notify_all();

@@ -1,4 +1,4 @@
-/// A thread for what must not delay a message: taking fresh pages, giving memory back.
+/// Runs slow jobs, such as taking fresh pages and giving memory back, on a thread that delays no message.
 #pragma once
 
 #include <chrono>
@@ -13,20 +13,23 @@
 
 namespace tensorferry {
 
-/// Runs jobs one after another, each at its time. The thread starts with the first job and ends when none has been
-/// waiting for a second; it sleeps between. Thread-safe. Jobs hold what they work on weakly where it may end first.
+/// Runs jobs one after another, each at its time, on one thread. The thread starts with the first job, sleeps between
+/// jobs, and ends after a second without a waiting job. Thread-safe. If the object that a job works on may end before
+/// the job, the job holds it weakly.
 class Background final {
  public:
   using Clock = std::chrono::steady_clock;
   using Job = UniqueFunction<void()>;
 
   Background();
-  /// Drops the jobs that have not begun, and waits for the one that has. Not from a job.
+  /// Drops the jobs that have not begun, and waits for a running one. In a forked child it does neither. Must not be
+  /// called from a job.
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  /// Never waits for a job. Where the system gives no thread, and in a forked child, jobs wait for ever.
+  /// Queues `job` to run at `at`, and never waits for a job. If the system gives no thread, the job waits until a later
+  /// submit() gets one. In a forked child the job is dropped.
   void submit(Job job, Clock::time_point at = Clock::time_point::min());
 
  private:

@@ -1,4 +1,5 @@
-/// A run of bytes on a device, and who keeps it alive.
+/// `Buffer`, a run of bytes on a device with its stream and its owner; and `Memory`, which allocates buffers to receive
+/// into.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +13,10 @@
 
 namespace tensorferry {
 
-/// A device stream in whose order bytes are read and written (cudaStream_t for cuda); null for cpu.
+/// A device stream, in whose order bytes are read and written (cudaStream_t for cuda); null for cpu.
 using Stream = void*;
 
-/// Keeps memory alive; the last holder to let go gives it back. May be dropped on any thread.
+/// Keeps memory alive; the memory goes back when the last holder drops it, on any thread.
 using Owner = std::shared_ptr<void>;
 
 struct Buffer {
@@ -26,16 +27,16 @@ struct Buffer {
   Owner owner;
 };
 
-/// Runs exactly once, also on error and close; never under a lock of ours.
+/// Runs exactly once, also on error and close; never under a lock of this library.
 using Completion = UniqueFunction<void(Status)>;
 
-/// Where received bytes live, for one type of device. Implemented by converters; the CPU's is the pool of
+/// Allocates memory for received bytes, for one type of device. Converters implement it; the CPU's is the pool in
 /// channels/host_memory.h. Thread-safe.
 class Memory {
  public:
   virtual ~Memory() = default;
-  /// `bytes` of uninitialised memory on `device`, usable in the order of the returned stream; data is null where there
-  /// is none to be had. Never waits: a reader may stand behind it.
+  /// Returns `bytes` bytes of uninitialised memory on `device`, usable in the order of the returned stream. `data` is
+  /// null if there is none. Never waits, because a reading thread may call it.
   virtual Buffer allocate(std::size_t bytes, Device device) = 0;
 };
 

@@ -1,5 +1,5 @@
-/// Several small buffers of host memory that travel as one: each buffer for itself costs some microseconds at both
-/// ends, whatever its size, which is more than the copy of a few KB.
+/// Layout of a bundle: several small buffers of host memory that travel as one. A buffer sent alone costs some
+/// microseconds at both ends, whatever its size, which is more than the copy of a few KB.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 
 namespace tensorferry {
 
-/// How a bundle's parts lie in it: in order, each at the next multiple of `alignment`; it ends with the last. What
-/// stands between parts means nothing.
+/// Computes how parts lie in a bundle: in order, each at the next multiple of `alignment`. The bundle ends with its
+/// last part. The bytes between parts mean nothing.
 struct Bundle {
   static constexpr std::size_t alignment = 64;
 
-  /// Where the part behind one that ends at `end` begins.
+  /// Returns the offset of the part that follows a part ending at `end`.
   static constexpr std::uint64_t next_part(std::uint64_t end) { return (end + alignment - 1) / alignment * alignment; }
 
+  /// Returns the size of a bundle of `parts`.
   static std::size_t bytes(std::span<const Buffer* const> parts) {
     std::uint64_t end = 0;
     for (const auto* part : parts) end = next_part(end) + part->bytes;

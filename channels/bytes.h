@@ -1,4 +1,4 @@
-/// Little-endian writing and bounds-checked reading of bytes: the one way that anything of a peer's is parsed.
+/// Little-endian writing and bounds-checked reading of bytes. All code that parses bytes from a peer uses `Reader`.
 #pragma once
 
 #include <bit>
@@ -35,7 +35,7 @@ class Writer {
     std::memcpy(out_->data() + at, &value, sizeof value);
   }
   void raw(ByteView bytes) { out_->insert(out_->end(), bytes.begin(), bytes.end()); }
-  /// Unsigned LEB128.
+  /// Appends `value` as unsigned LEB128.
   void varint(std::uint64_t value) {
     while (value >= 0x80) {
       put(static_cast<std::uint8_t>(value | 0x80));
@@ -43,7 +43,7 @@ class Writer {
     }
     put(static_cast<std::uint8_t>(value));
   }
-  /// Length as varint, then the bytes.
+  /// Appends the length as a varint, then the bytes.
   void sized(ByteView bytes) {
     varint(bytes.size());
     raw(bytes);
@@ -56,9 +56,9 @@ class Writer {
   Bytes* out_;
 };
 
-/// Reads from bytes that the caller keeps alive and that nobody else can write. A read past the end yields zero or an
-/// empty view and makes `failed()` true for good, so a parser checks once at its end (and before any loop whose count
-/// it has read: `count(n, least)`).
+/// Reads from bytes that the caller keeps alive and that no other thread or process can write. A read past the end
+/// returns zero or an empty view and makes `failed()` true for good. So a parser checks once at its end, and also
+/// before any loop whose count it has read, unless it read that by `count(least)`.
 class Reader {
  public:
   explicit Reader(ByteView bytes) : left_(bytes) {}
@@ -91,7 +91,7 @@ class Reader {
     fail();
     return 0;
   }
-  /// A byte that is 0 or 1.
+  /// Reads a byte that must be 0 or 1.
   bool flag() {
     const auto value = get<std::uint8_t>();
     if (value > 1) fail();
@@ -99,7 +99,8 @@ class Reader {
   }
   ByteView sized() { return raw(varint()); }
   std::string_view text() { return text_of(sized()); }
-  /// A count of elements of which each takes at least `least` bytes: fails where they cannot all be there.
+  /// Reads a count of elements that take at least `least` bytes each. Fails if the remaining bytes cannot hold them
+  /// all.
   std::uint64_t count(std::size_t least = 1) {
     const auto n = varint();
     if (n > left_.size() / least) {

@@ -12,8 +12,8 @@ struct Postponed {
   Status status;
 };
 
-// Trivially destructible, so that a completion which runs while its thread ends finds them intact. The list lives on
-// the stack of the outermost complete().
+// Trivially destructible, so that a completion that runs during thread exit finds them intact. The list lives on the
+// stack of the outermost complete().
 thread_local int nesting = 0;
 thread_local std::vector<Postponed>* postponed = nullptr;
 

@@ -6,9 +6,9 @@
 
 namespace tensorferry {
 
-/// Runs `completion` (nothing where it is empty): now, on this thread, as long as this thread is inside fewer than
-/// `max_nesting` completions run by this function; else as soon as the outermost of them has returned. A chain of
-/// operations that each complete at once and start the next thereby uses a bounded stack.
+/// Runs `completion`; does nothing if it is empty. It runs now, on this thread, if this thread is inside fewer than
+/// `max_nesting` completions run by this function. Otherwise it runs on this thread as soon as the outermost of them
+/// has returned. So a chain of operations that each complete at once and start the next uses a bounded stack.
 ///
 /// Call it with no lock held. A completion must neither throw nor wait for another completion of the same thread.
 void complete(Completion completion, Status status) noexcept;

@@ -30,9 +30,10 @@ namespace {
 
 constexpr std::size_t line = 64;
 constexpr std::size_t page = 4096;
-constexpr std::size_t stride = 4 * page;  // more write-combining streams at once than pages in it are no faster
+constexpr std::size_t stride = 4 * page;  // one write-combining stream per page; more streams are no faster
 
-/// Whole strides, to a destination at a cache line. Four pages take turns so that the memory's banks do, too.
+/// Copies whole strides to a destination aligned to a cache line. Four pages take turns, so that the memory banks do
+/// too.
 __attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += stride) {
     for (std::size_t i = 0; i < page; i += 2 * line) {
@@ -48,7 +49,7 @@ __attribute__((target("avx512f"))) void stream_avx512(std::byte* to, const std::
       }
     }
   }
-  _mm_sfence();  // these stores are outside what atomics order
+  _mm_sfence();  // atomics do not order non-temporal stores
 }
 
 __attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -76,7 +77,7 @@ __attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte*
 
 #endif
 
-/// How many threads of the machine run, those that wait for a core included; nullopt where the system does not say.
+/// Returns how many threads of the machine run or wait for a core; nullopt if the system does not say.
 std::optional<int> running_threads() noexcept {
   const FileDescriptor file(::open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
   std::array<char, 128> text{};
@@ -84,7 +85,7 @@ std::optional<int> running_threads() noexcept {
   if (got <= 0) return std::nullopt;
   const auto* at = text.data();
   const auto* const end = text.data() + got;
-  for (int spaces = 0; spaces < 3; ++spaces) {  // "0.20 0.18 0.12 1/80 11206": the fourth
+  for (int spaces = 0; spaces < 3; ++spaces) {  // "0.20 0.18 0.12 1/80 11206": the fourth field
     at = std::find(at, end, ' ');
     if (at != end) ++at;
   }
@@ -93,13 +94,14 @@ std::optional<int> running_threads() noexcept {
   return running;
 }
 
-/// Whether, beside those that run, `more` threads would find a core each that this process may use.
+/// Returns whether `more` further threads would each find a core that this process may use.
 bool room_for(int more) noexcept {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
   const int cores = CPU_COUNT(&allowed);
   if (cores < 2) return false;
-  // Each thread that runs is on one core: where fewer run than this process may use, one of these is idle.
+  // Each running thread is on one core: if fewer run than the cores that this process may use, one of those cores is
+  // idle.
   const auto running = running_threads();
   return running && *running + more <= cores;
 }
@@ -150,28 +152,28 @@ bool Copier::Work::step() {
   return true;
 }
 
-/// The second thread, and the work that it may join.
+/// Runs the second thread, and holds the work that it may join.
 struct Copier::Helper {
   static constexpr std::chrono::seconds idle_for{2};
-  static constexpr int parts_a_look = 4;  // a look at the load costs about ten microseconds
+  static constexpr int parts_a_look = 4;  // reading the load costs about ten microseconds
 
-  /// Offers the work to the thread, which is started where there is none.
+  /// Offers the work to the thread, and starts the thread if there is none.
   void offer(Work& offered) {
     const std::lock_guard lock(mutex);
     work = &offered;
     if (!alive) {
-      if (thread.joinable()) thread.join();  // it has ended, but for its last instructions
+      if (thread.joinable()) thread.join();  // returns at once: its function is about to return
       try {
         thread = std::thread([this] { live(); });
         alive = true;
       } catch (const std::system_error&) {
-        return;  // then alone
+        return;  // the caller works alone
       }
     }
     changed.notify_all();
   }
 
-  /// Returns when the thread is not in the work, and will not be.
+  /// Returns when the thread has left the work and can no longer join it.
   void withdraw() {
     std::unique_lock lock(mutex);
     work = nullptr;
@@ -205,7 +207,7 @@ struct Copier::Helper {
   }
 
   const std::uint32_t born_in = forks();
-  std::mutex turn;  // of one piece of work
+  std::mutex turn;  // held by the caller whose work the thread may join
   std::mutex mutex;
   std::condition_variable changed;
   Work* work = nullptr;
@@ -221,7 +223,7 @@ Copier::~Copier() {
   if (helper_->born_in == forks()) {
     helper_->end();
   } else {
-    (void)helper_.release();  // its thread is the parent's, and its locks may be held for ever
+    (void)helper_.release();  // leaked: its thread is the parent's, and its locks may be held for ever
   }
 }
 

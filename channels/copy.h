@@ -1,4 +1,4 @@
-/// Copies between host memory, as fast as the machine goes: which instructions, and when a second thread is worth it.
+/// Copies host memory as fast as the machine can: chooses the instructions, and decides when a second thread helps.
 #pragma once
 
 #include <atomic>
@@ -12,26 +12,28 @@
 
 namespace tensorferry {
 
-/// Which instructions copy past the caches. `best_streaming()` is what this processor has.
+/// Instructions that copy past the caches. `best_streaming()` returns the best that this processor has.
 enum class Streaming : std::uint8_t { none, avx2, avx512 };
 Streaming best_streaming() noexcept;
-/// "none", "avx2", "avx512".
+/// Returns "none", "avx2" or "avx512".
 std::string_view name_of(Streaming streaming) noexcept;
 
-/// Copies bytes that do not overlap by stores that leave the caches alone, four pages interleaved with prefetch: twice
-/// as fast as memcpy where nothing of it is in a cache, and slower where the destination is read soon from one. On
-/// return the bytes are visible to whoever synchronises with this thread. `streaming` none, or one that this processor
-/// lacks at build time: memcpy.
+/// Copies bytes that do not overlap by stores that bypass the caches, four pages interleaved with prefetch. It is twice
+/// as fast as memcpy if none of the bytes is in a cache, and slower if the destination is soon read from a cache. On
+/// return the bytes are visible to every thread or process that synchronises with this thread.
+///
+/// The processor must support `streaming`. If it is none, below 32 KB, and in builds for processors other than x86-64,
+/// this is memcpy.
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes, Streaming streaming) noexcept;
 
-/// Large pieces of work on one thread, and on a second one while a core of the machine is idle: a second thread that
-/// takes the core of the process that waits for the bytes makes them later.
+/// Runs large pieces of work on the calling thread, and on a second one while the machine has an idle core. If the
+/// second thread took the core of the process that waits for the bytes, that process would get them later.
 ///
-/// Thread-safe; one piece of work at a time has the second thread, the others go alone. The thread starts at first need
-/// and ends after some idle seconds. In a forked child there is none.
+/// Thread-safe. The second thread helps one piece of work at a time; other callers work alone. It starts at first need
+/// and ends after two idle seconds. In a forked child there is no second thread.
 class Copier final {
  public:
-  static constexpr std::size_t streams_from = std::size_t{16} << 20;  // below, what is copied is read from caches
+  static constexpr std::size_t streams_from = std::size_t{16} << 20;  // smaller copies are soon read from a cache
   static constexpr std::size_t shares_from = std::size_t{4} << 20;    // below, a wake-up costs more than it saves
 
   Copier();
@@ -39,11 +41,12 @@ class Copier final {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  /// Copies bytes that do not overlap; returns when all are there.
+  /// Copies bytes that do not overlap; returns when all are copied.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
-  /// Calls `part(offset, bytes)` for pieces of `chunk` bytes (the last may be shorter) that make up `total`, each once,
-  /// in no order, from this thread and perhaps a second one; returns when all have returned. `part` must not throw.
+  /// Calls `part(offset, bytes)` for pieces of `chunk` bytes (the last may be shorter) that make up `total`. It calls
+  /// it once for each piece, in no order, from this thread and perhaps the second one. Returns when all calls have
+  /// returned. `part` must not throw.
   template <class Part>
   void in_parts(std::size_t total, std::size_t chunk, Part&& part) {
     using Target = std::remove_reference_t<Part>;
@@ -61,7 +64,7 @@ class Copier final {
 
     Work(void* t, void (*c)(void*, std::size_t, std::size_t), std::size_t all, std::size_t piece)
         : target(t), call(c), total(all), chunk(piece) {}
-    /// One piece; false: none is left.
+    /// Runs one piece; returns false if none is left.
     bool step();
   };
   struct Helper;

@@ -15,7 +15,8 @@ std::atomic<std::uint32_t> branches{0};
 void count_branch() { branches.fetch_add(1, std::memory_order_seq_cst); }
 
 void watch_forks() {
-  // Before and after: what another thread takes hold of in between has a number of its own, and the child may see it.
+  // Counts before and after the fork. Memory that another thread acquires in between has a number of its own, and the
+  // child may see that memory.
   [[maybe_unused]] static const int registered =
       ::pthread_atfork(count_branch, count_branch, [] { ancestors.fetch_add(1, std::memory_order_relaxed); });
 }

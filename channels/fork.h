@@ -1,17 +1,17 @@
-/// Tells a forked child from its parent, cheaply enough to ask in a deleter.
+/// Tells a forked child from its parent, cheaply enough for a deleter.
 #pragma once
 
 #include <cstdint>
 
 namespace tensorferry {
 
-/// How many forks lie between this process and the one that first asked. An object that remembers the number it was
-/// made under knows by another number that it is the copy in a forked child: locks may be held there by threads that do
-/// not exist, and what the object owns belongs to the parent.
+/// Returns how many forks lie between this process and the one that first called this. An object stores the number when
+/// it is made. If the number differs later, the object is the copy in a forked child. There its locks may be held by
+/// threads that do not exist, and its resources belong to the parent.
 std::uint32_t forks() noexcept;
 
-/// A number that changes with each fork() of this process itself (and may where fork() failed). Memory that was held
-/// under another number may still be read by a child: where it is shared, it must not be written for somebody else.
+/// Returns a number that changes with each fork() of this process, and perhaps with a failed one. If memory was held
+/// under another number, a child may still read it. If that memory is shared, it must not be reused for another holder.
 std::uint32_t children() noexcept;
 
 }  // namespace tensorferry

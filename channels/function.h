@@ -1,4 +1,4 @@
-/// A move-only `std::function` (what C++23 calls std::move_only_function), for completions that own what they finish.
+/// A move-only `std::function` (std::move_only_function of C++23), for completions that own their operation.
 #pragma once
 
 #include <memory>

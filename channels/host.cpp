@@ -24,7 +24,7 @@ std::uint64_t own_namespace(const char* kind) {
 std::uint64_t random_word() {
   std::uint64_t word = 0;
   if (::getrandom(&word, sizeof word, 0) == static_cast<ssize_t>(sizeof word)) return word;
-  std::random_device cpu;  // a kernel or a sandbox without the call
+  std::random_device cpu;  // for a kernel or a sandbox without getrandom
   return std::uint64_t{cpu()} << 32 | cpu();
 }
 

@@ -1,4 +1,4 @@
-/// What the system says of this host and process, and chance.
+/// Identifies this host and process, and draws random numbers.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,14 @@
 
 namespace tensorferry {
 
-/// Names the running kernel: what processes of one host have in common, in whatever containers. "": the system does not
-/// say (/proc/sys/kernel/random/boot_id).
+/// Returns an id of the running kernel (/proc/sys/kernel/random/boot_id), which all processes of one host share, in any
+/// container. Returns "" if the system does not say.
 std::string boot_id();
 
-/// The inode of a namespace of this process ("pid", "user", "net"); 0: the system does not say.
+/// Returns the inode of a namespace of this process ("pid", "user", "net"); 0 if the system does not say.
 std::uint64_t own_namespace(const char* kind);
 
-/// 64 random bits, not to be guessed.
+/// Returns 64 random bits that cannot be guessed.
 std::uint64_t random_word();
 
 }  // namespace tensorferry

@@ -36,12 +36,12 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t page = 4096;
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
-constexpr std::size_t mapped_from = std::size_t{64} << 10;  // below, malloc's own caches are as good as ours
+constexpr std::size_t mapped_from = std::size_t{64} << 10;  // below, malloc's own caches are as good as mapped pages
 
 constexpr auto classes = size_class::count;
 constexpr std::size_t class_bytes(std::size_t index) { return size_class::bytes_of(index); }
 
-/// Null where there is none.
+/// Maps `bytes` bytes; returns null if the system has none.
 std::byte* map_pages(std::size_t bytes) {
   const auto slack = bytes >= huge_page ? huge_page : 0;  // a huge page begins at a multiple of its size
   void* mapped = ::mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -52,16 +52,16 @@ std::byte* map_pages(std::size_t bytes) {
   const auto before = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
   if (before > 0) ::munmap(begin, before);
   if (slack > before) ::munmap(begin + before + bytes, slack - before);
-  ::madvise(begin + before, bytes, MADV_HUGEPAGE);  // a kernel without huge pages says no, and nothing is lost
+  ::madvise(begin + before, bytes, MADV_HUGEPAGE);  // fails harmlessly on a kernel without huge pages
   return begin + before;
 }
 
 std::byte* obtain(std::size_t bytes) {
-  // At a cache line, not at a page: malloc would lose a page for each block of 5 KB.
+  // Aligned to a cache line, not to a page: for page alignment malloc would lose a page for each block of 5 KB.
   return bytes < mapped_from ? static_cast<std::byte*>(std::aligned_alloc(cache_line, bytes)) : map_pages(bytes);
 }
 
-/// From malloc, in one piece with its reference count.
+/// Allocates from malloc, in one piece with the reference count.
 Buffer small_buffer(std::size_t bytes, Device device) {
   auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes + cache_line);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.get()) % cache_line;
@@ -71,9 +71,9 @@ Buffer small_buffer(std::size_t bytes, Device device) {
 
 }  // namespace
 
-/// What blocks come from and go back to; lives as long as the last of them.
+/// Holds the idle blocks. Each held block owns it too, so it lives until the last one has come back.
 struct HostMemory::Pool {
-  /// A piece of memory of one size class, and its place in the list of idle ones.
+  /// A piece of memory of one size class, with its links in the list of idle blocks.
   struct Block {
     explicit Block(std::size_t i) : index(i), data(obtain(class_bytes(i))) {}
     Block(const Block&) = delete;
@@ -81,7 +81,7 @@ struct HostMemory::Pool {
     ~Block();
 
     const std::size_t index;
-    std::byte* const data;  // null where the system had none
+    std::byte* const data;  // null if the system had none
     Clock::time_point idle_since;
     Block* newer = nullptr;
     Block* older = nullptr;
@@ -92,7 +92,7 @@ struct HostMemory::Pool {
     Block* newest = nullptr;
     Block* oldest = nullptr;
   };
-  /// A block at its receiver's; comes back when the last holder lets go.
+  /// A block that a receiver holds; returns to the pool when the last holder drops it.
   struct Held {
     Held(std::shared_ptr<Pool> p, std::unique_ptr<Block> b) noexcept;
     Held(const Held&) = delete;
@@ -108,14 +108,14 @@ struct HostMemory::Pool {
     if (ours()) drain();
   }
 
-  /// False in a forked child.
+  /// Returns false in a forked child.
   [[nodiscard]] bool ours() const { return forks() == born_in; }
-  /// The block of this class that was used last; null where none is idle.
+  /// Returns the idle block of this class that was used last; null if none is idle.
   std::unique_ptr<Block> take(std::size_t index);
-  /// Keeps a block for later, or frees it where enough is idle or the pool has ended.
+  /// Keeps a block for reuse; frees it if enough is idle or the pool has ended.
   void give_back(std::unique_ptr<Block> block) noexcept;
   void trim();
-  /// Frees what is idle, and from now on what comes back.
+  /// Frees the idle blocks, and from now on every block that comes back.
   void end() {
     ended.store(true, std::memory_order_relaxed);
     drain();
@@ -158,7 +158,7 @@ HostMemory::Pool::Held::~Held() {
     pool->held.fetch_sub(class_bytes(block->index), std::memory_order_relaxed);
     pool->give_back(std::move(block));
   } else {
-    (void)block.release();  // the parent's; and in this child nobody may be left to open the locks
+    (void)block.release();  // leaked: it is the parent's, and in this child the locks may be held for ever
   }
 }
 

@@ -1,5 +1,5 @@
-/// Receive memory on the CPU: a pool of mapped pages, because a fresh page costs more than the bytes that land in it
-/// (cold 4 KB pages receive at 1.5-2 GB/s, warm ones at memory speed).
+/// Receive memory on the CPU: a pool of mapped pages. A fresh page costs more than the bytes that land in it (cold 4 KB
+/// pages receive at 1.5-2 GB/s, warm ones at memory speed).
 #pragma once
 
 #include <chrono>
@@ -10,33 +10,34 @@
 
 namespace tensorferry {
 
-/// Blocks by size class (four a power of two, so at most 25 % waste; 4 KB and up; smaller ones come from malloc).
-/// A block goes back to its class when its last holder lets go, also after the pool itself is gone (then it is freed).
-/// Last in, first out. Blocks of 2 MB and more are advised to be huge pages. Thread-safe.
+/// Pools blocks by size class: four classes per power of two, from 4 KB, so at most 25 % is wasted. Smaller buffers
+/// come from malloc. A block returns to its class when its last holder drops it. If the pool itself is gone by then,
+/// the block is freed. Each class is last in, first out. Blocks of 2 MB and more are advised to be huge pages.
+/// Thread-safe.
 ///
-/// In a forked child the pool is its parent's: a block that the child lets go of stays as it is, and the child's own
-/// requests are served by malloc.
+/// In a forked child the pool is its parent's. A block that the child drops stays as it is, and malloc serves the
+/// child's own requests.
 class HostMemory final : public Memory {
  public:
   struct Limits {
-    std::size_t idle_bytes = std::size_t{1} << 30;    // kept while idle; beyond it a returned block is unmapped
-    std::size_t floor_bytes = std::size_t{64} << 20;  // what trim() leaves
-    std::chrono::seconds idle_for{5};                 // blocks unused for so long are trimmed to the floor
+    std::size_t idle_bytes = std::size_t{1} << 30;    // kept while idle; beyond it a returned block is freed
+    std::size_t floor_bytes = std::size_t{64} << 20;  // trim() leaves this much
+    std::chrono::seconds idle_for{5};                 // trim() frees blocks that were idle for so long
   };
 
   HostMemory();
   explicit HostMemory(Limits limits);
   ~HostMemory() override;
 
-  /// `bytes` bytes, 64-byte aligned; page-aligned from 64 KB. Null data when the system has none left, and for devices
-  /// other than the CPU; never for 0 bytes.
+  /// Returns `bytes` bytes, 64-byte aligned; from 64 KB on page-aligned, except in a forked child. `data` is null if
+  /// the system has no memory left, and for devices other than the CPU. It is never null for 0 bytes on the CPU.
   Buffer allocate(std::size_t bytes, Device device) override;
 
-  /// Unmaps blocks that were idle for `idle_for`, the longest idle of a class first, as long as more than the floor is
-  /// idle. Called by the agent's housekeeping.
+  /// Frees blocks that were idle for `idle_for`, the longest idle of a class first, while more than `floor_bytes` is
+  /// idle. The agent's reactor calls it.
   void trim();
 
-  /// Whole blocks of the pool's classes; what malloc serves is not counted.
+  /// Counts whole blocks of the pool's classes. Memory that malloc serves is not counted.
   struct Usage {
     std::size_t held_bytes = 0;  // by receivers
     std::size_t idle_bytes = 0;  // in the pool

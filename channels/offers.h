@@ -1,4 +1,4 @@
-/// What a channel end has offered and its peer has not acknowledged: sources that are kept until then.
+/// The open offers of one channel end, with the sources that it keeps until the peer acknowledges them.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace tensorferry {
 
-/// The open offers of one channel end. Thread-safe; runs completions with no lock held.
+/// Holds the open offers of one channel end. Thread-safe; runs completions with no lock held.
 ///
-/// Life of an offer: `add`, perhaps `begin_copy` and `end_copy` by whoever copies it within this process, `end` by its
-/// channel. The source is never given back under a copy: an offer that ends while it is copied is released by
-/// `end_copy`.
+/// Life of an offer: the channel calls `add`. A thread of this process that copies the source calls `begin_copy` and
+/// `end_copy`. The channel calls `end`. A source is never released during a copy: if its offer ends meanwhile,
+/// `end_copy` runs `released`.
 class Offers {
  public:
-  /// nullopt once closed: `released` is dropped unrun.
+  /// Adds an offer and returns its number. After `close` it returns nullopt and drops `released` without running it.
   std::optional<std::uint64_t> add(Buffer buffer, Completion released, bool shared = false);
 
-  /// What to copy, valid until `end_copy`; or, where `shared`, to take over with its owner. Fails where `number` names
-  /// no offer of `bytes` bytes that was not copied before, and with the status of `close` after it.
+  /// Returns the source to copy, valid until `end_copy`. If `shared`, the caller takes over the memory with its owner.
+  /// Fails with ProtocolError if `number` names no open offer of `bytes` bytes, or one whose copy began before. After
+  /// `close` it fails with the status of `close`.
   struct Source {
     Buffer buffer;
     bool shared;
@@ -30,9 +31,9 @@ class Offers {
   Result<Source> begin_copy(std::uint64_t number, std::uint64_t bytes);
   void end_copy(std::uint64_t number);
 
-  /// Ends an offer, where there is one.
+  /// Ends an offer; does nothing if there is none.
   void end(std::uint64_t number);
-  /// Ends all offers with `status`. Ok counts as ConnectionLost.
+  /// Ends all offers with `status`; Ok counts as ConnectionLost. An offer that is being copied ends at `end_copy`.
   void close(Status status);
 
  private:

@@ -25,7 +25,7 @@ Region::Region(SharedMemory memory, std::uint64_t id, Regions& regions)
     : memory_(std::move(memory)), id_(id), regions_(regions), born_in_(forks()) {}
 
 Region::~Region() {
-  if (born_in_ != forks()) return;  // in a child, where locks may be held for ever
+  if (born_in_ != forks()) return;  // in a forked child, where locks may be held for ever
   regions_.remove(memory_.data());
   for (const auto& each : told_) {
     if (const auto user = each.lock()) user->gone(id_);
@@ -39,7 +39,7 @@ void Region::tell_when_gone(std::weak_ptr<RegionUser> user) {
 }
 
 Regions& Regions::of_this_process() {
-  // Never destroyed: regions outlive statics, and a child's parent may have held the lock.
+  // Never destroyed: regions outlive statics, and the parent of a forked child may have held the lock at the fork.
   static std::atomic<OfProcess*> current{new OfProcess};
   auto* known = current.load(std::memory_order_acquire);
   while (known->born_in != forks()) {
@@ -73,7 +73,7 @@ Buffer Regions::keep(SharedMemory memory, std::size_t bytes) {
 }
 
 std::optional<Regions::Found> Regions::find(const std::byte* data, std::size_t bytes) {
-  std::shared_ptr<Region> region;  // may be the last owner, whose end takes the lock
+  std::shared_ptr<Region> region;  // outlives the lock below: the last owner's destructor takes it
   {
     const std::lock_guard lock(mutex_);
     const auto after = by_begin_.upper_bound(data);

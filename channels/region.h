@@ -1,4 +1,4 @@
-/// Memory of this process's that its owner may hand over to peers without a copy.
+/// Regions: memory of this process that its owner may hand over to peers without a copy.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +17,22 @@ namespace tensorferry {
 
 class Regions;
 
-/// What has told peers of regions, and tells them of the end.
+/// Told of the end of regions. A channel that has handed regions over implements it, to tell its peers.
 class RegionUser {
  public:
-  /// The region `id` has ended. On whatever thread dropped it, with no lock held; never in a forked child.
+  /// Runs when the region `id` has ended, on the thread that dropped it, with no lock held; never in a forked child.
   virtual void gone(std::uint64_t id) noexcept = 0;
 
  protected:
   ~RegionUser() = default;
 };
 
-/// One piece of it, a memfd of its own: who is handed one sees no neighbours. It is never used for anything else again,
-/// for a peer that was handed it may look on. Ends with its last owner here; peers keep what they hold.
+/// One region, a memfd of its own, so that a peer that maps it sees no neighbouring memory. The memory is never used
+/// for anything else again, because a peer that was handed it may go on reading it. The region ends with its last owner
+/// here; peers keep their mappings.
 ///
-/// Belongs to no agent, link or channel: any channel that maps memory into other processes may hand it to any number of
-/// peers, each of which maps it once.
+/// It belongs to no agent, link or channel. Any channel that maps memory into other processes may hand it to any number
+/// of peers, each of which maps it once.
 class Region final {
  public:
   Region(SharedMemory memory, std::uint64_t id, Regions& regions);
@@ -40,8 +41,9 @@ class Region final {
   Region& operator=(const Region&) = delete;
 
   [[nodiscard]] const SharedMemory& memory() const { return memory_; }
-  /// Not used again in this process.
+  /// Returns a number that is not used again in this process.
   [[nodiscard]] std::uint64_t id() const { return id_; }
+  /// Makes the region call `user->gone` when it ends, if `user` still exists.
   void tell_when_gone(std::weak_ptr<RegionUser> user);
 
  private:
@@ -53,25 +55,28 @@ class Region final {
   std::vector<std::weak_ptr<RegionUser>> told_;
 };
 
-/// All regions of the process, by address: memory is made before there is an agent, and outlives it. Thread-safe.
+/// Holds all regions of the process, by address. It belongs to the process, because memory is made before there is an
+/// agent and outlives it. Thread-safe.
 class Regions final {
  public:
-  /// A forked child has none to begin with: those of its parent are the parent's to hand over.
+  /// Returns the regions of this process. A forked child begins with none: the parent's regions are the parent's to
+  /// hand over.
   static Regions& of_this_process();
 
-  /// Zeros, at a page, owned by the buffer; pages are taken at first touch. A region holds a descriptor.
-  /// InvalidArgument for 0 bytes; ResourceExhausted and ChannelUnavailable as SharedMemory::create.
+  /// Makes a region of zeros, page-aligned and owned by the buffer. Pages are taken at first touch. A region holds a
+  /// descriptor. InvalidArgument for 0 bytes; ResourceExhausted and ChannelUnavailable as for SharedMemory::create.
   Result<Buffer> make(std::size_t bytes);
 
-  /// A region that nobody writes any more once `fill` has written all of it: those who are handed it may write what
-  /// they map, each for itself (Sharing::frozen). Its bytes can be read here.
+  /// Makes a region that no process can write after `fill` has written all of it. This process can then only read the
+  /// bytes. A peer that is handed the region may write its own mapping, copy-on-write (Sharing::frozen). Errors are as
+  /// for make().
   Result<Buffer> make_frozen(std::size_t bytes, UniqueFunction<void(std::byte*)> fill);
 
   struct Found {
     std::shared_ptr<Region> region;
     std::size_t offset;
   };
-  /// The region that all of these bytes (not 0) lie in.
+  /// Returns the region that contains all of these bytes (not 0), and their offset in it; nullopt if no region does.
   std::optional<Found> find(const std::byte* data, std::size_t bytes);
 
  private:

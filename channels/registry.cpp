@@ -44,7 +44,7 @@ void Registry::add_on_request(std::string name, Factory factory) {
 
 namespace {
 
-/// "-a, b" -> {"-a", "b"}: commas separate, spaces around a name do not count, empty names are nothing.
+/// "-a, b" -> {"-a", "b"}: commas separate names; spaces around a name and empty names are ignored.
 std::vector<std::string_view> words_of(std::string_view choice) {
   std::vector<std::string_view> words;
   while (!choice.empty()) {
@@ -91,7 +91,7 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
   for (const auto name : allowed) {
     const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.name == name; });
     auto driver = entry->factory ? entry->factory() : nullptr;
-    // Frames name a channel by what its driver says, options by the registry's name: they must be one.
+    // Frames use the driver's name, and options use the registry's name: the two must be equal.
     if (!driver || driver->name() != name) {
       return Status(Code::invalid_argument, formatted("what is registered as channel \"{}\" made {}", name,
                                                       driver ? formatted("\"{}\"", driver->name()) : "nothing"));

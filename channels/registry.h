@@ -1,4 +1,4 @@
-/// Which drivers an agent has, and in which order it tries them.
+/// The drivers that an agent has, and the order in which it tries them.
 #pragma once
 
 #include <functional>
@@ -13,23 +13,28 @@
 
 namespace tensorferry {
 
-/// A list of named driver factories with priorities; a value, copied into each agent's options. Not thread-safe.
+/// A list of named driver factories with priorities. It is a value, copied into each agent's options. Not thread-safe.
 class Registry {
  public:
   using Factory = std::function<std::unique_ptr<Driver>()>;
 
-  /// The channels of this build (channels/registry.cpp lists them, one line each).
+  /// Returns the channels of this build (channels/registry.cpp lists them, one line each).
   static Registry built_in();
 
-  /// Higher priorities are tried first; equal ones in order of adding. A name added again replaces the earlier one.
+  /// Adds a channel. Higher priorities are tried first, equal ones in the order of adding. A name added again replaces
+  /// the earlier one.
   void add(std::string name, int priority, Factory factory);
 
-  /// A channel that an agent has only where its choice allows it by name.
+  /// Adds a channel that an agent has only if its choice allows it by name.
   void add_on_request(std::string name, Factory factory);
 
-  /// Drivers in the order in which an agent tries them. `choice` overrides: "cma,basic" allows these alone, in this
-  /// order; "-cma" removes names from the default order; "" changes nothing. An unknown name is InvalidArgument, and
-  /// lists the known ones, those on request among them.
+  /// Makes the drivers of an agent, in the order in which it tries them. `choice` overrides the default order:
+  /// - "cma,basic" allows these alone, in this order.
+  /// - "-cma" removes names from the default order.
+  /// - "" changes nothing.
+  ///
+  /// InvalidArgument for a choice that both allows and removes, and for an unknown name. The text then lists the known
+  /// names, with those on request among them.
   [[nodiscard]] Result<std::vector<std::unique_ptr<Driver>>> drivers(std::string_view choice) const;
 
   [[nodiscard]] std::vector<std::string> names() const;

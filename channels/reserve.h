@@ -1,4 +1,4 @@
-/// Receive memory for channels whose `pull` fails at once where there is none.
+/// Reserves receive memory, for channels whose `pull` fails at once if there is none.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace tensorferry {
 
-/// `bytes` bytes of the sink's memory on `device`, for a buffer from `peer`. ResourceExhausted.
+/// Returns `bytes` bytes of the sink's memory on `device`, for a buffer from `peer`; ResourceExhausted if there is
+/// none.
 inline Result<Buffer> reserve(Sink& sink, std::uint64_t bytes, Device device, std::string_view peer) {
   auto memory = sink.reserve(bytes);
   if (!memory || memory->bytes < bytes) {

@@ -31,7 +31,7 @@ constexpr int seals = size_seals | F_SEAL_SEAL;
 constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-/// `what` and why the last system call failed.
+/// Returns a status with `what` and the reason why the last system call failed.
 Status failure(std::string_view what) {
   const int error = errno;
   const bool scarce = error == ENOMEM || error == EMFILE || error == ENFILE || error == ENOSPC;
@@ -49,18 +49,18 @@ FileDescriptor make_memfd() {
 std::byte* map_file(int fd, std::size_t bytes) {
   void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) return nullptr;
-  if (bytes >= huge_page) ::madvise(mapped, bytes, MADV_HUGEPAGE);  // a system that has none for memfds says no
+  if (bytes >= huge_page) ::madvise(mapped, bytes, MADV_HUGEPAGE);  // fails harmlessly if memfds have no huge pages
   return static_cast<std::byte*>(mapped);
 }
 
-/// Maps a memory that nobody can write any more.
+/// Maps memory that is frozen or about to be, privately. If `where` is not null, this replaces the mapping there.
 std::byte* map_frozen(void* where, int fd, std::size_t bytes, int protection) {
   const int fixed = where != nullptr ? MAP_FIXED : 0;
   void* const mapped = ::mmap(where, bytes, protection, MAP_PRIVATE | MAP_NORESERVE | fixed, fd, 0);
   return mapped == MAP_FAILED ? nullptr : static_cast<std::byte*>(mapped);
 }
 
-/// A memfd of this size with these seals; `failed` says why there is none.
+/// Makes a memfd of this size with these seals. If it fails, `failed` gives the reason.
 FileDescriptor make_sealed(std::size_t bytes, int with, Status& failed) {
   if (bytes == 0 || bytes > std::numeric_limits<std::int64_t>::max()) {
     failed = Status(Code::invalid_argument, formatted("there is no shared memory of {} bytes", bytes));
@@ -79,10 +79,10 @@ FileDescriptor make_sealed(std::size_t bytes, int with, Status& failed) {
   return {};
 }
 
-/// Why `fd` must not be mapped as `bytes` bytes; null where it may.
+/// Returns why `fd` must not be mapped as `bytes` bytes; null if it may be.
 const char* objection_to(int fd, std::size_t bytes) {
   struct statfs system {};
-  // Huge pages of hugetlbfs can be taken away under a mapping, and other files can be anything.
+  // Pages of hugetlbfs can be taken away under a mapping, and other files guarantee nothing.
   if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) return "is not a memfd";
   const int has = ::fcntl(fd, F_GET_SEALS);
   if (has < 0 || (has & seals) != seals) return "is not sealed against a change of its size";
@@ -111,7 +111,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 }
 
 void SharedMemory::unmap() noexcept {
-  // A child has nothing of ours there, and may have something else by now.
+  // In a forked child the addresses are unmapped, or hold another mapping by now.
   const bool ours = mapped_in_ == forks() || in_child_ == InChild::inherited;
   if (data_ != nullptr && ours) ::munmap(data_, bytes_);
   data_ = nullptr;
@@ -138,12 +138,12 @@ Result<SharedMemory> SharedMemory::create_to_freeze(std::size_t bytes) {
   auto* const data = map_file(fd.get(), bytes);
   if (data == nullptr) return failure("a memfd cannot be mapped");
   SharedMemory memory(std::move(fd), data, bytes);
-  ::madvise(data, bytes, MADV_DONTFORK);  // a child's mapping would forbid the seal
+  ::madvise(data, bytes, MADV_DONTFORK);  // a child's mapping would prevent the seal
   return memory;
 }
 
 Status SharedMemory::freeze() {
-  // The seal is refused as long as anybody could write through a mapping: ours is replaced in one step.
+  // The kernel refuses the seal while any process could write through a mapping. This replaces our mapping in one step.
   if (map_frozen(data_, descriptor_.get(), bytes_, PROT_READ) == nullptr)
     return failure("a memfd cannot be mapped anew");
   in_child_ = InChild::inherited;
@@ -198,7 +198,7 @@ bool SharedMemory::populate(std::size_t offset, std::size_t bytes) const noexcep
   const auto begin = offset / page * page;
   if (::madvise(data_ + begin, offset + bytes - begin, MADV_POPULATE_WRITE) == 0) return true;
   if (errno != EINVAL) return false;
-  // An older kernel. Others may be writing there: a page is touched by an addition of nothing.
+  // An older kernel: touches each page by an atomic addition of 0, because other processes may be writing there.
   for (auto at = begin; at < offset + bytes; at += page) {
     std::atomic_ref(*reinterpret_cast<std::uint8_t*>(data_ + at)).fetch_add(0, std::memory_order_relaxed);
   }

@@ -1,5 +1,5 @@
-/// Memory that several processes map: a memfd of fixed size, so that nothing lies about with a name and nobody can cut
-/// it short under the others (a read behind the end of a file is a SIGBUS).
+/// Memory that several processes map: a memfd, which leaves no name in a file system. Its size is fixed, so that no
+/// process can truncate it under the others: a read beyond the end of a file raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,17 @@
 
 namespace tensorferry {
 
-/// A mapping, readable and writable, and where this process made it the descriptor that others map it by. Movable, one
-/// owner; the destructor unmaps and closes. The memory itself lives until the last process has unmapped it, also after
-/// a kill.
+/// A mapping, readable and (unless frozen) writable. If this process made the memory, the object also holds the
+/// descriptor by which other processes map it. Movable, one owner; the destructor unmaps and closes. The memory itself
+/// lives until the last process has unmapped it, also after a kill.
 ///
-/// What another process maps it may write at any time: take out what must be checked (by atomics, or a copy), then
-/// check it, and never look again.
+/// Another process that maps the memory may write it at any time. To check a value, take it out first (by an atomic
+/// load, or a copy), then check it, and do not read the memory again.
 class SharedMemory {
  public:
-  /// What a child of fork() finds at the addresses: nothing (its destructors leave what is there alone), or the same
-  /// shared memory, for tensors that the child may go on reading.
+  /// What a child of fork() finds at the addresses:
+  /// - `unmapped`: nothing. The child's destructors leave those addresses alone.
+  /// - `inherited`: the same shared memory, for tensors that the child may go on reading.
   enum class InChild : std::uint8_t { unmapped, inherited };
 
   SharedMemory() noexcept = default;
@@ -31,42 +32,44 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory() { unmap(); }
 
-  /// `bytes` (not 0) bytes of zeros, sealed against shrinking and growing. Pages are taken at first touch.
-  /// ResourceExhausted where the system gives no descriptor or address space; ChannelUnavailable where it has no memfd
-  /// or forbids it.
+  /// Makes `bytes` bytes of zeros, sealed against shrinking and growing. Pages are taken at first touch.
+  /// InvalidArgument for 0 bytes; ResourceExhausted if the system gives no descriptor or address space;
+  /// ChannelUnavailable if it has no memfd or forbids it.
   static Result<SharedMemory> create(std::size_t bytes, InChild in_child = InChild::unmapped);
 
-  /// The same, to be filled and then frozen; until then in no child.
+  /// Makes the same kind of memory, to be filled and then frozen. Until then no forked child has it mapped.
   static Result<SharedMemory> create_to_freeze(std::size_t bytes);
-  /// Nobody can write it any more, whoever has its descriptor (F_SEAL_WRITE). Its addresses stay, and can be read
-  /// alone. A failure leaves it as it was.
+  /// Seals the memory so that no process can write it any more, even one that has its descriptor (F_SEAL_WRITE). Its
+  /// addresses stay the same and become read-only. After a failure the memory is not frozen, but the mapping may be
+  /// read-only already.
   Status freeze();
 
-  /// Maps what a peer sent. ProtocolError where it is not a sealed memfd of `bytes` bytes that may be written;
-  /// ResourceExhausted where there is no address space. The descriptor is closed either way.
+  /// Maps memory whose descriptor a peer sent. ProtocolError if it is not a sealed memfd of `bytes` bytes that may be
+  /// written; ResourceExhausted if there is no address space. The descriptor is closed either way.
   static Result<SharedMemory> map(FileDescriptor received, std::size_t bytes, InChild in_child = InChild::unmapped);
 
-  /// The same for memory that may be frozen: its addresses are then for reading, and its descriptor is kept.
+  /// Maps memory that a peer hands over and that may be frozen. If it is, the mapping is read-only and the object keeps
+  /// the descriptor. A forked child inherits the mapping.
   static Result<SharedMemory> map_handed(FileDescriptor received, std::size_t bytes);
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::span<std::byte> span() const noexcept { return {data_, bytes_}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
-  /// The bytes never change.
+  /// Returns whether the bytes can no longer change.
   [[nodiscard]] bool frozen() const noexcept { return frozen_; }
-  /// All of a frozen memory at addresses of its own, which its owner may write: pages are shared until then, and each
-  /// is copied when it is first written. Ends with the last owner, and needs this object no more.
+  /// Maps all of a frozen memory at other addresses, which the returned owner may write. Pages are shared until then;
+  /// each is copied at its first write. The mapping ends with its last owner and does not need this object.
   [[nodiscard]] Result<std::shared_ptr<std::byte>> copy_on_write() const;
 
-  /// A descriptor to send to another process. Fails where this process did not create the memory, after `seclude`, and
-  /// with ResourceExhausted where there is none left.
+  /// Returns a descriptor to send to another process. InvalidArgument if this object holds none: a peer sent the memory
+  /// and it is not frozen, or `seclude` was called. ResourceExhausted if the process has no descriptor left.
   [[nodiscard]] Result<FileDescriptor> share() const;
-  /// Closes the descriptor: those who have mapped the memory keep it, nobody else gets it.
+  /// Closes the descriptor. Processes that have mapped the memory keep it, and no other process can get it.
   void seclude() noexcept { descriptor_.reset(); }
 
-  /// Takes the pages of a range and enters them into this process's page tables; content stays. May take long (about
-  /// 0.6 s a GB for fresh ones). False: not all could be had.
+  /// Takes the pages of a range and enters them into this process's page tables; their content stays. May take long
+  /// (about 0.6 s per GB of fresh pages). Returns false if not all pages could be taken.
   bool populate(std::size_t offset, std::size_t bytes) const noexcept;
 
  private:
@@ -77,7 +80,7 @@ class SharedMemory {
   FileDescriptor descriptor_;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  std::uint32_t mapped_in_ = 0;  // which process: forks()
+  std::uint32_t mapped_in_ = 0;  // forks() of the process that mapped it
   InChild in_child_ = InChild::unmapped;
   bool frozen_ = false;
 };

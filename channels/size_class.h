@@ -1,4 +1,4 @@
-/// Block sizes of the memory pools: four a power of two, from 4 KB, so that at most a quarter is wasted.
+/// Block sizes of the memory pools: four per power of two, from 4 KB, so that at most a quarter is wasted.
 #pragma once
 
 #include <bit>
@@ -9,10 +9,10 @@ namespace tensorferry::size_class {
 inline constexpr std::size_t smallest = 4096;
 inline constexpr std::size_t largest = std::size_t{1} << 46;
 
-/// The bytes of a block of class `index`: 4, 5, 6, 7, 8, 10, ... KB.
+/// Returns the bytes of a block of class `index`: 4, 5, 6, 7, 8, 10, ... KB.
 constexpr std::size_t bytes_of(std::size_t index) { return (4 + index % 4) << (10 + index / 4); }
 
-/// The smallest class of at least `bytes` bytes, which are at most `largest`.
+/// Returns the smallest class of at least `bytes` bytes. `bytes` is at most `largest`.
 constexpr std::size_t of(std::size_t bytes) {
   if (bytes <= smallest) return 0;
   const auto power = std::bit_width(bytes - 1) - 1;  // 2^power < bytes <= 2^(power + 1)

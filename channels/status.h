@@ -1,5 +1,5 @@
-/// The one error type of the C++ layers: a code, and a sentence that says what happened, to which peer, on which
-/// channel, and what to do. Exceptions exist at the API edges only (Python, embedded C++).
+/// The one error type of the C++ layers: a code, and a sentence. The sentence says what happened, to which peer, on
+/// which channel, and what to do. Exceptions exist at the API edges only (Python, embedded C++).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tensorferry {
 
-/// Numbers travel in error replies (docs/protocol.md, "Error codes"): never renumber.
+/// Codes of errors. The numbers travel in error replies (docs/protocol.md, "Frames", "Errors"): never renumber them.
 enum class Code : std::uint8_t {
   ok = 0,
   cancelled = 1,
@@ -29,10 +29,10 @@ enum class Code : std::uint8_t {
   internal = 13,
 };
 
-/// "DeadlineExceeded", "ConnectionLost", ...: the name that users see.
+/// Returns the name that users see: "DeadlineExceeded", "ConnectionLost", ...
 std::string_view name_of(Code code) noexcept;
 
-/// Cheap to pass when ok (a null pointer); otherwise shares an immutable error.
+/// The result of an operation. If ok, it is a null pointer and cheap to pass; otherwise it shares an immutable error.
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
@@ -44,7 +44,7 @@ class [[nodiscard]] Status {
   [[nodiscard]] std::string_view what() const noexcept {
     return error_ ? std::string_view(error_->what) : std::string_view{};
   }
-  /// "DeadlineExceeded: ..."; "Ok" when ok.
+  /// Returns "DeadlineExceeded: ..."; "Ok" if ok.
   [[nodiscard]] std::string text() const;
 
  private:
@@ -56,7 +56,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Error> error_;
 };
 
-/// A value, or why there is none.
+/// A value, or the status that says why there is none.
 template <class T>
 class [[nodiscard]] Result {
  public:

@@ -1,9 +1,9 @@
-/// Sentences with values in them: what std::format does (which GCC 12 lacks), as far as errors and log lines need it.
+/// Formats error texts and log lines with values in them: the part of std::format (which GCC 12 lacks) that they need.
 ///
 ///   formatted("\"{}\" sent {} bytes", peer, bytes)
 ///
-/// Each `{}` is the next value: a text, an integer, true or false, one character. That there are as many of them as
-/// values is checked when the call is compiled. For other forms there are functions that make texts: hex(), fixed().
+/// Each `{}` stands for the next value: a text, an integer, true or false, or one character. The compiler checks that
+/// there are as many `{}` as values. For other forms, hex() and fixed() make texts.
 #pragma once
 
 #include <array>
@@ -17,7 +17,8 @@
 
 namespace tensorferry {
 
-/// One value as text. Refers to a text that it is given; digits it holds itself, so it stays where it was made.
+/// One value as text. It refers to a text that it is given, but holds digits itself, so it can be neither copied nor
+/// moved.
 class Piece final {
  public:
   Piece(std::string_view text) : text_(text) {}                    // NOLINT(google-explicit-constructor)
@@ -41,11 +42,11 @@ class Piece final {
   void write(std::int64_t value);
   void write(std::uint64_t value);
 
-  std::array<char, 20> digits_{};  // of -2^63 and of 2^64 - 1
+  std::array<char, 20> digits_{};  // enough for -2^63 and for 2^64 - 1
   std::string_view text_;
 };
 
-/// The pattern of a call with `Count` values; one with another number of `{}` does not compile.
+/// The pattern of a call with `Count` values. A pattern with another number of `{}` does not compile.
 template <std::size_t Count>
 class Pattern final {
  public:
@@ -62,7 +63,7 @@ class Pattern final {
   std::string_view text_;
 };
 
-/// formatted()'s own.
+/// Replaces each `{}` of `pattern` by the next piece. Only formatted() calls it.
 std::string fill(std::string_view pattern, std::span<const Piece> pieces);
 
 template <class... Values>
@@ -71,12 +72,12 @@ std::string formatted(Pattern<sizeof...(Values)> pattern, const Values&... value
   return fill(pattern.text(), pieces);
 }
 
-/// Lower-case, with at least `digits` digits.
+/// Returns `value` in lower-case hexadecimal, with at least `digits` digits.
 std::string hex(std::uint64_t value, std::size_t digits = 1);
-/// With so many decimals.
+/// Returns `value` with `decimals` decimals.
 std::string fixed(double value, int decimals);
 
-/// The values of a range, with `separator` between them.
+/// Returns the values of a range as text, with `separator` between them.
 template <class Range>
 std::string joined(const Range& values, std::string_view separator) {
   std::string text;

@@ -1,4 +1,4 @@
-/// Which signals reach threads of ours.
+/// Signal masks of the threads that this library starts.
 #pragma once
 
 #include <pthread.h>
@@ -7,10 +7,10 @@
 
 namespace tensorferry {
 
-/// Blocks, in this thread and in those that it starts, all signals but those by which a thread is told of a fault of
-/// its own: the others belong to the program's threads. Where a thread blocks faults too, whoever handles them
-/// (Python's faulthandler, a sanitizer) is not asked, and the kernel ends the process without a word. Returns what was
-/// blocked before.
+/// Blocks all signals in this thread and in the threads that it starts, because they belong to the program's threads.
+/// Signals that report a fault of the thread itself stay open. If a thread blocked these too, their handlers (Python's
+/// faulthandler, a sanitizer) would not run, and the kernel would end the process without a message. Returns the mask
+/// from before the call.
 inline sigset_t block_signals_of_others() noexcept {
   sigset_t set, before;
   ::sigfillset(&set);

@@ -1,4 +1,4 @@
-/// A channel's wire, for what runs on threads of the channel's own.
+/// Guards a channel's wire for use on threads of the channel's own.
 #pragma once
 
 #include <atomic>
@@ -8,13 +8,13 @@
 
 namespace tensorferry {
 
-/// Lends the wire as long as the channel is there: its destructor ends that, and waits for who is using it at that
-/// moment (never long: a wire queues). Uses may nest.
+/// Lends the wire until the channel's destructor calls `end`, which waits for the uses under way. That wait is never
+/// long, because a wire only queues. Uses may nest.
 class WireUse final {
  public:
   explicit WireUse(Wire& wire) : wire_(wire) {}
 
-  /// Calls `use(wire)` and returns true; false where the channel has gone.
+  /// Calls `use(wire)` and returns true. After `end` it calls nothing and returns false.
   template <class Use>
   bool with(Use&& use) {
     users_.fetch_add(1);
@@ -25,9 +25,9 @@ class WireUse final {
     users_.fetch_sub(1);
     return there;
   }
-  /// Whether this thread is in a use, of any wire.
+  /// Returns whether this thread is inside a use of any wire.
   [[nodiscard]] static bool inside() noexcept { return nesting > 0; }
-  /// Not inside a use.
+  /// Ends the lending and waits for the uses under way. Must not be called inside a use.
   void end() {
     ended_.store(true);
     while (users_.load() != 0) std::this_thread::yield();

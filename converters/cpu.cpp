@@ -11,7 +11,7 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::size_t alignment = 16;  // of complex128, the largest element
+constexpr std::size_t alignment = 16;  // of complex128, the largest element type
 
 c10::Storage storage_of(std::size_t bytes, at::DataPtr data) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
@@ -27,7 +27,7 @@ c10::Storage storage_over(Buffer buffer) {
 }
 
 Result<Buffer> CpuConverter::to_buffer(const c10::Storage& storage, std::size_t offset, std::size_t bytes) {
-  // const_data: senders only read, and a copy-on-write storage must not be materialised for that.
+  // Calls the const data(), because a sender only reads: the other one would materialise a copy-on-write storage.
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(storage.data()));
   if (data != nullptr) data += offset;
   return Buffer{Device{}, data, bytes, nullptr, std::make_shared<KeptStorage>(storage, leaves_storages_)};

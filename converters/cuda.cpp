@@ -33,17 +33,18 @@ cudaStream_t new_stream() {
   return stream;
 }
 
-/// Whether a stream has nothing left to do. One that is being captured, which ours never are, may not be asked.
+/// Returns whether all work of a stream is done. CUDA forbids the query on a stream that is being captured; the callers
+/// pass streams of Gpu, which are never captured, or streams of received buffers.
 bool is_idle(cudaStream_t stream) {
   const auto state = cudaStreamQuery(stream);
   if (state == cudaSuccess) return true;
   if (state != cudaErrorNotReady) C10_CUDA_CHECK(state);
-  (void)cudaGetLastError();  // torch would take it for the next call's
+  (void)cudaGetLastError();  // clears the error, which torch would report for its next call
   return false;
 }
 
-/// What this process receives on one GPU with. Torch's streams would not do: one of them may be the program's own,
-/// which computes on it, or captures a graph.
+/// The streams and events with which this process receives on one GPU. It does not use streams of torch's pool, because
+/// the program may compute, or capture a graph, on any of them. Thread-safe.
 class Gpu {
  public:
   explicit Gpu(c10::DeviceIndex index) : index_(index) {
@@ -53,12 +54,13 @@ class Gpu {
     memory_ = properties.totalGlobalMem;
   }
 
-  /// Bytes that it has.
+  /// Returns the GPU's total memory, in bytes.
   [[nodiscard]] std::size_t memory() const { return memory_; }
 
-  /// A stream to receive on, lent until give_back(). The first that nobody has and that is idle: torch's allocator
-  /// keeps freed blocks for the stream that they were allocated for, so the fewer are used, the more often a block
-  /// serves again. Asking takes a microsecond; after a few that are busy it is one of all, in turn.
+  /// Lends a stream to receive on until give_back(), and returns its number. Prefers the first stream that is neither
+  /// lent nor busy: torch's allocator keeps a freed block for the stream that it was allocated for, so fewer streams
+  /// reuse more blocks. A query takes about a microsecond, so after four busy streams, or if all are lent, it lends one
+  /// of all streams in turn.
   std::size_t lend_stream() {
     const std::lock_guard lock(mutex_);
     auto number = streams_.size();
@@ -81,7 +83,7 @@ class Gpu {
   }
   [[nodiscard]] cudaStream_t stream(std::size_t number) const { return streams_[number].stream; }
 
-  /// `later` goes on when what `earlier` has been given so far is done.
+  /// Makes `later` wait for all work that `earlier` has been given so far.
   void order(cudaStream_t earlier, cudaStream_t later) {
     const CUDAGuard guard(index_);
     if (is_idle(earlier)) return;
@@ -89,7 +91,7 @@ class Gpu {
     C10_CUDA_CHECK(cudaEventRecord(event, earlier));
     C10_CUDA_CHECK(cudaStreamWaitEvent(later, event, 0));
     const std::lock_guard lock(mutex_);
-    events_.push_back(event);  // a wait that was asked for does not look at the event again
+    events_.push_back(event);  // an enqueued wait no longer needs the event
   }
 
  private:
@@ -110,26 +112,26 @@ class Gpu {
   c10::DeviceIndex index_;
   std::size_t memory_ = 0;
   struct Place {
-    cudaStream_t stream = nullptr;  // stays once it is there
+    cudaStream_t stream = nullptr;  // made at first use, never destroyed
     int lent = 0;
   };
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::array<Place, 16> streams_{};
   std::size_t next_ = 0;
   std::vector<cudaEvent_t> events_;
 };
 
-/// Peers that have memory of ours mapped let go of it when torch gives it back to the driver.
+/// Invalidates memory that torch's allocator gives back to the driver, so that peers unmap it.
 void tell_peers_of_what_goes() {
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
-  if (allocator::get()->name() == "cudaMallocAsync") return;  // has no trackers, and peers map nothing of its memory
+  if (allocator::get()->name() == "cudaMallocAsync") return;  // it has no trackers, and peers never map its memory
   allocator::attachAllocatorTraceTracker([](const Entry& entry) {
     if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
     forget_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
   });
 }
 
-/// As torch's allocator and its streams, they are the process's, and stay until its end: agents share them.
+/// The GPUs of this process. Like torch's allocator and streams they are never destroyed; all agents share them.
 class Gpus {
  public:
   static Gpus& of_this_process() {
@@ -137,7 +139,7 @@ class Gpus {
     return gpus;
   }
 
-  /// Null: there is no such GPU.
+  /// Returns null if there is no such GPU.
   Gpu* find(Device device) {
     if (device.type != DeviceType::cuda || device.index >= gpus_.size()) return nullptr;
     const std::lock_guard lock(mutex_);
@@ -157,7 +159,8 @@ class Gpus {
   std::vector<Gpu*> gpus_;
 };
 
-/// InvalidArgument where work that is put on `stream` becomes a part of a graph instead of being done.
+/// Returns InvalidArgument if a CUDA graph is being captured on `stream`: enqueued work would become a part of the
+/// graph instead of running. `what` is the verb of the error's text.
 Status check_not_capturing(const CUDAStream& stream, const char* what) {
   cudaStreamCaptureStatus capture{};
   const auto asked = cudaStreamIsCapturing(stream.stream(), &capture);
@@ -170,8 +173,8 @@ Status check_not_capturing(const CUDAStream& stream, const char* what) {
                                       "part of a graph. Make the call before or after the capture"};
 }
 
-/// Memory that was received and is not a storage yet, and the stream that it was received on and allocated for: once
-/// freed it is written again in that stream's order.
+/// The owner of a received buffer: its memory until to_storage() takes it, and the lent stream. The memory was
+/// allocated for that stream, so the allocator reuses it in the stream's order.
 struct Landed {
   explicit Landed(Gpu& of) : gpu(of), number(of.lend_stream()) {}
   ~Landed() { gpu.give_back(number); }
@@ -182,7 +185,7 @@ struct Landed {
   const std::size_t number;
   at::DataPtr data;
 };
-/// A deleter of this type tells that a buffer's owner is a Landed.
+/// The deleter of Landed owners. Its type marks an Owner as a Landed.
 struct DropLanded {
   void operator()(void* landed) const { delete static_cast<Landed*>(landed); }
 };
@@ -191,7 +194,8 @@ Landed* landed_in(const Owner& owner) {
   return std::get_deleter<DropLanded>(owner) != nullptr ? static_cast<Landed*>(owner.get()) : nullptr;
 }
 
-/// Another thread may be capturing a graph: what this one asks of CUDA is none of that graph's business.
+/// Sets this thread's capture mode to relaxed for a scope, because another thread may be capturing a graph. The calls
+/// in the scope do not touch that capture.
 struct OutsideGraphs {
   c10::cuda::CUDAStreamCaptureModeGuard mode{cudaStreamCaptureModeRelaxed};
 };
@@ -212,7 +216,7 @@ class CudaMemory final : public Memory {
       if (bytes == 0) return buffer;
       landed->data = memory_for(stream, bytes, device);
       buffer.data = static_cast<std::byte*>(landed->data.get());
-    } catch (const c10::Error& error) {  // no memory, or no working GPU
+    } catch (const c10::Error& error) {  // out of memory, or no working GPU
       TORCH_WARN_ONCE("tensorferry: no memory on ", text_of(device),
                       " for a tensor that came: ", error.what_without_backtrace());
       return Buffer{device, nullptr, bytes, nullptr, nullptr};
@@ -222,11 +226,11 @@ class CudaMemory final : public Memory {
 
  private:
   static at::DataPtr memory_for(cudaStream_t stream, std::size_t bytes, Device device) {
-    // With this variable, which memory checkers want, torch caches nothing: what it gives is fresh.
+    // With this variable, which memory checkers need, torch caches nothing: each block is fresh, for any stream.
     static const bool uncached = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
     if (uncached) return allocator::get()->allocate(bytes);
     auto* const data = allocator::raw_alloc_with_stream(bytes, stream);
-    // By its deleter the allocator knows its own memory.
+    // The allocator recognises its own memory by this deleter.
     return {data, data, allocator::get()->raw_deleter(), at::Device(at::kCUDA, index_of(device))};
   }
 };
@@ -283,7 +287,7 @@ class CudaConverter final : public Converter {
       if (bytes_on != current.stream()) gpu->order(bytes_on, current.stream());
     }
     auto* const landed = landed_in(buffer.owner);
-    if (landed == nullptr) {  // memory of the caller's (out=), which it keeps itself
+    if (landed == nullptr) {  // the caller's own memory (out=), which it keeps itself
       auto* const data = buffer.data;
       return storage_of(buffer.bytes, at::DataPtr(data, new Owner(std::move(buffer.owner)), &drop_owner, device));
     }

@@ -1,5 +1,5 @@
-/// GPU tensors: sent from where they lie, in the order of the stream that is current when they are sent; received into
-/// memory of torch's caching allocator, which lands on a stream of its own.
+/// The converter for GPU tensors. Sends from a tensor's own memory, in the order of the stream that is current at the
+/// time. Receives into memory of torch's caching allocator, on streams that only received buffers use.
 #pragma once
 
 #include <memory>
@@ -8,21 +8,23 @@
 
 namespace tensorferry {
 
-/// Null where this build has no CUDA parts. Nothing is asked of a GPU, and no context made, before the first tensor.
+/// Makes the converter; returns null if this build has no CUDA parts. The converter queries no GPU and creates no
+/// context before the first tensor. None of its functions waits for a GPU. A failed CUDA call is an Internal error.
 ///
-/// to_buffer: the buffer's stream is the current one of the storage's device. InvalidArgument: a CUDA graph is being
-/// captured on it, so what is sent would be read when the graph is replayed, and not now.
+/// to_buffer: the buffer's stream is the current stream of the storage's device. InvalidArgument: a CUDA graph is being
+/// captured on that stream, so the bytes would exist only when the graph is replayed.
 ///
-/// to_storage: the storage is torch's own (its allocator, resizable; record_stream works on it). The current stream
-/// waits for the buffer's, on the GPU, where the bytes are not there yet, and the memory is used again only when what
-/// the current stream has been given by the time of its release is done. InvalidArgument: a CUDA graph is being
-/// captured on it. A buffer that memory() gave can be made a storage once.
+/// to_storage: the storage is torch's own (torch's allocator, resizable; record_stream works on it). If the bytes have
+/// not arrived yet, the current stream waits for the buffer's stream, on the GPU. The allocator reuses the memory only
+/// after the work that the current stream had been given when the memory was released. A buffer of memory() can become
+/// a storage once. InvalidArgument: a CUDA graph is being captured on the current stream, or the process has no such
+/// GPU.
 ///
-/// memory(): a buffer's stream is one of a few that only received buffers use, an idle one where there is one.
-/// Allocates in a pool of its own, so that a received block never waits for what the program computes. Null where the
-/// GPU has no more, and for devices that are not there.
+/// memory(): a buffer's stream is one of up to 16 streams per GPU that only received buffers use, preferably an idle
+/// one. The block is allocated for that stream, so it never waits for the program's own work. The buffer's data is null
+/// if the GPU has no memory left, or if the process has no such GPU.
 ///
-/// Nothing here waits for a GPU.
+/// `leaves_storages` is called before a sent storage is released. If it returns true, the storage is leaked instead.
 std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)() = nullptr);
 
 }  // namespace tensorferry

@@ -1,4 +1,4 @@
-/// The streams that what has been received arrives on, made this thread's current ones.
+/// A scope in which the streams of received buffers are this thread's current streams.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -10,9 +10,10 @@
 
 namespace tensorferry {
 
-/// While one lives, the current stream of each device that one of the buffers is on is the first such buffer's. So what
-/// a handler does with its arguments, and what it returns, is in their order; only the others are waited for. On
-/// devices that no buffer is on the current stream stays. Made and dropped on one thread.
+/// Sets, for each device that holds a buffer, the current stream to the stream of the first buffer on that device. So a
+/// handler's work on its arguments, and its results, are ordered behind that buffer's arrival without a wait. Further
+/// buffers on the device have other streams; to_storage() makes the current stream wait for those. The current streams
+/// of other devices do not change. The destructor restores the streams. Construct and destroy it on the same thread.
 class CurrentStreams final {
  public:
   CurrentStreams(const Converters& converters, std::span<const Buffer> buffers);

@@ -6,7 +6,7 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::size_t most_dimensions = 64;  // torch's own limit
+constexpr std::size_t most_dimensions = 64;  // torch's limit
 
 }  // namespace
 
@@ -26,7 +26,7 @@ Extent extent_of(std::span<const std::int64_t> sizes, std::span<const std::int64
     row_major &= strides[i] <= span;
     span += steps * strides[i];
     if (count == most_dimensions) return {span, row_major};
-    // Insertion sort: views come sorted but for transposed ones.
+    // Insertion sort: the dimensions are sorted already unless the view is transposed.
     auto at = count++;
     for (; at > 0 && sorted[at - 1].stride > strides[i]; --at) sorted[at] = sorted[at - 1];
     sorted[at] = {strides[i], steps};

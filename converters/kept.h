@@ -1,4 +1,4 @@
-/// A storage that is being sent.
+/// Owners by which buffers keep torch storages alive, and storages keep buffers' owners alive.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -9,8 +9,8 @@
 
 namespace tensorferry {
 
-/// Keeps a storage for whoever sends it. `leaves`: asked before the storage is let go; true leaves it to the end of the
-/// process.
+/// Keeps a storage while its bytes are sent. The destructor calls `leaves`; if that returns true, it leaks the storage
+/// instead of releasing it.
 struct KeptStorage {
   KeptStorage(c10::Storage s, bool (*l)()) : storage(std::move(s)), leaves(l) {}
   ~KeptStorage() {
@@ -22,7 +22,7 @@ struct KeptStorage {
   bool (*leaves)();
 };
 
-/// The deleter of a DataPtr whose context is an Owner on the heap.
+/// The deleter of a DataPtr whose context is a heap-allocated Owner.
 inline void drop_owner(void* owner) { delete static_cast<Owner*>(owner); }
 
 }  // namespace tensorferry

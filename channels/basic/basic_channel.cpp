@@ -16,7 +16,7 @@ namespace {
 enum class Way : std::uint8_t {
   nothing = 0,   // the buffer is empty
   appended = 1,  // the bytes follow the frame
-  bulk = 2,      // + varint: the sequence under which they come on the bulk connection
+  bulk = 2,      // + varint: the sequence of the bytes on the bulk connection
 };
 
 struct Route {
@@ -42,7 +42,7 @@ std::optional<Route> route_of(const Ticket& ticket) {
   return route;
 }
 
-/// A destination that reads and drops.
+/// Returns a destination for which the wire reads the bytes and drops them.
 Buffer nowhere(std::uint64_t bytes) {
   Buffer buffer;
   buffer.bytes = bytes;
@@ -81,7 +81,7 @@ class BasicChannel final : public Channel {
     }
     auto destination = sink.reserve(ticket.bytes);
     if (!destination || destination->bytes < ticket.bytes) {
-      // The bytes come all the same: they are read and dropped, so that what follows them is found.
+      // The bytes come anyway: reads and drops them, so that the stream stays in step.
       receive(*route, nowhere(ticket.bytes), std::move(consumed));
       return complete(std::move(landed),
                       Status(Code::resource_exhausted,
@@ -104,7 +104,7 @@ class BasicChannel final : public Channel {
 
   void withdraw(const Ticket& ticket) override {
     const auto route = route_of(ticket);
-    if (!route || route->way != Way::bulk || !end().ok()) return;  // appended bytes go, or do not, with their message
+    if (!route || route->way != Way::bulk || !end().ok()) return;  // appended bytes go only with their message
     Bytes dropped;
     Writer out(dropped);
     out.varint(route->sequence);
@@ -112,7 +112,8 @@ class BasicChannel final : public Channel {
     wire_.control(std::move(dropped), {});
   }
 
-  /// The one message: the bulk data of this sequence and size belong to no message, and are to be dropped.
+  /// Handles the channel's only control message, of a withdrawn ticket: reads and drops the bulk data of this sequence
+  /// and size.
   void control(ByteView message, Descriptors) override {
     Reader in(message);
     const auto sequence = in.varint();
@@ -133,7 +134,7 @@ class BasicChannel final : public Channel {
   }
 
  private:
-  /// A peer that withdraws what it never sent costs us no more memory than this many entries.
+  /// Bounds the memory that a peer can take here by withdrawing buffers that it never sent.
   static constexpr int most_dropped_at_once = 1 << 16;
 
   void receive(Route route, Buffer destination, Completion landed) {
@@ -152,7 +153,7 @@ class BasicChannel final : public Channel {
     complete(std::move(consumed), status);
   }
 
-  /// Ok until close().
+  /// Returns Ok until close(), then the reason why the link has ended.
   Status end() {
     if (!closed_.load(std::memory_order_acquire)) return {};
     std::lock_guard lock(mutex_);

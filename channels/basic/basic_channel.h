@@ -1,4 +1,4 @@
-/// `basic`: bytes over the link's own streams. Reaches every peer; what is used where nothing faster fits.
+/// `basic`: sends bytes over the link's own streams. Reaches every peer; an agent uses it if no faster channel fits.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,16 @@
 
 namespace tensorferry {
 
-/// CPU memory to CPU memory. A buffer below `bulk_from` bytes follows the frame of its message and is read straight
-/// into its destination. A larger one, or one whose message's stream cannot be appended to, goes on a connection that
-/// carries bulk data alone, so that a small call never waits behind it.
+/// Carries CPU memory to CPU memory. A buffer below `bulk_from` bytes follows the frame of its message, and the
+/// receiver reads it straight into its destination. So does a buffer that describes the others of its message
+/// (`Outgoing::leads`), whatever its size. Larger buffers go on a connection that carries bulk data alone, so that a
+/// small call never waits behind them. If a message's stream cannot be appended to, its buffers go there too.
 ///
-/// `released` runs when the bytes are written: nothing waits for an acknowledgement. The wire holds every completion
-/// that is pending, for only it knows when memory is touched no more.
+/// `released` runs when the bytes are written; the channel waits for no acknowledgement. The wire holds every pending
+/// completion, because only the wire knows when memory is no longer touched.
 class BasicDriver final : public Driver {
  public:
-  /// The size from which the time to write the bytes would delay a small call behind them more than the use of a second
+  /// The size from which writing the bytes would delay a small call behind them by more than the use of a second
   /// connection costs.
   static constexpr std::size_t bulk_from = std::size_t{256} << 10;
 

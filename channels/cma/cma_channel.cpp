@@ -20,7 +20,7 @@
 
 namespace tensorferry {
 
-/// What the channels of a driver share.
+/// State that all channels of a driver share.
 struct CmaDriver::State {
   explicit State(cma::Options o) : options(o) {}
 
@@ -33,15 +33,16 @@ namespace {
 using cma::Identity;
 using cma::Process;
 
-constexpr std::size_t part = std::size_t{1} << 20;  // of a buffer that two threads copy
+constexpr std::size_t part = std::size_t{1} << 20;  // bytes of one piece when two threads copy a buffer
 
-/// The peer's process, and the word in it that says that its sources are still held.
+/// The peer's process, and the word in its memory that shows that the peer still holds its sources.
 class Source {
  public:
   Source(Process process, std::uint64_t address, std::uint64_t word)
       : process_(std::move(process)), address_(address), word_(word) {}
 
-  /// 0, or errno; ESRCH: the bytes, if there are any, cannot be trusted, for the peer has ended.
+  /// Copies bytes and then checks the word. Returns 0 or an errno value. ESRCH: the peer or its channel has ended, so
+  /// the copied bytes cannot be trusted.
   int read(Copier& copier, std::byte* to, std::uint64_t from, std::size_t bytes) const {
     const int failed = copy(copier, to, from, bytes);
     if (failed != 0 && failed != EFAULT) return failed;
@@ -49,6 +50,7 @@ class Source {
     return gone != 0 ? gone : failed;
   }
 
+  /// Returns 0 if the word is there and the process is alive, ESRCH if not, or another errno value.
   [[nodiscard]] int check() const {
     std::uint64_t found = 0;
     const int failed = process_.read(reinterpret_cast<std::byte*>(&found), address_, sizeof found);
@@ -142,20 +144,20 @@ class CmaChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    if (born_in_ != forks()) return;  // a forked child: the parent owns the channel, and its locks may stay held
     {
       const std::lock_guard lock(mutex_);
       if (!end_.ok()) return;
       end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
       status = end_;
       source_.reset();
-      word_.store(0, std::memory_order_seq_cst);  // before a source is given back: who reads one now finds out
+      word_.store(0, std::memory_order_seq_cst);  // before a source is released: a receiver that reads it now sees this
     }
     offers_->close(std::move(status));
   }
 
  private:
-  /// The buffer comes by the link's bulk connection instead.
+  /// Asks the sender to send the buffer on the link's bulk connection instead.
   void ask_again(const cma::Place& place, Buffer memory, Completion landed, Completion consumed) {
     const std::uint64_t bytes = memory.bytes;
     const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -167,7 +169,7 @@ class CmaChannel final : public Channel {
     wire_.control(encode(cma::Control(cma::Resend{sequence, place.offer, bytes})), {});
   }
 
-  /// The next buffer would be refused as well.
+  /// Ends the pair, because the kernel would refuse the next buffer too.
   void refuse(int error) {
     if (!refused_.exchange(true)) wire_.ready({Code::channel_unavailable, cma::text_of_refusal(error)});
   }
@@ -215,7 +217,7 @@ class CmaChannel final : public Channel {
 
   void on(const cma::Resend& resend) {
     const auto source = offers_->begin_copy(resend.offer, resend.bytes);
-    if (!source.ok()) return;  // a peer that makes offers up waits for ever
+    if (!source.ok()) return;  // not an open offer of that size: the peer gets no answer
     Buffer buffer;
     buffer.data = source->buffer.data;
     buffer.bytes = resend.bytes;
@@ -228,7 +230,7 @@ class CmaChannel final : public Channel {
     if (const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr) offers_->end(place->offer);
   }
 
-  /// Ok until close().
+  /// Returns Ok until close(), and its status from then on.
   Status end() {
     const std::lock_guard lock(mutex_);
     return end_;
@@ -244,16 +246,17 @@ class CmaChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const std::uint64_t challenge_ = random_word();
   const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();  // the wire's completions may outlive the channel
-  std::atomic<std::uint64_t> word_{0};     // which the peer reads: the answer to its challenge; 0 before and after
-  std::atomic<ControlId> answered_in_{0};  // the message that tells the peer where to read; 0: not yet
-  std::atomic<bool> refused_{false};       // no more by cma
+  /// The answer to the peer's challenge, which the peer reads here. 0 before the challenge and after close().
+  std::atomic<std::uint64_t> word_{0};
+  std::atomic<ControlId> answered_in_{0};  // the control message that carried the answer; 0: not sent yet
+  std::atomic<bool> refused_{false};       // the kernel refuses reads: offers are refused
   std::atomic<std::uint64_t> resends_{0};
-  bool challenged_ = false;
-  bool answered_ = false;  // the reader's
+  bool challenged_ = false;  // guarded by mutex_
+  bool answered_ = false;    // only for the thread that handles control messages
 
   std::mutex mutex_;
   Status end_;
-  std::shared_ptr<const Source> source_;  // null before the probe and after the end
+  std::shared_ptr<const Source> source_;  // null before the probe and after close()
 };
 
 }  // namespace
@@ -290,7 +293,7 @@ struct Descriptor {
   std::string_view host;
 };
 
-/// nullopt: of another version, or nonsense.
+/// Decodes a descriptor. Returns nullopt if it is malformed or of another version.
 std::optional<Descriptor> descriptor_of(ByteView bytes) {
   Reader in(bytes);
   Descriptor descriptor{};

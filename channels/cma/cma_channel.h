@@ -1,5 +1,5 @@
-/// `cma` (cross memory attach): the receiver copies out of the sender's memory, by the kernel. One copy, and no memory
-/// of the channel's own.
+/// The `cma` channel (cross memory attach): the receiver lets the kernel copy a buffer out of the sender's memory. It
+/// copies once, and needs no memory of its own.
 #pragma once
 
 #include <cstddef>
@@ -15,29 +15,33 @@ namespace tensorferry {
 namespace cma {
 
 struct Options {
-  std::size_t least_bytes = std::size_t{16} << 10;  // smaller buffers are refused, but as a last resort
-  bool within_process = false;                      // also reaches this process itself: for tests
+  std::size_t least_bytes = std::size_t{16} << 10;  // smaller buffers are refused, unless cma is the last resort
+  bool within_process = false;                      // also reach this process itself; for tests
 };
 
 }  // namespace cma
 
-/// CPU memory to CPU memory of another process of the same user, in the same pid and user namespace of one host, where
-/// the kernel lets each read the other's memory (as a debugger may). Any transport: nothing but bytes travels.
+/// Carries CPU memory to CPU memory of another process of the same user, in the same pid and user namespace of one
+/// host, if the kernel lets each process read the other's memory (as it lets a debugger). Works over any connection,
+/// because the channel passes no descriptors.
 ///
-/// `open` has each end read a word of the other's memory that the reader has just made up, so a peer that names another
-/// process than its own is found out. The word stays there while the channel is open and is gone before the first
-/// source is released at its end; the receiver reads it again after each buffer, and looks whether the process is
-/// alive: bytes that were read from a process that has ended or begun something else, or from memory that may have been
-/// given back, end as ConnectionLost.
+/// Probe: each end draws a random word and asks the peer to write its complement in the peer's memory. Each end then
+/// reads the word there. So a peer that names a process other than its own fails the probe.
 ///
-/// `released` runs when the receiver acknowledged, or on withdraw or close. A buffer that the kernel does not let be
-/// read (memory of a device; a rule that was set meanwhile) is sent as the link's bulk data instead, at the receiver's
-/// word; after a refusal that will not pass the pair falls away (Wire::ready), and others carry.
+/// Trust in the bytes: the word stays while the channel is open. close() changes it before it releases the first
+/// source. After each buffer the receiver reads the word again, and checks that the process is alive. The pull fails
+/// with ConnectionLost if the process has ended or has replaced its memory, or if the sender may have freed the source.
 ///
-/// `pull` copies on the caller's thread, from some MB on with a second one while a core is idle. A peer that answers
-/// its own page faults (userfaultfd) can make it wait for as long as the peer lives.
+/// Release: `released` runs when the receiver has acknowledged, or on withdraw or close.
 ///
-/// A forked child cannot use the driver or its channels; they leave alone there what is its parent's.
+/// Fallback: the kernel may refuse to read a buffer, for example memory of a device, or by a rule that was set
+/// meanwhile. The receiver then asks the sender to send it as the link's bulk data. If the refusal is permanent, the
+/// pair also fails (Wire::ready), and other channels carry later buffers.
+///
+/// Threads: `pull` copies on the caller's thread. From 4 MiB on a second thread helps while a core is idle. A peer that
+/// handles its own page faults (userfaultfd) can make `pull` wait for as long as the peer lives.
+///
+/// A forked child cannot use the driver or its channels. In the child they leave the parent's resources alone.
 class CmaDriver final : public Driver {
  public:
   explicit CmaDriver(cma::Options options = {});

@@ -1,5 +1,5 @@
-/// What two ends of a cma channel say to each other, and what a ticket holds: docs/protocol.md, "Reading the sender's
-/// memory", is normative.
+/// The control messages and tickets of the cma channel. docs/protocol.md, "Reading the sender's memory", is normative.
+/// The functions are pure: any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace tensorferry::cma {
 
-inline constexpr std::uint8_t version = 1;  // of all this
+inline constexpr std::uint8_t version = 1;  // of these messages and tickets, and of the channel's descriptor
 
 /// Control messages.
 struct Challenge {
   std::uint64_t random = 0;
 };
-/// The complement of the challenge stands at `address` in the memory of this process, as long as the channel is open.
+/// Says that the complement of the challenge stands at `address` in the memory of `process`, while the channel is open.
 struct Answer {
   Identity process;
   std::uint64_t address = 0;
 };
-/// The receiver could not read the buffer: send it as bulk data, under a sequence that the receiver counts up.
+/// Asks the sender for a buffer as bulk data: the receiver could not read it. The receiver counts `sequence` up.
 struct Resend {
   std::uint64_t sequence = 0;
   std::uint64_t offer = 0;
@@ -31,10 +31,10 @@ struct Resend {
 using Control = std::variant<Challenge, Answer, Resend>;
 
 Bytes encode(const Control& control);
-/// nullopt: nonsense.
+/// Decodes a control message. Returns nullopt if it is malformed.
 std::optional<Control> control_of(ByteView bytes);
 
-/// A ticket: there is nothing to read, or where it stands in the sender's memory.
+/// A ticket: an empty buffer, or the place of the buffer in the sender's memory.
 struct Nothing {};
 struct Place {
   std::uint64_t offer = 0;
@@ -43,6 +43,7 @@ struct Place {
 using Opaque = std::variant<Nothing, Place>;
 
 Bytes encode(const Opaque& opaque);
+/// Decodes a ticket. Returns nullopt if it is malformed.
 std::optional<Opaque> opaque_of(ByteView bytes);
 
 }  // namespace tensorferry::cma

@@ -27,7 +27,7 @@ std::optional<std::uint64_t> started_by(const std::string& stat_file) {
   const auto got = file ? ::read(file.get(), text.data(), text.size()) : -1;
   if (got <= 0) return std::nullopt;
   std::string_view left(text.data(), static_cast<std::size_t>(got));
-  const auto name_end = left.rfind(')');  // the name may hold anything, so also ") "
+  const auto name_end = left.rfind(')');  // the name may hold any characters, also ") "
   if (name_end == std::string_view::npos) return std::nullopt;
   left.remove_prefix(name_end);
   for (int field = 2; field < 22; ++field) {
@@ -40,7 +40,7 @@ std::optional<std::uint64_t> started_by(const std::string& stat_file) {
   return started;
 }
 
-/// Whether this process may trace what it otherwise might not.
+/// Returns whether this process has CAP_SYS_PTRACE.
 bool may_trace_any() {
   constexpr int cap_sys_ptrace = 19;
   std::ifstream status("/proc/self/status");
@@ -76,7 +76,7 @@ std::optional<std::string> scope_refusal(int scope, bool capable) {
 
 std::optional<std::string> own_scope_refusal() {
   int scope = 0;
-  if (!(std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope)) return std::nullopt;  // a kernel without it
+  if (!(std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope)) return std::nullopt;  // a kernel without Yama
   return scope_refusal(scope, may_trace_any());
 }
 
@@ -96,7 +96,8 @@ Result<Process> Process::find(Identity identity) {
   if (identity.pid <= 0) return gone("is none");
   FileDescriptor pidfd(static_cast<int>(::syscall(SYS_pidfd_open, identity.pid, 0)));
   if (!pidfd && errno == ESRCH) return gone("has ended");
-  // Behind the pidfd: a process that this one then finds there is the one that the pidfd stands for, or has ended.
+  // Reads the start time after opening the pidfd: if the start time matches, the pidfd refers to that process, or to an
+  // earlier one of the same pid that has ended, and alive() is false.
   const auto started = started_of(identity.pid);
   if (!started) return gone("has ended");
   if (*started != identity.started) return gone("is another one by now: the one that was meant has ended");
@@ -106,7 +107,7 @@ Result<Process> Process::find(Identity identity) {
 int Process::read(std::byte* to, std::uint64_t from, std::size_t bytes) const {
   while (bytes > 0) {
     const iovec local{to, bytes};
-    const iovec remote{reinterpret_cast<void*>(from), bytes};  // NOLINT(performance-no-int-to-ptr): another's address
+    const iovec remote{reinterpret_cast<void*>(from), bytes};  // NOLINT(performance-no-int-to-ptr): a remote address
     const auto got = ::process_vm_readv(identity_.pid, &local, 1, &remote, 1, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno;

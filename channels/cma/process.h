@@ -1,4 +1,4 @@
-/// Another process of this host: whether it is still the one that it was, and its memory.
+/// Another process of this host: reads its memory, and checks that it is still the same process.
 #pragma once
 
 #include <cstddef>
@@ -11,43 +11,46 @@
 
 namespace tensorferry::cma {
 
-/// A process as others of its pid namespace see it.
+/// Identifies a process within its pid namespace.
 struct Identity {
   std::int32_t pid = 0;
-  std::uint64_t started = 0;  // clock ticks since the host booted: tells it from a later one of the same pid
+  std::uint64_t started = 0;  // clock ticks since the host booted: differs from that of a later process of the same pid
   bool operator==(const Identity&) const = default;
 };
 
-/// This process; nullopt where /proc does not say, or belongs to another pid namespace.
+/// Returns the identity of this process, or nullopt if /proc is missing or belongs to another pid namespace.
 std::optional<Identity> own_identity();
 
-/// When a process began; nullopt: there is none of that pid, or /proc does not say.
+/// Returns when a process began, or nullopt if no process has that pid or /proc is missing.
 std::optional<std::uint64_t> started_of(std::int32_t pid);
 
-/// Why no process of this user may read another's memory under kernel.yama.ptrace_scope = `scope` (the most that it
-/// lets through without CAP_SYS_PTRACE is a parent reading its children); nullopt: it may.
+/// Returns why processes of one user may not read each other's memory under kernel.yama.ptrace_scope = `scope`, or
+/// nullopt if they may. `capable` says whether this process has CAP_SYS_PTRACE: without it, a scope above 0 lets at
+/// most a parent read its children.
 std::optional<std::string> scope_refusal(int scope, bool capable);
-/// The same of this process.
+/// Returns the same for this process and this kernel.
 std::optional<std::string> own_scope_refusal();
 
-/// Whether process_vm_readv's `error` is the kernel's no, which will be the same for the next buffer.
+/// Returns whether process_vm_readv's `error` is a refusal of the kernel that the next buffer would meet too.
 bool is_refusal(int error) noexcept;
-/// "the kernel does not let its memory be read (...)": what to do about it.
+/// Returns "the kernel does not let its memory be read (...)", with advice for the user.
 std::string text_of_refusal(int error);
 
-/// Thread-safe. A forked child may use its copy.
+/// A handle of one process. Thread-safe. A forked child may use its copy.
 class Process final {
  public:
-  /// Finds it, and holds on to a pidfd, so that another process that is given the same pid is not taken for it.
-  /// ConnectionLost: it has ended, or the pid is another process's.
+  /// Finds the process and holds a pidfd, so that a later process of the same pid is not taken for it. Fails with
+  /// ConnectionLost if the process has ended, also if another process has its pid.
   static Result<Process> find(Identity identity);
 
-  /// Copies memory of it; what stands there may change meanwhile. 0, or errno: EFAULT where it has no such memory (of
-  /// which a part may have been copied), EPERM where the kernel does not allow it, ESRCH where it has ended.
-  /// Waits as long as it takes the kernel to get at the pages.
+  /// Copies memory of the process, which may change the bytes meanwhile. Returns 0 or an errno value:
+  ///   - EFAULT: the process has no such memory; a part may have been copied;
+  ///   - EPERM: the kernel does not allow it;
+  ///   - ESRCH: the process has ended.
+  /// Blocks until the kernel has the pages.
   [[nodiscard]] int read(std::byte* to, std::uint64_t from, std::size_t bytes) const;
 
-  /// False: it has ended, so what was read last may be another's.
+  /// Returns false if the process has ended: the bytes of the last read() may then be another process's.
   [[nodiscard]] bool alive() const;
 
   [[nodiscard]] std::int32_t pid() const { return identity_.pid; }
@@ -56,7 +59,7 @@ class Process final {
   Process(Identity identity, FileDescriptor pidfd) : identity_(identity), pidfd_(std::move(pidfd)) {}
 
   Identity identity_;
-  FileDescriptor pidfd_;  // empty on kernels before 5.3, where the start time alone tells
+  FileDescriptor pidfd_;  // empty if the kernel gives none (before Linux 5.3): alive() then compares start times
 };
 
 }  // namespace tensorferry::cma

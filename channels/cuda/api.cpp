@@ -7,7 +7,7 @@
 namespace tensorferry::cuda {
 namespace {
 
-constexpr int version_asked = 12000;  // of the functions' signatures: what drivers from CUDA 12 on have
+constexpr int version_asked = 12000;  // the version of the functions' signatures; drivers from CUDA 12 on have it
 
 struct Loaded {
   Api api{};
@@ -94,7 +94,7 @@ void load_memory(Loader& load, Api& api) {
 
 Loaded load() {
   Loaded loaded;
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // never closed
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays open until the process ends
   if (library == nullptr) {
     loaded.missing = "no CUDA driver on this machine (libcuda.so.1 does not load)";
     return loaded;

@@ -1,5 +1,5 @@
-/// The CUDA driver's functions that the cuda channels use. libcuda is loaded at run time, so that one build starts on
-/// machines with and without a GPU; only the toolkit's header is needed to build.
+/// The table of CUDA driver functions that the cuda channels use. libcuda is loaded at run time, so that one build
+/// starts on machines with and without a GPU. The build needs only the toolkit's header.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +10,7 @@
 
 namespace tensorferry::cuda {
 
-/// Named as in cuda.h, without the prefix. All are there, or api() is null.
+/// Driver functions, named as in cuda.h without the prefix. If one of them is missing, api() returns null.
 struct Api {
   decltype(&::cuInit) init;
   decltype(&::cuGetErrorName) get_error_name;
@@ -60,19 +60,22 @@ struct Api {
   decltype(&::cuMemSetAccess) mem_set_access;
 };
 
-/// Null where this machine has no CUDA driver, or no GPU that this process may see; why_missing() says which. Loads and
-/// initialises the driver at the first asking; no context is made. Thread-safe.
+/// Returns the driver's functions, or null if there is no usable CUDA driver: none is installed, it is older than CUDA
+/// 12, it does not start, or this process sees no GPU. The first call loads and initialises the driver, and creates no
+/// context. Thread-safe.
 const Api* api();
+/// Returns why api() is null, as a message for users; empty if it is not null. Thread-safe.
 const std::string& why_missing();
 
-/// How many devices this process sees; 0 without a driver.
+/// Returns how many devices this process sees; 0 without a driver.
 int devices();
 
-/// "CUDA_ERROR_OUT_OF_MEMORY".
+/// Returns the driver's name of a result: "CUDA_ERROR_OUT_OF_MEMORY".
 std::string name_of(CUresult result);
 
-/// `what` is what was tried: "what failed: CUDA_ERROR_...". Ok for CUDA_SUCCESS. Running out of memory is
-/// ResourceExhausted, all else ChannelUnavailable.
+/// Converts a driver result to a Status with the text "`what` failed: CUDA_ERROR_...", in which `what` names the
+/// attempted operation. CUDA_SUCCESS is Ok, CUDA_ERROR_OUT_OF_MEMORY is ResourceExhausted, every other error is
+/// ChannelUnavailable.
 Status status_of(CUresult result, const char* what);
 
 }  // namespace tensorferry::cuda

@@ -1,4 +1,4 @@
-/// How fast a device copies, found out by having it copy.
+/// Measures how fast a device copies.
 #pragma once
 
 #include <array>
@@ -10,17 +10,20 @@
 
 namespace tensorferry::cuda {
 
-/// The time that a stream takes over what it is given between two points. All inside OnDevice of its device.
+/// Measures the time between two points of a stream, by timing events. Use all of it inside OnDevice of the stream's
+/// device, the destructor included.
 class Stopwatch final {
  public:
-  /// Starts when `stream` has come so far.
+  /// Records the first point on `stream`.
   explicit Stopwatch(CUstream stream);
   ~Stopwatch();
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
+  /// Records the second point.
   void stop(CUstream stream);
-  /// Once the stream has come past the second point. Not positive: the driver gave no time.
+  /// Returns the time between the points. Call when the stream has passed the second one. Not positive: the driver gave
+  /// no time.
   [[nodiscard]] double milliseconds() const;
 
  private:
@@ -28,9 +31,11 @@ class Stopwatch final {
   std::array<CUevent, 2> events_{};
 };
 
-/// A stream to copy by, for who waits: the background thread alone. Inside OnDevice. After an error nothing more is
-/// done. (It has no memory of its own: cuMemAlloc and cuMemFree wait for all that the device is doing, and have other
-/// threads that call the driver wait with them.)
+/// Copies on a stream of its own and times the copies. It blocks, so only the background thread uses it. Use it inside
+/// OnDevice. After an error it does nothing more, and wait() returns that error.
+///
+/// It allocates no memory: cuMemAlloc and cuMemFree wait for all work of the device, and block other threads that call
+/// the driver meanwhile.
 class Bench final {
  public:
   Bench();
@@ -38,13 +43,15 @@ class Bench final {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
+  /// Enqueues a copy.
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
-  /// GB/s of a copy that is made for the second time.
+  /// Copies twice, waits, and returns the GB/s of the second copy; 0 on an error.
   double speed(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
-  /// Waits for all copies. `what` was tried.
+  /// Waits for all copies. `what` names the operation in an error's text.
   Status wait(const char* what);
 
  private:
+  /// Keeps the first error.
   void then(CUresult result) {
     if (result_ == CUDA_SUCCESS) result_ = result;
   }
@@ -52,9 +59,9 @@ class Bench final {
   CUstream stream_ = nullptr;
 };
 
-/// 0: there is no figure.
+/// Returns GB/s (10^9 bytes); 0 if `milliseconds` is not positive.
 double gigabytes_per_second(std::size_t bytes, double milliseconds);
-/// "NVLink, 342 GB/s", or the link alone where `speed`, in GB/s, is 0.
+/// Returns "NVLink, 342 GB/s", or the link alone if `speed`, in GB/s, is not positive.
 std::string described(std::string_view link, double speed);
 
 }  // namespace tensorferry::cuda

@@ -11,15 +11,15 @@
 namespace tensorferry::cuda {
 namespace {
 
-constexpr std::size_t most_devices = 256;  // what Device::index can say
+constexpr std::size_t most_devices = 256;  // the range of Device::index
 
-/// One a device of the process, as the driver has it.
+/// The state of one device of this process, under the driver's index.
 struct State {
   std::mutex mutex;
-  CUcontext context = nullptr;  // retained for good: torch's tensors may outlive every channel
+  CUcontext context = nullptr;  // never released: torch's tensors may outlive every channel
   Status failed;
-  std::vector<CUevent> events;      // idle ones
-  std::bitset<most_devices> peers;  // that were asked for
+  std::vector<CUevent> events;      // the pool of unused events
+  std::bitset<most_devices> peers;  // devices to which peer access was requested
 };
 
 State& state_of(int device) {
@@ -136,7 +136,7 @@ void allow_peer(int device, int other) {
     state.peers.set(static_cast<std::size_t>(other));
   }
   const auto context = context_of(other);
-  if (context.ok()) api()->ctx_enable_peer_access(*context, 0);  // refused, or done already: copies work all the same
+  if (context.ok()) api()->ctx_enable_peer_access(*context, 0);  // copies work even if this fails
 }
 
 std::optional<std::string> uuid_of(int device) {
@@ -157,7 +157,7 @@ std::optional<int> device_of(std::string_view uuid) {
 std::string_view link_between(int device, std::optional<int> other) {
   if (!other) return "an unknown link";
   if (device == *other) return "the same GPU";
-  // PCIe has no atomics between GPUs.
+  // NVLink has native atomics between GPUs, PCIe has none.
   int atomics = 0;
   CUdevice here = 0, there = 0;
   api()->device_get(&here, device);

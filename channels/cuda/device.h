@@ -1,4 +1,4 @@
-/// Working on a device from any thread: contexts, events, and what a stream is about to do.
+/// Scopes, events and queries for work on a CUDA device from any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,9 @@
 
 namespace tensorferry::cuda {
 
-/// Lets a scope make calls that a CUDA graph which another thread is capturing would forbid; none of ours touches that
-/// capture. Leaves the thread as it was.
+/// Sets this thread's capture mode to relaxed for a scope. Otherwise, while another thread captures a CUDA graph, the
+/// driver may reject calls of this thread, such as allocations and event queries. The calls that this project makes
+/// inside the scope do not touch that capture. The destructor restores the thread's mode.
 class OutsideGraphs final {
  public:
   OutsideGraphs() { exchange(); }
@@ -30,17 +31,17 @@ class OutsideGraphs final {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-/// Makes a device's primary context (the one that torch and the runtime use) current for a scope, which is outside
-/// graphs as well. Leaves the thread as it was.
+/// Makes a device's primary context (the one that torch and the CUDA runtime use) current on this thread for a scope,
+/// in relaxed capture mode (OutsideGraphs). The destructor restores the thread's context and mode.
 class OnDevice {
  public:
-  /// The context is made, which takes a while, where this process has not used the device yet.
+  /// Creates the primary context if this process has not used the device yet, which takes a while.
   explicit OnDevice(int device);
   ~OnDevice();
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
-  /// Not ok: no context, and nothing may be done with the device.
+  /// Returns whether the context is current. If it is not Ok, the caller must not use the device.
   [[nodiscard]] const Status& status() const { return status_; }
 
  private:
@@ -48,15 +49,16 @@ class OnDevice {
   Status status_;
 };
 
-/// The address as the driver's functions take it.
+/// Returns the address in the type that the driver's functions take.
 inline CUdeviceptr address_of(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
-/// A point in a stream's order. Movable; drops back into a pool. Events of one device are used on its streams, and may
-/// be waited for on any.
+/// A CUDA event that marks a point in a stream's order. Movable. The destructor returns the event to a pool of its
+/// device. An event is recorded only on streams of its device; streams of any device may wait for it.
 class Event {
  public:
   Event() noexcept = default;
-  /// What `stream` of `device` has been given so far. Empty where recording fails.
+  /// Records an event behind all work that `stream` of `device` has been given so far. Returns an empty Event if the
+  /// driver fails. Call inside OnDevice(device).
   static Event record(int device, Stream stream);
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
   Event& operator=(Event&& other) noexcept;
@@ -66,7 +68,8 @@ class Event {
 
   explicit operator bool() const noexcept { return event_ != nullptr; }
   [[nodiscard]] CUevent get() const noexcept { return event_; }
-  /// nullopt: not yet. An error is the context's own: a kernel of somebody's has failed.
+  /// Returns nullopt while the recorded work is still running. An error is an error of the whole context: for example,
+  /// a kernel of the program has failed.
   [[nodiscard]] std::optional<Status> done() const;
 
  private:
@@ -74,38 +77,39 @@ class Event {
   int device_ = 0;
 };
 
-/// What stands between a source and its reader.
+/// The state of a stream, which decides what a reader of its bytes must wait for.
 enum class Order : std::uint8_t {
-  idle,       // nothing: all that the stream was given is done
-  busy,       // the stream's work so far
-  capturing,  // a CUDA graph is being captured on it: the bytes do not exist yet
+  idle,       // all work of the stream is done: the reader waits for nothing
+  busy,       // the reader must wait for the stream's work so far
+  capturing,  // a CUDA graph is being captured on the stream: the bytes do not exist yet
 };
-/// Inside OnDevice. The legacy default stream is as busy as the blocking streams that it waits for; one of those that
-/// is being captured makes it capturing.
+/// Returns the state of a stream. Call inside OnDevice. The legacy default stream is busy while a blocking stream of
+/// its device is busy, and capturing while a blocking stream is being captured.
 Order order_of(Stream stream);
 
-/// When a buffer's bytes are there: once the event is done, or now, where it is empty. A Refusal while a graph is being
-/// captured on its stream, and where the driver fails.
+/// Returns an event after which the buffer's bytes are valid; an empty Event if they are valid already. Refuses if a
+/// CUDA graph is being captured on the buffer's stream, or if the driver fails. Makes the device current itself.
 std::variant<Event, Refusal> ready_of(const Buffer& buffer);
 
-/// What every cuda channel refuses: another type of device, a device that is not here, a size without an address, a
-/// capturing stream.
+/// Returns the refusal for a buffer that the GPU-only channels (cuda_xth, cuda_ipc) never carry: it is on another type
+/// of device, or it has a size but no address. Streams are checked by ready_of() and order_of().
 std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer);
 
-/// Lets `device` read the memory of `other` directly where the two can; else the driver copies by way of the host.
-/// Inside OnDevice(device). Asked once a pair.
+/// Enables peer access, so that `device` reads the memory of `other` directly. If the two GPUs have no peer access, the
+/// driver copies through the host. Asks the driver once per pair. Call inside OnDevice(device).
 void allow_peer(int device, int other);
 
-/// Names a GPU on all processes and containers of a host, whatever number they give it; nullopt: no such device.
+/// Returns the GPU's UUID, which is the same in all processes and containers of a host, although their indices may
+/// differ. nullopt: there is no such device.
 std::optional<std::string> uuid_of(int device);
-/// The number that this process gives to that GPU; nullopt: it does not see it.
+/// Returns this process's index of the GPU with that UUID. nullopt: this process does not see the GPU.
 std::optional<int> device_of(std::string_view uuid);
 
-/// What joins two devices of this process: "the same GPU", "NVLink", "PCIe"; "an unknown link" where it does not see
-/// the other one.
+/// Returns the name of the link between two devices: "the same GPU", "NVLink" or "PCIe"; "an unknown link" if `other`
+/// is nullopt, because this process does not see that GPU.
 std::string_view link_between(int device, std::optional<int> other);
-/// What joins a device of this process to the CPU's memory: "PCIe", or "NVLink-C2C" where it follows the CPU's page
-/// tables.
+/// Returns the name of the link between a device and the CPU's memory: "NVLink-C2C" if the device uses the CPU's page
+/// tables, else "PCIe".
 std::string_view link_to_host(int device);
 
 }  // namespace tensorferry::cuda

@@ -18,11 +18,11 @@ struct Range {
 };
 
 struct Ears {
-  std::mutex mutex;  // guards what follows; held across calls of listeners
+  std::mutex mutex;  // guards the next two; held while listeners run
   std::map<std::size_t, Forgetting::Listener> listeners;
   std::size_t next = 1;
 
-  std::mutex queue_mutex;  // held for moments only: an allocator's lock may be held by who takes it
+  std::mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
   std::vector<Range> queue;
 
   static Ears& of_this_process() {

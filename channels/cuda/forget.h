@@ -1,4 +1,4 @@
-/// Told by allocators: device memory is about to go.
+/// Notifications from allocators that device memory is about to be released.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +7,17 @@
 
 namespace tensorferry {
 
-/// `bytes` bytes of device memory from `base` on are being given back to the driver, or unmapped: peers that have
-/// mapped them let go (within a second, or the memory would not come back), and the address's next memory is new to
-/// them. For whoever allocates device memory; torch's caching allocator does by its trace tracker. Never blocks, and
-/// may be called under the allocator's lock.
+/// Invalidates `bytes` bytes of device memory at `base`, which an allocator gives back to the driver or unmaps.
+///
+/// Peers that have mapped the memory unmap it within a second; until then the driver does not get it back. Later memory
+/// at the same address is exported anew. Allocators of device memory call this; for torch's caching allocator its trace
+/// tracker does (converters/cuda.cpp). Never blocks, and may be called under the allocator's lock.
 void forget_cuda_memory(const void* base, std::size_t bytes) noexcept;
 
 namespace cuda {
 
-/// Is told of what is forgotten, on a thread of its own, until it is destroyed (which waits for a call under way).
+/// Registers a listener for invalidated memory until it is destroyed. The listener runs on the watcher's thread and
+/// must not block. The destructor waits for a listener's call that is running; never destroy this inside a listener.
 class Forgetting final {
  public:
   using Listener = UniqueFunction<void(const std::byte* base, std::size_t bytes)>;

@@ -10,7 +10,7 @@
 namespace tensorferry::cuda {
 namespace {
 
-/// Pages whose owners are gone.
+/// The locked pages whose owners were destroyed.
 class Kept {
  public:
   static Kept& of_this_process() {
@@ -19,7 +19,7 @@ class Kept {
   }
 
   void add(SharedMemory memory, int device) {
-    if (born_in_ != forks()) return;  // the parent's, and its lock may be held for ever
+    if (born_in_ != forks()) return;  // in a forked child: a thread of the parent may have held the lock
     memory.seclude();
     const std::lock_guard lock(mutex_);
     bytes_ += memory.bytes();

@@ -1,4 +1,4 @@
-/// Shared memory that GPUs write and read as well as processes.
+/// Page-locked shared memory that GPUs and processes read and write, and the stream words in it.
 #pragma once
 
 #include <atomic>
@@ -9,19 +9,21 @@
 
 namespace tensorferry::cuda {
 
-/// Page-locks a mapping for the devices of this process. Movable, one owner. What was put on streams must be done when
-/// it is destroyed. To unlock pages the driver waits until the GPU has nothing left to do, with a lock held without
-/// which no thread can put anything on a stream; so the pages of past owners are kept, up to `most_kept` bytes, and
-/// then unlocked all at once, in the background.
+/// A shared mapping, page-locked for the devices of this process. Movable, one owner. All stream work that uses the
+/// memory must be done when the owner is destroyed.
+///
+/// The destructor does not unlock the pages at once. To unlock pages the driver waits until the GPU is idle, and
+/// meanwhile holds a lock that every launch needs. So the process keeps the pages of past owners up to `most_kept`
+/// bytes, then unlocks all of them on the background thread.
 class Pinned final {
  public:
   static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
   Pinned() noexcept = default;
-  /// Takes the pages, and some milliseconds for some megabytes: not for a call's path. `device` is any that will use
-  /// it.
+  /// Page-locks `memory`. `device` is any device that will use it. Allocates the pages and takes some milliseconds for
+  /// a few megabytes, so it must not run on a call's path.
   static Result<Pinned> lock(SharedMemory memory, int device);
-  /// For a process that leaves such memory to its host: nothing is locked, and on_device() means nothing.
+  /// Holds `memory` without locking it, for an end that only the CPU reads and writes. on_device() is not valid.
   static Pinned unlocked(SharedMemory memory);
   Pinned(Pinned&& other) noexcept { *this = std::move(other); }
   Pinned& operator=(Pinned&& other) noexcept;
@@ -32,7 +34,7 @@ class Pinned final {
   explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
   [[nodiscard]] SharedMemory& memory() noexcept { return memory_; }
   [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
-  /// Where devices find the byte at `offset`.
+  /// Returns the device address of the byte at `offset`.
   [[nodiscard]] CUdeviceptr on_device(std::size_t offset) const noexcept { return address_ + offset; }
 
  private:
@@ -41,10 +43,12 @@ class Pinned final {
   int device_ = 0;
 };
 
-/// A 32-bit word in such memory by which streams, and processes, wait for one another: it counts up, and who waits for
-/// a value goes on at any later one (CU_STREAM_WAIT_VALUE_GEQ, which compares cyclically). Idea and figures: stream
-/// words order streams of two processes as IPC events do, but a process whose peer has died frees its own streams by
-/// writing the word itself.
+/// A 32-bit semaphore in page-locked memory, on which streams and hosts of two processes wait for each other. The word
+/// counts up. A waiter for a value continues when the word has reached that value or a later one; the comparison is
+/// cyclic (CU_STREAM_WAIT_VALUE_GEQ).
+///
+/// Words order the streams of two processes as IPC events do. Unlike with events, a process whose peer has died can
+/// release its own streams, by writing the word itself.
 struct Word {
   std::atomic<std::uint32_t>* host = nullptr;
   CUdeviceptr device = 0;
@@ -53,13 +57,14 @@ struct Word {
     return is_past(host->load(std::memory_order_acquire), value);
   }
   void set(std::uint32_t value) const noexcept { host->store(value, std::memory_order_release); }
-  /// Has streams that wait for `value` go on although it has not been written; unwritten() still tells.
+  /// Releases streams that wait for `value` although it has not been written. Raises the word by 2^30 beyond `value`,
+  /// so that unwritten() still returns true until the value is written.
   void raise_past(std::uint32_t value) const noexcept {
     auto now = host->load(std::memory_order_acquire);
     while (!is_past(now, value) && !host->compare_exchange_weak(now, value + (1U << 30))) {
     }
   }
-  /// Whether `value`, the last that a stream was given to write, is yet to be written.
+  /// Returns whether `value`, the last one that a stream was told to write, has not been written yet.
   [[nodiscard]] bool unwritten(std::uint32_t value) const noexcept {
     return host->load(std::memory_order_acquire) != value;
   }
@@ -75,6 +80,7 @@ struct Word {
     return static_cast<std::int32_t>(now - value) >= 0;
   }
 };
+/// Returns the word at `offset` bytes.
 Word word_at(const Pinned& memory, std::size_t offset);
 
 }  // namespace tensorferry::cuda

@@ -12,13 +12,15 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr microseconds eager{300};     // so long after something has come it looks without a pause
-constexpr microseconds patience{100};  // with what is watched loosely
+constexpr microseconds eager{300};     // after progress the thread polls for this long without a pause
+constexpr microseconds patience{100};  // the shortest time between two polls of a loosely watched event
 constexpr microseconds longest_pause{1000};
-constexpr microseconds doze{10'000};  // so long it looks by itself whether there is anything: nobody pays for waking it
+// With nothing to poll the thread still wakes each `longest_pause` for this long, so that loose events need no wake-up.
+constexpr microseconds doze{10'000};
+// Then it sleeps until a submission wakes it, and ends after this long without one.
 constexpr std::chrono::seconds idle{1};
 
-/// After so long without anything.
+/// Returns the pause between polls after `quiet` without progress.
 template <class Duration>
 microseconds backed_off(Duration quiet) {
   return std::min(longest_pause, std::chrono::duration_cast<microseconds>(quiet) / 8);
@@ -68,7 +70,7 @@ bool Watcher::look(bool all) {
       incoming_.clear();
     }
     const auto now = Clock::now();
-    const OutsideGraphs outside;  // asking for an event is no part of any
+    const OutsideGraphs outside;  // the queries belong to no CUDA graph
     std::erase_if(watched_, [&](Watched& watched) {
       if (!all && watched.watch == Watch::loosely && now < watched.next) return false;
       auto status = watched.event.done();
@@ -81,7 +83,7 @@ bool Watcher::look(bool all) {
   return !done.empty();
 }
 
-/// Until something is to be looked at again. Zero: at once; `idle`: there is nothing.
+/// Returns the time until the next poll. Zero: poll at once. `idle`: there is nothing to poll.
 Watcher::Clock::duration Watcher::pause(bool turns, Clock::duration quiet) {
   const std::lock_guard looking(looking_);
   bool closely = turns;

@@ -23,7 +23,7 @@ Buffer piece(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-/// In the background.
+/// Background thread only.
 void BulkFlow::make_slots() {
   auto memory = SharedMemory::create(slots * most_chunk_bytes);
   auto pinned =
@@ -56,7 +56,7 @@ std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
   return slot;
 }
 
-/// Begins chunks, as many as there are slots for.
+/// Begins chunks while there are slots for them and fewer than `most_in_flight` are in flight.
 void BulkFlow::pump() {
   while (true) {
     std::unique_lock lock(mutex_);
@@ -128,7 +128,7 @@ void BulkFlow::end_chunk(const DrivenPtr& driven, std::byte* slot, const Status&
   pump();
 }
 
-/// Nothing more comes this way.
+/// Fails all transfers of this direction, and runs `broken_` once.
 void BulkFlow::stop(const Status& status) {
   Completion broken;
   {

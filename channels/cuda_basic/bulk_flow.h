@@ -1,4 +1,4 @@
-/// One direction of a cuda_basic channel at one end, as bulk data of the link's.
+/// Carries one direction of a cuda_basic channel as bulk data of the link, at one end.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,10 @@
 
 namespace tensorferry::cuda_basic {
 
-/// As RingFlow, where no memory can be shared, or not yet: the chunks go by Wire::send_bulk and receive_bulk, their
-/// numbers are its sequences. A GPU's are copied by way of a few page-locked slots, which are made in the background
-/// when the first is to be carried. `landed` runs when the last chunk is in the memory.
+/// Replaces RingFlow if the processes cannot share memory, or have no ring yet. The chunks go by Wire::send_bulk and
+/// Wire::receive_bulk; a chunk's number is its sequence there. A GPU's chunks are copied through a few page-locked
+/// slots, which the background thread makes when the first chunk needs one. `landed` runs when the last chunk is in the
+/// memory.
 class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow> {
  public:
   BulkFlow(Direction direction, std::shared_ptr<WireUse> wire, Device device, Completion broken = {})
@@ -23,12 +24,13 @@ class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow
 
  private:
   static constexpr std::size_t slots = 4;
-  static constexpr std::size_t most_in_flight = 2 * slots;  // chunks, whatever a peer says of its buffers' sizes
+  static constexpr std::size_t most_in_flight = 2 * slots;  // chunks; bounds what a peer's large buffers can queue
 
   void go_on() override { pump(); }
   void make_slots();
   void pump();
-  /// What the next chunk goes through: nullopt: not yet; null: nothing.
+  /// Takes a slot for the next chunk. Returns null if the chunk needs none, and nullopt if no slot is free yet: then
+  /// pump() runs again when one is.
   std::optional<std::byte*> slot_for(Driven& due);
   void send_chunk(Queue::Chunk chunk, std::byte* slot);
   void receive_chunk(Queue::Chunk chunk, std::byte* slot);
@@ -37,11 +39,11 @@ class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow
   void end_chunk(const DrivenPtr& driven, std::byte* slot, const Status& status);
 
   const std::shared_ptr<WireUse> wire_;
-  std::size_t in_flight_ = 0;  // chunks; this and the rest: guarded by mutex_
+  std::size_t in_flight_ = 0;  // chunks; mutex_ guards this and the rest
   cuda::Pinned memory_;
   std::vector<std::byte*> free_;
   bool making_slots_ = false;
-  Status no_slots_;  // why there will never be any
+  Status no_slots_;  // the error if the slots could not be made
 };
 
 }  // namespace tensorferry::cuda_basic

@@ -30,7 +30,7 @@ using cuda_basic::Transfer;
 using cuda_basic::Way;
 using ControlMessage = cuda_basic::Control;
 
-/// The ring that this end sends by, as soon as the peer may be told of it.
+/// The ring through which this end sends; set before the peer receives its descriptor.
 struct Made {
   std::mutex mutex;
   std::shared_ptr<Ring> ring;
@@ -44,19 +44,19 @@ Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device devi
   return std::make_shared<Ring>(Ring{std::move(*pinned)});
 }
 
-/// One direction.
+/// The two ways of one direction.
 struct Flows {
   std::shared_ptr<RingFlow> ring;
   std::shared_ptr<BulkFlow> bulk;
 
-  /// Not by nowhere.
+  /// Returns the flow of a way other than `nowhere`.
   [[nodiscard]] Flow& by(Way way) const {
     if (way == Way::ring) return *ring;
     return *bulk;
   }
 };
 
-/// For a buffer that is let pass.
+/// Returns a transfer that drops the bytes of a buffer.
 Transfer dropped(std::uint64_t bytes, Completion done = {}) {
   Transfer transfer;
   transfer.memory.bytes = bytes;
@@ -107,7 +107,7 @@ class CudaBasicChannel final : public Channel {
     auto status = memory.status();
     if (auto* refusal = std::get_if<Refusal>(&ready)) status = {Code::channel_unavailable, refusal->reason};
     if (!status.ok()) {
-      // The bytes come all the same.
+      // The bytes arrive anyway, so they must be dropped.
       receive(*place, dropped(ticket.bytes, std::move(consumed)));
       return complete(std::move(landed), std::move(status));
     }
@@ -119,7 +119,7 @@ class CudaBasicChannel final : public Channel {
     if (const auto place = place_of(ticket); place && place->way != Way::nowhere && end().ok())
       receive(*place, dropped(ticket.bytes));
   }
-  void acknowledged(const Ticket&) override {}  // `released` ran, or will run, when the source is read no more
+  void acknowledged(const Ticket&) override {}  // `released` runs when the source has been read
   void withdraw(const Ticket& ticket) override {
     const auto place = cuda_basic::place_of(ticket.opaque);
     if (!place || place->way == Way::nowhere || !end().ok()) return;
@@ -141,7 +141,7 @@ class CudaBasicChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    if (born_in_ != forks()) return;  // in a forked child: threads of the parent may have held the locks
     {
       const std::lock_guard lock(mutex_);
       if (!end_.ok()) return;
@@ -154,13 +154,13 @@ class CudaBasicChannel final : public Channel {
   }
 
  private:
-  /// When the bytes are there, or the memory is free.
+  /// Returns the event after which the buffer's bytes may be read, or its memory written; empty on the CPU.
   [[nodiscard]] std::variant<cuda::Event, Refusal> ready_of(const Buffer& buffer) const {
     if (pair_.local.type == DeviceType::cpu) return cuda::Event();
     return cuda::ready_of(buffer);
   }
 
-  /// nullopt: nonsense.
+  /// Parses a ticket; returns nullopt if it is malformed.
   [[nodiscard]] std::optional<Place> place_of(const Ticket& ticket) const {
     const auto place = cuda_basic::place_of(ticket.opaque);
     if (!place || (place->way == Way::nowhere) != (ticket.bytes == 0)) return std::nullopt;
@@ -175,7 +175,7 @@ class CudaBasicChannel final : public Channel {
   void on(const cuda_basic::Mapped& mapped, const Descriptors&) {
     if (!mapped.ok) return;
     const std::lock_guard lock(made_->mutex);
-    if (!made_->ring) return;  // a peer that makes rings up
+    if (!made_->ring) return;  // the peer has mapped a ring that does not exist
     out_.ring->use(made_->ring);
     made_->ring->memory.memory().seclude();
     ring_ready_.store(true);
@@ -191,7 +191,7 @@ class CudaBasicChannel final : public Channel {
         .close({Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer())});
   }
 
-  /// What a flow that sends does when its GPU fails it.
+  /// Returns the `broken` completion of a sending flow: tells the peer, and reports that the pair can carry no more.
   static Completion tells_of_the_end_of(Way way, std::shared_ptr<WireUse> use) {
     return [way, use = std::move(use)](const Status& status) {
       use->with([&](Wire& wire) {
@@ -201,7 +201,7 @@ class CudaBasicChannel final : public Channel {
     };
   }
 
-  /// Once; the peer says when it has mapped it.
+  /// Makes the ring in the background and passes it to the peer, which answers with Mapped. Later calls do nothing.
   void make_ring() {
     if (!wire_.may_share_memory() || making_.exchange(true)) return;
     cuda::background().submit([use = use_, made = made_, device = pair_.local] {
@@ -222,7 +222,7 @@ class CudaBasicChannel final : public Channel {
 
   void map_ring(Descriptors descriptors) {
     if (descriptors.size() != 1 || !wire_.may_share_memory() || mapping_.exchange(true))
-      return;  // the link passes none: bulk data it is
+      return;  // without a ring the peer goes on sending bulk data
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
     cuda::background().submit([this, use = use_, in = in_.ring, received, device = pair_.local] {
       auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);
@@ -234,7 +234,7 @@ class CudaBasicChannel final : public Channel {
     });
   }
 
-  /// Ok until close().
+  /// Returns Ok until close(), then the error.
   Status end() {
     const std::lock_guard lock(mutex_);
     return end_;
@@ -250,8 +250,8 @@ class CudaBasicChannel final : public Channel {
                    std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(Way::bulk, use_))};
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   std::atomic<bool> making_{false}, mapping_{false};
-  std::atomic<bool> ring_ready_{false};  // the peer has mapped ours
-  std::atomic<bool> their_ring_{false};  // we have mapped the peer's
+  std::atomic<bool> ring_ready_{false};  // the peer has mapped this end's ring
+  std::atomic<bool> their_ring_{false};  // this end has mapped the peer's ring
 
   std::mutex mutex_;
   Status end_;

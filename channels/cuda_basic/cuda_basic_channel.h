@@ -1,4 +1,4 @@
-/// `cuda_basic`: GPU memory by way of the host, between any two processes, and between GPU memory and the CPU's.
+/// The `cuda_basic` channel: carries GPU memory through the host, between any two processes, to GPU or CPU memory.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,19 @@
 
 namespace tensorferry {
 
-/// D2H in chunks, the link, H2D in chunks, many in flight; at the ends whose memory is the CPU's a copy by the host
-/// takes the GPU's place.
+/// Copies a buffer in chunks, several in flight: device to host, over the link, host to device. At an end with CPU
+/// memory, the host copies instead of a GPU.
 ///
-/// On one host the chunks go through a ring of page-locked memory that both processes map, one for each direction: one
-/// GPU writes and the other reads it on streams of the channel's, and the hosts tell each other how far they are by
-/// words in it. A ring is made in the background when the first buffer is offered; until then, and where the link
-/// passes no descriptors, chunks are bulk data of the link's (which is the pair's CPU channel then), through
-/// page-locked slots at the ends.
+/// On one host the chunks go through a ring of page-locked memory that both processes map, one ring per direction. The
+/// sender's GPU writes the ring and the receiver's GPU reads it, on streams of the channel. The hosts report progress
+/// to each other by words in the ring. The first offered buffer starts the creation of the ring in the background.
+/// Until the peer has mapped the ring, and if the link passes no descriptors or an agent shares no memory, the chunks
+/// are bulk data of the link. A GPU copies those through page-locked slots.
 ///
-/// The bytes are on their way when `offer` returns, and one buffer's stand behind another's: the receiver lets pass
-/// what it does not pull. The source is released when it has been read, unasked. `landed` runs when the last chunk is
-/// on its way to the receiver's memory, in the order of that memory's stream.
+/// The sender starts at `offer`, without a request from the receiver. The chunks of all buffers of a direction follow
+/// each other, so the receiver drops the bytes of buffers that it does not pull. The source is released when it has
+/// been read, without an acknowledgement. `landed` runs when the bytes are usable in the order of the receiver's
+/// stream: by ring, when the copy of the last chunk is enqueued; as bulk data, when that copy is done.
 class CudaBasicDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "cuda_basic"; }

@@ -1,4 +1,4 @@
-/// One direction of a cuda_basic channel at one end: what its two ways, by ring and as bulk data, have in common.
+/// The base of the two ways of a cuda_basic channel, by ring and as bulk data: one direction at one end.
 #pragma once
 
 #include <cstdint>
@@ -8,41 +8,44 @@
 
 namespace tensorferry::cuda_basic {
 
-/// Thread-safe; runs completions with no lock held.
+/// Queues the transfers of a direction and starts them in order. Thread-safe; runs completions with no lock held.
 class Flow {
  public:
   virtual ~Flow();
   Flow(const Flow&) = delete;
   Flow& operator=(const Flow&) = delete;
 
-  /// Begins at once, as far as there is room. Returns the number of the first chunk, by which the other end receives.
+  /// Sends a buffer; its first chunks start at once if there is room. Returns the number of its first chunk, which the
+  /// other end passes to receive().
   std::uint64_t send(Transfer transfer);
-  /// What has that number.
+  /// Receives the buffer whose first chunk has the number `first`.
   void receive(std::uint64_t first, Transfer transfer);
-  /// Ends the transfers that have not, with `status`: at once, or when what is being copied is.
+  /// Fails all unfinished transfers with `status`: at once, or when the copies in flight of a transfer are done.
   void close(const Status& status);
 
  protected:
-  /// `broken`, of the sender's: runs when its GPU can copy no more. The numbers of what is lost come no more either, so
-  /// all transfers end with that error, and the other end must be told. `first`: the number of the first chunk of all.
+  /// `broken` (senders only): runs with the error when the sender can send no more, for example because its GPU fails.
+  /// The lost chunks keep their numbers, so the receiver can take nothing behind them: all transfers fail, and `broken`
+  /// must tell the other end. `first`: the number of the direction's first chunk.
   Flow(Direction direction, Device device, Completion broken, std::uint64_t first)
       : direction_(direction), device_(device), broken_(std::move(broken)), queue_(first) {}
 
-  /// There is a transfer more in the queue. Runs with no lock held.
+  /// Makes progress after a transfer was added to the queue. Runs with no lock held.
   virtual void go_on() = 0;
 
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
-  /// What is put on the flow's stream from now on comes behind what the transfer's memory waits for. Inside OnDevice.
+  /// Makes the flow's stream wait for `transfer.ready`; creates the stream at first use. Call inside OnDevice.
   Status order_behind(const Transfer& transfer);
 
   const Direction direction_;
   const Device device_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   Completion broken_;
   Queue queue_;
-  CUstream stream_ = nullptr;  // GPU: made at first use
+  CUstream stream_ = nullptr;  // of a flow on a GPU; made at first use
 
  private:
+  /// Makes progress, or fails `driven` if the queue did not take it.
   void start(const DrivenPtr& driven, const Status& taken);
 };
 

@@ -1,5 +1,5 @@
-/// What two ends of a cuda_basic channel say to each other, and what a ticket holds: docs/protocol.md, "Staging GPU
-/// memory through the host", is normative.
+/// The control messages and the ticket of the cuda_basic channel. docs/protocol.md, "Staging GPU memory through the
+/// host", is normative.
 #pragma once
 
 #include <cstdint>
@@ -10,43 +10,44 @@
 
 namespace tensorferry::cuda_basic {
 
-inline constexpr std::uint8_t version = 3;  // of all this
+inline constexpr std::uint8_t version = 3;  // of the messages and the ticket
 
-/// How bytes go.
+/// How a buffer's bytes travel.
 enum class Way : std::uint8_t {
-  nowhere = 0,  // the buffer is empty
+  nowhere = 0,  // the buffer is empty: no bytes travel
   ring = 1,
   bulk = 2,
 };
 
-/// A ring for what this end sends, in the memfd that comes along.
+/// From the sender: passes the memfd of the ring for the buffers that this end sends.
 struct Staging {};
-/// Whether the other end's ring could be mapped and page-locked here.
+/// From the receiver: says whether it has mapped and page-locked the ring (on the CPU: only mapped it).
 struct Mapped {
   bool ok = false;
 };
-/// The sender's: this ticket never comes, but its bytes do.
+/// From the sender: this ticket never arrives, but its bytes do.
 struct Withdrawn {
   Way way = Way::nowhere;
   std::uint64_t first = 0;
   std::uint64_t bytes = 0;
 };
-/// The sender's: nothing more comes this way.
+/// From the sender: no more bytes arrive this way.
 struct Broken {
   Way way = Way::nowhere;
 };
 using Control = std::variant<Staging, Mapped, Withdrawn, Broken>;
 
 Bytes encode(const Control& control);
-/// nullopt: nonsense.
+/// Parses a control message; returns nullopt if it is malformed.
 std::optional<Control> control_of(ByteView bytes);
 
-/// A ticket: which way the bytes come, and the number of the first chunk.
+/// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk.
 struct Place {
   Way way = Way::nowhere;
   std::uint64_t first = 0;
 };
 Bytes encode(const Place& place);
+/// Parses a ticket; returns nullopt if it is malformed.
 std::optional<Place> place_of(ByteView bytes);
 
 }  // namespace tensorferry::cuda_basic

@@ -1,4 +1,4 @@
-/// The page-locked ring through which one end of a cuda_basic channel sends to the other on the same host.
+/// The page-locked ring through which one end of a cuda_basic channel sends to the other end on the same host.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,18 @@
 
 namespace tensorferry::cuda_basic {
 
-/// Chunks are counted over all transfers of the direction. Chunk c uses slot c % slots and the value c / slots + 1: the
-/// sender waits until `free` has reached the value before, fills the slot and sets `ready` to the value; the receiver
-/// waits for that, empties the slot and sets `free`. Hosts wait, and set the words when their GPU has copied.
+/// Chunks are counted over all transfers of the direction. Chunk c uses slot c % slots and the value c / slots + 1:
+///
+/// 1. The sender waits until the slot's word `free` has reached value - 1, fills the slot, and sets `ready` to value.
+/// 2. The receiver waits until `ready` has reached the value, empties the slot, and sets `free` to it.
+///
+/// The hosts wait, not the streams. A host sets a word when its GPU has copied the chunk.
 struct Ring {
   static constexpr std::size_t slots = 8;
   static constexpr std::size_t slot_bytes = most_chunk_bytes;
   static constexpr std::size_t header = 4096;
   static constexpr std::size_t bytes = header + slots * slot_bytes;
-  static constexpr std::size_t word_bytes = 64;  // a cache line each
+  static constexpr std::size_t word_bytes = 64;  // each word has a cache line of its own
 
   cuda::Pinned memory;
 

@@ -25,9 +25,10 @@ void RingFlow::go_on() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(taking_turns_, true)) return;
   }
-  // What a GPU can be given at once need not wait for the watcher to wake, who then has the time of two chunks.
+  // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the watcher needs to
+  // wake.
   if (on_gpu() && turn(2) == Watcher::Progress::over) return;
-  // A few for a GPU, one for the host, so that others have their turns.
+  // A turn begins at most a ringful of chunks on a GPU, and one chunk on the host, so that other turns are not delayed.
   const auto most = on_gpu() ? Ring::slots : 1;
   Watcher::of_this_process().take_turns([self = shared_from_this(), most] { return self->turn(most); });
 }
@@ -60,7 +61,7 @@ Watcher::Progress RingFlow::turn(std::size_t most) {
   return over ? Progress::over : news.any ? Progress::some : Progress::none;
 }
 
-/// Whether the other end has come so far that the next chunk can be copied.
+/// Returns whether the next chunk is known and its slot is free (sender) or filled (receiver).
 bool RingFlow::next_is_there() const {
   if (queue_.due() == nullptr) return false;
   const auto place = Ring::chunk(queue_.next());
@@ -78,7 +79,7 @@ void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
     status = copy_on_stream(chunk, place, news);
     if (status.ok()) return;
   } else if (chunk.data != nullptr) {
-    lock.unlock();  // who has something to send need not wait for this
+    lock.unlock();  // other threads can add transfers meanwhile
     const bool out = direction_ == Direction::out;
     std::memcpy(out ? ring_->data(place.slot) : chunk.data, out ? chunk.data : ring_->data(place.slot), chunk.bytes);
     lock.lock();
@@ -104,7 +105,8 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, Ne
   return {};
 }
 
-/// Has the other end go on. Where the sender's chunk is not there, it cannot.
+/// Ends a chunk and sets the slot's word for the other end. If the sender's copy failed, the chunk never arrives, so
+/// the flow stops instead.
 void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news) {
   news.any = true;
   driven->fail(copied);
@@ -119,9 +121,10 @@ void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Statu
   if (driven->over()) news.over.push_back(driven);
 }
 
-/// From the end of its first chunk on, before which it may have waited for all kinds of things, to that of the last.
+/// Times a transfer from the end of its first chunk to the end of its last one. Waits before the first chunk do not
+/// count, because they have other causes.
 void RingFlow::time(Driven& driven) {
-  constexpr auto least = 2 * Ring::slots;  // chunks, so that it waits for the receiver
+  constexpr auto least = 2 * Ring::slots;  // chunks; with as many, the sender waits for the receiver
   if (direction_ == Direction::in || chunks_of(driven.bytes()) < least) return;
   const auto now = std::chrono::steady_clock::now();
   if (!driven.first_ended) driven.first_ended = now;

@@ -1,4 +1,4 @@
-/// One direction of a cuda_basic channel at one end, by ring.
+/// Carries one direction of a cuda_basic channel through the ring, at one end.
 #pragma once
 
 #include <atomic>
@@ -14,33 +14,39 @@
 
 namespace tensorferry::cuda_basic {
 
-/// The bytes between this end's memory and the ring, one transfer after another. The watcher's thread sees which chunks
-/// are due; where this end's memory is a GPU's it puts them on a stream of the flow's own, and tells the other end of
-/// each that has been copied; else it copies them itself. (Words that the stream sets itself would come no sooner and
-/// cost the engines more: 6 us a chunk by one stream, where events cost 3, on an H200. Two streams in turn hide that at
-/// one end, and then get into each other's way.)
+/// Copies the bytes between this end's memory and the ring, one transfer after another. The watcher's thread polls the
+/// ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on the
+/// flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the flow is
+/// idle on a GPU, the thread that adds a transfer starts its first two chunks.
 ///
-/// No stream ever waits for what a peer's host has yet to do. Such a stream makes whatever the driver synchronises with
-/// it (cudaMalloc, page-locking) wait for the peer too; and where two processes wait so for each other, for ever.
+/// The stream does not set the words itself (cuStreamWriteValue32). Such words would arrive no sooner, and would cost
+/// the copy engine 6 us a chunk on an H200, against 3 us for events. Two alternating streams hide that cost at one end,
+/// but then delay each other.
 ///
-/// `landed` runs when the last chunk is on its way in the order of the memory's stream.
+/// No stream ever waits for an action of the peer's host. If one did, every driver call that synchronises with the
+/// stream (cudaMalloc, page-locking) would wait for the peer too, and two processes could deadlock on each other.
+///
+/// `landed` runs when the copy of the last chunk is enqueued and the memory's stream waits for it; on the CPU, when the
+/// bytes are copied.
 class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow> {
  public:
   explicit RingFlow(Direction direction, Device device, Completion broken = {})
       : Flow(direction, device, std::move(broken), 0) {}
 
-  /// Before the first transfer.
+  /// Sets the ring. Call before the first transfer; later calls do nothing.
   void use(std::shared_ptr<Ring> ring);
-  /// The sender's GB/s in the fastest transfer so far of those that the receiver's pace shows in; 0: there was none.
+  /// Returns the sender's GB/s in the fastest transfer so far; 0 if there was none. Only transfers of at least
+  /// 2 * Ring::slots chunks count, because shorter ones do not show the receiver's pace.
   [[nodiscard]] double speed() const { return speed_.load(); }
 
  private:
+  /// A chunk whose copy is on the stream.
   struct Flying {
     Ring::Chunk place;
     cuda::Event copied;
     DrivenPtr driven;
   };
-  /// What a turn came to, to be told with no lock held.
+  /// The outcome of a turn, whose completions run with no lock held.
   struct News {
     std::vector<DrivenPtr> landed, over;
     Status broken;
@@ -48,17 +54,20 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   };
 
   void go_on() override;
+  /// Ends the chunks whose copies are done, begins at most `most` others, and runs completions.
   cuda::Watcher::Progress turn(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
+  /// Begins the next chunk. Releases the lock while the host copies.
   void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
   Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, News& news);
   void end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news);
+  /// Fails all transfers of this direction.
   void stop(const Status& status, News& news);
   void time(Driven& driven);
 
   std::atomic<double> speed_{0};
   std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
-  std::deque<Flying> flying_;   // being copied, in the stream's order
+  std::deque<Flying> flying_;   // copies in flight, in stream order
   bool taking_turns_ = false;
 };
 

@@ -35,7 +35,7 @@ using cuda_ipc::WordsIn;
 using cuda_ipc::WordsOut;
 using ControlMessage = cuda_ipc::Control;
 
-/// What the jobs in the background and the channel work on; may outlive the channel.
+/// The state that the channel shares with jobs on the background thread; may outlive the channel.
 struct Shared {
   Shared(Wire& wire, int d, bool within_process)
       : device(d),
@@ -49,19 +49,20 @@ struct Shared {
   const std::shared_ptr<Imports> imports;
   const std::shared_ptr<Offers> offers = std::make_shared<Offers>();
 
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   Status end;        // ok until close()
   std::shared_ptr<WordsOut> words_out;
   std::shared_ptr<WordsIn> words_in;
-  std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // goes when both ends have probed
+  std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // dropped when both ends have probed
   bool peer_probed = false, tried = false;
-  std::string link;  // what the probe found out of it; "" before, and where it failed
+  std::string link;  // the probe's description of the link; "" until it has succeeded
 
   [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
     const std::lock_guard lock(mutex);
     return words_in;
   }
-  /// `who`: peer_probed or tried. In the background, as letting memory go may take a while.
+  /// Records that an end has probed: `who` is peer_probed or tried. Background thread only, because freeing the memory
+  /// may take a while.
   void has_probed(bool& who) {
     std::shared_ptr<cuda_ipc::ProbeMemory> unused;
     const std::lock_guard lock(mutex);
@@ -82,7 +83,7 @@ struct Shared {
 };
 using SharedPtr = std::shared_ptr<Shared>;
 
-/// Makes the page of words and the memory to be probed, and tells the peer. In the background.
+/// Makes the page of words and the probe's memory, and passes both to the peer. Background thread only.
 void begin_probe(const SharedPtr& shared) {
   auto page = SharedMemory::create(cuda_ipc::words_bytes);
   auto pinned = page.ok() ? cuda::Pinned::lock(std::move(*page), shared->device) : Result<cuda::Pinned>(page.status());
@@ -242,7 +243,7 @@ class CudaIpcChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    if (born_in_ != forks()) return;  // in a forked child: threads of the parent may have held the locks
     std::shared_ptr<WordsIn> words;
     std::shared_ptr<cuda_ipc::ProbeMemory> unprobed;
     {
@@ -260,7 +261,7 @@ class CudaIpcChannel final : public Channel {
   }
 
  private:
-  /// Puts the copy on the stream of `memory`.
+  /// Enqueues the copy on the stream of `memory`.
   static void copy(const SharedPtr& shared, const Place& place, Result<Imports::Source> source, Buffer memory,
                    Completion landed, Completion consumed) {
     const OnDevice here(shared->device);
@@ -291,7 +292,7 @@ class CudaIpcChannel final : public Channel {
           mappings.clear();
           complete(std::move(consumed), status.ok() ? std::move(copied) : status);
         });
-    // The link may have ended since: its end frees what waited then, and this would wait for ever.
+    // If the link has ended meanwhile, close() may have missed this wait, which would then never end.
     const bool ended = waiting && [&] {
       const std::lock_guard lock(shared->mutex);
       return !shared->end.ok();
@@ -349,7 +350,7 @@ class CudaIpcChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const SharedPtr shared_;
   const cuda::Forgetting forgetting_;
-  bool probing_ = false;  // the reader's
+  bool probing_ = false;  // used by the reading thread alone
 };
 
 struct Descriptor {
@@ -394,7 +395,8 @@ std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
   if (text_of(ours->process) == text_of(others->process) && !options_.within_process)
     return Refusal{"the same process, within which cuda_xth carries"};
   const auto here = cuda::device_of(ours->gpu), there = cuda::device_of(others->gpu);
-  if (!here || !there || *here == *there) return std::nullopt;  // one that this process does not see: the probe tells
+  // If this process does not see one of the GPUs, the probe decides.
+  if (!here || !there || *here == *there) return std::nullopt;
   int can = 0;
   const auto asked = cuda::api()->device_can_access_peer(&can, *here, *there);
   if (asked == CUDA_SUCCESS && can != 0) return std::nullopt;

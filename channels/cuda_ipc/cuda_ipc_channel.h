@@ -1,4 +1,5 @@
-/// `cuda_ipc`: GPU memory of two processes on one host: the receiver's copy engine reads the sender's tensor itself.
+/// The `cuda_ipc` channel: carries GPU memory between two processes on one host. The receiver's copy engine reads the
+/// sender's tensor directly.
 #pragma once
 
 #include <memory>
@@ -12,24 +13,26 @@ namespace tensorferry {
 
 namespace cuda_ipc {
 struct Options {
-  /// For tests: both ends may be in one process. Memory of cudaMalloc's is refused then.
+  /// For tests: allows both ends in one process. The channel then refuses cudaMalloc's memory.
   bool within_process = false;
 };
 }  // namespace cuda_ipc
 
-/// One copy, device to device, on the receiver's stream, straight from the sender's memory; between GPUs that reach
-/// each other, whatever number each process gives them, and on one GPU.
+/// Makes one copy per buffer, device to device, on the receiver's stream, straight from the sender's memory. Works on
+/// one GPU and between GPUs with peer access; the two processes may give a GPU different indices.
 ///
-/// Memory is exported by cudaMalloc's handles, or chunk by chunk by descriptors (torch's expandable segments), and
-/// mapped by the peer in the background when the first buffer in it is offered; other channels carry meanwhile. What
-/// cannot be exported is refused with the reason.
+/// Memory: cudaMalloc's memory is exported by IPC handle; physical chunks of virtual memory (torch's expandable
+/// segments) are exported one by one, by file descriptor. When the first buffer in an allocation is offered, the peer
+/// maps the allocation in the background, and other channels carry meanwhile. If memory cannot be exported, the channel
+/// refuses the buffer with the reason.
 ///
-/// A ticket tells where the bytes are and, where the sender's stream was still busy, which stream word they come
-/// behind: the sender's stream writes it, the receiver's waits for it. When the sender dies the receiver writes the
-/// word itself: its streams go on, with whatever the memory holds, and the link's end is what users hear of.
+/// Order: a ticket names the place of the bytes. If the sender's stream was busy, the ticket also names a stream word,
+/// which the sender's stream writes and the receiver's stream waits for. When the link ends, the receiver writes the
+/// words itself: its streams continue, with the bytes that the memory then holds, and users see the end of the link as
+/// the error.
 ///
-/// `landed` runs when the copy is on the receiver's stream; `consumed`, which releases the sender's memory, when the
-/// copy is done.
+/// Completions: `landed` runs when the copy is enqueued on the receiver's stream. `consumed`, which releases the
+/// sender's memory, runs when the copy is done.
 class CudaIpcDriver final : public Driver {
  public:
   explicit CudaIpcDriver(cuda_ipc::Options options = {}) : options_(options) {}

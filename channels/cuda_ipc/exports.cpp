@@ -17,13 +17,13 @@ struct Exports::Allocation {
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;
   std::uint64_t memory = 0;
-  bool chunk = false;  // physical memory of its own, mapped here: VMM, torch's expandable segments
-  bool handle = false;
+  bool chunk = false;   // physical memory mapped by the virtual memory API, as torch's expandable segments are
+  bool handle = false;  // cudaMalloc's memory, which IPC handles can export
 };
 
 namespace {
 
-/// Of an address in device memory; the driver leaves what it does not know at zero.
+/// Pointer attributes of a device address. The driver leaves an unknown attribute at zero.
 struct Attributes {
   CUdeviceptr range_start = 0, mapping_start = 0;
   std::size_t range_bytes = 0, mapping_bytes = 0;

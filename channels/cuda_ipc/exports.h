@@ -1,4 +1,4 @@
-/// What a cuda_ipc channel's peer may map of this process's device memory.
+/// The device memory of this process that a cuda_ipc channel has exported to its peer.
 #pragma once
 
 #include <cstdint>
@@ -16,43 +16,48 @@
 
 namespace tensorferry::cuda_ipc {
 
-/// Allocations are told to the peer when the first buffer in them is offered, and taken back when their memory is
-/// forgotten, or another allocation is found at their address: each is known by the number that the driver gives to
-/// physical memory, so that an address which is used again is never taken for what was there before. Thread-safe.
+/// Exports an allocation when the first buffer in it is offered. Withdraws the export when the memory is invalidated
+/// (`forget`), or when another allocation is found at its address. The driver's id of the physical memory identifies an
+/// allocation, so a reused address is never mistaken for the memory that was there before. Thread-safe.
 class Exports final {
  public:
-  /// `within_process`: the peer may be this very process, which cannot open cudaMalloc's handles.
+  /// `within_process`: the peer may be this process, which cannot open handles of its own cudaMalloc memory.
   Exports(std::shared_ptr<WireUse> wire, bool within_process)
       : wire_(std::move(wire)), within_process_(within_process) {}
 
-  /// Where the peer finds `bytes` bytes at `data`, without offer and word; and the message that must have come first,
-  /// 0 where the peer has said that it has mapped them. Inside OnDevice.
   struct Found {
-    Place place;
+    Place place;  // without its offer and its word
+    /// The control message that the peer must have received before the ticket; 0 if the peer has mapped everything.
     ControlId after = 0;
   };
-  /// `waits`: the ticket may come before the peer has mapped the memory; else that is a passing refusal.
+  /// Returns the place at which the peer finds `bytes` bytes at `data`, and exports the memory if it is new. Refuses
+  /// memory that cannot be exported, that the peer could not map, or that lies across two allocations (other than
+  /// adjacent chunks of one window). `waits`: the ticket may arrive before the peer has mapped the memory; if false,
+  /// that is a passing refusal. Call inside OnDevice.
   std::variant<Found, Refusal> find(const std::byte* data, std::size_t bytes, bool waits);
 
+  /// Records whether the peer could map an export.
   void opened(const Opened& message);
+  /// Withdraws the exports that overlap `bytes` bytes at `base`.
   void forget(const std::byte* base, std::size_t bytes);
 
  private:
   struct Export {
     std::uint64_t id = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t memory = 0;  // the driver's number
+    std::uint64_t memory = 0;  // the driver's id of the physical memory
     bool chunk = false;
-    ControlId told_in = 0;
+    ControlId told_in = 0;  // the control message that announced it
     enum { told, mapped, failed } state = told;
   };
-  struct Allocation;  // what the driver says of an address
+  struct Allocation;  // the driver's description of an allocation
 
-  /// The export that holds `address`; makes it where there is none.
+  /// Returns the export that holds `address`, and its base; makes the export if there is none.
   std::variant<const Export*, Refusal> export_at(CUdeviceptr address, CUdeviceptr& base);
   std::variant<Export, Refusal> make(const Allocation& allocation);
   std::variant<Export, Refusal> make_handle(const Allocation& allocation);
   std::variant<Export, Refusal> make_chunk(const Allocation& allocation);
+  /// Tells the peer to unmap an export.
   void take_back(const Export& gone);
 
   const std::shared_ptr<WireUse> wire_;

@@ -30,7 +30,7 @@ Result<std::shared_ptr<Mapping>> Mapping::open(const Handle& handle, int device)
   const auto result = api()->ipc_open_mem_handle(&begin, theirs, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "opening the peer's handle");
   auto mapping = std::shared_ptr<Mapping>(new Mapping(begin, handle.bytes, device, nullptr));
-  std::size_t mapped = 0;  // what the peer says of its size is not to be believed
+  std::size_t mapped = 0;  // the peer's figure is not trusted
   CUpointer_attribute name = CU_POINTER_ATTRIBUTE_RANGE_SIZE;
   void* value = &mapped;
   if (api()->pointer_get_attributes(1, &name, &value, begin) != CUDA_SUCCESS || mapped < handle.bytes)
@@ -48,7 +48,7 @@ Result<std::shared_ptr<Mapping>> Mapping::map(FileDescriptor memory, std::shared
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "importing the peer's memory");
   const auto begin = window->begin() + offset;
   result = api()->mem_map(begin, bytes, 0, handle, 0);
-  api()->mem_release(handle);  // the mapping holds it
+  api()->mem_release(handle);  // the mapping keeps the memory
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "mapping the peer's memory");
   CUmemAccessDesc access{};
   access.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = window->device()};
@@ -110,7 +110,7 @@ Result<std::shared_ptr<Window>> Imports::window_of(std::uint64_t number) {
   auto window = Window::reserve(device_);
   if (!window) return Status(Code::resource_exhausted, "the driver gives no addresses");
   const std::lock_guard lock(mutex_);
-  return windows_.try_emplace(number, std::move(window)).first->second;  // one thread maps
+  return windows_.try_emplace(number, std::move(window)).first->second;  // only the background thread adds windows
 }
 
 void Imports::settle(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Settled opened) {

@@ -1,4 +1,4 @@
-/// What a cuda_ipc channel has mapped of its peer's device memory.
+/// The peer's device memory that a cuda_ipc channel has mapped.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace tensorferry::cuda_ipc {
 
-/// A reserved range of addresses, in which chunks are mapped.
+/// A reserved range of `window_bytes` addresses, in which chunks are mapped. The last owner frees the range.
 class Window final {
  public:
-  /// Null where the driver gives no addresses. Inside OnDevice(device).
+  /// Returns null if the driver reserves no addresses. Call inside OnDevice(device).
   static std::shared_ptr<Window> reserve(int device);
   ~Window();
   Window(const Window&) = delete;
@@ -33,12 +33,13 @@ class Window final {
   const int device_;
 };
 
-/// Memory of a peer's in this process's addresses. The last holder to let go has it unmapped, in the background.
+/// A peer's memory, mapped into this process. When the last owner drops it, the background thread unmaps it.
 class Mapping final {
  public:
-  /// A handle of cudaMalloc's memory. Takes milliseconds, as the others.
+  /// Maps cudaMalloc's memory by its handle. Takes milliseconds. ProtocolError: the handle's memory is smaller than the
+  /// peer says.
   static Result<std::shared_ptr<Mapping>> open(const Handle& handle, int device);
-  /// A chunk, at its place in the window.
+  /// Maps a chunk at its offset in the window. Takes milliseconds.
   static Result<std::shared_ptr<Mapping>> map(FileDescriptor memory, std::shared_ptr<Window> window,
                                               std::uint64_t offset, std::uint64_t bytes);
   ~Mapping();
@@ -54,54 +55,62 @@ class Mapping final {
   const CUdeviceptr begin_;
   const std::uint64_t bytes_;
   const int device_;
-  const std::shared_ptr<Window> window_;  // null: a handle
+  const std::shared_ptr<Window> window_;  // null if mapped by handle
 };
 
-/// Thread-safe.
+/// All memory that one peer has exported to this end of a channel. Thread-safe; runs callbacks with no lock held.
 class Imports final : public std::enable_shared_from_this<Imports> {
  public:
   explicit Imports(int device) : device_(device) {}
 
-  /// Maps what the peer tells of, in the background; `opened` runs when that is settled.
+  /// Maps an exported allocation on the background thread, then runs `opened` there. If the peer's message is invalid
+  /// or exceeds a limit, `opened(false)` runs at once on the caller's thread.
   using Settled = UniqueFunction<void(bool ok)>;
   void add(const Handle& handle, Settled opened);
   void add(const Chunk& chunk, FileDescriptor memory, Settled opened);
+  /// Drops an import. The memory stays mapped until the sources that hold it are dropped.
   void remove(const Gone& gone);
-  /// Lets go of everything.
+  /// Drops all imports, and fails the waiting and all later calls of find().
   void clear();
 
   struct Source {
     CUdeviceptr address = 0;
-    std::vector<std::shared_ptr<Mapping>> mappings;  // to be held while it is read
+    std::vector<std::shared_ptr<Mapping>> mappings;  // the reader holds these while it reads
   };
-  /// Runs `found` with the place's bytes: now, or when what it lies in has been mapped. Errors: ProtocolError: the peer
-  /// never told of it; ChannelUnavailable: it could not be mapped; ConnectionLost after clear().
+  /// Runs `found` with the address of the place's bytes: at once on the caller's thread if its memory is mapped, else
+  /// on the thread that maps it. Errors:
+  /// - ProtocolError: the peer never exported this memory.
+  /// - ChannelUnavailable: the memory could not be mapped.
+  /// - ConnectionLost: clear() was called; for calls that wait then, `found` runs on the thread that calls clear().
   void find(const Place& place, UniqueFunction<void(Result<Source>)> found);
 
  private:
   struct Import {
     std::uint64_t window = 0, offset = 0, bytes = 0;
     bool chunk = false;
-    std::shared_ptr<Mapping> mapping;  // null: not yet, or `failed`
+    std::shared_ptr<Mapping> mapping;  // null until it is mapped, and if that has failed
     bool failed = false;
   };
   struct Waiting {
     Place place;
     UniqueFunction<void(Result<Source>)> found;
   };
-  /// nullopt: not yet. Inside the lock.
+  /// Returns the source of `place`, or nullopt while its memory is being mapped. Call with the lock held.
   std::optional<Result<Source>> look(const Place& place);
+  /// Returns the window that stands for the sender's window `number`; reserves it at first use. Background thread only.
   Result<std::shared_ptr<Window>> window_of(std::uint64_t number);
+  /// Adds an import that is not mapped yet. Returns false after clear(), for a used id, and if there are too many.
   bool enter(std::uint64_t id, const Import& import);
+  /// Records the outcome of a mapping, runs `opened`, then the `found` callbacks that waited for it.
   void settle(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Settled opened);
 
-  static constexpr std::size_t most_windows = 64, most_imports = std::size_t{1} << 16;  // of one peer
+  static constexpr std::size_t most_windows = 64, most_imports = std::size_t{1} << 16;  // per peer
 
   const int device_;
   std::mutex mutex_;
   bool cleared_ = false;
   std::map<std::uint64_t, Import> imports_;                                  // by id
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> chunks_;  // (window, offset): id
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> chunks_;  // (window, offset) to id
   std::map<std::uint64_t, std::shared_ptr<Window>> windows_;
   std::vector<Waiting> waiting_;
 };

@@ -1,5 +1,5 @@
-/// What two ends of a cuda_ipc channel say to each other, and what a ticket holds: docs/protocol.md, "Reading the
-/// sender's GPU memory", is normative.
+/// The control messages and the ticket of the cuda_ipc channel. docs/protocol.md, "Reading the sender's GPU memory", is
+/// normative.
 #pragma once
 
 #include <array>
@@ -11,63 +11,65 @@
 
 namespace tensorferry::cuda_ipc {
 
-inline constexpr std::uint8_t version = 2;  // of all this
+inline constexpr std::uint8_t version = 2;  // of the messages and the ticket
 
-/// Mapped memory lies in windows of so many bytes of the sender's address space, which the receiver reserves as a
-/// whole: what is contiguous there is contiguous here.
+/// The size of a window of the sender's address space. The receiver reserves a whole window for the chunks in it, so
+/// chunks that are contiguous at the sender are contiguous at the receiver.
 inline constexpr int window_bits = 38;
 inline constexpr std::uint64_t window_bytes = std::uint64_t{1} << window_bits;
 
-/// The page of stream words for what this end sends comes along.
+/// Passes the descriptor of the page of stream words for the buffers that this end sends.
 struct Words {};
-/// Device memory of the GPU with that UUID, which begins with the nonce, comes along: copy it for real.
+/// Passes the descriptor of device memory that begins with the nonce, on the GPU with that UUID. The receiver copies
+/// the memory's first half.
 struct Probe {
   std::uint64_t nonce = 0;
   std::uint64_t bytes = 0;
   std::array<std::byte, 16> gpu{};
 };
-/// It was, or could not be: it can go.
+/// Says that the probe has succeeded or failed: its memory is no longer needed.
 struct Probed {};
-/// A cudaMalloc allocation, under a number that counts up.
+/// Exports a cudaMalloc allocation. Ids count up.
 struct Handle {
   std::uint64_t id = 0;
   std::uint64_t bytes = 0;
   std::array<std::byte, 64> handle{};
 };
-/// A mapped chunk of physical memory, whose descriptor comes along; it lies at `offset` of `window`.
+/// Exports a chunk of physical memory and passes its descriptor. The sender has mapped it at `offset` of `window`.
 struct Chunk {
   std::uint64_t id = 0;
   std::uint64_t window = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
-/// Whether a handle or chunk could be mapped.
+/// Says whether the receiver could map a handle or chunk.
 struct Opened {
   std::uint64_t id = 0;
   bool ok = false;
 };
-/// It goes: unmap it.
+/// Withdraws a handle or chunk: the receiver unmaps it.
 struct Gone {
   std::uint64_t id = 0;
 };
 using Control = std::variant<Words, Probe, Probed, Handle, Chunk, Opened, Gone>;
 
 Bytes encode(const Control& control);
-/// nullopt: nonsense.
+/// Parses a control message; returns nullopt if it is malformed.
 std::optional<Control> control_of(ByteView bytes);
 
-/// A ticket. Offer 0 is the empty buffer.
+/// The content of a ticket. Offer 0 is the empty buffer.
 struct Place {
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
-  bool chunked = false;  // `base` is a window, else a handle's id
+  bool chunked = false;  // whether `base` is a window's number, else it is a handle's id
   std::uint64_t base = 0;
   std::uint64_t offset = 0;
-  std::uint32_t value = 0;  // what the word must reach first; 0 with no word: the bytes are there
-  std::uint32_t word = none;
+  std::uint32_t value = 0;    // the value that the word must reach before the bytes are valid; 0 without a word
+  std::uint32_t word = none;  // `none`: the bytes are valid already
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 };
 Bytes encode(const Place& place);
+/// Parses a ticket; returns nullopt if it is malformed.
 std::optional<Place> place_of(ByteView bytes);
 
 }  // namespace tensorferry::cuda_ipc

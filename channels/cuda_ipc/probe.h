@@ -1,4 +1,4 @@
-/// Whether a GPU here can copy from a peer's GPU memory, found out by doing it; and how fast.
+/// Tests by a real copy whether this process's GPU can read a peer's GPU memory, and measures the speed.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,32 @@ namespace tensorferry::cuda_ipc {
 
 inline constexpr std::uint64_t probe_bytes = std::uint64_t{16} << 20;
 
-/// Device memory that a peer may map by descriptor, holding a nonce in its first half. Takes milliseconds, as all here.
+/// Device memory that a peer maps by descriptor. Its first half begins with a nonce. Everything in this file takes
+/// milliseconds and runs on the background thread.
 class ProbeMemory final {
  public:
+  /// Allocates the memory and writes the nonce.
   static Result<std::shared_ptr<ProbeMemory>> make(int device, std::uint64_t nonce);
   ~ProbeMemory();
   ProbeMemory(const ProbeMemory&) = delete;
   ProbeMemory& operator=(const ProbeMemory&) = delete;
 
-  /// The second half, into which this end copies the first half of the peer's.
+  /// Returns the second half, into which this end copies the first half of the peer's memory.
   [[nodiscard]] CUdeviceptr copies() const { return begin_ + probe_bytes / 2; }
-  /// For the peer, once.
+  /// Returns the descriptor for the peer. Call once.
   FileDescriptor take_descriptor() { return std::move(descriptor_); }
 
  private:
   explicit ProbeMemory(int device) : device_(device) {}
   const int device_;
   CUdeviceptr begin_ = 0;
-  std::size_t bytes_ = 0;  // reserved
+  std::size_t bytes_ = 0;  // of the reserved addresses
   bool mapped_ = false;
   FileDescriptor descriptor_;
 };
 
-/// Maps a peer's, copies it into `mine` and compares. The GB/s of that; or why it cannot be.
+/// Maps a peer's memory, copies its first half into `mine` and compares the nonce. Returns the GB/s of the copy, or the
+/// error that prevents copies.
 Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device, const ProbeMemory& mine);
 
 }  // namespace tensorferry::cuda_ipc

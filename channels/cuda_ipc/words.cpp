@@ -35,7 +35,7 @@ std::optional<WordsOut::Use> WordsOut::write_on(CUstream stream) {
     const auto word = free_.front();
     free_.pop_front();
     const auto at = word_of(page_, word);
-    if (at.unwritten(values_[word])) {  // an offer that ended before its stream came so far
+    if (at.unwritten(values_[word])) {  // the offer has ended, but its stream has not written the word yet
       free_.push_back(word);
       continue;
     }
@@ -71,7 +71,7 @@ void WordsIn::done(std::uint32_t word, std::uint32_t value) {
 }
 
 void WordsIn::release_all() {
-  // A sender that lives may still write earlier values, so once is not enough.
+  // A live sender's streams may still write earlier values over a raised word, so this repeats.
   cuda::Watcher::of_this_process().take_turns([self = shared_from_this()] {
     const std::lock_guard lock(self->mutex_);
     for (const auto& [word, value] : self->waited_for_) word_of(self->page_, word).raise_past(value);

@@ -1,4 +1,5 @@
-/// The stream words of one direction of a cuda_ipc channel: the sender's streams write them, the receiver's wait.
+/// The stream words of one direction of a cuda_ipc channel. A stream word is a 32-bit semaphore (cuda::Word) that a
+/// stream of the sender writes and a stream of the receiver waits for.
 #pragma once
 
 #include <atomic>
@@ -18,8 +19,9 @@ namespace tensorferry::cuda_ipc {
 inline constexpr std::uint32_t words = 4096;
 inline constexpr std::size_t words_bytes = words * sizeof(std::uint32_t);
 
-/// The sender's side. Each busy offer has a word of its own, as streams end in any order. Thread-safe. The page stays
-/// until all has been written that streams were asked to write, however long their work takes.
+/// The sender's side: signals the words. Each offer whose stream is busy has a word of its own, because streams finish
+/// in any order. Thread-safe. After the destructor the page stays mapped until every enqueued stream write has
+/// completed.
 class WordsOut final {
  public:
   explicit WordsOut(cuda::Pinned page);
@@ -30,9 +32,9 @@ class WordsOut final {
   struct Use {
     std::uint32_t word, value;
   };
-  /// Has `stream` write a word when it has come to this point. nullopt: all words are in use, or the driver fails.
+  /// Enqueues on `stream` the write of a free word. Returns nullopt if all words are in use, or if the driver fails.
   std::optional<Use> write_on(CUstream stream);
-  /// The offer has ended. The word is used again once its value was written.
+  /// Frees the word of an offer that has ended. The word is reused once its value has been written.
   void give_back(std::uint32_t word);
 
   cuda::Pinned& page() { return page_; }
@@ -41,24 +43,26 @@ class WordsOut final {
   cuda::Pinned page_;
   std::mutex mutex_;
   std::deque<std::uint32_t> free_;
-  std::vector<std::uint32_t> values_ = std::vector<std::uint32_t>(words);  // last asked to be written
+  std::vector<std::uint32_t> values_ = std::vector<std::uint32_t>(words);  // the last value enqueued, per word
 };
 
-/// The receiver's side. Thread-safe.
+/// The receiver's side: waits for the words. Thread-safe.
 class WordsIn final : public std::enable_shared_from_this<WordsIn> {
  public:
   explicit WordsIn(cuda::Pinned page) : page_(std::move(page)) {}
 
-  /// Has `stream` wait; `done` must be called when it waits no more.
+  /// Enqueues on `stream` a wait until `word` has reached `value`. If it succeeds, the caller calls `done(word, value)`
+  /// when the stream has passed the wait.
   CUresult wait_on(CUstream stream, std::uint32_t word, std::uint32_t value);
   void done(std::uint32_t word, std::uint32_t value);
-  /// The sender is gone: streams that wait go on, within a tick of the watcher's.
+  /// Releases all waiting streams when the link has ended. The watcher's thread raises the words at its next turn, and
+  /// repeats that until every wait is done.
   void release_all();
 
  private:
   cuda::Pinned page_;
   std::mutex mutex_;
-  std::multimap<std::uint32_t, std::uint32_t> waited_for_;  // word: value
+  std::multimap<std::uint32_t, std::uint32_t> waited_for_;  // word to value
 };
 
 }  // namespace tensorferry::cuda_ipc

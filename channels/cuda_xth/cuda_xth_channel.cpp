@@ -19,20 +19,20 @@ namespace {
 using xth::Directory;
 using xth::Id;
 
-/// The owner of an offered source: keeps what the caller gave, and the point in its stream from which on it is valid.
+/// The owner of an offered source: keeps the caller's owner, and the event after which the bytes are valid.
 struct Source {
   Owner owner;
-  cuda::Event ready;  // none: it is
+  cuda::Event ready;  // empty: the bytes are valid already
 };
 
-/// GB/s from one device of the process to another, as the first copy of a size that tells took them.
+/// The measured GB/s from one device of the process to another: of the first copy of `least` bytes or more.
 class Speeds {
  public:
   static Speeds& of_this_process() {
     static auto& speeds = *new Speeds();
     return speeds;
   }
-  /// Whether that copy shall be timed. Once.
+  /// Returns whether the caller should time this copy: true once for each pair of devices.
   bool wants(int from, int to, std::size_t bytes) {
     if (bytes < least) return false;
     const std::lock_guard lock(mutex_);
@@ -42,7 +42,7 @@ class Speeds {
     const std::lock_guard lock(mutex_);
     found_[{from, to}] = speed;
   }
-  /// 0: not known.
+  /// Returns 0 if there is no measurement yet.
   double get(int from, int to) {
     const std::lock_guard lock(mutex_);
     const auto it = found_.find({from, to});
@@ -72,7 +72,7 @@ class CudaXthChannel final : public Channel {
       source->ready = std::move(std::get<cuda::Event>(ready));
     }
     auto offered = buffer;
-    offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // what pull() waits for
+    offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // pull() waits for this event
     offered.owner = std::move(source);
     const auto number = offers_->add(std::move(offered), std::move(released));
     if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
@@ -89,13 +89,13 @@ class CudaXthChannel final : public Channel {
   void acknowledged(const Ticket& ticket) override { end(ticket); }
   void withdraw(const Ticket& ticket) override { end(ticket); }
   [[nodiscard]] std::string describe() const override {
-    const auto from = pair_.local.index, to = pair_.remote.index;  // one process: both number the devices alike
+    const auto from = pair_.local.index, to = pair_.remote.index;  // within one process both ends use the same indices
     return cuda::described(cuda::link_between(from, to), Speeds::of_this_process().get(from, to));
   }
 
   void settle() override { cuda::Watcher::of_this_process().look_now(); }
 
-  void control(ByteView, Descriptors) override {}  // cuda_xth sends none
+  void control(ByteView, Descriptors) override {}  // cuda_xth sends no control messages
 
   void close(Status status) noexcept override {
     Directory::of_this_process().leave(id_);
@@ -104,7 +104,8 @@ class CudaXthChannel final : public Channel {
   }
 
  private:
-  /// Takes `consumed` where a copy is under way that will run it.
+  /// Enqueues the copy. If that succeeds for a buffer that is not empty, takes `consumed` and runs it when the copy is
+  /// done; else leaves it to the caller.
   Status copy(const Ticket& ticket, Sink& sink, Completion& consumed) {
     const auto place = xth::place_of(ticket);
     if (!place) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
@@ -148,7 +149,7 @@ class CudaXthChannel final : public Channel {
     return status;
   }
 
-  /// `watch`: times the copy, where that is wanted.
+  /// Enqueues the wait for the source and the copy. Sets `watch` if the copy is timed.
   [[nodiscard]] Status enqueue(const Buffer& from, const Buffer& to, std::shared_ptr<cuda::Stopwatch>& watch) const {
     cuda::allow_peer(pair_.local.index, from.device.index);
     auto* const stream = static_cast<CUstream>(to.stream);

@@ -1,4 +1,4 @@
-/// `cuda_xth` (across threads): GPU memory to GPU memory of the same process, between any two GPUs and on one.
+/// The `cuda_xth` channel (across threads): copies GPU memory within one process, between any two GPUs and on one GPU.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@
 
 namespace tensorferry {
 
-/// One copy by the copy engine, on the receiver's stream, after what the sender's stream had been given when the buffer
-/// was offered. Values are copied, also in a call to oneself.
+/// Makes one copy per buffer, on the receiver's stream, behind the work that the sender's stream had been given when
+/// the buffer was offered. Copies the values even if a process calls itself.
 ///
-/// As with `xth` a ticket names an offer by its channel end's id, 128 random bits which only the other end of the link
-/// is told; no address travels.
+/// As with `xth`, a ticket names an offer by the id of the channel end that offered it: 128 random bits, known only to
+/// the other end of the link. No address travels.
 ///
-/// `landed` runs when the copy is on the receiver's stream; `consumed`, and with it the source's release, when the copy
-/// is done.
+/// `landed` runs when the copy is enqueued on the receiver's stream. `consumed`, and with it the source's release, runs
+/// when the copy is done.
 class CudaXthDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "cuda_xth"; }

@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::size_t smallest_slab = std::size_t{256} << 10;
 constexpr std::size_t largest_slab = std::size_t{8} << 20;
-constexpr std::size_t populated_at_once = std::size_t{1}
-                                          << 20;  // an allocation elsewhere in the process may wait for it
+constexpr std::size_t populated_at_once = std::size_t{1} << 20;  // another thread's allocation may wait for one piece
 constexpr std::chrono::seconds retry_after{1};
 constexpr std::uint32_t no_slot = ~0U;
 constexpr std::size_t collected_at_once = 4096;
@@ -30,11 +29,11 @@ std::size_t Limits::default_held_bytes() {
   return std::min(quarter, std::size_t{4} << 30);
 }
 
-/// One memfd of blocks of one size. Kept by those that copy into one of them, beside the pool.
+/// One memfd of blocks of one size. The pool and each `Block` that is being filled hold a reference.
 struct Blocks::Segment {
   Segment(SharedMemory m, Geometry g, std::size_t c, std::uint32_t s)
       : memory(std::move(m)), geometry(g), index(c), slot(s), generations(g.blocks), out(g.blocks) {
-    for (std::uint32_t block = g.blocks; block-- > 0;) free.push_back(block);  // the first is used first
+    for (std::uint32_t block = g.blocks; block-- > 0;) free.push_back(block);  // block 0 is lent first
   }
   [[nodiscard]] Word word(std::uint32_t block) const {
     return word_at(memory, geometry.words_at() + block * sizeof(std::uint64_t));
@@ -43,14 +42,14 @@ struct Blocks::Segment {
 
   const SharedMemory memory;
   const Geometry geometry;
-  const std::size_t index;  // of its size class
+  const std::size_t index;  // of the size class
   const std::uint32_t slot;
   ControlId after = 0;
-  std::vector<std::uint32_t> generations;  // of the last lending
+  std::vector<std::uint32_t> generations;  // of each block's last lending
   std::vector<bool> out;
-  std::vector<std::uint32_t> free;  // the one used last comes last
-  std::uint32_t lent = 0;           // how many are out
-  std::uint32_t spent = 0;
+  std::vector<std::uint32_t> free;  // the block that was used last comes last
+  std::uint32_t lent = 0;           // number of blocks that are out
+  std::uint32_t spent = 0;          // number of spent blocks; above 0, no block of the segment is lent
   Clock::time_point idle_since = Clock::now();
 };
 
@@ -82,7 +81,7 @@ std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_r
                              fixed(megabytes(limits_.held_bytes), 0))};
   }
   auto& of_size = classes_[index];
-  for (bool failed = false; last_resort && !failed && of_size.open.empty();) {  // others may take what is new
+  for (bool failed = false; last_resort && !failed && of_size.open.empty();) {  // other threads may take the new blocks
     lock.unlock();
     grow(index, false);
     lock.lock();
@@ -121,8 +120,8 @@ void Blocks::put_back(const Lending& lending) {
   free(*segment, lending.block, false);
 }
 
-/// Takes the list of blocks that the receiver has given back, or a part of a long one, for an offer waits. Whatever the
-/// receiver has made of the list, the walk ends: no block is found out twice.
+/// Takes the list of blocks that the receiver has returned and frees them. Takes a long list in parts, because an offer
+/// waits for this. The walk ends even if the receiver writes a cyclic list: a visited block is no longer out.
 void Blocks::collect() {
   if (next_returned_ == 0) {
     auto head = word_at(ledger_, Ledger::returned_at);
@@ -140,7 +139,7 @@ void Blocks::collect() {
     returned_.push_back({segment, block, returned.spent});
     next_returned_ = returned.next;
   }
-  // The list begins with what was given back last, which is to be used first.
+  // The list begins with the block that was returned last. It is freed last, so that it is lent first.
   for (; !returned_.empty(); returned_.pop_back()) {
     const auto& last = returned_.back();
     free(*last.segment, last.block, last.spent);
@@ -152,7 +151,7 @@ void Blocks::free(Segment& segment, std::uint32_t block, bool spent) {
   auto& of_size = classes_[segment.index];
   --segment.lent;
   usage_->held.fetch_sub(size, std::memory_order_relaxed);
-  if (spent && segment.spent++ == 0) {  // nothing of it is lent again, so that it is given back as a whole
+  if (spent && segment.spent++ == 0) {  // lends no block of the segment again, so that the whole segment can be retired
     usage_->idle.fetch_sub(segment.free.size() * size, std::memory_order_relaxed);
     segment.free.clear();
     std::erase(of_size.open, &segment);
@@ -168,7 +167,7 @@ void Blocks::free(Segment& segment, std::uint32_t block, bool spent) {
   if (segment.spent > 0) retire(segment.slot);
 }
 
-/// Forgets an idle segment here and at the peer; unmapping it takes long, and is left to the background.
+/// Drops an idle segment here and at the peer. Unmapping takes long, so the background thread does it.
 void Blocks::retire(std::uint32_t slot) {
   auto segment = std::move(segments_[slot]);
   auto& of_size = classes_[segment->index];
@@ -191,7 +190,8 @@ std::uint32_t Blocks::new_slot() {
   return static_cast<std::uint32_t>(segments_.size() - 1);
 }
 
-/// As much again as there is, so that many blocks need few segments and few blocks little memory.
+/// Returns the next segment's geometry: as large as all segments of the class together, within bounds. So many blocks
+/// need few segments, and few blocks need little memory.
 Geometry Blocks::next_segment(std::size_t index) const {
   const auto size = size_class::bytes_of(index);
   const auto wanted = std::clamp(classes_[index].bytes, smallest_slab, largest_slab);
@@ -222,7 +222,7 @@ void Blocks::grow(std::size_t index, bool populate) {
   settle(index, std::move(memory), geometry);
 }
 
-/// Makes a new segment known to the peer and its blocks free.
+/// Tells the peer of a new segment and adds its blocks to the free ones. If there is no memory, keeps the reason.
 void Blocks::settle(std::size_t index, Result<SharedMemory> memory, Geometry geometry) {
   auto descriptor = memory.ok() ? memory->share() : Result<FileDescriptor>(memory.status());
   if (memory.ok()) memory->seclude();
@@ -273,7 +273,7 @@ void Blocks::trim() {
     if (bytes > limits_.idle_bytes || (old && bytes > limits_.floor_bytes)) retire(segment->slot);
   }
   trimming_soon_ = false;
-  // As long as there is something that may have to go; the next segment asks again.
+  // Repeats while the pool has more than the floor. After that, the next new segment schedules a trim again.
   trimming_ =
       usage_->held.load(std::memory_order_relaxed) + usage_->idle.load(std::memory_order_relaxed) > limits_.floor_bytes;
   if (trimming_) trim_at(now + limits_.idle_for);
@@ -286,7 +286,7 @@ void Blocks::unmapped(std::uint32_t slot, const std::string& why) {
   auto& of_size = classes_[segment->index];
   of_size.failure = formatted("{} cannot map more shared memory: {}", wire_.peer(), why);
   of_size.retry_at = Clock::now() + retry_after;
-  // What is out already will not come back; nothing more of it is lent.
+  // Blocks that are out will not be returned, and the others must not be lent.
   std::erase(of_size.open, segment);
   usage_->idle.fetch_sub(segment->free.size() * segment->geometry.block_bytes, std::memory_order_relaxed);
   segment->free.clear();

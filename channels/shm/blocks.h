@@ -1,4 +1,4 @@
-/// The sender's end of shared memory with one peer: blocks to copy into, and how they come back.
+/// The sender's pool of shared memory blocks for one peer: lends blocks, and collects those that the receiver returns.
 #pragma once
 
 #include <array>
@@ -20,38 +20,46 @@
 
 namespace tensorferry::shm {
 
-/// For all peers of a driver together.
+/// Bounds for all peers of a driver together.
 struct Limits {
-  std::size_t held_bytes = default_held_bytes();                 // by receivers; beyond it offers are refused
-  std::size_t idle_bytes = std::size_t{1} << 30;                 // free blocks kept, however recently used
-  std::size_t floor_bytes = std::size_t{64} << 20;               // free blocks kept, however long unused
-  std::chrono::milliseconds idle_for = std::chrono::seconds(5);  // free ones beyond the floor are kept so long
+  std::size_t held_bytes = default_held_bytes();                 // most that receivers hold; beyond, offers are refused
+  std::size_t idle_bytes = std::size_t{1} << 30;                 // most free blocks, even if used recently
+  std::size_t floor_bytes = std::size_t{64} << 20;               // free blocks to keep, however long unused
+  std::chrono::milliseconds idle_for = std::chrono::seconds(5);  // how long to keep free blocks beyond floor_bytes
 
-  /// 4 GB, or a quarter of the machine's memory where that is less.
+  /// Returns 4 GiB, or a quarter of the machine's memory if that is less.
   static std::size_t default_held_bytes();
 };
 
-/// Counted over all peers.
+/// Counts bytes of blocks over all peers of a driver.
 struct Usage {
-  std::atomic<std::size_t> held{0};  // blocks at receivers or on their way, whole
+  std::atomic<std::size_t> held{0};  // whole blocks that receivers hold or that are on their way
   std::atomic<std::size_t> idle{0};  // free blocks
 };
 
-/// The blocks lie in segments, of which each is one memfd: small ones many in one of up to 8 MB, so that a process
-/// that holds a million of them has a thousand mappings; large ones alone. A segment is made and its pages are taken in
-/// the background, because a fresh page costs more than the copy; meanwhile offers are refused. Its descriptor goes to
-/// the peer once, and is closed.
+/// The blocks of one channel end.
 ///
-/// A block has one of four states: free; being filled or at the receiver ("out"); given back, which the sender finds
-/// out when it next looks; spent, when a forked child of the receiver may still see it. The receiver gives back by
-/// writing a word and putting the block at the head of a list, both in shared memory, so no message is needed. What
-/// stands there counts only where it names a block that is out, in its present generation: a peer that writes anything
-/// else loses blocks, and one that gives back too early sees its own bytes change.
+/// Segments: the blocks lie in segments, and each segment is one memfd. Small blocks share a segment of up to 8 MiB, so
+/// a process that holds a million of them has about a thousand mappings. A large block has a segment of its own. The
+/// background thread creates a segment and populates its pages, because a fresh page costs more than the copy;
+/// meanwhile the pool refuses offers. The segment's descriptor goes to the peer once, and is then closed.
 ///
-/// Thread-safe. The wire is used under the lock, and not after close().
+/// States: a block is in one of four states.
+///   - free;
+///   - out: the sender is filling it, or the receiver has it;
+///   - returned: the sender sees this when it next reads the list of returned blocks;
+///   - spent: a forked child of the receiver may still see it, so the sender never lends it again.
+///
+/// Return: the receiver writes the block's word and puts the block at the head of a list. Both are in shared memory, so
+/// no message is needed. The sender ignores an entry that does not name a block that is out, in its present generation.
+/// A peer that writes anything else only loses blocks. A peer that returns a block too early sees its own bytes change.
+///
+/// Thread-safe. The pool uses the wire under its lock, and not after close(). In a forked child the destructor does
+/// nothing.
 class Blocks final : public std::enable_shared_from_this<Blocks> {
  public:
-  /// `ledger`: as told to the peer. The last two outlive this object's calls.
+  /// `ledger` is the page that the peer was told of. `wire` must be valid until close(), and `background` longer than
+  /// any call of this object.
   Blocks(Wire& wire, SharedMemory ledger, const Limits& limits, std::shared_ptr<Usage> usage, Background& background);
   ~Blocks();
 
@@ -59,33 +67,36 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
     std::byte* data = nullptr;
     Lending lending;
     ControlId after = 0;
-    std::shared_ptr<void> keeps;  // the memory
+    std::shared_ptr<void> keeps;  // owns the mapping
   };
-  /// A block of at least `bytes` (not 0) bytes, warm; or why there is none. `last_resort`: a cold one rather than none.
+  /// Returns a warm block of at least `bytes` bytes (not 0), or the reason why there is none. If there is none and
+  /// `last_resort` is true, creates a segment on the calling thread, whose pages are cold.
   std::variant<Block, Refusal> take(std::size_t bytes, bool last_resort);
-  /// It was not sent.
+  /// Frees a block whose ticket was not sent.
   void put_back(const Lending& lending);
 
-  /// The peer could not map the segment: its blocks are lent no more, and larger memory is asked for later.
+  /// Handles a segment that the peer could not map: lends no more of its blocks, and waits 1 s before it creates
+  /// another segment of that block size in the background.
   void unmapped(std::uint32_t slot, const std::string& why);
-  /// Whether the peer has answered the probe in the ledger.
+  /// Returns whether the peer has answered the nonce in the ledger.
   [[nodiscard]] bool answered(std::uint64_t nonce) const;
 
-  /// Frees what nobody copies into. Receivers keep what they hold.
+  /// Drops all segments; the background thread unmaps them. A segment stays mapped while a `Block` of it exists.
+  /// Receivers keep the blocks that they hold.
   void close() noexcept;
 
  private:
   using Clock = Background::Clock;
   struct Segment;
   struct Class {
-    std::vector<Segment*> open;  // with free blocks; the one that was used last comes last
-    std::size_t bytes = 0;       // of all its segments
-    bool growing = false;
-    std::string failure;
+    std::vector<Segment*> open;  // segments with free blocks; the one that was used last comes last
+    std::size_t bytes = 0;       // of the blocks of all segments
+    bool growing = false;        // the background thread is creating a segment
+    std::string failure;         // why there is no more memory; empty: no failure
     Clock::time_point retry_at;
   };
 
-  struct Found {  // on the receiver's list
+  struct Found {  // an entry of the list of returned blocks
     Segment* segment;
     std::uint32_t block;
     bool spent;
@@ -108,17 +119,17 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
   const std::shared_ptr<Usage> usage_;
   Background& background_;
   const std::uint32_t born_in_;
-  std::atomic<bool> ended_{false};  // for populating, which looks without the lock
+  std::atomic<bool> ended_{false};  // closed_, for grow(), which reads it without the lock
 
   std::mutex mutex_;
   bool closed_ = false;
-  bool trimming_ = false;       // a trim is to come
-  bool trimming_soon_ = false;  // at once
+  bool trimming_ = false;       // a trim is scheduled
+  bool trimming_soon_ = false;  // a trim is scheduled at once
   std::array<Class, size_class::count> classes_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by slot; null: free
   std::vector<std::uint32_t> free_slots_;
-  std::vector<Found> returned_;      // collect()'s, empty between
-  std::uint32_t next_returned_ = 0;  // where it goes on
+  std::vector<Found> returned_;      // scratch space of collect(), empty between its calls
+  std::uint32_t next_returned_ = 0;  // number() of the entry at which collect() goes on; 0: none
 };
 
 }  // namespace tensorferry::shm

@@ -27,7 +27,7 @@ struct Overload : Cases... {
 template <class... Cases>
 Overload(Cases...) -> Overload<Cases...>;
 
-/// A number below `end`; fails the reader where it is not.
+/// Reads a number below `end`; fails the reader if it is not below.
 std::uint32_t below(Reader& in, std::uint32_t end) {
   const auto value = in.varint();
   if (value >= end) in.fail();

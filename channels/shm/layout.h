@@ -1,5 +1,5 @@
-/// What two processes share: the words in their common memory, tickets and control messages. docs/protocol.md,
-/// "Shared blocks", is normative.
+/// The words that two processes share in memory, and the tickets and control messages of `shm`. docs/protocol.md,
+/// "Shared blocks", is normative. The encoders and decoders are pure functions: any thread may call them.
 #pragma once
 
 #include <atomic>
@@ -18,20 +18,20 @@ namespace tensorferry::shm {
 inline constexpr std::uint8_t layout_version = 1;
 inline constexpr std::size_t page = 4096;
 
-/// Memory of the sender's, numbered in the order of its choice; a number is used again after the memory is dropped.
+/// The number of slots. A slot is the sender's number for one segment; after a Drop the sender may use it again.
 inline constexpr std::uint32_t most_slots = 1 << 14;  // a process may have 65530 mappings (vm.max_map_count)
 
-/// Regions that one sender may have handed over at a time.
+/// How many regions one sender may have handed over at a time.
 inline constexpr std::size_t most_regions = 1 << 14;
 
-/// A segment's memory: `blocks` blocks of `block_bytes`, then a word for each of them, rounded up to a page.
+/// The layout of a segment: `blocks` blocks of `block_bytes`, then one word per block, rounded up to a page.
 struct Geometry {
   static constexpr std::uint32_t most_blocks = 1 << 11;
 
   std::uint64_t block_bytes = 0;
   std::uint32_t blocks = 0;
 
-  /// Whether a peer's numbers make sense.
+  /// Returns whether a peer's numbers are within the protocol's bounds.
   [[nodiscard]] bool valid() const {
     return blocks > 0 && blocks <= most_blocks && block_bytes >= page && block_bytes <= size_class::largest &&
            block_bytes % 1024 == 0;
@@ -42,7 +42,7 @@ struct Geometry {
   }
 };
 
-/// One lending of one block. The generation differs from one lending of the block to the next.
+/// Identifies one lending of one block. Successive lendings of a block have different generations.
 struct Lending {
   static constexpr std::uint32_t generations = 1U << 31;
 
@@ -50,15 +50,15 @@ struct Lending {
   std::uint32_t block = 0;
   std::uint32_t generation = 0;
 
-  /// Slot and block in one number, not 0.
+  /// Returns slot and block in one number, which is never 0.
   [[nodiscard]] std::uint32_t number() const { return slot * Geometry::most_blocks + block + 1; }
 };
 
-/// The word of a block that the receiver has given back.
+/// The word of a block that the receiver has returned.
 struct Returned {
-  std::uint32_t next = 0;        // number() of the block given back before; 0: none
-  std::uint32_t generation = 0;  // that was given back
-  bool spent = false;            // a forked child of the receiver still sees it: not to be used again
+  std::uint32_t next = 0;        // number() of the block that was returned before this one; 0: none
+  std::uint32_t generation = 0;  // of the lending that has ended
+  bool spent = false;            // a forked child of the receiver still sees the block: the sender must not reuse it
 
   [[nodiscard]] std::uint64_t word() const {
     return next | std::uint64_t{generation} << 32 | std::uint64_t{spent ? 1U : 0U} << 63;
@@ -72,62 +72,63 @@ struct Returned {
 using Word = std::atomic_ref<std::uint64_t>;
 static_assert(Word::is_always_lock_free, "other processes would not see the lock");
 
-/// A word of shared memory; `offset` is a multiple of 8 and inside.
+/// Returns a word of shared memory; `offset` must be a multiple of 8 and lie inside.
 inline Word word_at(const SharedMemory& memory, std::size_t offset) {
   return Word(*reinterpret_cast<std::uint64_t*>(memory.data() + offset));
 }
 
-/// One page for each direction, made by the sender.
+/// One page for each direction, which the sender creates.
 struct Ledger {
   static constexpr std::size_t bytes = page;
   static constexpr std::size_t nonce_at = 0;
-  static constexpr std::size_t answer_at = 8;     // the receiver's: the complement of the nonce
-  static constexpr std::size_t returned_at = 64;  // number() of the block given back last; 0: none
+  static constexpr std::size_t answer_at = 8;     // written by the receiver: the complement of the nonce
+  static constexpr std::size_t returned_at = 64;  // number() of the block that was returned last; 0: none
 };
 
-/// What a ticket says.
+/// The content of a ticket.
 struct Nothing {};  // an empty buffer
-struct Handed {     // memory that both sides go on using
+struct Handed {     // a buffer in a region, which both sides go on using
   std::uint64_t region;
   std::uint64_t offset;
 };
 using Place = std::variant<Nothing, Lending, Handed>;
 Bytes encode(const Place& place);
-/// nullopt: it makes no sense.
+/// Decodes a ticket. Returns nullopt if it is malformed.
 std::optional<Place> place_of(ByteView ticket);
 
 /// Control messages.
-struct Hello {  // + descriptor: the ledger
+struct Hello {  // with a descriptor: the ledger
   std::uint64_t nonce;
 };
 struct Probed {         // the answer to Hello
-  std::string failure;  // empty: the nonce was read and answered
+  std::string failure;  // empty: the receiver has read the nonce and answered it
 };
-struct Segment {  // + descriptor
+struct Segment {  // with a descriptor: the segment's memory
   std::uint32_t slot;
   Geometry geometry;
 };
-struct Handover {        // + descriptor
-  std::uint64_t region;  // as the sender numbers them; a number is not used for another one
+struct Handover {        // with a descriptor: the region's memory
+  std::uint64_t region;  // the sender's number, which it uses for no other region
   std::uint64_t bytes;
 };
-struct Drop {  // the slot is not used any more
+struct Drop {  // the sender no longer uses the slot
   std::uint32_t slot;
 };
-struct Unmapped {  // the receiver could not map the slot
+struct Unmapped {  // from the receiver: it could not map the slot
   std::uint32_t slot;
   std::string why;
 };
-struct Gone {  // the sender has let go of the region, and hands it over no more
+struct Gone {  // the region has ended at the sender, which sends no more tickets for it
   std::uint64_t region;
-  std::uint64_t tickets;  // that were sent of it, ever: the receiver keeps it until all have come
+  std::uint64_t tickets;  // how many were sent in all: the receiver keeps the region until all have come
 };
-struct Missed {  // the receiver could not map the region
+struct Missed {  // from the receiver: it could not map the region
   std::uint64_t region;
   std::string why;
 };
 using Control = std::variant<Hello, Probed, Segment, Handover, Drop, Unmapped, Gone, Missed>;
 Bytes encode(const Control& control);
+/// Decodes a control message. Returns nullopt if it is malformed.
 std::optional<Control> control_of(ByteView message);
 
 }  // namespace tensorferry::shm

@@ -9,11 +9,11 @@
 
 namespace tensorferry::shm {
 
-/// A slot's memory. Kept by what was handed out of it.
+/// The memory of one slot. Each claimed buffer in it holds a reference.
 struct Mappings::Mapping {
   struct Block {
     std::atomic<bool> held{false};
-    std::uint32_t generation = 0;  // of the last lending; under the lock
+    std::uint32_t generation = 0;  // of the last lending; guarded by mutex_
   };
   Mapping(SharedMemory m, Geometry g, std::shared_ptr<const SharedMemory> l)
       : memory(std::move(m)), geometry(g), ledger(std::move(l)), blocks(g.blocks) {}
@@ -24,7 +24,7 @@ struct Mappings::Mapping {
   std::vector<Block> blocks;
 };
 
-/// One block at its owner's.
+/// The owner of one claimed block. Its destructor returns the block.
 struct Mappings::Held {
   Held(std::shared_ptr<Mapping> m, const Lending& l) : mapping(std::move(m)), lending(l) {}
   Held(const Held&) = delete;
@@ -70,7 +70,7 @@ Status Mappings::map(const Segment& segment, FileDescriptor descriptor) {
 }
 
 Status Mappings::keep(std::uint32_t slot, Result<SharedMemory> memory, Geometry geometry) {
-  Place replaced;  // unmapped with no lock held
+  Place replaced;  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   if (closed_ || ledger_ == nullptr) return {};
   auto& place = slots_[slot];
@@ -85,7 +85,7 @@ void Mappings::drop(std::uint32_t slot) {
   if (auto found = slots_.extract(slot)) dropped = std::move(found.mapped());
 }
 
-/// Under the lock.
+/// Finds the mapping of a slot. Call it under mutex_.
 Result<std::shared_ptr<Mappings::Mapping>> Mappings::find(std::uint32_t slot) {
   if (closed_) return Status(Code::connection_lost, "the link has ended");
   const auto found = slots_.find(slot);
@@ -123,10 +123,11 @@ Result<Buffer> Mappings::claim(const Lending& lending, std::uint64_t bytes) {
 
 Status Mappings::map(const Handover& handover, FileDescriptor descriptor) {
   auto mapped = SharedMemory::map_handed(std::move(descriptor), handover.bytes);
-  std::shared_ptr<const SharedMemory> replaced;  // unmapped with no lock held
+  std::shared_ptr<const SharedMemory> replaced;  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   if (closed_) return {};
-  if (regions_.size() >= 2 * most_regions && !regions_.contains(handover.region)) {  // some are on their way out
+  // Twice the sender's bound, because regions that have ended stay here until their last tickets come.
+  if (regions_.size() >= 2 * most_regions && !regions_.contains(handover.region)) {
     return {Code::resource_exhausted, formatted("{} pieces of memory are shared already", regions_.size())};
   }
   auto& region = regions_[handover.region];
@@ -146,7 +147,8 @@ void Mappings::gone(const Gone& gone) {
   regions_.erase(region);
 }
 
-/// One of its tickets has come: its memory. Under the lock.
+/// Counts a ticket of the region that has come, drops the region after its last one, and returns the region's memory.
+/// Call it under mutex_.
 std::shared_ptr<const SharedMemory> Mappings::count(Regions::iterator region) {
   auto& [number, entry] = *region;
   auto memory = entry.memory;
@@ -158,7 +160,7 @@ void Mappings::skip(const Handed& handed) {
   std::shared_ptr<const SharedMemory> dropped;
   const std::lock_guard lock(mutex_);
   auto region = regions_.find(handed.region);
-  // What is not pulled waits for no control message, so it may be here before the memory.
+  // A discarded ticket does not wait for its control message, so it may come before the region.
   if (region == regions_.end() && !closed_ && regions_.size() < 2 * most_regions) {
     region = regions_.try_emplace(handed.region).first;
   }

@@ -1,4 +1,4 @@
-/// The receiver's end of shared memory with one peer: what it has mapped, and who holds which block.
+/// The receiver's end of shared memory with one peer: maps the peer's memory, and tracks which blocks are held.
 #pragma once
 
 #include <cstdint>
@@ -14,46 +14,56 @@
 
 namespace tensorferry::shm {
 
-/// Everything here is named by the peer, and nothing of it is believed: memory is mapped only where it cannot shrink, a
-/// lending is checked against the segment's geometry, and a block that is held here is not given out a second time.
+/// The segments and regions that one channel end has mapped. Thread-safe.
 ///
-/// What was handed out keeps its mapping, and stays valid after the peer's death and close(). When its last owner lets
-/// go the block is given back by writing into the shared memory; where this process has forked meanwhile, as one not to
-/// be used again, because the child still sees it. An owner's end in a forked child gives nothing back. Thread-safe.
+/// Trust: the peer names everything here, so this side checks it. It maps only memory that cannot shrink, checks each
+/// lending against the segment's geometry, and never hands out a held block a second time.
+///
+/// Ownership: a claimed buffer keeps its mapping, and stays valid after the peer's death and after close(). When its
+/// last owner drops it, this side returns the block to the sender by writing into the shared memory. If this process
+/// has forked since the claim, it returns the block as spent, because the child still sees it. An owner that drops its
+/// copy in a forked child returns nothing.
 class Mappings final {
  public:
-  /// The peer's ledger: maps it, reads the nonce and answers.
+  /// Maps the peer's ledger, checks the nonce and writes the answer. Fails with ProtocolError if the ledger does not
+  /// hold `nonce`, and as SharedMemory::map does.
   Status map_ledger(FileDescriptor descriptor, std::uint64_t nonce);
+  /// Maps a segment as the new memory of its slot. If this fails, claims of the slot fail with ResourceExhausted. Does
+  /// nothing without a ledger, or after close().
   Status map(const Segment& segment, FileDescriptor descriptor);
+  /// Empties the slot. Its memory stays mapped while a block of it is held.
   void drop(std::uint32_t slot);
 
+  /// Maps a region. If this fails, claims of the region fail with ResourceExhausted.
   Status map(const Handover& handover, FileDescriptor descriptor);
-  /// Forgets the region when the last of its tickets has come, which may take another way than this message.
+  /// Drops the region once the last of its tickets has come. Tickets may come after this message, because they may
+  /// travel by a ring.
   void gone(const Gone& gone);
-  /// A ticket of the region has come and is not claimed.
+  /// Counts a ticket of the region that the receiver discards.
   void skip(const Handed& handed);
 
-  /// The lent bytes. ProtocolError where the peer cannot mean it; ResourceExhausted for memory that could not be
-  /// mapped.
+  /// Returns the lent bytes. Fails with ProtocolError if the peer cannot have lent them, with ResourceExhausted if the
+  /// memory could not be mapped, and with ConnectionLost after close().
   Result<Buffer> claim(const Lending& lending, std::uint64_t bytes);
-  /// The handed bytes; the region stays mapped as long as one of them is held. `shared`: the sender sees them too; else
-  /// the region is frozen, and this is a mapping of its own, whose pages are copied when they are written.
+  /// Counts a ticket of the region and returns its bytes. They stay mapped while the buffer has an owner. Sets `shared`
+  /// to whether the sender sees the same bytes. If not, the region is frozen, and the buffer lies in a new mapping
+  /// whose pages are copied on write. Fails as the other claim() does.
   Result<Buffer> claim(const Handed& handed, std::uint64_t bytes, bool& shared);
 
-  /// Unmaps what nobody holds.
+  /// Unmaps all memory that is not held. Held buffers keep theirs.
   void close() noexcept;
 
  private:
   struct Mapping;
   struct Held;
   struct Place {
-    std::shared_ptr<Mapping> mapping;  // null: it could not be mapped
+    std::shared_ptr<Mapping> mapping;  // null: mapping failed
   };
 
   struct Entry {
-    std::shared_ptr<const SharedMemory> memory;  // null: not there yet, or it could not be mapped
-    std::uint64_t tickets = 0;                   // that have come
-    std::optional<std::uint64_t> last;           // of how many, once the sender has let go
+    std::shared_ptr<const SharedMemory> memory;  // null: not mapped yet, or mapping failed
+    std::uint64_t tickets = 0;                   // how many have come
+    std::optional<std::uint64_t> last;           // how many were sent; set when the sender's region has ended
   };
   using Regions = std::unordered_map<std::uint64_t, Entry>;
 

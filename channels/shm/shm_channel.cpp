@@ -18,14 +18,14 @@
 
 namespace tensorferry {
 
-/// What the channels of a driver share.
+/// State that all channels of a driver share.
 struct ShmDriver::State {
   explicit State(shm::Limits l) : limits(l) {}
 
   const shm::Limits limits;
   const std::shared_ptr<shm::Usage> usage = std::make_shared<shm::Usage>();
   Copier copier;
-  Background background;  // the first to end: its jobs use the rest
+  Background background;  // the last member, so destroyed first: its jobs use the others
 };
 
 namespace {
@@ -121,7 +121,7 @@ class ShmChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    if (born_in_ != forks()) return;  // the parent's, and its locks may be held for ever
+    if (born_in_ != forks()) return;  // a forked child: the parent owns the channel, and its locks may stay held
     {
       const std::lock_guard lock(mutex_);
       if (!end_.ok()) return;
@@ -137,7 +137,7 @@ class ShmChannel final : public Channel {
     return {.bytes = bytes, .opaque = encode(place), .after = after};
   }
 
-  /// Takes `released` where it succeeds.
+  /// Offers a buffer that lies in a region. Completes `released` if it succeeds, and leaves it alone otherwise.
   Offer hand_over(const Buffer& buffer, bool frozen, Completion& released) {
     if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
     const auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
@@ -212,7 +212,7 @@ class ShmChannel final : public Channel {
     if (!mapped.ok()) wire_.control(encode(shm::Control(shm::Unmapped{slot, std::string(mapped.what())})), {});
   }
 
-  /// Ok until close().
+  /// Returns Ok until close(), and its status from then on.
   Status end() {
     const std::lock_guard lock(mutex_);
     return end_;
@@ -222,11 +222,11 @@ class ShmChannel final : public Channel {
   Copier& copier_;
   const std::uint32_t born_in_ = forks();
   const std::uint64_t nonce_ = random_word();
-  std::string unusable_;  // why there is no pool; set by the constructor alone
+  std::string unusable_;  // why blocks_ is null; only the constructor sets it
   std::shared_ptr<shm::Blocks> blocks_;
   const std::shared_ptr<shm::Handovers> handovers_ = std::make_shared<shm::Handovers>(wire_);
   shm::Mappings mappings_;
-  bool probed_ = false;  // the reader's
+  bool probed_ = false;  // only for the thread that handles control messages
 
   std::mutex mutex_;
   Status end_;

@@ -1,4 +1,5 @@
-/// `shm`: blocks of memory that two processes of one host share. One copy, by the sender.
+/// The `shm` channel: moves buffers through blocks of memory that two processes of one host share. The sender copies
+/// once.
 #pragma once
 
 #include <memory>
@@ -11,18 +12,27 @@
 
 namespace tensorferry {
 
-/// CPU memory to CPU memory of another process of the same user on the same host, over links that pass descriptors.
+/// Carries CPU memory to CPU memory of another process of the same user on the same host, over links that pass
+/// descriptors.
 ///
-/// The sender copies the buffer into a block that the receiver has mapped too, and releases it at once, inside `offer`.
-/// The receiver adopts the block, or copies it where its sink wants other memory; the block goes back to the sender
-/// when its last owner lets go, without a message. An offer is refused while there is no block of warm memory, except
-/// as a last resort, and where receivers hold as much as they may.
+/// By value: the sender copies the buffer into a block that the receiver has mapped too. The sender then needs the
+/// buffer no more, so `offer` itself completes `released`. The receiver adopts the block; if its sink wants other
+/// memory, the receiver copies the block. The block returns to the sender, without a message, when its last owner drops
+/// it.
 ///
-/// A region (channels/region.h) is handed over with Sharing::shared: its descriptor goes to a peer once, then tickets
-/// alone; both sides see the same bytes. Sent by value it is copied like any other memory.
+/// Refusals: the channel refuses an offer while it has no block of warm memory, unless this channel is the last resort.
+/// It also refuses offers while receivers hold as much as they may (Limits::held_bytes).
 ///
-/// Memory that was received outlives channel, driver and peer. A forked child may read it, and its writes are
-/// seen by all; it cannot use the driver or its channels.
+/// Shared: with Sharing::shared or Sharing::frozen the sender hands over a region (channels/region.h). The region's
+/// descriptor goes to a peer once; later buffers in it need a ticket alone.
+///   - `shared`: both sides see the same bytes. If the region cannot be handed over, the offer is refused.
+///   - `frozen`: the receiver has its own copy of each page that it writes. If the region cannot be handed over, its
+///     bytes go by value.
+/// The bytes of a region that go by value are copied like any other memory.
+///
+/// Received memory outlives the channel, the driver and the peer. A forked child may read it. Writes of a child are
+/// visible in every process that maps the memory, unless the region is frozen. A forked child cannot use the driver or
+/// its channels.
 class ShmDriver final : public Driver {
  public:
   explicit ShmDriver(shm::Limits limits = {});
@@ -34,7 +44,8 @@ class ShmDriver final : public Driver {
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override;
   std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override;
 
-  /// Of blocks that were lent or could be, in bytes; receivers' returns count when a sender has looked.
+  /// Returns the bytes of lent and of free blocks. A block that a receiver has returned counts as lent until the sender
+  /// next reads the list of returned blocks.
   [[nodiscard]] const shm::Usage& usage() const;
 
  private:

@@ -12,10 +12,10 @@
 namespace tensorferry::tp {
 namespace {
 
-/// TensorPipe's order, and that of torch.distributed.rpc.
+/// TensorPipe's order of these channels, which is also that of torch.distributed.rpc.
 constexpr std::int64_t cma_priority = 1, basic_priority = 0;
 
-/// Signals are for the program's own threads, not for those that TensorPipe starts inside.
+/// Blocks signals in the threads that TensorPipe starts in this scope: they are for the program's own threads.
 class WithoutSignals {
  public:
   ~WithoutSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

@@ -1,4 +1,4 @@
-/// This process's part of TensorPipe: its contexts, with their threads.
+/// TensorPipe's contexts in this process, with their threads.
 #pragma once
 
 #include <tensorpipe/tensorpipe.h>
@@ -14,27 +14,28 @@
 
 namespace tensorferry::tp {
 
-/// One context for pipes between CPUs and one for pipes between GPUs, each made when first asked for, so that who sends
-/// no tensors on GPUs has no part of CUDA's.
+/// Holds one context for pipes between CPUs and one for pipes between GPUs. Each is made at its first use, so a process
+/// that sends no GPU tensors starts no CUDA part of TensorPipe.
 ///
-/// Transport: uv (TCP) alone. TensorPipe's shm polls its rings without a pause, a core for as long as the context
-/// lives; ibv needs more than a host can be expected to have. Channels: basic and cma; cuda_basic, cuda_ipc and
-/// cuda_xth.
+/// Transport: uv (TCP) alone. TensorPipe's shm polls its rings without a pause, which takes a core as long as the
+/// context lives. Its ibv needs more than a host can be expected to have. Channels: basic and cma for CPUs; cuda_basic,
+/// cuda_ipc and cuda_xth for GPUs.
 ///
-/// Contexts are never destroyed: that waits for callbacks, which may be what lets go of the last agent. A forked child
-/// has none of the parent's threads, and makes its own.
+/// Contexts are never destroyed: the destructor waits for callbacks, and such a callback may drop the last reference to
+/// an agent. A forked child has none of the parent's threads, and makes its own contexts.
 class Contexts final {
  public:
   static Contexts& of_this_process();
 
-  /// Takes milliseconds the first time, then none. Never under the GIL's like: use background() where that may be held,
-  /// for TensorPipe's threads run completions.
+  /// Returns the context for pipes of this type. Takes milliseconds the first time, then none. TensorPipe's threads run
+  /// completions, so never call it while holding the GIL or a similar lock. If such a lock may be held, call it from a
+  /// job of background().
   Result<tensorpipe::Context*> of(DeviceType type);
 
-  /// Why no pipe of ours carries this device's memory; "": one does.
+  /// Returns why no pipe here carries this device's memory; "" if one does. Makes the context at its first use.
   std::string why_not(Device device);
 
-  /// For what waits for one of TensorPipe's threads: listening and dialling.
+  /// Runs jobs that wait for one of TensorPipe's threads: listening and dialling.
   Background& background() { return background_; }
 
  private:
@@ -50,7 +51,7 @@ class Contexts final {
   Background background_;
 };
 
-/// "cuda:1" as TensorPipe writes it.
+/// Returns `device` as TensorPipe names it ("cuda:1").
 tensorpipe::Device device_of(Device device);
 
 }  // namespace tensorferry::tp

@@ -60,7 +60,7 @@ void Flow::write(const Pipe& pipe, Outgoing outgoing) {
   tensor.targetDevice = device_of(pair_.remote);
   if (pair_.local.type == DeviceType::cuda) {
     auto buffer = sending_.buffer_of(outgoing.source);
-    if (!buffer.ok()) {  // the peer waits for these bytes: it has to be told
+    if (!buffer.ok()) {  // the peer waits for these bytes, and must be told
       fail(buffer.status());
       return complete(std::move(outgoing.done), buffer.status());
     }
@@ -68,7 +68,7 @@ void Flow::write(const Pipe& pipe, Outgoing outgoing) {
   } else {
     tensor.buffer = tensorpipe::CpuBuffer{outgoing.source.data};
   }
-  auto shared = std::make_shared<Outgoing>(std::move(outgoing));  // std::function wants to copy it
+  auto shared = std::make_shared<Outgoing>(std::move(outgoing));  // std::function must be copyable
   pipe->write(std::move(message),
               [self = shared_from_this(), shared](const tensorpipe::Error& error) { self->sent(*shared, error); });
 }
@@ -113,7 +113,7 @@ void Flow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
   allocation.tensors.push_back({pair_.local.type == DeviceType::cuda
                                     ? gpu::buffer_of(incoming->memory)
                                     : tensorpipe::Buffer(tensorpipe::CpuBuffer{incoming->memory.data})});
-  auto shared = std::make_shared<Incoming>(std::move(*incoming));  // std::function wants to copy it
+  auto shared = std::make_shared<Incoming>(std::move(*incoming));  // std::function must be copyable
   pipe->read(std::move(allocation),
              [self = shared_from_this(), shared](const tensorpipe::Error& error) { self->landed(*shared, error); });
   read_next(pipe);
@@ -123,7 +123,7 @@ std::optional<Flow::Incoming> Flow::take(const tensorpipe::Descriptor& descripto
   const auto offer = offer_of(descriptor.metadata);
   if (!offer || !descriptor.payloads.empty() || descriptor.tensors.size() != 1) return std::nullopt;
   const auto& tensor = descriptor.tensors.front();
-  // TensorPipe ends the process where memory on another device is given to it.
+  // TensorPipe ends the process if it is given memory on another device.
   if (!(tensor.sourceDevice == device_of(pair_.remote)) || !tensor.targetDevice.has_value() ||
       !(*tensor.targetDevice == device_of(pair_.local)))
     return std::nullopt;
@@ -154,7 +154,7 @@ void Flow::close(Status status) {
   if (status.ok()) status = Status(Code::connection_lost, "the link has ended");
   if (end(status)) return;
   const std::lock_guard lock(mutex_);
-  end_ = std::move(status);  // the pipe may have heard of the link's end first: the link knows why
+  end_ = std::move(status);  // the pipe may have failed because the link ended: the link knows why
 }
 
 bool Flow::end(Status status) {
@@ -178,7 +178,7 @@ bool Flow::end(Status status) {
   return true;
 }
 
-/// What ended the pipe tells more than that it has ended.
+/// Prefers the status that ended the pipe, because it says more than TensorPipe's error that follows.
 Status Flow::status_of(const tensorpipe::Error& error) const {
   if (auto ended = end(); !ended.ok()) return ended;
   return {Code::connection_lost, formatted("TensorPipe's pipe to {} broke: {}", peer_, error.what())};

@@ -1,4 +1,4 @@
-/// What travels on a pipe: the bytes of buffers, each asked for by its receiver.
+/// Carries the bytes of buffers on a pipe, each when its receiver requests it.
 #pragma once
 
 #include <tensorpipe/tensorpipe.h>
@@ -17,31 +17,32 @@
 
 namespace tensorferry::tp {
 
-/// One pipe of one device pair. A pipe hands messages over in the order in which they were written, so a buffer is
-/// written when its receiver asks for it: what is discarded, withdrawn or never pulled is never in anybody's way.
+/// One pipe of one device pair. A pipe delivers messages in the order in which they were written. So the sender writes
+/// a buffer only when its receiver requests it: a buffer that is discarded, withdrawn or never pulled delays no other.
 ///
-/// Memory that TensorPipe has completes when TensorPipe has done with it, at the latest soon after close().
-/// Threads: any; completions and `broke` run with no lock held.
+/// If TensorPipe holds memory, the completion runs when TensorPipe has finished with it, at the latest soon after
+/// close(). Threads: any. Completions and `broke` run with no lock held.
 class Flow final : public std::enable_shared_from_this<Flow> {
  public:
   using Pipe = std::shared_ptr<tensorpipe::Pipe>;
 
-  /// `broke` runs once, where the pipe ends before close() does it.
+  /// `broke` runs once, if the pipe ends before close() ends it.
   Flow(DevicePair pair, std::string peer, std::function<void(Status)> broke)
       : pair_(pair), peer_(std::move(peer)), broke_(std::move(broke)) {}
 
-  /// Carries from now on, what was given to send() before as well.
+  /// Carries buffers on `pipe` from now on, first those given to send() before. If the flow has ended, closes `pipe`.
   void use(Pipe pipe);
   [[nodiscard]] bool ready() const;
-  /// Why it carries no more; ok: it does, or will.
+  /// Returns why the flow has ended; Ok if it carries buffers, or will.
   [[nodiscard]] Status end() const;
 
-  /// Writes the bytes of an offer. `done`: its source is read no more.
+  /// Writes the bytes of an offer. `done` runs when its source is no longer read.
   void send(std::uint64_t offer, Buffer source, Completion done);
-  /// Awaits the bytes of an offer of the peer's. False: they are awaited already; then nothing is taken.
+  /// Awaits the bytes of an offer of the peer. Returns false, and takes nothing, if they are awaited already. If the
+  /// flow has ended, runs both completions with its status and returns true.
   bool receive(std::uint64_t offer, Buffer& memory, Completion& landed, Completion& consumed);
 
-  /// The pipe is of no use: ends it, and tells `broke`.
+  /// Ends a pipe that has failed, and runs `broke`.
   void fail(Status status);
   void close(Status status);
 
@@ -61,9 +62,10 @@ class Flow final : public std::enable_shared_from_this<Flow> {
   void read_next(const Pipe& pipe);
   void read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor);
   void landed(Incoming& incoming, const tensorpipe::Error& error);
-  /// Takes what `descriptor` announces out of those awaited; nothing where it breaks the rules.
+  /// Takes the buffer that `descriptor` announces out of the awaited ones; returns nullopt if `descriptor` breaks the
+  /// protocol.
   std::optional<Incoming> take(const tensorpipe::Descriptor& descriptor);
-  /// False: it had ended before.
+  /// Ends the pipe; returns false if it had ended before.
   bool end(Status status);
   [[nodiscard]] Status status_of(const tensorpipe::Error& error) const;
 
@@ -75,7 +77,7 @@ class Flow final : public std::enable_shared_from_this<Flow> {
   mutable std::mutex mutex_;
   Status end_;
   Pipe pipe_;
-  std::vector<Outgoing> unsent_;  // asked for before there was a pipe
+  std::vector<Outgoing> unsent_;  // given to send() before there was a pipe
   std::map<std::uint64_t, Incoming> awaited_;
 };
 

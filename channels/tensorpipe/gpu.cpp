@@ -13,17 +13,18 @@ namespace {
 
 namespace channel = tensorpipe::channel;
 
-/// As torch.distributed.rpc has them.
+/// The priorities that torch.distributed.rpc gives these channels.
 constexpr std::int64_t xth_priority = 2, ipc_priority = 1, basic_priority = 0;
 
-/// The owner of an offered source: keeps what the caller gave, and the point in its stream from which on it is valid.
+/// Owns an offered source: keeps the caller's owner, and the event in the caller's stream after which the bytes are
+/// valid.
 struct Source {
   Owner owner;
-  cuda::Event ready;  // none: it is
+  cuda::Event ready;  // empty: the bytes are valid already
 };
 
-/// cudaIpcGetMemHandle, by which cuda_ipc exports memory, knows cudaMalloc's alone; TensorPipe ends the process where
-/// it fails.
+/// Returns whether cuda_ipc can export the memory. It uses cudaIpcGetMemHandle, which knows cudaMalloc's memory alone;
+/// if that fails, TensorPipe ends the process.
 bool exports(const Buffer& buffer) {
   const cuda::OnDevice here(buffer.device.index);
   auto attribute = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;

@@ -1,5 +1,5 @@
-/// What differs where the memory is a GPU's. gpu_absent.cpp is the same without CUDA, so that nobody else asks which
-/// build this is.
+/// The parts of the channel that differ for GPU memory. gpu_absent.cpp implements the same functions without CUDA, so
+/// that no other file asks which build this is.
 #pragma once
 
 #include <tensorpipe/tensorpipe.h>
@@ -14,18 +14,20 @@
 
 namespace tensorferry::tp::gpu {
 
-/// "": this process has GPUs.
+/// Returns why this process has no GPUs; "" if it has.
 std::string why_missing();
 
-/// Gives TensorPipe's channels for GPUs to `context`; returns the one that reaches all of them.
+/// Registers TensorPipe's GPU channels with `context`; returns the channel that reaches all GPUs.
 std::shared_ptr<tensorpipe::channel::Context> register_channels(tensorpipe::Context& context);
 
-/// The buffer as it is to be offered: what it is valid after is found out now, and kept in its stream and owner, since
-/// the stream may be at anything when the bytes are asked for. For Sending alone.
+/// Returns the buffer to be offered, or a Refusal if TensorPipe cannot carry it. The bytes are valid after the work
+/// that the stream has now. Unless that is done, `held` records an event there, because the stream may do any work by
+/// the time the bytes are requested. The event is kept in `owner`, and stands in `stream`, so the result is for Sending
+/// alone.
 std::variant<Buffer, Refusal> held(const Buffer& buffer);
 
-/// The stream of a channel's own on which it sends, so that what TensorPipe makes it wait for (events of the peer's)
-/// holds up nothing of the program's.
+/// Owns the stream on which one channel sends. TensorPipe makes this stream wait for events of the peer, so that no
+/// stream of the program waits for them.
 class Sending final {
  public:
   Sending() = default;
@@ -33,9 +35,9 @@ class Sending final {
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
 
-  /// For TensorPipe, behind what `held` found.
+  /// Returns the source for TensorPipe, ordered after the event that `held` recorded.
   Result<tensorpipe::Buffer> buffer_of(const Buffer& held);
-  /// Runs `then` when what TensorPipe has put on the stream is done.
+  /// Runs `then` when the work that TensorPipe has enqueued on the stream is done.
   void when_read(const Buffer& held, Completion then);
 
  private:
@@ -44,11 +46,11 @@ class Sending final {
   int device_ = 0;
 };
 
-/// A sink's memory for TensorPipe, in the order of its stream.
+/// Returns a sink's memory for TensorPipe, in the order of its stream.
 tensorpipe::Buffer buffer_of(const Buffer& memory);
-/// Runs `then` when all that the memory's stream has been given is done.
+/// Runs `then` when all work enqueued so far on the memory's stream is done.
 void when_written(const Buffer& memory, Completion then);
-/// Runs those of both whose time has come.
+/// Runs the completions of when_read and when_written whose work is done.
 void settle();
 
 }  // namespace tensorferry::tp::gpu

@@ -16,15 +16,16 @@ namespace {
 
 constexpr std::size_t most_strangers = 64;
 
-/// What processes that reach each other at a loopback address have in common.
+/// Returns the kernel and the network namespace, which processes share if they reach each other at a loopback address.
+/// Returns "" if they are unknown.
 std::string own_host() {
   const auto boot = boot_id();
   const auto net = own_namespace("net");
   return boot.empty() || net == 0 ? std::string() : formatted("{}/{}", boot, net);
 }
 
-/// An address at which other hosts reach this one, chosen as the agent's are: by TENSORFERRY_SOCKET_IFNAME, else by
-/// TensorPipe's guess.
+/// Returns an address at which other hosts reach this one. It is chosen as the agent's is: by
+/// TENSORFERRY_SOCKET_IFNAME, else by TensorPipe's guess.
 Result<std::string> own_address() {
   const char* interface = std::getenv("TENSORFERRY_SOCKET_IFNAME");
   const auto [error, address] = interface != nullptr && *interface != '\0'
@@ -57,7 +58,7 @@ void Meeting::hear(const Hello& hello) {
     theirs_ = hello.secret;
   }
   if (mine_ == hello.secret) return fail({Code::protocol_error, formatted("{} repeats this end's secret", peer_)});
-  if (mine_ < hello.secret) return;  // it tells where it listens
+  if (mine_ < hello.secret) return;  // the other end listens, and sends its address
   const bool same_host = loopback_ && !hello.host.empty() && hello.host == own_host();
   Contexts::of_this_process().background().submit([self = shared_from_this(), same_host] { self->listen(same_host); });
 }
@@ -167,8 +168,8 @@ void Meeting::dial(const std::string& address) {
 }
 
 void Meeting::read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then) {
-  auto shared = std::make_shared<decltype(then)>(std::move(then));  // std::function wants to copy it
-  // The pipe keeps its callbacks: one that kept the pipe would keep it for ever.
+  auto shared = std::make_shared<decltype(then)>(std::move(then));  // std::function must be copyable
+  // The pipe owns its callbacks: a callback that owned the pipe would keep it alive for ever.
   pipe->readDescriptor([weak = std::weak_ptr(pipe), shared](const Error& error, const Descriptor& greeting) {
     const auto from = weak.lock();
     if (!from) return;
@@ -181,7 +182,7 @@ void Meeting::read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, 
 void Meeting::say(const Pipe& pipe, const Secret& secret) {
   tensorpipe::Message greeting;
   greeting.metadata = text_of(secret);
-  pipe->write(std::move(greeting), [](const Error&) {});  // who reads learns of errors
+  pipe->write(std::move(greeting), [](const Error&) {});  // the read on this pipe reports errors
 }
 
 void Meeting::greeted(const Pipe& pipe) {

@@ -1,4 +1,4 @@
-/// How the two ends of a channel come by a pipe that each knows to lead to the other.
+/// Handshake that gives the two ends of a channel a pipe that each knows to lead to the other.
 #pragma once
 
 #include <tensorpipe/tensorpipe.h>
@@ -16,10 +16,15 @@
 
 namespace tensorferry::tp {
 
-/// Each end says hello by the link, with a secret. The end with the greater secret listens on a port of the system's
-/// choosing and tells the address; the other one dials. The first message of either on the pipe is the other's secret:
-/// a port is open to every user of the host, so neither believes who is there. The listener is closed as soon as the
-/// two have met; until then strangers may dial and are left standing.
+/// Sets up the pipe for one end of a channel:
+/// - Each end sends a hello on the link, with a secret.
+/// - The end with the greater secret listens on a port that the system chooses, and sends the address. The other end
+///   dials.
+/// - Each end's first message on the pipe is the other end's secret. A port is open to every user of the host, so
+///   neither end trusts the other before that.
+///
+/// The listener is closed as soon as the two have met. Until then a stranger's pipe that sends nothing stays open,
+/// without an answer; at most 64 do. One that sends another message is closed.
 ///
 /// Threads: any. `met` runs once, on any thread with no lock held; not after close().
 class Meeting final : public std::enable_shared_from_this<Meeting> {
@@ -27,7 +32,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   using Pipe = std::shared_ptr<tensorpipe::Pipe>;
   using Met = UniqueFunction<void(Result<Pipe>)>;
 
-  /// `loopback`: ends on one host meet at a loopback address. False, for tests: as if they were on two.
+  /// `loopback`: ends on one host meet at a loopback address. False, for tests: they meet as if on two hosts.
   Meeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string peer, bool loopback, Met met);
 
   void begin();
@@ -44,12 +49,13 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void accepted(Pipe pipe);
   void dial(const std::string& address);
   void greeted(const Pipe& pipe);
-  /// Reads the first message; `then` gets it, or nothing where it is none of a greeting's form.
+  /// Reads the first message and passes it to `then`; passes null if it does not have the form of a handshake.
   void read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
   void say(const Pipe& pipe, const Secret& secret);
   void send(const Control& control);
   void fail(Status status);
-  /// Ends the meeting: closes what is left over but `kept`. What `met_` was; empty where it has run, or may not.
+  /// Ends the meeting: closes the listener and all pipes except `kept`. Returns `met_`; returns an empty function if
+  /// the meeting had ended before.
   Met end(const Pipe& kept);
 
   const std::shared_ptr<WireUse> wire_;
@@ -64,7 +70,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   Secret theirs_{};
   Met met_;
   std::shared_ptr<tensorpipe::Listener> listener_;
-  std::vector<Pipe> pipes_;  // that have proved nothing yet
+  std::vector<Pipe> pipes_;  // that have not proved themselves yet
 };
 
 }  // namespace tensorferry::tp

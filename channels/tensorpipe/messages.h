@@ -1,4 +1,4 @@
-/// What two ends of a tensorpipe channel say to each other, and what a ticket holds: docs/protocol.md, "Through
+/// Messages between the two ends of a tensorpipe channel, and the contents of a ticket. docs/protocol.md, "Through
 /// TensorPipe", is normative. Knows nothing of TensorPipe itself.
 #pragma once
 
@@ -14,30 +14,30 @@
 
 namespace tensorferry::tp {
 
-inline constexpr std::uint8_t version = 1;  // of all this
+inline constexpr std::uint8_t version = 1;  // of the descriptor and of all messages
 
-/// 128 random bits, not to be guessed.
+/// 128 random bits that cannot be guessed.
 using Secret = std::array<std::uint64_t, 2>;
 
-/// What a peer must know: the descriptor.
+/// The channel's descriptor.
 struct Endpoint {
-  Secret agent{};  // drawn by each agent: a link to oneself has one end
+  Secret agent{};  // drawn by each agent; an agent has no pipe to itself
   DeviceType type = DeviceType::cpu;
 };
 Bytes encode(const Endpoint& endpoint);
-/// nullopt: nonsense, or of another version.
+/// Returns nullopt if the bytes are malformed or of another version.
 std::optional<Endpoint> endpoint_of(ByteView bytes);
 
-/// The first message of each end. The end with the greater secret listens, the other one dials.
+/// The first message of each end. The end with the greater secret listens, and the other one dials.
 struct Hello {
-  Secret secret{};   // told to the other end of this link alone
-  std::string host;  // ends that name the same one meet at a loopback address
+  Secret secret{};   // told only to the other end of this link
+  std::string host;  // ends with the same host meet at a loopback address
 };
-/// Where the end that listens does so: an IP address and a port.
+/// The address at which the listening end listens: an IP address and a port.
 struct Listening {
   std::string address;
 };
-/// The receiver pulls.
+/// Asks the sender to write the bytes of an offer, because the receiver pulls it.
 struct Request {
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
@@ -45,20 +45,22 @@ struct Request {
 using Control = std::variant<Hello, Listening, Request>;
 
 Bytes encode(const Control& control);
-/// nullopt: nonsense.
+/// Returns nullopt if the bytes are malformed.
 std::optional<Control> control_of(ByteView bytes);
 
-/// A ticket names an offer; 0 is the empty buffer, for which nothing travels.
+/// Returns the opaque bytes of a ticket for an offer. Offer 0 is the empty buffer, for which no bytes travel.
 Bytes opaque_of(std::uint64_t offer, std::uint64_t bytes);
-/// nullopt: nonsense, or of another size than the ticket says.
+/// Returns the offer that a ticket names; nullopt if the ticket is malformed, or if its two sizes differ.
 std::optional<std::uint64_t> offer_of(const Ticket& ticket);
 
-/// The metadata of a pipe's messages: a secret by which an end proves itself, or the offer whose bytes come.
+/// The metadata of a pipe's messages: the secret by which an end proves itself, or the number of the offer whose bytes
+/// follow.
 std::string text_of(const Secret& secret);
 std::string metadata_of(std::uint64_t offer);
 std::optional<std::uint64_t> offer_of(std::string_view metadata);
 
-/// Whether `address` is "127.0.0.1:80" or "[::1]:80", a port and no name: all that is ever dialled.
+/// Returns whether `address` is an IP address and a port, such as "127.0.0.1:80" or "[::1]:80". The channel dials no
+/// other address, and no host name.
 bool is_address(std::string_view address);
 
 }  // namespace tensorferry::tp

@@ -40,7 +40,7 @@ class TensorpipeChannel final : public Channel {
   ~TensorpipeChannel() override {
     TensorpipeChannel::close({});
     use_->end();
-    if (born_in_ != forks()) (void)new std::pair(flow_, meeting_);  // TensorPipe's locks may be held for ever
+    if (born_in_ != forks()) (void)new std::pair(flow_, meeting_);  // leaked: locks may be held for ever
   }
 
   void begin() {
@@ -99,7 +99,7 @@ class TensorpipeChannel final : public Channel {
     if (const auto* listening = std::get_if<tp::Listening>(&*parsed)) return meeting_->hear(*listening);
     const auto& request = std::get<tp::Request>(*parsed);
     auto source = offers_->begin_copy(request.offer, request.bytes);
-    if (!source.ok()) return;  // a peer that makes offers up waits for ever
+    if (!source.ok()) return;  // a peer that invents an offer gets no bytes, and waits
     flow_->send(request.offer, std::move(source->buffer),
                 [offers = offers_, offer = request.offer](const Status&) { offers->end_copy(offer); });
   }
@@ -109,7 +109,7 @@ class TensorpipeChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    if (born_in_ != forks()) return;  // the parent's
+    if (born_in_ != forks()) return;  // the pipe is the parent's
     meeting_->close();
     flow_->close(status);
     offers_->close(std::move(status));
@@ -148,7 +148,7 @@ class TensorpipeDriver final : public Driver {
     return std::nullopt;
   }
 
-  /// Not probed before it may carry: alone it would have to refuse the first buffers.
+  /// Needs no probe: if it were the only channel, a probe would make it refuse the first buffers.
   [[nodiscard]] bool immediate() const override { return true; }
 
   std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override {

@@ -1,5 +1,5 @@
-/// `tensorpipe`: buffers through pipes of the TensorPipe inside libtorch. In a target of its own, because it links
-/// libtorch; an agent has it only where its choice of channels names it.
+/// `tensorpipe`: carries buffers through pipes of the TensorPipe inside libtorch. It is a target of its own, because it
+/// links libtorch. An agent has it only if its choice of channels names it.
 #pragma once
 
 #include <memory>
@@ -9,25 +9,27 @@
 namespace tensorferry {
 
 struct TensorpipeOptions {
-  bool loopback = true;  // false, for tests: ends on one host meet as ends on two do
+  bool loopback = true;  // false, for tests: ends on one host meet as if on two hosts
 };
 
-/// CPU memory to CPU memory, GPU memory to GPU memory; any two processes.
+/// Makes the driver. It carries CPU memory to CPU memory and GPU memory to GPU memory, between any two agents.
 ///
-/// One pipe joins the two ends of a device pair. It is made by control messages of the link's when the pair is opened;
-/// until then, offers that another channel can carry are refused. A ticket is a number; the receiver's request has the
-/// sender write the buffer, so tickets may be pulled in any order, discarded or withdrawn, though a pipe is strictly in
-/// order. `released` runs when TensorPipe has read the source and the receiver has acknowledged.
+/// One pipe joins the two ends of a device pair. Control messages of the link set it up when the pair is opened. Until
+/// then the channel refuses offers that another channel can carry.
 ///
-/// GPU: the source is read behind what its stream had been given when it was offered; TensorPipe writes on the
-/// receiver's stream, and `landed` runs when it has put that there. Memory that cudaIpcGetMemHandle does not export is
-/// refused.
+/// A ticket names an offer by number, and the sender writes the buffer when the receiver's request comes. So tickets
+/// may be pulled in any order, discarded or withdrawn, although a pipe is strictly in order. `released` runs when
+/// TensorPipe has read the source and the receiver has acknowledged.
 ///
-/// Where a pipe breaks the pair falls away with TensorPipe's reason; what was under way fails with it. What a peer says
-/// on the link (tickets, control messages) can do no more. TensorPipe's own sockets are another matter: it ends the
-/// process on bytes that it does not understand.
+/// GPU: TensorPipe reads the source after the work that the source's stream had when the buffer was offered. It writes
+/// on the receiver's stream, and `landed` runs when it has enqueued the write there. The channel refuses memory that
+/// cudaIpcGetMemHandle does not export.
 ///
-/// In a build without TensorPipe the driver reaches nothing, and says why.
+/// If a pipe breaks, the pair cannot be used any more, with TensorPipe's reason, and the operations under way fail with
+/// it. A peer can do no more harm on the link, by tickets or control messages. TensorPipe's own sockets are another
+/// matter: TensorPipe ends the process on bytes that it does not understand.
+///
+/// In a build without TensorPipe the driver reaches no peer, and gives the reason.
 std::unique_ptr<Driver> make_tensorpipe_driver(TensorpipeOptions options = {});
 
 }  // namespace tensorferry

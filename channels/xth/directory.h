@@ -1,4 +1,4 @@
-/// The table in which the other end of a link finds what an xth channel end has offered.
+/// Table in which the other end of a link finds the offers of an xth channel end.
 #pragma once
 
 #include <array>
@@ -11,21 +11,24 @@
 
 namespace tensorferry::xth {
 
-/// 128 random bits, not to be guessed.
+/// 128 random bits that cannot be guessed.
 using Id = std::array<std::uint64_t, 2>;
 
 Id random_id();
 
-/// A number that this process alone has, by which two agents learn that they are in one; a forked child draws its own.
+/// Returns a number that only this process has, by which two agents learn that they share a process. A forked child
+/// draws its own.
 Id nonce_of_this_process();
 
-/// The channel ends of this process by id. The one global of xth: the two ends of a link meet nowhere else.
+/// Holds the channel ends of this process by id. Thread-safe. It is global, because the two ends of a link meet nowhere
+/// else.
 class Directory {
  public:
   static Directory& of_this_process();
 
   void enter(const Id& id, std::shared_ptr<Offers> offers);
   void leave(const Id& id);
+  /// Returns the offers of the channel end `id`; null if there is no such end.
   std::shared_ptr<Offers> find(const Id& id);
 
  private:

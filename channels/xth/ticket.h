@@ -1,4 +1,4 @@
-/// What a ticket of a channel within one process holds.
+/// The contents of a ticket of a channel within one process (xth, cuda_xth).
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace tensorferry::xth {
 
-/// Which offer of which channel end.
+/// Names an offer: the id of its channel end, and its number there.
 struct Place {
   Id end;
   std::uint64_t number;
 };
 
 Ticket ticket_of(std::size_t bytes, const Place& place);
-/// nullopt: nonsense.
+/// Returns nullopt if the ticket is malformed.
 std::optional<Place> place_of(const Ticket& ticket);
 
 }  // namespace tensorferry::xth

@@ -71,7 +71,7 @@ class XthChannel final : public Channel {
     const auto theirs = find(place->end);
     if (!theirs.ok()) return theirs.status();
     const auto source = (*theirs)->begin_copy(place->number, ticket.bytes);
-    if (!source.ok() && source.status().code() != Code::protocol_error) {  // why it closed is the other end's affair
+    if (!source.ok() && source.status().code() != Code::protocol_error) {  // the other end has closed
       return Status(Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer()));
     }
     if (!source.ok()) return source.status();
@@ -93,13 +93,13 @@ class XthChannel final : public Channel {
                   formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
   }
 
-  /// The other end's offers; remembered, for they are the same from ticket to ticket.
+  /// Returns the other end's offers. Remembers them, because they are the same for each ticket.
   Result<std::shared_ptr<Offers>> find(const Id& end) {
     std::lock_guard lock(mutex_);
     if (closed_) return Status(Code::connection_lost, formatted("the link to {} has ended", wire_.peer()));
     if (theirs_ && theirs_id_ == end) return theirs_;
     auto found = Directory::of_this_process().find(end);
-    if (!found) {  // an agent of this process left a moment ago, rather than a peer that makes tickets up
+    if (!found) {  // no ProtocolError: more likely an agent just left than a peer invents tickets
       return Status(Code::connection_lost,
                     formatted("the end of {} that offered the buffer is closed, or never was", wire_.peer()));
     }

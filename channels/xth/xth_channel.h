@@ -1,5 +1,5 @@
-/// `xth` (across threads): between two agents of one process, and for a call to oneself. Values are values here too:
-/// one copy, but for regions (channels/region.h) that are handed over with Sharing::shared.
+/// `xth` (across threads): carries buffers between two agents of one process, and for an agent's calls to itself. Each
+/// buffer is copied once, except regions (channels/region.h) that are handed over with Sharing::shared.
 #pragma once
 
 #include <memory>
@@ -11,14 +11,15 @@
 
 namespace tensorferry {
 
-/// CPU memory to CPU memory of the same process, known by a random number that each process draws for itself.
+/// Carries CPU memory to CPU memory of the same process. Two agents know that they share a process by a random number
+/// that each process draws for itself.
 ///
-/// No address travels. A ticket names an offer of one channel end by that end's id, 128 random bits which only the
-/// other end of its link is told, and a number; offers are found in a table of this process's channel ends. A peer that
-/// claims to be this process therefore reaches nothing but what was offered to itself.
+/// No address travels. A ticket names an offer by the id of a channel end and the offer's number there. The id is 128
+/// random bits, which only the other end of the link is told. The receiver finds the offer in a table of this process's
+/// channel ends. So a peer that falsely claims to be this process reaches only buffers that were offered to itself.
 ///
-/// `released` runs when the other end acknowledged, or on withdraw or close; while the other end copies, after its
-/// copy.
+/// `released` runs when the other end acknowledges, or on withdraw or close. If the other end is copying then,
+/// `released` runs after the copy.
 class XthDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "xth"; }
