@@ -41,7 +41,7 @@ Status RawAgent::Impl::learn_key() {
   return {};
 }
 
-/// Whether a choice of channels (Registry::drivers) lists this one.
+/// Returns whether the choice of channels (Registry::drivers) lists the channel `name`.
 static bool allows(std::string_view choice, std::string_view name) {
   while (!choice.empty()) {
     const auto comma = std::min(choice.find(','), choice.size());
@@ -53,7 +53,7 @@ static bool allows(std::string_view choice, std::string_view name) {
   return false;
 }
 
-/// The channels of this process, and what a peer must know of each.
+/// Makes the drivers of this process, and the descriptors that the hello says of them.
 Status RawAgent::Impl::find_drivers() {
   auto& options = engine->options;
   if (const char* choice = std::getenv("TENSORFERRY_CHANNELS"); options.channels.empty() && choice != nullptr) {
@@ -139,7 +139,7 @@ void RawAgent::Impl::leave() {
   engine->housekeeping->close();
 }
 
-/// Ok, or why nothing can be asked of the agent any more.
+/// Returns Ok, or the error of every function once the agent has left or in a forked child.
 static Status ended(const Engine& engine) {
   if (engine.inherited()) return engine.used_after_fork();
   if (engine.leaving) return {Code::agent_closed, "the agent \"" + engine.self.name + "\" was shut down"};
@@ -148,7 +148,8 @@ static Status ended(const Engine& engine) {
 
 namespace {
 
-/// By way of the host's memory, at 45 GB/s: by NVLink it is less, by sockets more.
+/// Estimates the time that GPUs take to copy the message's buffers: 45 GB/s, the rate through the host's memory. A copy
+/// over NVLink takes less, one over sockets more.
 std::chrono::nanoseconds device_time_of(const Message& message) {
   std::size_t bytes = 0;
   for (const auto& buffer : message.buffers) bytes += buffer.device.type == DeviceType::cpu ? 0 : buffer.bytes;
@@ -188,7 +189,7 @@ void RawAgent::leave() {
 }
 const PeerInfo& RawAgent::self() const { return impl_->engine->self; }
 Status RawAgent::usable_here() const {
-  // One that never came to have an engine did not join.
+  // Without an engine, create() has failed, and there is nothing to protect from a forked child.
   return impl_->engine && impl_->engine->inherited() ? impl_->engine->used_after_fork() : Status();
 }
 

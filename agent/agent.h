@@ -1,5 +1,5 @@
 /// A process among its peers: names and rendezvous, calls of bytes and buffers, deadlines, liveness, metrics.
-/// Knows no torch and no Python. Everything that rpc/ offers is made of what stands here.
+/// Knows no torch and no Python. The folder rpc/ builds its interface on this one.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ namespace tensorferry {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-/// One life of one agent. A restarted agent of the same name has another id.
+/// Identifies one incarnation of one agent. A restarted agent of the same name has another incarnation number.
 struct PeerInfo {
   std::string name;
   int rank = -1;                  // -1: joined without one
@@ -33,30 +33,31 @@ struct PeerInfo {
   bool operator==(const PeerInfo&) const = default;
 };
 
-/// Where a buffer lands at the peer.
+/// The peer's device on which a buffer lands.
 struct Destination {
   Device device;
-  /// A tensor's: it may land on another device, by the call's Placement and by what the peer has. Else on this one, or
-  /// the message cannot be sent.
+  /// True for a tensor's buffer: the call's Placement and the peer's devices decide on which device it lands.
+  /// False: the buffer lands on `device`, or the message cannot be sent.
   bool anywhere = false;
   bool operator==(const Destination&) const = default;
 };
 
-/// On which of the receiver's devices tensors shall land, by the device that they leave from; InvalidArgument where it
-/// has no such device. What is named by neither lands on the device of the same type and index where there is one,
-/// else on the first of that type, else on the CPU.
+/// Maps the sender's devices to the receiver's devices on which tensors land. A call fails with InvalidArgument if the
+/// receiver has no such device. A tensor that neither `all` nor `map` names lands on the receiver's device of the same
+/// type and index if there is one, else on the first device of that type, else on the CPU.
 struct Placement {
-  std::optional<Device> all;                   // wherever they leave from; before the map
+  std::optional<Device> all;                   // for every source device; takes precedence over `map`
   std::vector<std::pair<Device, Device>> map;  // from, to; at most 64
   [[nodiscard]] bool empty() const noexcept { return !all && map.empty(); }
   [[nodiscard]] std::optional<Device> find(Device from) const;
   bool operator==(const Placement&) const = default;
 };
 
-/// What a call or a reply carries. The payload is opaque to the agent; up to a few KB ride inside the frame.
+/// The payload and the buffers of a call or a reply. The payload is opaque to the agent; a payload that does not fit a
+/// frame travels as a buffer.
 struct Message {
   Bytes payload;
-  std::vector<Buffer> buffers;            // read until the message's `sent` has run
+  std::vector<Buffer> buffers;            // must not change until the call's on_sent() completion runs
   std::vector<Destination> destinations;  // per buffer; missing ones land on the peer's cpu
   std::vector<Sharing> sharing;           // per buffer; missing ones go by value
 
@@ -66,11 +67,11 @@ struct Message {
   [[nodiscard]] Sharing sharing_of(std::size_t buffer) const {
     return buffer < sharing.size() ? sharing[buffer] : Sharing::by_value;
   }
-  /// Bytes of buffers that travel: of those by value.
+  /// Returns the bytes of the buffers that go by value. Shared and frozen buffers count nothing.
   [[nodiscard]] std::size_t bytes() const;
 };
 
-/// What arrived: every buffer is the receiver's own, but for those that were handed over to be shared.
+/// A message as the receiver gets it. The receiver owns every buffer, except those that the sender shares.
 struct Received {
   Bytes payload;
   std::vector<Buffer> buffers;
@@ -78,53 +79,61 @@ struct Received {
 
 struct RawCallOptions {
   Milliseconds timeout{60000};  // 0: none
-  std::string require;          // the only channel that may carry the buffers, its probe is waited for; "" any
-  std::vector<Buffer> into;     // where the reply's buffers land; missing, of another size or device: pool memory
-  Placement arguments;          // where tensors among the arguments land, at the peer
-  Placement results;            // where those of the reply land, here; travels with the request
-  bool wait_for_ready = false;  // a peer that is not there yet (or restarts) is waited for, up to the deadline
+  std::string require;          // the only channel that may carry the buffers; the call waits for its probe; "": any
+  std::vector<Buffer> into;     // receives the reply's buffers; pool memory if missing or of another size or device
+  Placement arguments;          // the peer's devices for tensors among the arguments
+  Placement results;            // this agent's devices for the reply's tensors; travels with the request
+  bool wait_for_ready = false;  // waits up to the deadline for a peer that has not joined yet, or restarts
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
-  std::string label;            // what errors call the function; "": shown_name() of its name
+  std::string label;            // the function's name in errors; "": shown_name() of its name
 };
 
-/// What messages call a function: the last part of its name, which may have scopes ("py:module:f").
+/// Returns the function's name for errors and logs: the last part of a name that may have scopes ("py:module:f").
 std::string_view shown_name(std::string_view function);
 
-/// A call in flight. A handle may be waited on, asked, and cancelled from any thread; one of them takes the result.
-/// Dropping the last handle abandons the reply, not the call. In a forked child a call of its parent's has ended with
-/// AgentClosed, and goes on for the parent.
+/// A handle of a call in flight. Any thread may wait on it, query it and cancel it; one thread takes the result.
+/// Dropping the last handle abandons the reply, not the call. In a forked child, a call of the parent counts as ended
+/// with AgentClosed; it goes on in the parent.
 class Call {
  public:
-  /// Blocks until the call completed or `until` passed; the calling thread reads the replies itself where nobody else
-  /// does. False: not completed by `until`. `interrupted` is asked whenever a signal arrived (Python's Ctrl-C); true
-  /// ends the wait.
+  /// Blocks until the call has completed or `until` has passed. The calling thread reads the replies itself if no other
+  /// thread reads them. Calls `interrupted` whenever a signal has arrived (Python's Ctrl-C); its true ends the wait.
+  /// False: the wait ended before the call completed.
   bool wait(std::optional<Clock::time_point> until = std::nullopt, const std::function<bool()>& interrupted = {});
-  /// Looks for an answer in shared memory for some microseconds, as long as that pays, and takes it; gives way where
-  /// requests wait for this agent. For callers that hold a lock which they would let go to wait(); for `at_least` in
-  /// any case, where that costs them dearly. True: completed.
+  /// Spins for the reply in shared memory, and takes it when it has come. The spin lasts some microseconds, adapted to
+  /// its recent success, and ends early when a request waits for this agent. It is for a caller that holds a lock which
+  /// it would release around wait(). Such a caller sets `at_least`, the shortest spin, if releasing the lock is
+  /// expensive. True: the call has completed.
   bool look(std::chrono::nanoseconds at_least = {});
+  /// Returns whether the call has completed. Also polls for the reply in shared memory, and takes it if it has come.
   [[nodiscard]] bool done() const noexcept;
-  /// What it calls.
+  /// Returns the name of the called function.
   [[nodiscard]] std::string_view function() const noexcept;
-  /// The reply or the error; once, after done().
+  /// Returns the reply or the error; once, after done().
   Result<Received> take();
-  /// When on_done runs. `prompt`: as soon as the reply has come, for which a thread of the pool is called. `relaxed`:
-  /// for calls that are likely to be claimed; of those that a link has in flight one is looked after as promptly, and
-  /// when its completion runs, so are the others, at the latest some milliseconds after their replies.
+  /// How soon the completion of on_done() runs.
+  ///  - `prompt`: as soon as the reply has come; the reply wakes a thread of the pool.
+  ///  - `relaxed` (lazy completion): for calls that are likely to be claimed. The link treats one of its relaxed calls,
+  ///    the sentinel call, as prompt. The others become prompt when the sentinel call's completion has run, and a few
+  ///    milliseconds after they were made at the latest (by the housekeeping tick).
   enum class Notice : std::uint8_t { prompt, relaxed };
-  /// Runs once when the call completes, on a thread of the agent's pool (with the executor entered when
-  /// `with_executor`); at once, on this thread, where it has. Not to be mixed with wait() and take().
+  /// Runs `completion` once when the call completes, on a thread of the agent's pool (inside the executor if
+  /// `with_executor`). If the call has completed already, runs it at once on the calling thread. Must not be mixed with
+  /// wait() and take(), except after claim().
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor = false,
                Notice notice = Notice::prompt);
-  /// Makes a relaxed completion prompt.
+  /// Makes a relaxed (lazy) completion prompt.
   void hurry();
-  /// Takes back on_done: true when its completion had not begun and will not; the caller waits and takes itself.
+  /// Withdraws the completion of on_done(). True: it has not begun and will not run; the caller then uses wait() and
+  /// take(). False: it has begun, or there is none.
   bool claim();
-  /// Fails the call with Cancelled here, and tells the peer.
+  /// Fails the call with Cancelled here, and tells the peer. Does nothing if the call has ended, or if its reply is
+  /// landing in `RawCallOptions::into`.
   void cancel();
-  /// Runs when the arguments' memory may be overwritten: when every buffer's source has been read, or the call's link
-  /// has ended. May be before or (after a time-out) after the call completed. At once, on this thread, where that is so
-  /// already; else on whichever thread learns of it, or, `with_executor`, like a completion of on_done's.
+  /// Runs `sent` when the caller may overwrite the arguments' memory: when every buffer's source has been read, or the
+  /// call's link has ended. That may be before the call completes, or after it (after a time-out). Runs at once on the
+  /// calling thread if the memory is free already; else on the thread that finds out, or, if `with_executor`, on a pool
+  /// thread inside the executor.
   void on_sent(Completion sent, bool with_executor = false);
 
   class State;
@@ -136,23 +145,28 @@ class Call {
   std::shared_ptr<State> state_;
 };
 
-/// The handler's duty to answer, once, from any thread. Dropped unanswered, it fails the call with Internal.
+/// The handler's means to answer a request: once, from any thread. If it is dropped unanswered, the call fails with
+/// Internal.
 class Reply {
  public:
   Reply(Reply&&) noexcept;
   Reply& operator=(Reply&&) noexcept;
   ~Reply();
+  /// Answers with `message`. If the request is cancelled or expired, the caller gets an error instead.
   void send(Message message);
+  /// Answers with an error.
   void fail(Status status);
-  /// The caller cancelled, its deadline passed, or it is gone: the answer will be discarded.
+  /// True: the answer will be discarded, because the caller cancelled, the deadline passed, or the link has ended.
   [[nodiscard]] bool cancelled() const;
+  /// Returns the caller's deadline on this process's clock; nullopt: none.
   [[nodiscard]] std::optional<Clock::time_point> deadline() const;
-  /// Runs `told` once when the caller cancels, or its link ends, before the answer: on a thread of the agent's, under
-  /// none of its locks; must not block. At once, here, where that has happened. That the deadline passes tells nobody:
-  /// who cares for that has a clock. Replaces an earlier one.
+  /// Runs `told` once if the caller cancels, or the link ends, before the answer. `told` runs on a thread of the agent
+  /// and under none of its locks; it must not block. If the request is cancelled already, `told` runs at once on the
+  /// calling thread. The passing of the deadline does not run it: the handler compares deadline() with the clock.
+  /// Replaces an earlier `told`.
   void on_cancelled(UniqueFunction<void()> told);
 
-  /// For the agent: the caller learns this number of the function with the answer.
+  /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 
   class State;
@@ -162,53 +176,57 @@ class Reply {
   std::unique_ptr<State> state_;
 };
 
+/// A request as its handler gets it. `peer` and `function` are valid while the handler runs.
 struct Request {
   const PeerInfo& peer;
   std::string_view function;
   Received arguments;
 };
 
-/// Runs on a thread of the agent's pool when everything has landed. May block, and may call other agents.
+/// Serves one request, on a thread of the agent's pool, after all arguments have landed. May block, and may call other
+/// agents.
 using Handler = std::function<void(Request request, Reply reply)>;
 
 struct HandlerOptions {
-  bool executor = false;  // enter RawAgentOptions::executor around it (Python: take the GIL)
+  bool executor = false;  // runs the handler inside RawAgentOptions::executor (Python: with the GIL)
 };
 
-/// Where entering an executor took this long, other threads of its runtime compute: who leaves it pays as much again.
+/// If entering the executor took longer than this, other threads of its runtime compute, and a thread that leaves the
+/// executor waits as long again to re-enter it.
 inline constexpr std::chrono::microseconds executor_is_dear_from{500};
-/// For so long it is then kept while something may come.
+/// A thread then keeps the executor for up to this long in case more work comes.
 inline constexpr std::chrono::microseconds executor_patience{100};
 
-/// What a language runtime asks of the threads that run its handlers. Every function runs on a pool thread.
+/// The hooks by which a language runtime prepares the threads that run its handlers. Every function runs on a pool
+/// thread. `thread` is the result of attach() on that thread.
 class Executor {
  public:
   virtual ~Executor() = default;
-  virtual void* attach() = 0;            // once a thread; the result is passed to the others
-  virtual void enter(void* thread) = 0;  // before handlers, many under one hold
+  virtual void* attach() = 0;            // once per thread, before the first enter()
+  virtual void enter(void* thread) = 0;  // before handlers; many handlers may run before leave()
   virtual void leave(void* thread) = 0;
-  virtual void detach(void* thread) = 0;
+  virtual void detach(void* thread) = 0;  // once per attached thread, before it ends
 };
 
 struct RawAgentOptions {
   std::string name;
   int rank = -1;
-  std::shared_ptr<Store> store;        // where agents find one another
+  std::shared_ptr<Store> store;        // the key-value store in which agents find one another
   std::string prefix = "tensorferry";  // of the keys in the store
   std::string key;  // the cluster key; "": TENSORFERRY_KEY_FILE, TENSORFERRY_KEY, or one from the store (loopback)
   Registry registry = Registry::built_in();
   std::string channels;                                  // see Registry::drivers; "": TENSORFERRY_CHANNELS
-  std::vector<Device> devices{Device{}};                 // what this agent has; cpu always
-  std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the CPU's is made where missing
+  std::vector<Device> devices{Device{}};                 // this agent's devices; always includes the CPU
+  std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the agent makes the CPU's if it is missing
   std::shared_ptr<Executor> executor;
-  int max_threads = 1024;                                  // handlers at once, then ResourceExhausted
-  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; a sender waits beyond it
-  Milliseconds heartbeat{5000};                            // between hosts; a peer silent for three of them is lost
-  std::string interface;      // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
-  std::string ports;          // "": any; "7000" or "7000-7099"
-  std::string reaches;        // host that the rendezvous is at, to choose the interface; "": loopback
-  bool unix_sockets = true;   // false: TCP also on one host
-  bool shared_memory = true;  // false: none is shared with peers: sockets carry every frame, and channels
+  int max_threads = 1024;  // handlers that run at once; if as many wait too, ResourceExhausted
+  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; beyond it the sender blocks
+  Milliseconds heartbeat{5000};  // between hosts; the link to a peer that is silent for three heartbeats ends
+  std::string interface;         // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
+  std::string ports;             // "": any; "7000" or "7000-7099"
+  std::string reaches;           // the rendezvous's host, from which the interface is chosen; "": loopback
+  bool unix_sockets = true;      // false: TCP also between processes of one host
+  bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
 };
@@ -216,79 +234,89 @@ struct RawAgentOptions {
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
-  std::uint64_t structure_bytes_spared = 0;  // of payloads of which only the differences were sent
+  std::uint64_t structure_bytes_spared = 0;                         // payload bytes that payload deltas saved
 };
 
-/// How buffers travel between one of our devices and one of a peer's.
+/// The channels between one local device and one device of a peer, and the transport of calls to that peer.
 struct Route {
-  Device remote;          // where the buffer would land
-  std::string channel;    // "" when none carries
+  Device remote;          // the device on which the buffer would land
+  std::string channel;    // the one that would carry the buffer; "" if none can
   std::string transport;  // of calls to the peer: "ring", "unix", "tcp"
-  std::string no_ring;    // why it is not "ring"; "" where it is
+  std::string no_ring;    // why `transport` is not "ring"; "" if it is
   struct Candidate {
     std::string channel;
     bool usable;
-    std::string reason;  // why not, or why not yet; of a usable one what joins the devices, where it says so
+    std::string reason;  // why not, or why not yet; for a usable channel, its Channel::describe()
   };
   std::vector<Candidate> candidates;  // in order of priority
 };
 
-/// A forked child must not use its parent's agent: calls and look-ups there end with AgentClosed, leave() and the
-/// destructor do nothing, and the parent's goes on. A child may join as an agent of its own. A handler that forks must
-/// not return in the child: the process is ended then.
+/// An agent: serves functions to its peers and calls theirs. Any thread may use it.
+///
+/// A forked child must not use its parent's agent. In the child, calls and look-ups end with AgentClosed, and leave()
+/// and the destructor do nothing; the parent's agent goes on. A child may join as an agent of its own. A handler that
+/// forks must not return in the child: the pool then ends the child process.
 class RawAgent {
  public:
-  /// Makes an agent that listens and can call, but that peers cannot find before announce(): serve their functions in
-  /// between. Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the store's.
+  /// Makes an agent that listens and can call, but that peers cannot find before announce(). Call serve() in between.
+  /// Errors: InvalidArgument, Unauthenticated (no key beyond loopback), the store's.
   static Result<std::shared_ptr<RawAgent>> create(RawAgentOptions options);
-  /// Registers the agent's name, once; from now on peers find and call it. InvalidArgument: the name or rank belongs to
-  /// an agent that lives. Else the store's errors. If it fails, drop the agent.
+  /// Registers the agent's name, once; from then on peers find and call it. InvalidArgument: the name or rank belongs
+  /// to an agent that is alive. Else the store's errors. If it fails, drop the agent.
   Status announce();
   /// create(), then announce().
   static Result<std::shared_ptr<RawAgent>> join(RawAgentOptions options);
   ~RawAgent();  // leave()
 
-  /// Makes `name` callable; replaces an earlier one.
+  /// Makes `name` callable; replaces an earlier handler of that name.
   void serve(std::string name, Handler handler, HandlerOptions options = {});
-  /// Asked for names that are not served; what it returns is served under that name from then on. nullopt: NotFound. A
-  /// Status fails the call, and with PermissionDenied leaves a line in the log; the name is asked for again next time.
+  /// Finds the handler for a name that is not served; the agent serves it under that name from then on. nullopt: the
+  /// call fails with NotFound. A Status fails the call with that status, and PermissionDenied is logged too; the next
+  /// call of that name asks again. Runs on a pool thread, inside the executor if there is one.
   using Resolver = std::function<Result<std::optional<std::pair<Handler, HandlerOptions>>>(std::string_view name)>;
   void resolve_with(Resolver resolver);
 
-  /// Never throws and never blocks on the peer, but for the bound on bytes in flight. Errors come through the Call.
+  /// Calls `function` of `peer`. Never throws. Blocks on the peer only if the bytes in flight would exceed
+  /// `max_bytes_in_flight`. Errors come through the Call.
   Call call(std::string_view peer, std::string_view function, Message message, RawCallOptions options = {});
 
   [[nodiscard]] const PeerInfo& self() const;
-  /// Ok, or AgentClosed: this process is a forked child of the one that joined.
+  /// Returns Ok, or AgentClosed if this process is a forked child of the one that joined.
   [[nodiscard]] Status usable_here() const;
   /// Looks a name up in the store, waiting up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);
-  /// The agent of that name to which there is a link now. Asks nobody.
+  /// Returns the agent of that name if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
-  /// Waits until agents of ranks 0..size-1 have joined; in that order. DeadlineExceeded names the missing ones.
+  /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
+  /// missing ranks.
   Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout);
   /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the
-  /// missing.
+  /// missing ones.
   Status barrier(const std::string& tag, Milliseconds timeout);
 
-  /// A tensor of `bytes` bytes on `local`, which lands where `placement` says. Opens the link when there is none.
-  /// InvalidArgument: the peer has no such device.
+  /// Says how a tensor of `bytes` bytes on `local` travels to the device of `peer` that `placement` gives. Opens the
+  /// link if there is none, for up to 10 s. InvalidArgument: the peer has no such device. Else the link's error.
   Result<Route> explain(std::string_view peer, Device local = {}, const Placement& placement = {},
                         std::size_t bytes = 1 << 20);
-  /// What is known of the link to `peer`, for people: its connections, its ring, the calls in flight and where each is
-  /// waited for. For reports of calls that do not end; opens no link.
+  /// Describes the link to `peer` for people: its connections, its ring, and the state of each call in flight. For
+  /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
   [[nodiscard]] Counters counters() const;
-  /// Calls made here that have not completed, and calls served here that have not been answered.
+  /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 
-  /// Runs when a peer's incarnation is known to have ended.
+  /// Sets the callback that runs on a pool thread when the link to an incarnation of a peer has ended; replaces an
+  /// earlier one. Does not run while this agent leaves.
   void on_peer_lost(std::function<void(const PeerInfo&, Status)> callback);
 
-  /// Writes everything corked, waits for nobody, fails pending calls with AgentClosed, ends all threads, closes
-  /// all descriptors, frees the name. Handlers that still run keep the threads they run on (and the pool's descriptors)
-  /// until they return. Idempotent. Not from a handler.
+  /// Leaves the job:
+  ///  - frees the name in the store, and says goodbye to every peer, which writes all queued frames that the sockets
+  ///    take at once; waits for no peer;
+  ///  - fails pending calls with AgentClosed;
+  ///  - ends all threads (waits up to a second for the pool's), and closes all descriptors.
+  /// Handlers that still run keep their threads, and the pool's descriptors, until they return. Idempotent. Must not be
+  /// called from a handler.
   void leave();
 
   class Impl;

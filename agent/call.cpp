@@ -15,7 +15,8 @@ std::optional<Clock::time_point> deadline_of(const RawCallOptions& options, Cloc
   return now + options.timeout;
 }
 
-/// Runs `completion` on the pool of `link`, with the executor entered; here where there is no pool any more.
+/// Wraps `completion` so that it runs on the pool of `link`, inside the executor. If the pool has been stopped, it runs
+/// on the calling thread.
 Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
   auto held = std::make_shared<Completion>(std::move(completion));
   return [link = std::move(link), held = std::move(held)](const Status& status) {
@@ -110,7 +111,7 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
   relaxed = true;
   if (!link->scouts(*this)) return;
   hurry();
-  if (done()) link->scout_returned(*this, true);  // its completion may have run before it was one
+  if (done()) link->scout_returned(*this, true);  // the completion may have run before this was the sentinel call
 }
 
 void Call::State::hurry() {
@@ -138,7 +139,7 @@ void Call::State::on_sent(Completion sent, bool with_executor) {
     }
     sent_.push_back(with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent));
   }
-  hurry();  // the reply may be what says so
+  hurry();  // the reply may carry the acknowledgement
 }
 
 void Call::State::hold_arguments() {

@@ -1,4 +1,4 @@
-/// A call in flight, as the link that made it sees it.
+/// The state of a call in flight, shared by its handles (Call), its link and the threads that wait for it.
 #pragma once
 
 #include <atomic>
@@ -19,18 +19,21 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
   State(std::string function, RawCallOptions options);
 
-  /// Ends the call; the first one counts. Wakes waiters, or hands the completion to `link`'s pool.
+  /// Ends the call with `result`; later results are dropped. Wakes the waiting thread, and hands the completion to the
+  /// pool of `link`. If there is no pool any more, runs the completion on the calling thread.
   void complete(Result<Received> result);
   [[nodiscard]] bool done() const noexcept { return word_.load(std::memory_order_seq_cst) == finished; }
 
-  /// Sleeps until done or `until` or woken by wake(); false: interrupted by a signal.
+  /// Sleeps until the call ends, wake() or `until`; may return for no reason. False: a signal interrupted the sleep.
   bool sleep(std::optional<Clock::time_point> until);
-  /// Calls a sleeper back although the call has not ended: it should read the stream itself.
+  /// Wakes the sleeping thread although the call has not ended, so that it reads the stream itself.
   void wake();
-  /// Before it looks for a reader, a thread that may sleep takes the word's ticket; a wake() in between is not lost.
+  /// Clears an earlier wake(). A thread calls it before it tries to become the reader; a wake() between this and
+  /// sleep() is not lost.
   void prepare_to_sleep();
 
-  /// A call of the parent's, in a forked child: what it waits on is not there, its lock may be held for ever.
+  /// Returns whether this is the parent's call, in a forked child. No thread of the child ends it, and its lock may be
+  /// held for ever.
   [[nodiscard]] bool inherited() const noexcept;
 
   Result<Received> take();
@@ -39,14 +42,14 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   bool claim();
   void on_sent(Completion sent, bool with_executor);
 
-  /// What errors call its function.
+  /// Returns the function's name for errors.
   [[nodiscard]] std::string shown() const {
     return options.label.empty() ? std::string(shown_name(function)) : options.label;
   }
-  /// The reply is on its way into `options.into`: the call ends when nothing can write there any more.
+  /// Returns whether the reply is landing in `options.into`. The call then ends when nothing can write there any more.
   [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
 
-  /// One more, one fewer reason why the arguments may not be overwritten yet.
+  /// Counts the holders of the arguments' memory. When the last one releases it, the completions of on_sent run.
   void hold_arguments();
   void release_arguments();
 
@@ -55,15 +58,15 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   const Clock::time_point made = Clock::now();
   const std::optional<Clock::time_point> deadline;
   std::shared_ptr<Link> link;              // set before the state is shared with readers
-  std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not there
-  std::size_t counted_bytes = 0;           // against the bound on bytes in flight
-  std::chrono::nanoseconds device_time{};  // that GPUs take to copy the arguments, roughly
-  std::atomic<bool> landing{false};        // the reply's buffers are on their way (perhaps into `options.into`)
-  std::atomic<bool> waited{false};         // a thread waits for this very call
-  SlotId slot;                             // of the link's outgoing ring; where `in_ring`
-  std::atomic<bool> in_ring{false};        // the answer is to be looked for in `slot`
-  bool looked_for = false;                 // for a while, in vain: the thread that waits need not do so again
-  std::atomic<bool> relaxed{false};        // there is a completion, and nothing is told to take the reply for it yet
+  std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not in it
+  std::size_t counted_bytes = 0;           // credit taken from the bound on bytes in flight
+  std::chrono::nanoseconds device_time{};  // estimate of the time that GPUs take to copy the arguments
+  std::atomic<bool> landing{false};        // a reply has come; its buffers may be landing in `options.into`
+  std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
+  SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
+  std::atomic<bool> in_ring{false};        // the reply comes into `slot`
+  bool looked_for = false;                 // Call::look has spun for the reply, so wait() need not spin again
+  std::atomic<bool> relaxed{false};        // has a lazy completion: no thread is told yet to take the reply for it
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;
@@ -75,7 +78,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;
   std::vector<Completion> sent_;
-  int holds_ = 1;  // the call itself, until it has been handed to its link
+  int holds_ = 1;  // holders of the arguments; the first is the call, until its link has taken the message
 };
 
 }  // namespace tensorferry

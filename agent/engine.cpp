@@ -31,15 +31,15 @@ std::shared_ptr<Link> Engine::link_to(std::string_view name) {
   PeerInfo peer;
   peer.name = std::string(name);
   auto link = Link::make(shared_from_this(), peer);
-  std::shared_ptr<Link> ended;  // is dropped when the mutex is free
+  std::shared_ptr<Link> ended;  // dropped after the mutex is released
   {
     const std::lock_guard lock(links_mutex);
-    // The thread that closes a link removes it from here a moment later.
+    // The thread that closes a link removes it from this map a moment later.
     if (const auto it = links.find(name); it != links.end() && it->second->closed()) {
       ended = std::move(it->second);
       links.erase(it);
     }
-    // leave() closes what it finds here: nothing may come later.
+    // leave() closes the links that it finds in this map, so no link may be added after that.
     if (!leaving) return links.try_emplace(peer.name, link).first->second;
   }
   link->close({Code::agent_closed, "the agent \"" + self.name + "\" was shut down"});
@@ -56,7 +56,7 @@ std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gon
       links.erase(it);
     } else if (it != links.end()) {
       const auto known = it->second->incarnation();
-      // A peer that dials again has given its link up, which may not have been seen here yet.
+      // A peer that dials again has given its link up, even if this side has not seen the end yet.
       const bool again = known == peer.incarnation && calls && it->second->called();
       if (known == 0 || (known == peer.incarnation && !again)) return it->second;
       if (gone && known != peer.incarnation) return nullptr;
@@ -113,7 +113,6 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t expected) 
   return hello;
 }
 
-/// About every millisecond while something is under way; false when nothing is.
 bool Engine::tick() {
   pool->tick();
   bool under_way = pool->busy();
@@ -122,13 +121,11 @@ bool Engine::tick() {
   return under_way;
 }
 
-/// Every second or so, also when idle.
 void Engine::look_after() {
   const auto now = Clock::now();
   for (const auto& link : all_links()) link->keep_alive(now);
   for (const auto& [type, memory] : options.memory) {
-    if (auto* ours = dynamic_cast<HostMemory*>(memory.get()))
-      ours->trim();  // the agent's, or one that a converter brought
+    if (auto* ours = dynamic_cast<HostMemory*>(memory.get())) ours->trim();  // the agent's own pool, or a converter's
   }
 }
 
@@ -164,7 +161,8 @@ void Engine::run_handler(std::shared_ptr<const Function> function, const std::st
   try {
     function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
   } catch (const std::exception& error) {
-    // The reply was moved into the handler and has failed the call; a handler should answer with its errors itself.
+    // The reply was moved into the handler, and its destructor has failed the call. A handler should answer with its
+    // errors itself.
     log_warning("call=" + function->name + " its handler threw: " + error.what());
   } catch (...) {
     log_warning("call=" + function->name + " its handler threw");

@@ -1,4 +1,5 @@
-/// What the links of one agent share, and how they reach it. Outlives them: every link holds it.
+/// The state that the links of one agent share: options, drivers, functions, pool, housekeeping, counters, and the
+/// links themselves by peer name. Every link holds a reference to the engine, so the engine outlives its links.
 #pragma once
 
 #include <array>
@@ -31,38 +32,47 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   explicit Engine(RawAgentOptions agent_options);
   ~Engine();
 
-  /// The link to `name`, made (and not dialled) where there is none.
+  /// Returns the link to `name`. Makes one, without dialling, if there is none or if the known one has ended. After
+  /// leave() the returned link is closed.
   std::shared_ptr<Link> link_to(std::string_view name);
-  /// The link that an authenticated connection of this peer's belongs to (`calls`: one that its requests come on). Ends
-  /// one of an earlier incarnation, or that it calls through already.
-  /// `gone`: the connection has ended already. Then, where another life of the peer's has a link: null, for this one
-  /// may be the earlier.
+  /// Returns the link to which an authenticated connection of `peer` belongs; makes it if there is none.
+  /// `calls`: the peer sends its requests on this connection. Ends a link to an earlier incarnation of the peer. Also
+  /// ends a link on which this incarnation has a calls connection already: a peer that dials again has given that link
+  /// up.
+  /// `gone`: the connection has ended already. Returns null then if another incarnation of the peer has a link, because
+  /// this connection may be from the earlier incarnation.
   std::shared_ptr<Link> link_of(const PeerInfo& peer, bool calls, bool gone);
-  /// It has ended: forget it, and tell whoever asked to know.
+  /// Removes a link that has ended, and submits the on_peer_lost callback to the pool (not if the link never connected,
+  /// or if this agent leaves).
   void lost(const std::shared_ptr<Link>& link, const Status& why);
   std::vector<std::shared_ptr<Link>> all_links();
 
-  /// Opens a connection of `purpose` to the link's peer and attaches it, on a pool thread. Errors close the link.
+  /// Opens a connection of `purpose` to the link's peer and attaches it, on a pool thread. Tries again as long as calls
+  /// wait for the peer (`wait_for_ready`); else an error closes the link.
   void dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
-  /// `function` null: asks the resolver for `name` first.
+  /// Runs the handler of a request on the calling thread, or fails the reply if the request is cancelled or expired.
+  /// If `function` is null, looks `name` up and asks the resolver first.
   void run_handler(std::shared_ptr<const Function> function, const std::string& name, const std::shared_ptr<Link>& link,
                    Received arguments, Reply reply);
 
-  /// Whether this is the copy in a forked child: its threads are not there, its locks may be held for ever, and what
-  /// it speaks through is the parent's. Nothing may be done with it but to leave it as it is.
+  /// Returns whether this engine is the copy in a forked child. The child has none of the engine's threads, its locks
+  /// may be held for ever, and its connections belong to the parent. The child must leave such an engine untouched.
   [[nodiscard]] bool inherited() const noexcept { return forks_ != forks(); }
-  /// What a child gets that uses it all the same.
+  /// Returns the error for a forked child that uses the parent's agent.
   [[nodiscard]] Status used_after_fork() const;
 
   Memory& memory_of(DeviceType type);
   wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t expected) const;
+  /// Runs on the housekeeping thread about every millisecond while something is under way. Returns false if nothing is.
   bool tick();
+  /// Runs on the housekeeping thread every half heartbeat, but at least once a second, also when the agent is idle.
+  /// Sends heartbeats, ends links to silent peers, and trims host memory.
   void look_after();
 
   RawAgentOptions options;
   PeerInfo self;
   Key key;
-  bool own_key = false;  // the user's, not one made up at rendezvous
+  bool own_key = false;  // the user gave `key`; false: the agents generated it at rendezvous
   Record record;
   std::unique_ptr<Directory> directory;
   std::vector<std::unique_ptr<Driver>> drivers;  // in order of priority
@@ -78,7 +88,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
 
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};
   std::atomic<std::size_t> pending{0}, serving{0};
-  std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // the last one: inline
+  std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // by driver; last: inline
   std::atomic<std::uint64_t> structure_bytes_spared{0};
   std::atomic<bool> leaving{false};
 

@@ -1,4 +1,4 @@
-/// What this agent serves: names, the numbers that callers use for them, handlers.
+/// The table of functions that this agent serves: names, the numbers that callers use for them, and handlers.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tensorferry {
 
-/// Immutable; replaced as a whole, so that a running handler keeps what it runs.
+/// One served function. Immutable: the table replaces it as a whole, and a running handler keeps the old one.
 struct Function {
   std::string name;
   std::uint32_t number = 0;
@@ -22,9 +22,10 @@ struct Function {
   HandlerOptions options;
 };
 
-/// Thread-safe.
+/// Maps names and numbers to functions. Thread-safe. A name keeps its number when its function is replaced.
 class Functions final {
  public:
+  /// Makes `name` callable; replaces an earlier function of that name.
   std::shared_ptr<const Function> serve(std::string name, Handler handler, HandlerOptions options) {
     const std::lock_guard lock(mutex_);
     auto [it, fresh] = numbers_.try_emplace(std::move(name), static_cast<std::uint32_t>(by_number_.size()));
@@ -33,7 +34,7 @@ class Functions final {
     by_number_[it->second] = function;
     return function;
   }
-  /// Null: never served here.
+  /// Returns the function, or null if it was never served here.
   [[nodiscard]] std::shared_ptr<const Function> find(std::uint32_t number) const {
     const std::lock_guard lock(mutex_);
     return number < by_number_.size() ? by_number_[number] : nullptr;
@@ -48,7 +49,7 @@ class Functions final {
   mutable std::mutex mutex_;
   std::map<std::string, std::uint32_t, std::less<>> numbers_;
   std::vector<std::shared_ptr<const Function>> by_number_ =
-      std::vector<std::shared_ptr<const Function>>(1);  // 0: named
+      std::vector<std::shared_ptr<const Function>>(1);  // 0: by name
 };
 
 }  // namespace tensorferry

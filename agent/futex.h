@@ -1,5 +1,5 @@
-/// Waiting on a 32-bit word with a deadline, which std::atomic::wait does not have; inside a process, and across
-/// processes that map the same memory ("shared").
+/// Futex waits with a deadline, which std::atomic::wait does not have: on a 32-bit word of this process, or of memory
+/// that several processes map ("shared").
 #pragma once
 
 #include <linux/futex.h>
@@ -40,15 +40,15 @@ inline void wake(std::atomic<std::uint32_t>& word, int threads, int scope) {
 
 }  // namespace futex_detail
 
-/// Sleeps while `word` is `expected`, until woken, `until` passes or a signal arrives; may return for no reason.
-/// False: a signal interrupted it.
+/// Sleeps while `word` is `expected`: until a wake, `until` or a signal. May return for no reason, so the caller checks
+/// the word again. False: a signal interrupted the sleep.
 inline bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, FutexDeadline until) {
   return futex_detail::wait(word, expected, until, FUTEX_PRIVATE_FLAG);
 }
-/// Wakes all.
+/// Wakes all threads that sleep on `word`.
 inline void futex_wake(std::atomic<std::uint32_t>& word) { futex_detail::wake(word, INT_MAX, FUTEX_PRIVATE_FLAG); }
 
-/// The same on memory that other processes map, too. Wakes up to `threads`.
+/// The same on memory that other processes map too. The wake reaches up to `threads` threads.
 inline bool shared_futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, FutexDeadline until) {
   return futex_detail::wait(word, expected, until, 0);
 }

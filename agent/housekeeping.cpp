@@ -10,7 +10,7 @@ namespace tensorferry {
 namespace {
 
 constexpr std::chrono::milliseconds tick_interval{1};
-constexpr int idle_ticks_until_sleep = 200;  // a burst of calls should not pay for waking this thread each time
+constexpr int idle_ticks_until_sleep = 200;  // so that not every call of a burst pays for waking this thread
 
 }  // namespace
 
@@ -31,15 +31,15 @@ void Housekeeping::stop() {
   boost::asio::post(loop_->context, [this] {
     loop_->timer.cancel();
     loop_->work.reset();
-    // Behind what is ready now: a connection that has just been accepted is dropped, and its dialler told, by its
-    // handler.
+    // Posted behind the handlers that are ready now: the handler of a connection that has just been accepted still
+    // drops it and tells the dialler.
     boost::asio::post(loop_->context, [this] { loop_->context.stop(); });
   });
   thread_.join();
 }
 
 void Housekeeping::close() {
-  std::unique_ptr<Loop> closed;  // what waits in it is destroyed outside the lock, and may kick
+  std::unique_ptr<Loop> closed;  // destroyed after the lock is released, because its pending handlers may call kick()
   const std::lock_guard lock(close_mutex_);
   closed = std::move(loop_);
 }
@@ -61,7 +61,7 @@ void Housekeeping::schedule() {
     idle_ticks_ = tick_() ? 0 : idle_ticks_ + 1;
     if (idle_ticks_ > idle_ticks_until_sleep) {
       ticking_.store(false, std::memory_order_seq_cst);
-      // Whoever began something before it saw the store has not kicked: look once more.
+      // A thread that began something before it saw this store has not kicked, so tick once more.
       if (!tick_() || ticking_.exchange(true, std::memory_order_seq_cst)) return;
       idle_ticks_ = 0;
     }

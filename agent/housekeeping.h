@@ -1,5 +1,5 @@
-/// The one thread that is on no call's path: accepts and dials, finishes writes, and ticks while something is under
-/// way.
+/// The agent's background thread, a Boost.Asio reactor that is on no call's path. It accepts connections and performs
+/// their handshakes, runs the timers, and ticks while something is under way.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,21 @@ namespace tensorferry {
 
 class Housekeeping final {
  public:
-  /// `tick` runs about every millisecond from a kick() until it returned false for a while (that nothing is under way).
+  /// `tick` runs on the thread, about every millisecond, from a kick() until it has returned false (nothing is under
+  /// way) about 200 times in a row.
   explicit Housekeeping(std::function<bool()> tick);
   ~Housekeeping();
 
   void start();
-  /// Ends the thread, having run what was posted. Not from it.
+  /// Runs the handlers that are ready, then ends the thread and joins it. Must not be called on that thread.
   void stop();
-  /// After stop(), when nothing that was made with context() is left: gives its descriptors back.
+  /// Closes the reactor's descriptors. Call it after stop(), when no object made with context() is left.
   void close();
-  /// Until close().
+  /// Returns the thread's io_context; valid until close().
   [[nodiscard]] boost::asio::io_context& context() noexcept { return loop_->context; }
   [[nodiscard]] bool on_thread() const noexcept { return thread_.get_id() == std::this_thread::get_id(); }
 
-  /// Any thread, any time; one atomic load where it ticks already.
+  /// Starts ticking. Any thread, at any time, also after close(); costs one atomic load if the thread ticks already.
   void kick() noexcept;
 
  private:
@@ -39,7 +40,7 @@ class Housekeeping final {
   void schedule();
 
   const std::function<bool()> tick_;
-  std::mutex close_mutex_;  // kicks come at any time: guards loop_ against them while it goes
+  std::mutex close_mutex_;  // guards loop_ between close() and kick(), which any thread may call at any time
   std::unique_ptr<Loop> loop_ = std::make_unique<Loop>();
   std::atomic<bool> ticking_{false};
   int idle_ticks_ = 0;

@@ -1,4 +1,4 @@
-/// An incoming message whose buffers are on their way.
+/// The landing of an incoming message: where each buffer goes, and the count of buffers that have not arrived.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,18 @@
 
 namespace tensorferry {
 
-/// Where one buffer lands: the caller's memory when it is of the right size and on the right device, else the device
-/// type's pool. Which device that is says the sender: the channel copies to no other.
+/// The sink of one buffer. The buffer lands in the caller's memory if that has the right size and device, else in the
+/// receive memory of the device type. The sender chooses the device; the channel copies to no other.
 class BufferSink final : public Sink {
  public:
   BufferSink(Memory& memory, Device device) : memory_(memory), device_(device) {}
 
+  /// Sets the caller's memory for the buffer. Does nothing if the memory is on another device.
   void use(Buffer into) {
     if (into.device == device_) into_ = std::move(into);
   }
-  /// The bytes are going to be parsed: they must not lie where the peer can still write.
+  /// Makes the channel copy instead of handing memory over. For bytes that are parsed: the peer must not be able to
+  /// change them afterwards.
   void copy() { copies_ = true; }
 
   std::optional<Buffer> reserve(std::size_t bytes) override {
@@ -51,16 +53,17 @@ class BufferSink final : public Sink {
   bool copies_ = false;
 };
 
-/// Counts its buffers in; `arrived` runs once, when the last one has landed or failed, with the first error.
+/// Counts a message's buffers as they land. `arrived` runs once, when the last one has landed or failed, with the first
+/// error; it runs on the thread that lands the last one. add() runs on one thread; landed() may run on any.
 class Landing final {
  public:
   using Arrived = UniqueFunction<void(Status, Received)>;
 
-  /// `into`: where the message's buffers should land, by their index.
+  /// `into`: the caller's memory for the message's buffers, by their index.
   Landing(Bytes payload, std::vector<Buffer> into, Arrived arrived)
       : payload_(std::move(payload)), into_(std::move(into)), arrived_(std::move(arrived)) {}
 
-  /// Where the buffer of this record lands, or the bundle.
+  /// Adds the buffer, or the bundle, of `record`, and returns its sink.
   BufferSink& add(Memory& memory, const wire::BufferRecord& record) {
     left_.fetch_add(1, std::memory_order_relaxed);
     auto& arrival = arrivals_.emplace_back(Arrival{{memory, record.destination}, record.index, record.parts});
@@ -68,7 +71,7 @@ class Landing final {
     if (record.parts.empty() && record.index < into_.size()) arrival.sink.use(into_[record.index]);
     return arrival.sink;
   }
-  /// One buffer, or the reading of the frame itself, is done with.
+  /// Reports that one buffer has landed or failed, or that the frame itself has been processed.
   void landed(const Status& status) {
     if (!status.ok()) {
       const std::lock_guard lock(mutex_);
@@ -95,7 +98,8 @@ class Landing final {
     std::vector<wire::BufferRecord::Part> parts;
   };
 
-  /// Each part becomes a buffer of its own, which keeps the bundle's memory as long as it is there.
+  /// Makes each part of a bundle a buffer of its own, which keeps the bundle's memory alive. A part for which `into`
+  /// has memory is copied there.
   void take_apart(const Arrival& bundle, std::vector<Buffer>& buffers) const {
     const auto& whole = bundle.sink.result;
     std::uint64_t end = 0;
@@ -112,9 +116,9 @@ class Landing final {
     }
   }
 
-  std::atomic<int> left_{1};      // the reading of the frame
-  std::deque<Arrival> arrivals_;  // by record; pulls under way know their addresses
-  std::size_t buffers_ = 0;       // of the message
+  std::atomic<int> left_{1};      // buffers that have not landed, and one for the frame itself
+  std::deque<Arrival> arrivals_;  // by record; a deque, because pulls under way hold their addresses
+  std::size_t buffers_ = 0;       // number of the message's buffers
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;

@@ -1,4 +1,4 @@
-// Connections, frames, liveness: what a link is apart from the calls it carries (link_calls.cpp, link_serving.cpp).
+// A link's connections, frames and liveness. Its calls are in link_calls.cpp, link_serving.cpp and link_rings.cpp.
 #include "agent/link.h"
 
 #include <poll.h>
@@ -22,7 +22,7 @@ namespace {
 Clock::rep now_count() { return Clock::now().time_since_epoch().count(); }
 Clock::time_point at(Clock::rep count) { return Clock::time_point(Clock::duration(count)); }
 
-/// A link's connection in the pool's epoll set. Weak: the set must not keep an ended link.
+/// A link's connection in the pool's epoll set. Its reference to the link is weak, so that the set keeps no ended link.
 class Connection final : public Readable {
  public:
   using Report = void (Link::*)(const std::shared_ptr<FrameStream>&);
@@ -38,7 +38,8 @@ class Connection final : public Readable {
   const Report report_;
 };
 
-/// The peer's process, on the same host: readable when it has ended, also while a forked child holds its sockets.
+/// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
+/// holds the process's sockets.
 class Process final : public Readable {
  public:
   explicit Process(std::weak_ptr<Link> link) : link_(std::move(link)) {}
@@ -65,20 +66,20 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) 
               delete link;
               return;
             }
-            // Its channels wait until nobody uses their wires, and this thread may be using one of them.
+            // The destructor of a channel waits until no thread uses its wire, and this thread may be using one.
             try {
               std::thread([link] {
                 block_signals_of_others();
                 delete link;
               }).detach();
-            } catch (const std::system_error&) {  // no thread to be had: it stays
+            } catch (const std::system_error&) {  // the system gives no thread: the link leaks
             }
           }};
 }
 
 Link::~Link() {
   close({Code::agent_closed, "the link was dropped"});
-  pairs_.destroy_channels();  // whose threads may use all of the link until then
+  pairs_.destroy_channels();  // the channels' threads may use all of the link until then
 }
 
 bool Link::run(UniqueFunction<void()> job, bool with_executor) {
@@ -123,7 +124,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     if (place || (!dialled && other)) return false;
     stream =
         std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
-    if (!dialled) place = stream;  // what is dialled becomes visible below, when what waited for it has been sent
+    if (!dialled) place = stream;  // a dialled stream becomes visible below, after the messages that waited for it
     if (incarnation() == 0) {
       peer_.rank = hello.rank;
       peer_.incarnation = hello.incarnation;
@@ -144,7 +145,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   const auto watch = dialled ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
   pool.add(stream->fd(), std::make_shared<Connection>(self, stream, report), watch);
 
-  while (true) {  // calls that come meanwhile queue behind those that waited
+  while (true) {  // new messages queue behind those that waited, until none is left
     std::deque<Deferred> calls;
     std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
     std::deque<std::pair<Bytes, Descriptors>> controls;
@@ -166,7 +167,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     }
   }
   if (dialled && !bulk) offer_ring(stream, hello);
-  if (closed()) {  // it ended meanwhile, without having seen this stream
+  if (closed()) {  // close() may have run without seeing this stream
     if (pidfd >= 0) pool.remove(pidfd);
     pool.remove(stream->fd());
     stream->close({Code::connection_lost, "the link has ended"});
@@ -176,7 +177,8 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   return true;
 }
 
-/// Threads that sleep because there was no stream to read look again; a completion may wait for the first reply.
+/// Wakes the threads that sleep because there was no stream to read. Makes the pool read the stream for calls with
+/// completions.
 void Link::wake_connected() {
   {
     const std::lock_guard lock(wait_mutex_);
@@ -187,12 +189,13 @@ void Link::wake_connected() {
 
 void Link::close(const Status& status) { close(status, false); }
 
-/// Who takes a peer's last replies waits so long for another who is reading them.
+/// The longest time that take_last_replies() waits for another thread to finish reading.
 constexpr Milliseconds longest_last_look(50);
 
-/// Takes the replies that a peer gave before it ended: whoever notices its end may be ahead of who reads them.
+/// Takes the replies that the peer gave before it ended: the thread that notices the end may be ahead of the thread
+/// that reads the replies.
 void Link::take_last_replies() {
-  take_ring_replies();  // first: some say that the reply has gone by socket
+  take_ring_replies();  // first, because a slot may say that its reply comes by socket
   const auto stream = outgoing();
   const auto until = Clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
@@ -201,7 +204,8 @@ void Link::take_last_replies() {
       }
       return stream->end_read();
     }
-    // A caller reads them and meets the end itself; unless a forked child of the peer's keeps the connection open.
+    // Another thread reads them, and closes the stream when it reaches the end. If a forked child of the peer keeps the
+    // connection open, there is no end, so the wait is bounded.
     if (Clock::now() > until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -231,7 +235,8 @@ bool Link::close(const Status& status, bool unless_awaited) {
     buffers.swap(deferred_bulk_);
     pidfd = process_.get();
   }
-  const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;  // of none, its call tells
+  // A link that never connected is not logged: its calls report the error.
+  const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
   if (!expected) log_warning("peer=" + peer_.name + " lost: " + status.text());
   auto& pool = *engine_->pool;
   if (pidfd >= 0) pool.remove(pidfd);
@@ -243,8 +248,9 @@ bool Link::close(const Status& status, bool unless_awaited) {
   pairs_.close(why);
   for (const auto& unsent : deferred) drop(unsent, why);
   for (const auto& call : pending_.all()) {
-    // What lands in the caller's own memory ends when its landing does, which has been told above; and a call whose
-    // reply a thread has just taken out of shared memory is that thread's to end.
+    // Two kinds of calls end elsewhere. A call whose reply is landing in the caller's own memory ends when its landing
+    // does; closing the channels above has failed that landing. A call whose reply a thread has just taken out of its
+    // slot is ended by that thread.
     if (!taken_out_of_ring(*call)) fail(call, why);
   }
   drop_rings();
@@ -268,7 +274,7 @@ void Link::drop(const Deferred& unsent, const Status& why) {
   fail(call, why);
 }
 
-/// Ends a call with what happened to the link.
+/// Ends a call with the link's error `why`.
 void Link::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
   finish(call, Status(why.code(), "\"" + call->shown() + "\": " + std::string(why.what())));
@@ -292,7 +298,7 @@ bool Link::unreachable(const Status& why) {
 
 void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                     bool flush, Descriptors descriptors) {
-  if (!descriptors.empty() && !stream->local()) {  // the channel at the other end finds that they did not come
+  if (!descriptors.empty() && !stream->local()) {  // the channel at the peer sees that no descriptors came
     descriptors.clear();
     wire::Header::forget_descriptors(frame);
   }
@@ -302,7 +308,7 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
     engine_->housekeeping->kick();
 }
 
-/// The socket is full: a pool thread writes the rest, so that no caller waits for a slow peer.
+/// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer.
 void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
   {
     const std::lock_guard lock(connect_mutex_);
@@ -317,7 +323,7 @@ void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
       }
       const std::lock_guard lock(self->connect_mutex_);
       std::erase(self->writing_, stream);
-      // A sender that met a full socket just now saw the stream in the list, and left.
+      // A sender that met a full socket just now found the stream in the list and left the writing to this thread.
       if (!stream->closed() && stream->corked())
         self->writing_.push_back(stream);
       else
@@ -326,8 +332,8 @@ void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
   });
 }
 
-/// Always on the stream that this side dialled: the peer reads its requests whatever happens, and replies only when it
-/// waits for one.
+/// Control frames always go on the stream that this side dialled. The peer reads that stream at all times, but reads
+/// the stream of its own calls only while it waits for a reply.
 void Link::send_control(Bytes frame, Descriptors descriptors) {
   std::unique_lock lock(connect_mutex_);
   if (const auto stream = outgoing_) {
@@ -365,13 +371,13 @@ void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
   stream->end_read();
 }
 
-/// Perhaps before the link's callers know the stream. Its events are edges: what is left unread now, such as the end
-/// behind a reply, is not reported again.
+/// May run before `outgoing_` is set. The events are edge-triggered: bytes left unread now, or an end behind a reply,
+/// are not reported again. So this reads until nothing is left.
 void Link::on_replies(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) {
     const std::lock_guard lock(wait_mutex_);
     if (!stream->begin_read()) {
-      // A caller reads its replies itself; it arms the stream again when it is done.
+      // A waiting caller reads the stream. It arms the stream again in stop_reading(), because `missed_` is set.
       if (std::exchange(armed_, false)) engine_->pool->disarm(stream->fd());
       missed_ = true;
       return;
@@ -383,7 +389,7 @@ void Link::on_replies(const std::shared_ptr<FrameStream>& stream) {
   stop_reading(stream);
 }
 
-/// Edges, too. Nothing comes this way but the end.
+/// Edge-triggered too. The peer sends nothing on this connection, so the only event is its end.
 void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) return;
   auto progress = FrameStream::Progress::some;
@@ -392,7 +398,8 @@ void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   stream->end_read();
 }
 
-/// On a pool thread that may take long. Reads until nothing has come for a while, or until nobody wants what comes.
+/// Runs on a pool thread that does not lead, so it may take long. Reads until no bytes have come for 2 ms (the stream
+/// is then armed again), or until a frame has no destination yet (resume_bulk() continues then).
 void Link::on_bulk_readable(const std::shared_ptr<FrameStream>& stream) {
   while (stream->begin_read()) {
     const auto resumes = bulk_resumes_.load();
@@ -413,10 +420,9 @@ void Link::on_bulk_readable(const std::shared_ptr<FrameStream>& stream) {
   }
 }
 
-/// A destination for bulk bytes is there: perhaps the one that the reader held the connection for.
 void Link::resume_bulk() {
   ++bulk_resumes_;
-  if (!bulk_held_.exchange(false)) return;
+  if (!bulk_held_.exchange(false)) return;  // no reader waits for a destination
   std::shared_ptr<FrameStream> stream;
   {
     const std::lock_guard lock(connect_mutex_);
@@ -511,17 +517,17 @@ bool Link::tick(Clock::time_point now) {
       if (call->deadline && *call->deadline <= now) cancel(call, expired(*call));
     }
     if (ring_ready_.load(std::memory_order_acquire)) ring_out_->calls->reclaim();
-    expect_replies();  // of calls that nobody waits for
+    expect_replies();  // for calls without a waiting thread
   }
   return under_way;
 }
 
-/// Between hosts nothing else tells that a peer is gone. True: it still is a link.
+/// Needed between hosts only: there, silence is the only sign that a peer is gone.
 bool Link::keep_alive(Clock::time_point now) {
   if (closed() || local() || incarnation() == 0) return !closed();
   const auto interval = std::chrono::duration_cast<Clock::duration>(engine_->options.heartbeat);
   const auto heard = last_heard_.load();
-  // However long this process was stopped, between two looks the peer has been silent for one interval at most.
+  // This process may have been stopped between two checks, so each check adds one interval of silence at most.
   if (std::exchange(heard_at_last_look_, heard) != heard)
     silent_ = {};
   else

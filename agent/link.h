@@ -1,9 +1,11 @@
-/// One peer: a stream for each direction of calling, bulk connections, the channels of each device pair, and the calls
-/// in flight.
+/// A link: this agent's end of everything that it shares with one peer. It has a stream for each direction of calling,
+/// a bulk connection for each direction, the channels of each device pair, and the calls in flight.
 ///
-/// Each direction has a stream of its own, dialled by the caller on first use: only callers read its replies (the pool,
-/// where none of them waits), only the pool's leader reads its requests; so a thread that waits for a reply never runs
+/// The caller dials the stream of its direction at its first call. Replies on it are read by a caller's thread that
+/// waits for one, else by the pool; requests are read by the pool alone. So a thread that waits for a reply never runs
 /// a handler. A link belongs to one incarnation of its peer and ends with it.
+///
+/// Threads: any, unless a function says otherwise. Completions and callbacks run under none of the link's locks.
 #pragma once
 
 #include <atomic>
@@ -26,105 +28,130 @@
 
 namespace tensorferry {
 
-/// A place in the order of calls that share an order key.
+/// A request's place in the queue of its order key.
 struct Turn {
-  UniqueFunction<void()> start;  // empty until the request has landed
+  UniqueFunction<void()> start;  // dispatches the request; set when it has landed and waits for its turn
 };
 
-/// A request that has not been answered, as the callee sees it.
+/// A request that the callee has not answered yet.
 struct Serving {
   std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> told;  // Reply::on_cancelled's; under the link's serving_mutex_
+  UniqueFunction<void()> told;  // the callback of Reply::on_cancelled; under the link's serving_mutex_
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
-  std::shared_ptr<Turn> turn;  // where order is not 0
+  std::shared_ptr<Turn> turn;  // null if order is 0
 };
 
-/// How the answer to a request goes back.
+/// The route of the answer to one request: stream or ring slot, and the call's id.
 struct AnswerWay {
   std::shared_ptr<FrameStream> stream;
   std::uint64_t call = 0;
-  std::uint32_t tell_number = 0;       // 0: the caller has it
+  std::uint32_t tell_number = 0;       // the function's number, sent with the answer; 0: the caller needs none
   std::shared_ptr<IncomingRing> ring;  // null: the request came by `stream`
   SlotId slot;
-  Placement placement{};  // of the answer's tensors, as the request has it
+  Placement placement{};  // of the answer's tensors, from the request
 };
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
  public:
-  /// May be let go of anywhere; where that is inside a use of a channel's wire, another thread destroys the link.
+  /// Makes a link that is not connected. The last reference may be dropped on any thread. If that happens inside a
+  /// channel's use of its wire, another thread runs the destructor.
   static std::shared_ptr<Link> make(std::shared_ptr<Engine> engine, PeerInfo peer);
 
   // --- as the caller -----------------------------------------------------------------------------------------------
-  /// Sends the request now, or when the link is up. The state's `link` is set already.
+  /// Sends the request now, or when the link is connected; dials if needed. `call->link` must be set already.
   void start(const std::shared_ptr<Call::State>& call, Message message);
+  /// Waits until the call has ended; see Call::wait. False: `until` has passed, or `interrupted` returned true.
   bool wait(Call::State& call, std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
-  /// Ends a call here with `why` and tells the peer; nothing where its reply is landing in the caller's own memory.
+  /// Ends a call with `why` and sends a cancel frame. Does nothing if the call has ended, or if its reply is landing in
+  /// the caller's own memory.
   void cancel(const std::shared_ptr<Call::State>& call, const Status& why);
-  /// Something waits for a reply, or for what it says of other calls, that perhaps nobody reads: the pool shall.
+  /// Makes the pool read this call's reply: its caller waits for a completion, so perhaps no thread reads the reply.
   void expect_reply(Call::State& call);
+  /// The same for every reply of the link, for a caller that waits for acknowledgements or other calls' replies.
   void expect_replies();
-  /// Of the calls whose completions are not urgent one is watched for all (Call::Notice::relaxed). True: it is this
-  /// one.
+  /// Tries to make `call` the sentinel call: of the calls with lazy completions (Call::Notice::relaxed), the one that
+  /// the callee must report at once. True: it is the sentinel call now. False: another call is.
   bool scouts(const Call::State& call);
-  /// Its completion has run, or been claimed: the next one may scout.
+  /// The completion of `call` has run (`completed`) or was claimed. If `call` is the sentinel call, another call may
+  /// become it, and if `completed`, the other lazy completions are made prompt.
   void scout_returned(const Call::State& call, bool completed);
-  /// Takes the call's answer where it has come into shared memory and nobody has looked.
+  /// Polls the slot of a call in the ring, and takes its reply if it has come.
   void look(Call::State& call);
+  /// Spins for the reply of a call in the ring, and takes it; see Call::look. True: the call has ended.
   bool look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least);
-  /// Waits until the bytes in flight leave room. DeadlineExceeded; the link's error.
+  /// Acquires credit for `bytes` bytes: blocks until the bytes in flight leave room. A message larger than the bound
+  /// goes when nothing else is in flight. DeadlineExceeded after `options.timeout`. Returns Ok on a closed link, whose
+  /// calls then fail by themselves.
   Status admit(std::size_t bytes, const RawCallOptions& options);
+  /// Returns the credit for `bytes` bytes, and wakes the threads in admit().
   void discharged(std::size_t bytes);
 
   // --- as the callee -----------------------------------------------------------------------------------------------
+  /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
+  /// be sent becomes an error.
   void answer(const AnswerWay& way, Message message);
+  /// Sends an error as the answer.
   void refuse(const AnswerWay& way, const Status& status);
+  /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
+  /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(const std::shared_ptr<Serving>& serving, UniqueFunction<void()> told);
+  /// Marks the request as cancelled, and runs its callback.
   void cancel_serving(Serving& serving);
-  /// The request has been answered, or dropped: the next of its order key may run.
+  /// The request has been answered or dropped: removes it, and starts the next request of its order key.
   void served(std::uint64_t call, const Serving& serving);
 
   // --- connections ---------------------------------------------------------------------------------------------------
-  /// Takes a greeted connection whose hello has been read. `dialled`: by this side. False: not wanted, because the link
-  /// has ended, or has one already, or is of another incarnation; `fd` is left as it is, unless the link ended
-  /// meanwhile.
+  /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
+  /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
+  /// incarnation. `fd` is then left as it was, unless the link ended during the call.
   bool attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello);
-  /// Its peer's requests come here.
+  /// Returns whether the link has a connection on which the peer sends requests.
   [[nodiscard]] bool called() const;
+  /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
+  /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
+  /// the requests that are being served.
   void close(const Status& status);
-  /// The peer could not be reached: fails what was to be sent to it, but for calls that wait for it to come. True:
-  /// there are none, and the link has been closed.
+  /// Handles a failed attempt to dial: fails the calls that wait for the connection, except those with
+  /// `wait_for_ready`. True: no call waits any more, and the link has been closed.
   bool unreachable(const Status& why);
-  /// The peer has closed its end, perhaps just now: closes this one. A call made after that goes to the peer's next
-  /// life.
+  /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
+  /// incarnation over a new link.
   bool ended_by_peer();
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-  // --- for Pairs
-  // -------------------------------------------------------------------------------------------------------
+  // --- for Pairs -----------------------------------------------------------------------------------------------------
+  /// Sends a control or release frame on the stream that this side dialled; dials if needed.
   void send_control(Bytes frame, Descriptors descriptors);
+  /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
   void send_bulk(Bytes frame, FrameStream::Part part);
+  /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
   void resume_bulk();
-  /// Descriptors can travel to this peer.
+  /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
-  /// "ring", "unix", "tcp": what carries calls to the peer; and why not the first.
+  /// Returns the transport of calls to the peer: "ring", "unix" or "tcp". If it is not "ring", sets `why_no_ring`.
   std::string transport(std::string& why_no_ring);
+  /// Takes the reply in a slot of the done list: the callee answered while no thread slept on the slot.
   void on_ring_done(SlotId slot);
 
-  // --- for the housekeeping
-  // --------------------------------------------------------------------------------------------
-  /// Flushes, expires, keeps alive. True: something is under way.
+  // --- for the housekeeping ------------------------------------------------------------------------------------------
+  /// Runs on the housekeeping thread about every millisecond. Flushes queued frames, sends acknowledgements, makes lazy
+  /// completions prompt, and expires calls. True: something is under way.
   bool tick(Clock::time_point now);
+  /// Runs on the housekeeping thread at least once a second. Sends heartbeats to a peer on another host, and closes the
+  /// link after three silent intervals. False: the link has ended.
   bool keep_alive(Clock::time_point now);
+  /// Sends goodbye on both calls connections.
   void say_goodbye();
-  /// Runs `job` on the pool; false: there is none any more.
+  /// Runs `job` on the pool. False: the pool has been stopped, and drops the job.
   bool run(UniqueFunction<void()> job, bool with_executor);
 
+  /// Handles one frame, on the thread that reads `stream`.
   Result<Taken> on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                          Descriptors descriptors) override;
-  /// The pool found one of the link's connections readable: one on which the peer calls or sends bulk data, or one that
-  /// this side dialled.
+  /// Each runs on a pool thread when a connection is readable: the peer's calls connection (on_requests), the peer's
+  /// bulk connection (on_bulk_readable), and the two that this side dialled (on_replies, on_bulk_out_readable).
   void on_requests(const std::shared_ptr<FrameStream>& stream);
   void on_bulk_readable(const std::shared_ptr<FrameStream>& stream);
   void on_replies(const std::shared_ptr<FrameStream>& stream);
@@ -132,15 +159,16 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }  // incarnation 0 until connected
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
-  /// Waits until connected (dialling where nobody does) and until it is settled whether calls go through shared memory.
-  /// The link's error otherwise.
+  /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
+  /// DeadlineExceeded after `until`; else the link's error.
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
   Pairs& pairs() noexcept { return pairs_; }
-  /// See RawAgent::link_state.
+  /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
-  /// How long the calls that wait for this link are ready to wait for its peer to come.
+  /// Returns how long the calls with `wait_for_ready` that wait for this link may still wait for the peer; 0: none
+  /// does.
   [[nodiscard]] Milliseconds patience() const;
 
  private:
@@ -155,7 +183,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   bool close(const Status& status, bool unless_awaited);
   void take_last_replies();
   void fail(const std::shared_ptr<Call::State>& call, const Status& why);
-  [[nodiscard]] Status status() const;  // why it has ended
+  [[nodiscard]] Status status() const;  // Ok, or why the link has ended
   void drop(const Deferred& unsent, const Status& why);
 
   void send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
@@ -215,44 +243,44 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Pairs pairs_;
   PendingCalls pending_;
 
-  mutable std::mutex connect_mutex_;  // guards the connections and what waits for them
+  mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
   bool dialling_ = false, dialling_bulk_ = false;
   std::deque<Deferred> deferred_;
   std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;
   std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
-  /// By order key: what was sent behind a request that waits for a probe.
+  /// By order key: the requests behind one that waits for a probe.
   std::unordered_map<std::uint32_t, std::deque<Deferred>> behind_;
-  std::vector<std::shared_ptr<FrameStream>> writing_;  // a pool thread finishes their writes
+  std::vector<std::shared_ptr<FrameStream>> writing_;  // streams whose writes a pool thread finishes
   FileDescriptor process_;                             // pidfd of a peer on this host
   Status status_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> leaving_{false};  // the peer said goodbye
 
-  std::mutex wait_mutex_;  // guards who reads the outgoing stream, and who waits for it
-  std::vector<Call::State*> waiters_;
-  bool armed_ = false;
-  bool missed_ = false;   // the pool was told of something while a caller read, and is to be told again
-  FileDescriptor nudge_;  // eventfd: calls a reader out of poll()
+  std::mutex wait_mutex_;  // guards the choice of the outgoing stream's reader, and the threads that wait to read
+  std::vector<Call::State*> waiters_;  // calls whose threads sleep until they may read
+  bool armed_ = false;                 // the pool is to read the outgoing stream
+  bool missed_ = false;                // the pool met an event while a caller read: arm again for the unread rest
+  FileDescriptor nudge_;               // eventfd: wakes a reader out of poll()
 
   // Calls through shared memory (link_rings.cpp). ring_out_ never changes once ring_ready_ has been true.
   std::shared_ptr<IncomingRing> ring_in_;  // under connect_mutex_
   std::shared_ptr<OutgoingRing> ring_out_;
   std::atomic<bool> ring_ready_{false};
-  std::mutex ring_mutex_;  // guards the rest
+  std::mutex ring_mutex_;  // guards the next four
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::vector<std::weak_ptr<Call::State>> ring_calls_;  // by slot
-  std::string ring_reason_;                             // "": it has not been offered yet
+  std::string ring_reason_;                             // why there is no ring; "": not offered yet
 
-  /// The link whose replies this thread takes for a call of its own.
+  /// The link whose replies this thread reads while it waits for its own call.
   static inline thread_local const Link* reading_ = nullptr;
 
-  std::atomic<const Call::State*> scout_{nullptr};
-  std::atomic<bool> relaxed_{false};  // perhaps calls are in flight whose completions are not watched for
+  std::atomic<const Call::State*> scout_{nullptr};  // the sentinel call
+  std::atomic<bool> relaxed_{false};  // calls with lazy completions may be in flight besides the sentinel call
 
   std::mutex numbers_mutex_;
-  std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's, by function name
+  std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
 
   std::mutex serving_mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Serving>> serving_;
@@ -262,14 +290,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::size_t bytes_in_flight_ = 0;
   std::atomic<std::uint32_t> flow_word_{0};
 
-  std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations that have been given for bulk bytes
-  std::atomic<bool> bulk_held_{false};          // the bulk connection waits for one
+  std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
+  std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
   std::atomic<Clock::rep> last_heard_{0}, last_flush_{0}, last_expiry_{0};
 
-  // The housekeeping thread's, in keep_alive().
+  // Used by the housekeeping thread alone, in keep_alive().
   Clock::time_point last_look_, last_pinged_;
   Clock::rep heard_at_last_look_ = 0;
-  Clock::duration silent_{0};  // without the time that this process slept through
+  Clock::duration silent_{0};  // without the time during which this process was stopped
 };
 
 }  // namespace tensorferry

@@ -1,4 +1,4 @@
-// The caller's side of a link: requests out, replies in, and who reads them.
+// The caller's side of a link: sends requests, takes replies, and decides which thread reads them.
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -18,9 +18,9 @@ namespace tensorferry {
 namespace {
 
 constexpr std::size_t longest_name = 4096;
-constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may travel together
+constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
 
-/// What a request keeps until the peer has read all of its arguments.
+/// Holds a request's arguments and its credit until the peer has read all of its buffers.
 struct Arguments {
   Arguments(std::shared_ptr<Call::State> of, std::shared_ptr<Link> by, std::size_t size)
       : call(std::move(of)), link(std::move(by)), bytes(size) {
@@ -65,7 +65,7 @@ Status Link::admit(std::size_t bytes, const RawCallOptions& options) {
     }
     if (std::exchange(first, false)) {
       engine_->pool->about_to_block();
-      expect_replies();  // they say what has been read
+      expect_replies();  // replies carry the acknowledgements that return credit
     }
     futex_wait(flow_word_, word, until);
   }
@@ -113,8 +113,8 @@ void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::s
   if (!queued_behind(call, message, true)) send_when_probed(*known, stream, {call, std::move(message)});
 }
 
-/// Takes a request that stands behind one of its order key which waits for a probe. False: there is none; where this
-/// one `waits`, later ones stand behind it from now on.
+/// Queues the request if an earlier one of its order key waits for a probe. False: there is no earlier one. If this
+/// request itself `waits` for a probe, later ones of its key queue behind it from then on.
 bool Link::queued_behind(const std::shared_ptr<Call::State>& call, Message& message, bool waits) {
   const auto order = call->options.order;
   if (order == 0) return false;
@@ -133,8 +133,8 @@ void Link::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStre
   });
 }
 
-/// A request that waited for a probe, and what was sent behind it, as far as no other probe is waited for. By socket:
-/// whoever waits for the answer waits there by now.
+/// Sends a request that waited for a probe, then the requests queued behind it, until one needs another probe. They go
+/// by socket, because a thread that waits for the reply waits there by now.
 void Link::send_held(const std::shared_ptr<FrameStream>& stream, Deferred request) {
   for (std::optional<Deferred> next = std::move(request); next;) {
     const auto call = next->call;
@@ -159,7 +159,7 @@ void Link::send_held(const std::shared_ptr<FrameStream>& stream, Deferred reques
 
 void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
                     Message message, bool by_ring) {
-  // What has no buffers has been read when it is in its frame.
+  // A message without buffers is copied into its frame, so nothing has to be held.
   auto held =
       message.buffers.empty() ? nullptr : std::make_shared<Arguments>(call, shared_from_this(), call->counted_bytes);
   call->release_arguments();
@@ -187,7 +187,7 @@ void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::share
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));
   }
-  // A burst of calls shares system calls; whoever waits, and the tick, flush.
+  // A burst of calls shares system calls: a thread that waits for a reply flushes, and so does the tick.
   const auto now = Clock::now().time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
@@ -212,13 +212,13 @@ bool Link::wait(Call::State& call, std::optional<Clock::time_point> until, const
   call.waited = true;
   bool slept = false;
   const bool done = read_or_sleep(call, until, interrupted, slept);
-  // stop_reading() may have called this thread to read for the others just when it left.
+  // stop_reading() may have woken this thread to read for the others at the moment it left.
   if (const auto stream = slept ? outgoing() : nullptr; stream && stream->begin_read()) stop_reading(stream);
   return done;
 }
 
-/// Waits for a call of the stream: as its reader, or asleep while another thread reads (`slept`). False: interrupted,
-/// or `until` has passed. tests/models/reader.pml is the model of it.
+/// Waits for a call whose reply comes by stream: as the stream's reader, or asleep while another thread reads
+/// (`slept`). False: interrupted, or `until` has passed. tests/models/reader.pml models it.
 bool Link::read_or_sleep(Call::State& call, std::optional<Clock::time_point> until,
                          const std::function<bool()>& interrupted, bool& slept) {
   bool stopped = false;
@@ -226,7 +226,8 @@ bool Link::read_or_sleep(Call::State& call, std::optional<Clock::time_point> unt
     const auto now = Clock::now();
     if (until && now >= *until) return false;
     if (call.deadline && now >= *call.deadline) cancel(call.shared_from_this(), expired(call));
-    // Its reply is landing in the caller's own memory: it has come, and that memory must not be written later.
+    // A call whose reply is landing in the caller's own memory has no deadline any more: the reply has come, and after
+    // a time-out the channels would still write to that memory.
     const bool bound = call.deadline && !call.lands_at_callers();
     auto limit = until;
     if (bound && (!limit || *call.deadline < *limit)) limit = call.deadline;
@@ -282,7 +283,7 @@ void Link::read_until_done(Call::State& call, const std::shared_ptr<FrameStream>
   }
 }
 
-/// Hands the reading on: to another thread that waits, else to the pool where calls are in flight.
+/// Gives up the right to read, and hands it to another waiting thread, or to the pool if calls are in flight.
 void Link::stop_reading(const std::shared_ptr<FrameStream>& stream) {
   stream->end_read();
   const std::lock_guard lock(wait_mutex_);
@@ -291,7 +292,7 @@ void Link::stop_reading(const std::shared_ptr<FrameStream>& stream) {
     waiter->wake();
     return;
   }
-  // Also where nobody waits: the peer's answer to the offer of a ring.
+  // The pool also reads when no call is in flight, until the peer has answered the offer of a ring.
   const bool wanted = (pending_.size() != 0 || !ring_settled()) && !stream->closed();
   if (wanted == armed_ && !std::exchange(missed_, false)) return;
   armed_ = wanted;
@@ -329,7 +330,7 @@ void Link::scout_returned(const Call::State& call, bool completed) {
   if (completed) expect_relaxed(Clock::time_point::max());
 }
 
-/// Nobody has come for these: the pool takes their replies.
+/// Makes the lazy completions of calls made before `made_before` prompt: the pool takes their replies.
 void Link::expect_relaxed(Clock::time_point made_before) {
   if (!relaxed_.exchange(false)) return;
   for (const auto& call : pending_.all()) {
@@ -341,6 +342,7 @@ void Link::expect_relaxed(Clock::time_point made_before) {
   }
 }
 
+/// Makes the pool read the outgoing stream.
 void Link::expect_frames() {
   const auto stream = outgoing();
   if (!stream) return;
@@ -350,6 +352,7 @@ void Link::expect_frames() {
   engine_->pool->arm(stream->fd());
 }
 
+/// Wakes the thread that reads the outgoing stream in poll(), so that it checks its call.
 void Link::nudge() {
   const std::uint64_t one = 1;
   (void)!::write(nudge_.get(), &one, sizeof one);
@@ -357,7 +360,7 @@ void Link::nudge() {
 
 Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
-  if (!call) {  // cancelled or expired
+  if (!call) {  // the call was cancelled or has expired
     pairs_.discard(stream, frame);
     return {};
   }
@@ -368,7 +371,7 @@ Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
   }
   if ((frame.header.flags & wire::flag::error) != 0) {
     auto status = wire::decode_status(frame.payload);
-    // The callee may notice first that the deadline has passed; the caller knows more to say of it.
+    // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
     if (pending_.remove(call->id)) finish(call, std::move(status));
@@ -387,12 +390,12 @@ void Link::finish(const std::shared_ptr<Call::State>& call, Result<Received> res
   if (!result) ++engine_->calls_failed;
   call->complete(std::move(result));
   if (call->in_ring.load(std::memory_order_acquire)) ring_out_->calls->abandon(call->slot);
-  if (call->waited && reading_ != this) nudge();  // its thread may be reading, and sleep in poll()
+  if (call->waited && reading_ != this) nudge();  // the waiting thread may be the reader, asleep in poll()
 }
 
 void Link::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
-  finish(call, why);  // first: who reads the frame below before the request must find that given up
+  finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
   wire::Header header;
   header.kind = wire::Kind::cancel;
   header.call = call->id;

@@ -1,4 +1,4 @@
-// Calls through memory that both sides map: how a link comes by it, and what becomes of requests and replies in it.
+// Calls through shared memory: the negotiation of a link's rings, and the requests and replies in them.
 #include "agent/link_rings.h"
 
 #include <poll.h>
@@ -13,7 +13,7 @@
 namespace tensorferry {
 namespace {
 
-/// Operations of ring frames.
+/// The operations of ring frames.
 constexpr std::uint8_t offered = 1, accepted = 2, declined = 3;
 
 Bytes ring_frame(std::uint8_t operation, std::uint64_t nonce, std::string_view reason, std::size_t descriptors) {
@@ -37,7 +37,7 @@ bool IncomingRing::needs_executor() {
   const auto link = number ? link_.lock() : nullptr;
   if (!link) return false;
   const auto function = link->engine().functions.find(*number);
-  return !function || function->options.executor;  // names that are not known yet may be the executor's
+  return !function || function->options.executor;  // a name that is not known yet may need the executor
 }
 
 bool IncomingRing::serve_one() {
@@ -109,7 +109,6 @@ bool OutgoingRing::serve_one() {
   return any;
 }
 
-/// A slot that nobody waits for has been answered.
 void Link::on_ring_done(SlotId slot) {
   std::shared_ptr<Call::State> call;
   {
@@ -131,8 +130,9 @@ void Link::take_ring_reply(const std::shared_ptr<Call::State>& call) {
   fail(call, this->status());
 }
 
-/// Takes the reply out of the call's slot, if this is the thread that gets it. An error: it is none; the call has still
-/// to be ended.
+/// Takes the reply out of the call's slot, unless another thread has taken it, and handles it. If the reply comes by
+/// socket, frees the slot and makes the pool read the stream. An error: the slot holds no valid reply, and the caller
+/// of this function must end the call.
 Status Link::read_ring_reply(const std::shared_ptr<Call::State>& call) {
   const auto state = ring_out_->calls->state(call->slot);
   if (state == CallRing::State::by_socket) {
@@ -158,7 +158,7 @@ Status Link::read_ring_reply(const std::shared_ptr<Call::State>& call) {
   return on_reply(nullptr, *frame);
 }
 
-/// Takes the replies that have come and that nobody has looked for, while the link ends.
+/// Takes the replies that have come into slots and that no thread has taken yet. Called while the link ends.
 void Link::take_ring_replies() {
   if (!ring_ready_.load(std::memory_order_acquire)) return;
   for (const auto& call : pending_.all()) {
@@ -167,13 +167,13 @@ void Link::take_ring_replies() {
   }
 }
 
-/// Its reply has been taken, by a thread that is about to end the call.
+/// Returns whether a thread has taken the call's reply out of its slot and is about to end the call.
 bool Link::taken_out_of_ring(const Call::State& call) const {
   if (!call.in_ring.load(std::memory_order_acquire) || !ring_out_->calls->taken(call.slot)) return false;
-  return call.in_ring.load(std::memory_order_acquire);  // else the slot was given up for the socket just now
+  return call.in_ring.load(std::memory_order_acquire);  // false now: the reply comes by socket
 }
 
-/// Puts a request into the ring. False: it has to go by socket.
+/// Puts a request into the ring. False: it must go by socket.
 bool Link::send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame) {
   if (!ring_ready_.load(std::memory_order_acquire) || call->options.order != 0) return false;
   const auto slot = ring_out_->calls->reserve();
@@ -185,7 +185,7 @@ bool Link::send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame
   }
   call->in_ring.store(true, std::memory_order_seq_cst);
   if (ring_out_->send(*slot, frame)) {
-    if (call->done()) ring_out_->calls->abandon(*slot);  // it ended before whoever ended it could see the slot
+    if (call->done()) ring_out_->calls->abandon(*slot);  // the thread that ended the call may not have seen `in_ring`
     return true;
   }
   call->in_ring.store(false, std::memory_order_release);
@@ -193,21 +193,22 @@ bool Link::send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame
   return false;
 }
 
+/// Returns whether the callee has answered the call's slot, or the slot belongs to this call no more.
 bool Link::answered(const Call::State& call) const {
   const auto state = ring_out_->calls->state(call.slot);
   return state != CallRing::State::pending && state != CallRing::State::watched && state != CallRing::State::sleeping;
 }
 
-/// Takes the answer on the thread that waits for it.
+/// Takes the reply on the thread that waits for it.
 void Link::take_as_waiter(Call::State& call) {
   if (!call.done()) {
     const auto* outer = std::exchange(reading_, this);
     take_ring_reply(call.shared_from_this());
     reading_ = outer;
   } else {
-    ring_out_->calls->abandon(call.slot);  // finish() gives the slot back only as long as it sees `in_ring`
+    ring_out_->calls->abandon(call.slot);  // finish() abandons the slot only if it sees `in_ring`
   }
-  call.in_ring.store(false, std::memory_order_release);  // buffers under way are waited for like any other call's
+  call.in_ring.store(false, std::memory_order_release);  // wait() now waits for the buffers as for a call by socket
 }
 
 bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least) {
@@ -230,7 +231,7 @@ bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> unti
     if (!waiting.until(over)) engine_->pool->about_to_block();
     while (!over()) {
       if (until && Clock::now() >= *until) return false;
-      // The call's own deadline is the tick's: a timed sleep costs 2 us.
+      // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
       if (!ring_out_->calls->sleep(call.slot, until) && interrupted && interrupted()) return false;
     }
   }
@@ -238,9 +239,9 @@ bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> unti
   return true;
 }
 
-// ---- How a link comes by it
+// ---- Negotiation
 
-/// The dialler of a local connection offers memory; frames go by socket until the peer has mapped it and said so.
+/// Offers a ring to the peer on a local connection that this side dialled. Frames go by socket until the peer accepts.
 void Link::offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello) {
   if (!stream->local()) return no_ring_because("no unix socket leads to the peer");
   if (!engine_->options.shared_memory) return no_ring_because("shared memory is switched off by this agent's options");
@@ -313,7 +314,8 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   return {};
 }
 
-/// close() may have removed the link's sources from the pool before this one was there.
+/// Adds a ring to the pool. If the link has ended, removes it again: close() may have removed the link's rings before
+/// this one was added.
 void Link::add_to_pool(const std::shared_ptr<RequestSource>& source) {
   engine_->pool->add(source);
   if (closed()) engine_->pool->remove(source.get());
@@ -352,7 +354,7 @@ void Link::no_ring_because(std::string reason) {
   ring_reason_ = std::move(reason);
 }
 
-/// The offer has been answered.
+/// Drops the offered ring after the peer has answered the offer.
 void Link::withdraw_ring() {
   const std::lock_guard lock(ring_mutex_);
   ring_offered_.reset();
@@ -381,7 +383,8 @@ bool Link::ended_by_peer() {
   if (ring_ready_.load(std::memory_order_acquire)) {
     ended = ring_out_->calls->ended();
   } else if (const auto stream = only_incoming()) {
-    // The peer alone has dialled: whether that still stands decides which of its lives this link is of.
+    // Only the peer has dialled. If its connection has ended, so has this link: the next call needs a link to the
+    // peer's next incarnation.
     pollfd state{stream->fd(), POLLRDHUP, 0};
     if (::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP)) != 0) ended = CallRing::Ended::otherwise;
   }
@@ -391,7 +394,8 @@ bool Link::ended_by_peer() {
   return true;
 }
 
-/// The link has ended: nobody is served any more, and whoever sleeps on a slot finds out.
+/// Called when the link has ended: removes its rings from the pool, tells the peer, and wakes the threads that sleep on
+/// slots.
 void Link::drop_rings() {
   std::shared_ptr<IncomingRing> in;
   bool out = false;

@@ -1,4 +1,4 @@
-/// A link's two directions of calling through shared memory, as the pool sees them.
+/// The two rings of a link, one for each direction of calling through shared memory, as request sources of the pool.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace tensorferry {
 
 class Link;
 
-/// The callee's end: requests of the peer's. Its slots take the answers.
+/// The callee's end: takes the peer's requests, and answers into the ring's slots. Thread-safe.
 class IncomingRing final : public RequestSource {
  public:
   IncomingRing(std::weak_ptr<Link> link, std::shared_ptr<CallRing> calls, std::shared_ptr<Doorbell> caller)
@@ -27,21 +27,25 @@ class IncomingRing final : public RequestSource {
   bool serve_one() override;
   [[nodiscard]] int peer_cpu() const override { return peer_cpu_.load(std::memory_order_relaxed); }
 
+  /// Tells the caller that this side serves no more requests.
   void end(CallRing::Ended how) { calls_->end(how); }
-  /// False: the caller has given up, and the frame goes nowhere.
+  /// Puts a reply into `slot`, and rings the caller's doorbell if the slot is watched. False: the caller has given up,
+  /// and the reply must go by socket, so that the tickets in it end.
   bool answer(SlotId slot, ByteView frame);
-  /// Tells the caller to look for the answer on the socket; before it is sent there.
+  /// Tells the caller that the reply comes by socket. Call it before the reply is sent there.
   void answer_by_socket(SlotId slot);
+  /// Returns whether the caller has given the call up.
   [[nodiscard]] bool abandoned(SlotId slot) const { return calls_->state(slot) == CallRing::State::abandoned; }
 
  private:
   const std::weak_ptr<Link> link_;
   const std::shared_ptr<CallRing> calls_;
-  const std::shared_ptr<Doorbell> caller_;
+  const std::shared_ptr<Doorbell> caller_;  // the caller's
   std::atomic<int> peer_cpu_{-1};
 };
 
-/// The caller's end. What the pool serves here are answers that nobody waits for.
+/// The caller's end: puts requests in. As a request source it gives the pool the replies that no thread waits for.
+/// Thread-safe.
 class OutgoingRing final : public RequestSource {
  public:
   OutgoingRing(std::weak_ptr<Link> link, std::shared_ptr<CallRing> of, std::shared_ptr<Doorbell> callee)
@@ -51,17 +55,17 @@ class OutgoingRing final : public RequestSource {
   [[nodiscard]] bool needs_executor() override { return false; }
   bool serve_one() override;
 
-  /// False: no room.
+  /// Puts a request in, and rings the callee's doorbell. False: no room.
   bool send(SlotId slot, ByteView frame);
 
   const std::shared_ptr<CallRing> calls;
-  Spin spin;    // of threads that wait for an answer
-  Crowd crowd;  // of the same, where they are many
+  Spin spin;    // for a thread that waits for a reply
+  Crowd crowd;  // for these threads when they outnumber the CPUs
 
  private:
   const std::weak_ptr<Link> link_;
-  const std::shared_ptr<Doorbell> callee_;
-  std::mutex collect_mutex_;
+  const std::shared_ptr<Doorbell> callee_;  // the callee's
+  std::mutex collect_mutex_;                // one thread at a time takes from the done list
 };
 
 }  // namespace tensorferry

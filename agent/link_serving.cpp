@@ -1,4 +1,4 @@
-// The callee's side of a link: requests in, handlers, replies out.
+// The callee's side of a link: takes requests, dispatches them to handlers in order, and sends replies.
 #include <utility>
 
 #include "agent/link.h"
@@ -17,7 +17,7 @@ class Reply::State final {
   AnswerWay way;
   std::shared_ptr<Serving> serving;
 
-  /// In a forked child: the parent answers.
+  /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
 };
 
@@ -59,7 +59,7 @@ void Reply::tell(std::uint32_t number) {
 }
 
 bool Reply::cancelled() const {
-  if (!state_ || state_->inherited()) return true;  // a child has no ring to look into
+  if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
   const auto& serving = *state_->serving;
   if (serving.cancelled || (serving.deadline && *serving.deadline <= Clock::now())) return true;
   return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);
@@ -68,7 +68,8 @@ bool Reply::cancelled() const {
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
   state_->link->on_cancelled(state_->serving, std::move(told));
-  // A request may be taken out of the ring after its cancellation has been read from the stream.
+  // The pool may read a cancel frame from the stream before it takes the request out of the ring. The slot then says
+  // that the caller has given up.
   if (state_->way.ring && state_->way.ring->abandoned(state_->way.slot)) state_->link->cancel_serving(*state_->serving);
 }
 
@@ -96,7 +97,7 @@ Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
     const std::lock_guard lock(serving_mutex_);
     if (!serving_.emplace(header.call, serving).second)
       return {Code::protocol_error, "a request under the id of one that has not been answered"};
-    if (closed()) serving->cancelled = true;  // close() has been here already
+    if (closed()) serving->cancelled = true;  // close() may have cancelled the requests before this one was added
     if (serving->turn) ordered_[header.order].push_back(serving->turn);
   }
   ++engine_->serving;
@@ -126,7 +127,7 @@ void Link::dispatch(std::shared_ptr<const Function> function, std::string name, 
                                                      " handlers of \"" + engine_->self.name +
                                                      "\" are busy, and as many calls wait. Raise max_threads there"});
   }
-  const bool executor = !function || function->options.executor;  // names that are not known yet may be the executor's
+  const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
               arguments = std::move(arguments), reply = std::move(reply)]() mutable {
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
@@ -134,7 +135,7 @@ void Link::dispatch(std::shared_ptr<const Function> function, std::string name, 
   pool.submit_handler(std::move(job), executor);
 }
 
-/// Runs `start` now, or when those before it in its order have been answered.
+/// Runs `start` now, or when all earlier requests of its order key have been answered.
 void Link::take_turn(std::uint32_t order, Turn& turn, UniqueFunction<void()> start) {
   {
     const std::lock_guard lock(serving_mutex_);
@@ -158,7 +159,7 @@ void Link::end_turn(std::uint32_t order, const Turn& turn) {
     else if (was_first)
       next = std::move(queue.front()->start);
   }
-  // Where it is refused at once, so may be the next: thousands of them must not be as many stack frames.
+  // The next request may be refused at once, and so may the one after it. complete() avoids a stack frame for each.
   if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
 }
 
@@ -242,11 +243,11 @@ void Link::refuse(const AnswerWay& way, const Status& status) {
 void Link::send_answer(const AnswerWay& way, Pairs::Built built) {
   if (way.ring) {
     const bool fits = built.trailing.empty() && built.frame.size() <= CallRing::most_reply;
-    // Where the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.
+    // If the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.
     if (fits && way.ring->answer(way.slot, built.frame)) return;
     if (!fits) way.ring->answer_by_socket(way.slot);
   }
-  // Replies of handlers that follow one another share a system call; the last one, and the tick, flush.
+  // Replies of consecutive handlers share a system call: the last one flushes, and so does the tick.
   transmit(way.stream, std::move(built.frame), std::move(built.trailing), engine_->pool->caught_up());
 }
 

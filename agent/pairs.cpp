@@ -44,7 +44,7 @@ const wire::Hello::Endpoint* endpoint_of(const std::vector<wire::Hello::Driver>&
 
 }  // namespace
 
-/// Why driver `index` does not reach, or nullopt.
+/// Returns why driver `index` does not connect the pair, or nullopt if it does.
 static std::optional<Refusal> reach(Engine& engine, std::size_t index, DevicePair pair,
                                     const std::vector<wire::Hello::Driver>& theirs) {
   auto& driver = *engine.drivers[index];
@@ -61,7 +61,8 @@ static std::optional<Refusal> reach(Engine& engine, std::size_t index, DevicePai
   return driver.reaches(mine->descriptor, other->descriptor);
 }
 
-/// The pair's channels; opens those that reach, at the first asking. Stable once made.
+/// Returns the pair's channels. The first call for a pair opens those that reach. The reference stays valid, and the
+/// list does not change.
 const Pairs::Way& Pairs::way(DevicePair pair) {
   {
     const std::lock_guard lock(mutex_);
@@ -96,7 +97,7 @@ Pairs::Slot* Pairs::open(std::size_t driver, DevicePair pair) {
     place = std::make_unique<Slot>(*this, driver, pair, immediate);
     slot = place.get();
   }
-  // The peer opens its end at our first ticket, or when told.
+  // The peer opens its end of an immediate channel at our first ticket, and of any other when this message tells it.
   if (!immediate) control(*slot, static_cast<std::uint8_t>(Slot::Control::open), {}, {});
   auto channel = engine_.drivers[driver]->open(*slot, pair);
   Status ended;
@@ -105,13 +106,13 @@ Pairs::Slot* Pairs::open(std::size_t driver, DevicePair pair) {
     slot->channel = std::move(channel);
     if (closed_) ended = status_;
   }
-  if (!ended.ok()) slot->channel->close(ended);  // close() may not have found it
+  if (!ended.ok()) slot->channel->close(ended);  // close() may have run before the channel was in the slot
   return slot;
 }
 
 std::optional<std::uint64_t> Pairs::probing(Message& message, const std::string& require, const Placement& placement) {
   if (message.sharing.empty() && require.empty()) return std::nullopt;
-  if (!place(message, placement).ok()) return std::nullopt;  // build() says so
+  if (!place(message, placement).ok()) return std::nullopt;  // build() returns the error
   std::uint64_t known = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -161,7 +162,7 @@ Pairs::Slot* Pairs::slot_of_peer(std::uint8_t driver, DevicePair theirs) {
     const std::lock_guard lock(mutex_);
     if (driver >= theirs_.size()) return nullptr;
     name = theirs_[driver].name;
-    // Devices that one side does not have: nothing is to be remembered of what a peer makes up.
+    // Refuses devices that one side does not have, so that a peer cannot fill the maps with invented ones.
     if (endpoint_of(theirs_, name, ours.remote) == nullptr ||
         endpoint_of(engine_.descriptors, name, ours.local) == nullptr) {
       return nullptr;
@@ -204,7 +205,7 @@ Status Pairs::on_control(std::uint64_t id, ByteView payload, Descriptors descrip
   if (slot == nullptr) return {Code::protocol_error, "a control frame for a channel that does not reach"};
   switch (operation) {
     case Slot::Control::open:
-      break;  // it is, now
+      break;  // slot_of_code() has opened it
     case Slot::Control::ready:
       slot->peer_ready();
       break;
@@ -287,7 +288,7 @@ void Pairs::want_release(std::uint64_t id) {
   engine_.housekeeping->kick();
 }
 
-/// What a channel would notice by itself only after this frame.
+/// Lets the channels complete work that is done but that they would notice only after this frame, such as GPU copies.
 void Pairs::settle() {
   std::vector<Channel*> channels;
   {
@@ -327,7 +328,7 @@ void Pairs::acknowledged(const std::vector<std::uint64_t>& releases) {
     if (offered)
       offered->slot->channel->acknowledged(offered->ticket);
     else
-      sent_templates_.acknowledged(id);  // which skips an id that was never given out
+      sent_templates_.acknowledged(id);  // ignores an id that was never given out
   }
 }
 
@@ -335,7 +336,7 @@ Result<Device> Pairs::arrival_of(Device source, Destination destination, const P
   if (!destination.anywhere || (source == Device() && placement.empty())) return destination.device;
   bool elsewhere = false;
   auto device = [&] {
-    const std::lock_guard lock(mutex_);  // what the first hello says changes no more, but it may come now
+    const std::lock_guard lock(mutex_);  // the peer's first hello may come at this moment
     return arrival(source, placement, their_devices_, link_.peer().name, &elsewhere);
   }();
   if (elsewhere) {

@@ -1,5 +1,5 @@
-/// The channels of one link: negotiated for each pair of devices, chosen for each buffer; what becomes of the buffers
-/// of a message on its way out and in.
+/// The channels of one link. Negotiates them for each pair of devices, chooses one for each buffer, offers the buffers
+/// of outgoing messages, and pulls the buffers of incoming ones.
 #pragma once
 
 #include <atomic>
@@ -23,67 +23,77 @@
 
 namespace tensorferry {
 
-/// A host buffer of up to so many bytes travels inside the frame.
+/// A host buffer of up to this many bytes travels inside the frame.
 inline constexpr std::size_t inline_bytes = 4096;
 
-/// A message's host buffers of up to so many bytes each travel together where there are several: a bundle holds up to
-/// so many bytes, which a receiver keeps as long as it keeps one of its parts.
+/// If a message has several host buffers of up to `bundled_bytes` each, they travel in bundles of up to `bundle_bytes`.
+/// The bound on a bundle limits the memory that a receiver keeps as long as it keeps one of the parts.
 inline constexpr std::size_t bundled_bytes = std::size_t{64} << 10;
 inline constexpr std::size_t bundle_bytes = std::size_t{1} << 20;
 
-/// Threads: any, but for receive() and what runs inside it, which is the stream's reader.
+/// Threads: any. The functions that handle an incoming frame (receive, discard, on_control, on_bulk) run on the thread
+/// that has read the frame. Completions and callbacks run under none of the locks here.
 class Pairs final {
  public:
   explicit Pairs(Link& link);
   ~Pairs();
-  /// After close(), when nobody else uses the link. Channels may use it until then, from threads of their own.
+  /// Destroys the channels. Call it after close(), when no other thread uses the link; until then channels may use the
+  /// link from threads of their own.
   void destroy_channels();
 
-  /// The first hello of the peer says what it has. Later ones change nothing.
+  /// Learns the peer's devices, drivers and features from its first hello. Later hellos change nothing.
   void meet(const wire::Hello& hello);
+  /// Returns whether the peer's first hello has come.
   [[nodiscard]] bool met() const;
 
+  /// A frame to send, and the buffers behind it.
   struct Built {
     Bytes frame;
     std::vector<FrameStream::Part> trailing;
   };
-  /// Set where `message` needs a channel that is still being probed (the required one, or one that hands shared memory
-  /// over), and build() would fail for what a moment may settle. The number is for when_probed(). Where there is
-  /// neither this costs nothing.
+  /// Returns a number for when_probed() if `message` needs a channel that is still being probed: the channel that
+  /// `require` names, or one that hands over shared memory. build() could then fail although it will succeed after the
+  /// probe. Costs nothing for a message that has neither. May decide the buffers' destinations in `message`.
   [[nodiscard]] std::optional<std::uint64_t> probing(Message& message, const std::string& require,
                                                      const Placement& placement);
-  /// Runs `job` once, on a thread of the pool, as soon as another probe has ended than those that probing() knew of; on
-  /// this thread where the link has ended, or the thread that ends it.
+  /// Runs `job` once, on a pool thread, when a probe has ended after probing() returned `known`. If the link has ended,
+  /// runs it at once on the calling thread; if the link ends meanwhile, on the thread that ends it.
   void when_probed(std::uint64_t known, UniqueFunction<void()> job);
-  /// Offers the buffers and writes the frame. `held` is kept until every buffer's source has been read.
-  /// ChannelUnavailable: no channel carries one of them (says which and why); nothing stays offered then.
-  /// InvalidArgument: `placement` names a device that the peer does not have.
+  /// Offers the buffers and writes the frame. Keeps `held` until every buffer's source has been read.
+  /// ChannelUnavailable: no channel carries one of the buffers (the text says which and why); the offers of the others
+  /// are withdrawn. InvalidArgument: `placement` names a device that the peer does not have.
   Result<Built> build(wire::Header header, Bytes extensions, Message message, const std::string& require,
                       const Placement& placement, const std::shared_ptr<void>& held);
-  /// The peer has read these sources.
+  /// Ends the offers with these release ids: the peer has read their sources, or kept these templates.
   void acknowledged(const std::vector<std::uint64_t>& releases);
 
-  /// Fetches the buffers of a frame; `arrived` runs once, perhaps before the return. `into`: where they should land.
-  /// `stream`: whose frame it is; null where it came through shared memory, behind which no bytes stand.
+  /// Pulls the buffers of a frame. `arrived` runs once, perhaps before the return. `into`: the caller's memory for
+  /// them. `stream`: the stream that the frame came from, or null if it came by ring, where no bytes follow a frame. If
+  /// the peer breaks the protocol, closes the link.
   void receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
                Landing::Arrived arrived);
-  /// Ends the tickets of a message that nobody waits for any more, and drops its bytes.
+  /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes.
   void discard(FrameStream* stream, const wire::Frame& frame);
-  /// Acknowledgements that wait to go; at most `most`. Those of templates have time until the next message.
+  /// Takes up to `most` acknowledgements that wait to be sent. `of_templates`: also those of templates, which wait for
+  /// the next message.
   std::vector<std::uint64_t> take_releases(std::size_t most, bool of_templates = false);
 
+  /// Handles a control frame, in the order of the ids. Then runs the pulls that waited for it. An error closes the
+  /// link.
   Status on_control(std::uint64_t id, ByteView payload, Descriptors descriptors);
-  /// A buffer follows on the bulk connection; hold: nobody has asked for it yet.
+  /// Handles a bulk frame: reads its bytes into the registered destination. hold: no pull has registered one yet.
   Result<FrameSink::Taken> on_bulk(FrameStream& stream, const wire::Header& header);
 
-  /// Where a buffer of a message lands; InvalidArgument as for build.
+  /// Returns the device on which a buffer of a message lands. InvalidArgument as for build().
   Result<Device> arrival_of(Device source, Destination destination, const Placement& placement);
+  /// Lists the channels for a tensor on `local`; see RawAgent::explain. Opens them if needed.
   Result<Route> explain(Device local, const Placement& placement, std::size_t bytes);
+  /// Closes the channels and ends with `status` everything that waits for the peer. The first call counts.
   void close(const Status& status);
 
  private:
-  class Slot;    // one channel of one pair: its Wire (pairs_slot.h)
-  struct Draft;  // a message that is being built: its Outgoing
+  class Slot;    // one channel of one device pair, and its Wire (pairs_slot.h)
+  struct Draft;  // a message that is being built, as the channels' Outgoing
   struct Offered {
     Slot* slot;
     Ticket ticket;
@@ -93,7 +103,7 @@ class Pairs final {
     Buffer destination;
     Completion landed;
   };
-  using SlotKey = std::pair<std::size_t, DevicePair>;  // our driver, pair
+  using SlotKey = std::pair<std::size_t, DevicePair>;  // index of our driver, device pair
 
   ControlId control(Slot& slot, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
   void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
@@ -113,13 +123,14 @@ class Pairs final {
                const std::shared_ptr<void>& held);
   void withdraw(Draft& draft);
   void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing);
-  /// Pulls when that control message has come; with an error where it never will.
+  /// Runs `pull` when the control message `after` has come; with an error if the link ends before.
   void pull_when(ControlId after, std::function<void(const Status&)> pull);
   std::shared_ptr<Landing> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                 const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill = false);
   void land_spilled(Received spill, const wire::Template& as, const std::vector<Buffer>& into,
                     Landing::Arrived arrived);
-  /// The slot that a peer means; opens it where the peer was first. Null: no such driver, or it does not reach.
+  /// Returns the slot that the peer names by its own driver number and device pair; opens the channel if the peer was
+  /// the first to use it. Null: no such driver or device, or it does not reach.
   Slot* slot_of_peer(std::uint8_t driver, DevicePair theirs);
   Slot* slot_of_code(std::uint32_t code);
   void want_release(std::uint64_t id);
@@ -129,30 +140,30 @@ class Pairs final {
 
   Link& link_;
   Engine& engine_;
-  std::mutex open_mutex_;  // one thread opens channels at a time; taken before the others
+  std::mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
 
-  mutable std::mutex mutex_;  // guards what follows; never held across a call of a channel's
+  mutable std::mutex mutex_;  // guards the members below; never held across a call of a channel
   bool met_ = false;
-  bool bundles_ = false;    // the peer reads them
-  bool templates_ = false;  // likewise
+  bool bundles_ = false;    // the peer reads bundles
+  bool templates_ = false;  // the peer keeps templates
   bool closed_ = false;
   Status status_;
   std::vector<wire::Hello::Driver> theirs_;
   std::vector<Device> their_devices_;
   std::map<SlotKey, std::unique_ptr<Slot>> slots_;
   struct Way {                                       // one pair's channels, in order of priority
-    std::vector<std::pair<std::string, Slot*>> all;  // null: does not reach
-    std::map<std::string, std::string> reasons;      // of those
-    std::vector<Slot*> slots;
+    std::vector<std::pair<std::string, Slot*>> all;  // by name; null: does not reach
+    std::map<std::string, std::string> reasons;      // why those with null do not reach
+    std::vector<Slot*> slots;                        // those that reach
   };
   std::map<DevicePair, Way> ways_;
-  SentTemplates sent_templates_;  // guards itself, like the next one
+  SentTemplates sent_templates_;  // thread-safe, like the next one
   ReceivedTemplates received_templates_;
   std::map<std::uint64_t, Offered> offered_;
   std::uint64_t next_release_ = 1;
-  std::atomic<int> unconsumed_{0};  // tickets that were pulled, and whose sender waits for the acknowledgement
+  std::atomic<int> unconsumed_{0};  // pulled tickets whose source is still being read, if their sender waits for it
   std::vector<std::uint64_t> releases_, template_releases_;
-  std::mutex control_mutex_;  // taken before mutex_: control messages leave in the order of their ids
+  std::mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
   ControlId controls_sent_ = 0;
   ControlId controls_received_ = 0;
   std::vector<std::pair<ControlId, std::function<void(const Status&)>>>

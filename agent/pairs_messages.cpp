@@ -1,4 +1,4 @@
-// What becomes of the buffers of one message: offered and recorded on the way out, pulled on the way in.
+// The buffers of one message: planning, offering and recording the outgoing ones, pulling the incoming ones.
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +8,7 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::size_t room_for_records = 48 * 1024;  // records and payload beyond it make a buffer of their own
+constexpr std::size_t room_for_records = 48 * 1024;  // records and payload of more bytes travel in a buffer (spilled)
 constexpr std::size_t typical_ticket = 32;
 
 Buffer buffer_of(Bytes bytes) {
@@ -18,10 +18,10 @@ Buffer buffer_of(Bytes bytes) {
 
 }  // namespace
 
-/// Which buffers of a message, by their indices, go together.
+/// The bundles of a message: the indices of the buffers in each.
 struct Pairs::Plan {
   std::vector<std::vector<std::uint32_t>> bundles;
-  std::size_t record_bytes = 0;  // about
+  std::size_t record_bytes = 0;  // estimate of the bytes of all records
 };
 
 struct Pairs::Draft final : public Outgoing {
@@ -32,9 +32,9 @@ struct Pairs::Draft final : public Outgoing {
   std::vector<std::pair<std::uint64_t, Offered>> offered;
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
-  bool last = false;   // no other channel will be asked
-  bool spill = false;  // the one buffer that holds the records of all
-  std::size_t inline_room = 0;
+  bool last = false;            // no other channel will be asked for this buffer
+  bool spill = false;           // this buffer holds the records of all others
+  std::size_t inline_room = 0;  // bytes left in the frame for inline buffers
 
   [[nodiscard]] bool appends() const override { return may_append; }
   void append(Buffer buffer, Completion written) override {
@@ -45,7 +45,8 @@ struct Pairs::Draft final : public Outgoing {
   [[nodiscard]] bool leads() const override { return spill; }
 };
 
-/// Records one buffer: inside the frame, or by the first channel of its pair that takes it.
+/// Records one buffer: inline in the frame, or with the ticket of the first channel of its pair that accepts it.
+/// ChannelUnavailable if none accepts it.
 Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Sharing sharing, const std::string& require,
                     const std::shared_ptr<void>& held) {
   wire::BufferRecord record;
@@ -63,7 +64,7 @@ Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Shar
     return {};
   }
   std::string reasons;
-  bool fell_back = false;  // not while a probe is under way: others carry meanwhile, as they should
+  bool fell_back = false;  // a faster channel failed; a channel that is still being probed does not count
   const auto& way = this->way({buffer.device, destination});
   for (auto* slot : way.slots) {
     if (!require.empty() && slot->name() != require) continue;
@@ -99,7 +100,7 @@ Status Pairs::offer(Draft& draft, const Buffer& buffer, Device destination, Shar
                                          (require.empty() ? "" : " with require=\"" + require + "\"") + ":" + reasons};
 }
 
-/// Writes down what was offered.
+/// Appends the record of an accepted offer, and keeps the offer with its release id.
 void Pairs::record(Draft& draft, wire::BufferRecord record, Slot* slot, Ticket ticket) {
   if (ticket.acknowledge) {
     const std::lock_guard lock(mutex_);
@@ -116,7 +117,8 @@ void Pairs::record(Draft& draft, wire::BufferRecord record, Slot* slot, Ticket t
   draft.offered.emplace_back(record.release, Offered{slot, std::move(ticket)});
 }
 
-/// Records buffers that go together, by the first channel that is ready. False: it would rather have them one by one.
+/// Offers a bundle to the first channel that is ready, and records it. False: there is none, or that channel refuses,
+/// so the buffers are offered one by one.
 bool Pairs::offer_bundle(Draft& draft, const Message& message, const std::vector<std::uint32_t>& bundle,
                          const std::string& require, const std::shared_ptr<void>& held) {
   wire::BufferRecord record;
@@ -137,7 +139,7 @@ bool Pairs::offer_bundle(Draft& draft, const Message& message, const std::vector
   return false;
 }
 
-/// What is small goes inside the frame as long as all of it fits there.
+/// Decides which buffers go in bundles. Buffers small enough to go inline are left out if all of them fit the frame.
 Pairs::Plan Pairs::plan(const Message& message) const {
   constexpr auto usual = wire::BufferRecord::size + typical_ticket;
   constexpr std::size_t usual_part = 6;
@@ -180,7 +182,7 @@ void Pairs::withdraw(Draft& draft) {
   for (auto& [id, offered] : draft.offered) offered.slot->channel->withdraw(offered.ticket);
 }
 
-/// Decides where each buffer lands.
+/// Decides the device on which each buffer lands.
 Status Pairs::place(Message& message, const Placement& placement) {
   for (std::size_t i = 0; i < message.destinations.size(); ++i) {
     auto& destination = message.destinations[i];
@@ -192,8 +194,8 @@ Status Pairs::place(Message& message, const Placement& placement) {
   return {};
 }
 
-/// Where a payload like this one went before, what differs takes its place. Only beside buffers: other payloads are
-/// rarely structures.
+/// Replaces the payload by its payload delta if a similar payload (a template) went before, or numbers it so that the
+/// receiver keeps it as a template. Only for messages with buffers: other payloads rarely repeat.
 wire::Template Pairs::shorten(Message& message, Bytes& extensions) {
   if (message.buffers.empty() || !templates_) return {};
   auto way = sent_templates_.way(message.payload, [this] {
@@ -209,6 +211,8 @@ wire::Template Pairs::shorten(Message& message, Bytes& extensions) {
   return way.what;
 }
 
+/// Returns the whole payload of a received message: restores a payload delta, and keeps a payload that the sender
+/// numbered as a template.
 Result<Bytes> Pairs::payload_of(const wire::Template& as, ByteView bytes) {
   if (as.use == wire::Template::Use::differences) return received_templates_.restore(as.number, bytes);
   if (as.use == wire::Template::Use::keep) {
@@ -233,7 +237,7 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
   const auto plan = this->plan(message);
   const bool spill = plan.record_bytes + message.payload.size() > room_for_records;
   auto built = attempt(header, extensions, message, plan, require, held, spill);
-  // Tickets longer than typical ones: then so, too.
+  // The tickets were longer than the estimate, so the records do not fit the frame either: spill.
   if (built && built->frame.size() > wire::Header::max_length) {
     built = attempt(header, extensions, message, plan, require, held, true);
   }
@@ -245,8 +249,9 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
   return built;
 }
 
-/// `spill`: count, records and payload travel as a buffer, because they do not fit a frame; nothing but that buffer can
-/// then stand behind the frame, since its reader does not know the records yet.
+/// Offers the buffers and assembles the frame. `spill`: records and payload do not fit a frame, so a buffer carries
+/// their count, the records and the payload. Then only that buffer may follow the frame, because the frame's reader
+/// does not know the other records yet. A frame that is too long comes back with its offers withdrawn.
 Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions, const Message& message,
                                     const Plan& plan, const std::string& require, const std::shared_ptr<void>& held,
                                     bool spill) {
@@ -296,7 +301,7 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
       if (id != 0 && !closed_) offered_.emplace(id, std::move(offered));
     }
   }
-  if (!status.ok()) {  // the closed channels have ended their offers
+  if (!status.ok()) {  // the link has ended: its channels have ended their offers
     for (auto& part : built.trailing) part.written(status);
     return status;
   }
@@ -334,7 +339,7 @@ void Pairs::receive(FrameStream* stream, const wire::Frame& frame, const std::ve
   landing->landed({});
 }
 
-/// Starts a pull for each record. The caller ends the landing's own part.
+/// Starts a pull for each record. The caller then calls landed() once for the frame itself.
 std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                      const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill) {
   auto landing = std::make_shared<Landing>(std::move(payload), into, std::move(arrived));
@@ -351,7 +356,7 @@ std::shared_ptr<Landing> Pairs::land(const std::vector<wire::BufferRecord>& reco
 
 void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
   if ((frame.header.flags & wire::flag::spilled) != 0) {
-    // Its records are inside the buffer, so it has to be read to end their tickets.
+    // The records are inside the buffer, so it must be pulled before their tickets can be ended.
     receive(stream, frame, {}, [](const Status&, const Received&) {});
     return;
   }
@@ -386,13 +391,13 @@ void Pairs::land_spilled(Received spill, const wire::Template& as, const std::ve
 }
 
 void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing) {
-  // The rest of the message may never come, so a peer that broke the rules is not waited for.
+  // A peer that broke the protocol may never send the rest of the message, so the link closes at once.
   const auto landed = [link = link_.shared_from_this(), landing](const Status& status) {
     if (status.code() == Code::protocol_error) link->close(status);
     landing->landed(status);
   };
   if (record.channel == wire::BufferRecord::inline_channel) {
-    if (record.destination != Device()) {  // the host copies them
+    if (record.destination != Device()) {  // the host copies inline bytes, so only its memory may be the destination
       return landed({Code::protocol_error, "bytes inside a frame for " + text_of(record.destination)});
     }
     const auto memory = sink.reserve(record.bytes);

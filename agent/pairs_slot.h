@@ -1,4 +1,4 @@
-/// One channel of one device pair of a link: what the channel gets as its Wire.
+/// One channel of one device pair of a link: the channel, the state of its probe at both ends, and its Wire.
 #pragma once
 
 #include <atomic>
@@ -11,16 +11,19 @@
 
 namespace tensorferry {
 
+/// The Wire part is thread-safe. read() works only on the thread that is inside Pairs::receive or discard.
 class Pairs::Slot final : public Wire {
  public:
   enum class State : std::uint8_t { probing, usable, failed };
-  /// What a control frame of the agent's own says of a pair, or that it carries a channel's message.
+  /// The operation of a control frame: three of the pair's negotiation, and `message`, which carries a channel's
+  /// message.
   enum class Control : std::uint8_t { open = 1, ready = 2, failed = 3, message = 4 };
 
   Slot(Pairs& pairs, std::size_t driver, DevicePair pair, bool immediate)
       : pairs_(pairs), driver_(driver), pair_(pair), immediate_(immediate), theirs_ready_(immediate) {}
 
-  /// `driver` index, local and remote device in one number, as this side sees them; the peer's are its mirror image.
+  /// Returns `driver` and both devices in one number, as control and bulk frames carry it. It is coded from this side;
+  /// the peer's code has its own driver number and the devices exchanged.
   [[nodiscard]] static std::uint32_t code(std::size_t driver, DevicePair pair) {
     return static_cast<std::uint32_t>(driver) << 24 | static_cast<std::uint32_t>(pair.local.type) << 20 |
            static_cast<std::uint32_t>(pair.local.index) << 12 | static_cast<std::uint32_t>(pair.remote.type) << 8 |
@@ -38,6 +41,7 @@ class Pairs::Slot final : public Wire {
     const std::lock_guard lock(mutex_);
     return reason_.empty() && !(mine_ready_ && theirs_ready_) ? "its probe is under way" : reason_;
   }
+  /// The peer's probe has succeeded.
   void peer_ready() {
     {
       const std::lock_guard lock(mutex_);
@@ -45,6 +49,7 @@ class Pairs::Slot final : public Wire {
     }
     pairs_.probe_ended();
   }
+  /// The peer's probe has failed, or its channel can carry no more.
   void peer_failed(std::string reason) {
     {
       const std::lock_guard lock(mutex_);
@@ -83,7 +88,7 @@ class Pairs::Slot final : public Wire {
         reason_ = std::string(probed.what());
     }
     pairs_.probe_ended();
-    if (probed.ok() && immediate_) return;  // the peer takes it for granted: no connection is opened to say so
+    if (probed.ok() && immediate_) return;  // the peer assumes it, so no connection is opened to say so
     pairs_.control(*this, static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
                    view_of(probed.what().substr(0, 1024)), {});
   }
@@ -92,7 +97,7 @@ class Pairs::Slot final : public Wire {
 
   std::unique_ptr<Channel> channel;
 
-  /// The stream whose frame is being read by this thread, for read().
+  /// The stream whose frame this thread is handling, for read(); null outside and for frames from a ring.
   static inline thread_local FrameStream* reading = nullptr;
 
  private:

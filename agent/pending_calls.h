@@ -1,5 +1,5 @@
-/// The calls of one link that wait for a reply: slots with generations, so that a late reply never reaches the call
-/// that uses its slot next.
+/// The table of a link's calls that wait for a reply. Its slots have generations, so that a late reply never reaches
+/// the next call in the same slot.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace tensorferry {
 /// Thread-safe. An id is generation << 32 | slot, never 0, and opaque to the peer.
 class PendingCalls final {
  public:
-  /// Gives the call its id, which is also returned, before anybody else can see the call: its link may end at any
-  /// moment.
+  /// Adds the call and returns its id. Sets `call->id` before other threads can find the call, because the link may end
+  /// at any moment.
   std::uint64_t add(std::shared_ptr<Call::State> call) {
     const std::lock_guard lock(mutex_);
     std::uint32_t index = 0;
@@ -32,26 +32,28 @@ class PendingCalls final {
     ++count_;
     return id;
   }
-  /// Null: the call has ended, or never was.
+  /// Returns the call, or null if it has ended or the id was never given out.
   std::shared_ptr<Call::State> find(std::uint64_t id) const {
     const std::lock_guard lock(mutex_);
     const auto* slot = slot_of(id);
     return slot != nullptr ? slot->call : nullptr;
   }
   struct Landing {
-    std::shared_ptr<Call::State> call;  // as for find()
-    bool again = false;                 // a reply had come before
+    std::shared_ptr<Call::State> call;  // as find() returns it
+    bool again = false;                 // a reply came before this one
   };
-  /// A reply has come. From now on the caller's own memory may be written, so give_up() leaves the call alone.
+  /// Marks the call as landing: its reply has come. From then on the channels may write to the caller's own memory, so
+  /// give_up() leaves the call alone.
   Landing land(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto* slot = slot_of(id);
     if (slot == nullptr) return {};
     return {slot->call, slot->call->landing.exchange(true)};
   }
-  /// Takes the call out; only one of several callers gets it.
+  /// Takes the call out, to end it. If several threads try, one gets the call and the others get null.
   std::shared_ptr<Call::State> remove(std::uint64_t id) { return take(id, true); }
-  /// The same, but for a call whose reply is landing in the caller's own memory: that ends when the landing does.
+  /// Like remove(), but returns null for a call whose reply is landing in the caller's own memory: that call ends when
+  /// its landing does.
   std::shared_ptr<Call::State> give_up(std::uint64_t id) { return take(id, false); }
   [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const {
     const std::lock_guard lock(mutex_);

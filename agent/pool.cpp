@@ -26,12 +26,14 @@ thread_local void* current_worker = nullptr;
 constexpr std::uint64_t wake_key = ~std::uint64_t{0};
 constexpr int most_woken_per_tick = 8;
 constexpr std::chrono::milliseconds patience_with_handlers{50};
-constexpr std::uint64_t few_in_a_tick = 16;  // handlers of one thread: such as take 60 us, as a GPU's copies do
+// Per running handler. If fewer end in a tick of 1 ms, each takes some 60 us or longer, as those that copy to GPUs do.
+constexpr std::uint64_t few_in_a_tick = 16;
 const int most_added_for_speed = static_cast<int>(std::max(8U, std::thread::hardware_concurrency()));
 constexpr int own_threads =
-    16;  // beyond those for handlers, so that a full pool still reads, dials and completes calls
+    16;  // threads beyond those for handlers, so that a full pool still reads, dials and completes calls
 
-/// A forked child has come back from what its parent's thread ran: there is nothing here that it could go on with.
+/// Ends a forked child that has returned from the job in which it was forked: the child has none of the pool's threads
+/// and must not use its locks.
 [[noreturn]] void end_child() {
   log_warning("a process forked by a function that was called returned from it, and is ended: end it by os._exit()");
   ::_exit(EXIT_FAILURE);
@@ -46,7 +48,7 @@ Pool::Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;  // never read: each write is an edge
+  event.events = EPOLLIN | EPOLLET;  // the eventfd is never read: each write to it is an edge
   event.data.u64 = wake_key;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
 }
@@ -93,7 +95,7 @@ void Pool::disarm(int fd) {
 }
 
 void Pool::remove(int fd) {
-  std::shared_ptr<Readable> dropped;  // may be the last holder: destroyed outside the lock
+  std::shared_ptr<Readable> dropped;  // may be the last reference: destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto it = entries_.find(fd);
   if (it == entries_.end()) return;
@@ -116,7 +118,7 @@ bool Pool::push(Job job, bool wake) {
   auto* worker = current_pool == this ? static_cast<Worker*>(current_worker) : nullptr;
   const bool serving = worker != nullptr && worker->serving;
   if (serving && !worker->direct.run && !job.takes_long && job.with_executor == worker->entered) {
-    worker->direct = std::move(job);  // what a request comes to runs at once, on the thread that took the request
+    worker->direct = std::move(job);  // the thread that took the request runs its job at once
     return true;
   }
   {
@@ -124,8 +126,8 @@ bool Pool::push(Job job, bool wake) {
     if (stopping_) return false;
     busy_.fetch_add(1, std::memory_order_seq_cst);
     waiting_.fetch_add(1, std::memory_order_relaxed);
-    // A job that the leader finds is the leader's: it comes back from on_readable and runs it, and so does a thread
-    // that serves a ring. Others need a thread.
+    // The leader runs the jobs that it submits, after it returns from on_readable. A thread that serves a ring does the
+    // same. Jobs from other threads need a thread.
     const bool by_leader = worker != nullptr && (serving || worker == leader_);
     const bool taken_care_of = by_leader || (job.with_executor && entering_);
     queue_of(job).push_back(std::move(job));
@@ -150,7 +152,8 @@ void Pool::about_to_block() {
     wake_one();
 }
 
-/// Those for the executor have one where a thread is on its way into it.
+/// Returns the number of waiting jobs that no thread is on its way to take. While a thread enters the executor, jobs
+/// that need the executor do not count.
 std::size_t Pool::jobs_without_thread() const { return plain_.size() + (entering_ ? 0 : in_executor_.size()); }
 
 void Pool::add(std::shared_ptr<RequestSource> source) {
@@ -162,7 +165,7 @@ void Pool::add(std::shared_ptr<RequestSource> source) {
 }
 
 void Pool::remove(const RequestSource* source) {
-  std::shared_ptr<const Sources> dropped;  // outside the lock
+  std::shared_ptr<const Sources> dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   auto sources = std::make_shared<Sources>(*sources_);
   std::erase_if(*sources, [&](const auto& one) { return one.get() == source; });
@@ -184,7 +187,8 @@ void Pool::begin_polling(Worker& self) {
   if (!std::exchange(self.polling, true)) doorbell_->begin_polling();
 }
 
-/// Before the thread sleeps or runs anything: requests that came while it was counted are seen here or by another.
+/// Called before the thread sleeps or runs a job. A request that came while this thread counted as polling is seen by
+/// this last poll, or by another polling thread.
 void Pool::end_polling(Worker& self) {
   if (!std::exchange(self.polling, false)) return;
   doorbell_->end_polling();
@@ -204,8 +208,9 @@ int Pool::threads() const {
 
 bool Pool::on_pool_thread() const noexcept { return current_pool == this; }
 
-/// Whether handlers that take longer than to wake a thread keep waiting what another could run: they sleep, or wait for
-/// a GPU, as likely as not. At one tick and the next, which by itself says little.
+/// Returns whether requests or jobs wait, at this tick and the one before, for handlers that take longer than waking a
+/// thread does. Such handlers probably sleep or wait for a GPU, so another thread could run the waiting work. One tick
+/// alone says little.
 bool Pool::short_of_threads(std::uint64_t finished) {
   const bool few = parked_ == 0 && starting_ == 0 && threads_ < limits_.least + most_added_for_speed;
   const bool slow = few && finished < few_in_a_tick * static_cast<std::uint64_t>(handlers_) &&
@@ -213,17 +218,17 @@ bool Pool::short_of_threads(std::uint64_t finished) {
   return std::exchange(was_slow_, slow) && slow;
 }
 
-/// Something runs for longer than a tick: others must read, and take what waits.
 void Pool::tick() {
   const std::lock_guard lock(mutex_);
   const auto finished = finished_ - std::exchange(finished_at_tick_, finished_);
   if (stopping_) return;
   const bool more = short_of_threads(finished);
   if (finished != 0) return more ? wake_one() : void();
+  // No job has ended for a tick, so every running job takes longer: other threads must read and take the waiting work.
   if (leader_ != nullptr && !polling_) leader_ = nullptr;
   auto needed = std::min<std::size_t>(jobs_without_thread() + (unattended(*sources_) ? 1 : 0), most_woken_per_tick);
   if (leader_ == nullptr) needed = std::max<std::size_t>(needed, 1);
-  // Those on their way count: on a busy machine a thread may take many ticks to come.
+  // Woken and starting threads count: on a busy machine a thread may take many ticks to run.
   for (auto coming = wakes_ + starting_; coming < static_cast<int>(needed); ++coming) wake_one();
 }
 
@@ -231,7 +236,7 @@ void Pool::stop(std::chrono::milliseconds patience) {
   std::unordered_map<int, Entry> entries;
   std::unique_lock lock(mutex_);
   if (!stopping_) {
-    // The threads that there are may all be stuck: what was taken shall run all the same.
+    // All existing threads may be stuck in handlers, and the jobs that were taken must still run.
     const auto left = std::min<std::size_t>(jobs_without_thread(), most_woken_per_tick);
     for (std::size_t i = 0; i < left; ++i) wake_one();
   }
@@ -245,7 +250,7 @@ void Pool::stop(std::chrono::milliseconds patience) {
   lock.unlock();
 }
 
-/// Under mutex_. A parked thread, or a new one.
+/// Wakes a parked thread, or starts a new one. Under mutex_.
 void Pool::wake_one() {
   if (stopping_) return;
   if (parked_ > wakes_) {
@@ -259,7 +264,7 @@ void Pool::wake_one() {
   try {
     std::thread([pool = shared_from_this()] { pool->main(); }).detach();
   } catch (const std::system_error&) {
-    --threads_;  // no thread to be had: those that run will come back
+    --threads_;  // the system gives no thread: a running thread takes the work later
     --starting_;
   }
 }
@@ -283,11 +288,11 @@ void Pool::main() {
   ++ending_;
   lock.unlock();
   end_polling(self);
-  if (unattended(*sources())) doorbell_->ring();  // of one that was added since this thread last looked
+  if (unattended(*sources())) doorbell_->ring();  // a ring may have been added since this thread last polled
   leave(self);
   if (self.attached) executor_->detach(self.runtime);
   current_pool = nullptr;
-  // What the library keeps for each thread, freed while somebody still waits for the thread: it is detached.
+  // Frees OpenSSL's memory of this thread now, while stop() still waits for it: nothing joins a detached thread.
   ::OPENSSL_thread_stop();
   lock.lock();
   --threads_;
@@ -299,7 +304,7 @@ void Pool::main() {
   ended_.notify_all();
 }
 
-/// One step of a thread's life; false ends it.
+/// Takes one step of a thread's life: runs a job, serves the rings, leads, or sleeps. False ends the thread.
 bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
   self.sources = sources_;
   if (!plain_.empty()) {
@@ -313,10 +318,10 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
   }
   if (!in_executor_.empty() && (self.entered || !entering_.exchange(true))) {
     if (!self.entered) {
-      // First the executor, then the job: a handler that lets the executor go hands over by itself, and a thread that
-      // is stuck here has taken nothing that another could run.
+      // Enters the executor before it takes the job: a handler that releases the executor then hands over by itself,
+      // and a thread that is stuck here has taken no job that another thread could run.
       lock.unlock();
-      begin_polling(self);  // it comes back with the executor, to look at the rings, too
+      begin_polling(self);  // once inside the executor, this thread also polls the rings
       enter(self);
       lock.lock();
       entering_ = false;
@@ -325,7 +330,7 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
     return true;
   }
   if (!stopping_ && !self.sources->empty()) {
-    // serve() lets the lock go: a job that came meanwhile has woken nobody where nobody slept.
+    // serve() releases the lock. A job that came meanwhile has woken no thread if none slept, so check for jobs again.
     if (serve(self, lock) || jobs_without_thread() != 0) return true;
   }
   if (self.entered) {
@@ -340,7 +345,7 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
       lock.unlock();
       end_polling(self);
       lock.lock();
-      return true;  // look again: something may have come meanwhile
+      return true;  // start over: work may have come meanwhile
     }
     leader_ = &self;
     self.sources = no_sources_;
@@ -350,7 +355,7 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
   return park(self, lock);
 }
 
-/// Takes one request of each ring in turn. False: there was none for this thread.
+/// Takes one request of each ring in turn. False: this thread took none. Returns with the lock held.
 bool Pool::serve(Worker& self, std::unique_lock<std::mutex>& lock) {
   const auto sources = self.sources;
   lock.unlock();
@@ -364,15 +369,16 @@ bool Pool::serve(Worker& self, std::unique_lock<std::mutex>& lock) {
   return any;
 }
 
-/// One request of one ring. Called and left without the lock.
+/// Takes one request of one ring, and runs its job. Called, and returns, without the lock.
 bool Pool::serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock) {
   const bool in_executor = executor_ && source.needs_executor();
   if (in_executor && !self.entered) {
-    // First the executor, then the request, for the same reasons as in next().
+    // Enters the executor before it takes the request, for the same reasons as in next().
     if (entering_.exchange(true)) return false;
-    busy_.fetch_add(1, std::memory_order_seq_cst);  // requests that need no executor shall not wait for it: tick()
+    // Keeps the tick running, which wakes another thread for requests that need no executor.
+    busy_.fetch_add(1, std::memory_order_seq_cst);
     kick_();
-    begin_polling(self);  // others leave to it what they see now: it shall look before it runs anything
+    begin_polling(self);  // other threads now leave such requests to this one, so it must poll before it runs a job
     enter(self);
     entering_ = false;
     busy_.fetch_sub(1, std::memory_order_seq_cst);
@@ -421,12 +427,12 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   last_turnover_ = Clock::now();
   if (held_.empty()) return;
   waiting_.fetch_add(1, std::memory_order_relaxed);
-  queue_of(held_.front()).push_front(std::move(held_.front()));  // it is older than what waits there
+  queue_of(held_.front()).push_front(std::move(held_.front()));  // it is older than the jobs in the queue
   held_.pop_front();
 }
 
-/// Whether this thread is to end, which is then one less that may. Sleepers are woken in turn, so that under a trickle
-/// of work none of them is idle for long.
+/// Returns whether this thread is to end, and takes it off `surplus_` then. The time that one thread has slept does not
+/// tell: sleepers are woken in turn, so under a trickle of work none of them is idle for long.
 bool Pool::leave_as_surplus() {
   if (threads_ - ending_ <= limits_.least) return false;
   if (const auto now = Clock::now(); now - spare_since_ >= limits_.idle) {
@@ -442,7 +448,7 @@ bool Pool::leave_as_surplus() {
 bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
   if (leave_as_surplus()) return false;
   const auto ticket = doorbell_->ticket();
-  self.sources = sources_;  // with the ticket: whoever adds one later rings
+  self.sources = sources_;  // read after the doorbell's ticket: add() wakes this thread for a ring that comes later
   ++parked_;
   lock.unlock();
   begin_polling(self);
@@ -500,8 +506,9 @@ void Pool::enter(Worker& self) {
   self.entered = true;
 }
 
-/// Where other threads of the runtime compute, whoever lets the executor go is without it for milliseconds: it pays to
-/// wait a little for the next request. True: there is one.
+/// Spins inside the executor for the next request, if entering the executor took long the last time: other threads of
+/// the runtime compute then, and a thread that leaves would be without the executor for milliseconds. True: work has
+/// come.
 bool Pool::keeps_executor(Worker& self) {
   if (!executor_is_dear_.load(std::memory_order_relaxed) || self.sources->empty()) return false;
   begin_polling(self);

@@ -1,14 +1,14 @@
-/// The threads that read and run: one of them waits for sockets, the others for work; none hands a request to another
-/// unless it has to.
+/// A leader/follower thread pool that reads requests from sockets and rings, and runs their handlers.
 ///
-/// The thread that finds a request runs it ("leader/follower"): it stays the leader while its handlers are short. The
-/// housekeeping tick promotes another thread when a handler runs longer than a tick, and a handler that is about to
-/// block says so itself. Threads are added while handlers block, and end when idle.
+/// The thread that reads a request runs its handler; the pool hands it to another thread only if it must. One thread
+/// leads: it sleeps in epoll for all descriptors. It stays the leader while its handlers are short. The housekeeping
+/// tick promotes another thread when a handler runs longer than a tick. A handler that is about to block calls
+/// about_to_block(), which hands the lead on at once. The pool adds threads while handlers block; surplus threads end.
 ///
-/// One thread leads: it waits for descriptors. The others sleep at the agent's doorbell, where peers on this host wake
-/// them for requests in shared memory, and this process for jobs. A thread is counted as polling while it is certain to
-/// look at the rings once more before it sleeps or runs anything; when it stops it looks, and wakes another for what it
-/// sees (doorbell.h says why nothing is lost).
+/// The other threads sleep at the agent's doorbell. Peers on this host wake them for requests in rings, and this
+/// process wakes them for jobs. The doorbell counts a thread as polling as long as the thread is certain to poll the
+/// rings again before it sleeps or runs a job. A thread that stops polling polls once more, and wakes another thread if
+/// it sees a request. doorbell.h explains why no wake-up is lost.
 #pragma once
 
 #include <atomic>
@@ -32,26 +32,28 @@ namespace tensorferry {
 
 class Executor;
 
-/// Something with a descriptor that the leader reads. Called by one thread at a time, but for `blocking` ones.
+/// The reader of one descriptor in the pool's epoll set. The leader calls it. Its calls may overlap when the lead
+/// changes, or when a blocking one is armed again before it has returned: implementations must allow that.
 class Readable {
  public:
   virtual ~Readable() = default;
-  /// The descriptor can be read, or has ended. Reads what is there and submits what it finds as jobs; must not block,
-  /// unless it was added as `blocking`.
+  /// Runs when the descriptor is readable or has ended. Reads the available bytes and submits jobs for them. Must not
+  /// block unless it was added as Watch::blocking.
   virtual void on_readable() = 0;
 };
 
-/// Requests that come through memory instead of a descriptor. Thread-safe; outlives its removal for a moment.
+/// A ring that the pool's threads poll, because its requests (or answers) come through memory instead of a descriptor.
+/// Thread-safe. The pool may still call it for a moment after its removal.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// Whoever puts something in rings the pool's doorbell afterwards.
+  /// Returns whether the ring has no entry. The writer rings the pool's doorbell after it has put an entry in.
   [[nodiscard]] virtual bool empty() const = 0;
-  /// What is in front needs the executor; a hint, asked where it is not empty.
+  /// Returns whether the front entry needs the executor. A hint; the pool asks only if the ring is not empty.
   [[nodiscard]] virtual bool needs_executor() = 0;
-  /// Takes what is in front and submits what is to be done about it; must not block. False: another thread was faster.
+  /// Takes the front entry and submits a job for it; must not block. False: another thread has taken it.
   virtual bool serve_one() = 0;
-  /// The CPU from which its last request came; -1: not known.
+  /// Returns the CPU on which the writer ran when it put in the last request that was taken; -1: not known.
   [[nodiscard]] virtual int peer_cpu() const { return -1; }
 };
 
@@ -60,57 +62,64 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   using Clock = std::chrono::steady_clock;
   struct Limits {
     int least = 2;
-    int most = 1024;  // handlers at once; a few threads more read, dial and complete calls meanwhile
-    std::chrono::milliseconds idle{5000};  // threads beyond `least` that were not needed for so long end
+    int most = 1024;  // handlers that run at once; a few more threads read, dial and complete calls meanwhile
+    std::chrono::milliseconds idle{5000};  // threads beyond `least` end after they were not needed for this long
   };
   enum class Watch : std::uint8_t {
-    always,    // level-triggered: reported until it has been read
-    closing,   // reported when the peer closes; between arm() and disarm() also whenever bytes come
-    blocking,  // reported once per arm(); another thread leads meanwhile, so on_readable may take long
+    always,    // level-triggered: reported until the bytes have been read
+    closing,   // edge-triggered: reported when the peer closes; between arm() and disarm() also when bytes come
+    blocking,  // reported once per arm(), the first time armed by add(); a thread that does not lead runs on_readable,
+               // which may therefore take long
   };
 
-  /// `kick` makes the housekeeping tick run (it calls tick() about every millisecond while `busy()`).
+  /// `kick` starts the housekeeping tick, which calls tick() about every millisecond while `busy()`.
   Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick);
   ~Pool();
   void start();
 
-  /// `readable` is kept until remove(). The descriptor must stay open until then.
+  /// Keeps `readable` until remove(). The descriptor must stay open until then.
   void add(int fd, std::shared_ptr<Readable> readable, Watch watch);
   void arm(int fd);
   void disarm(int fd);
   void remove(int fd);
 
-  /// Its requests are served in turn with those of the others.
+  /// Adds a ring. The pool serves all rings in turn, one request each.
   void add(std::shared_ptr<RequestSource> source);
   void remove(const RequestSource* source);
-  /// Where this pool's threads sleep.
+  /// Returns the doorbell at which this pool's threads sleep.
   [[nodiscard]] Doorbell& doorbell() noexcept { return *doorbell_; }
   using Sources = std::vector<std::shared_ptr<RequestSource>>;
   [[nodiscard]] std::shared_ptr<const Sources> sources() const;
-  /// A request waits in one of them, and no thread is on its way to take it.
+  /// Returns whether a request waits in one of `sources` and no thread is on its way to take it.
   [[nodiscard]] bool unattended(const Sources& sources) const;
 
-  /// Runs `job` on a thread of the pool; `with_executor`: inside Executor::enter. Jobs start in order of submission
-  /// (each kind), side by side. False: stopped; the job is dropped.
+  /// Runs `job` on a thread of the pool, inside the executor if `with_executor`. Jobs with the executor start in the
+  /// order of submission, and so do jobs without it; started jobs run concurrently. False: the pool has been stopped,
+  /// and drops the job.
   bool submit(UniqueFunction<void()> job, bool with_executor = false);
-  /// The same for a job that may block for as long as it likes: waits where `Limits::most` of them run.
+  /// Like submit(), for a handler, which may block without bound. The job waits if `Limits::most` handlers run.
   bool submit_handler(UniqueFunction<void()> job, bool with_executor = false);
-  /// A job that may wait for a peer; runs beside the others. A job that forks must not return in the child.
+  /// Like submit(), for a job that may wait for a peer. The thread that runs it gives the lead up first, and another
+  /// thread is woken. A job that forks must not return in the child (this holds for every job).
   bool submit_long(UniqueFunction<void()> job);
-  /// No job waits for a thread (other than handlers beyond `Limits::most`).
+  /// Returns whether no job waits for a thread (apart from handlers beyond `Limits::most`).
   [[nodiscard]] bool caught_up() const noexcept { return waiting_.load(std::memory_order_relaxed) == 0; }
-  /// From inside a job: this thread is going to wait, so another must read. No-op on other threads.
+  /// Called inside a job whose thread is going to wait: hands the lead to another thread, or wakes one for waiting
+  /// jobs. Does nothing on other threads.
   void about_to_block();
-  /// As many handlers run as may, as many wait, and for 50 ms none has begun or ended (a burst of short ones is no
-  /// reason): new requests should be refused.
+  /// Returns whether new requests should be refused: `Limits::most` handlers run, as many wait, and for 50 ms none has
+  /// begun or ended. The last condition keeps a burst of short handlers from being refused.
   [[nodiscard]] bool saturated() const;
 
+  /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
+  /// requests wait for slow handlers at two ticks running. Called by the housekeeping thread.
   void tick();
+  /// Returns whether jobs wait or run.
   [[nodiscard]] bool busy() const noexcept { return busy_.load(std::memory_order_seq_cst) != 0; }
   [[nodiscard]] int threads() const;
 
-  /// No job is taken any more. Those that were still run; waits for them up to `patience`. Threads end when nothing is
-  /// left to run; the last one closes the pool's descriptors.
+  /// Stops taking jobs. Jobs that were taken still run; stop() waits for the threads up to `patience`. A thread ends
+  /// when no job is left for it; the last one closes the pool's descriptors.
   void stop(std::chrono::milliseconds patience);
   [[nodiscard]] bool on_pool_thread() const noexcept;
 
@@ -126,10 +135,10 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     bool attached = false;
     bool entered = false;
     bool polling = false;  // counted by the doorbell
-    bool serving = false;  // inside serve_one(), which may leave what it submits here:
-    Job direct;
+    bool serving = false;  // inside serve_one()
+    Job direct;            // submitted inside serve_one(): this thread runs it next
     std::shared_ptr<const Sources>
-        sources;  // no_sources_ while it sleeps: it would keep removed ones, and their memory
+        sources;  // no_sources_ while the thread sleeps, so that it does not keep removed rings and their memory
     std::size_t turn = 0;
   };
   struct Entry {
@@ -165,38 +174,38 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   const std::shared_ptr<Executor> executor_;
   const std::function<void()> kick_;
   FileDescriptor epoll_;
-  FileDescriptor wake_;  // eventfd: calls the leader out of epoll_wait
+  FileDescriptor wake_;  // eventfd: wakes the leader out of epoll_wait
   const std::shared_ptr<Doorbell> doorbell_ = Doorbell::create();
   Spin spin_;
-  std::atomic<bool> executor_is_dear_{false};  // it took long to enter it, last time
-  std::atomic<bool> entering_{false};  // a thread waits for the executor, to run what needs it; changed under mutex_
+  std::atomic<bool> executor_is_dear_{false};  // the last enter() took longer than executor_is_dear_from
+  std::atomic<bool> entering_{false};          // a thread is entering the executor, and will take work that needs it
 
   const std::shared_ptr<const Sources> no_sources_ = std::make_shared<Sources>();
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards everything below but the atomics
   std::shared_ptr<const Sources> sources_ = std::make_shared<Sources>();
   std::condition_variable ended_;
   std::deque<Job> plain_;
   std::deque<Job> in_executor_;
-  std::deque<Job> held_;             // handlers that came to their turn while as many ran as may
-  int handlers_ = 0;                 // that run
-  Clock::time_point last_turnover_;  // one of them began or ended
+  std::deque<Job> held_;             // handlers whose turn came while `Limits::most` handlers ran
+  int handlers_ = 0;                 // running handlers
+  Clock::time_point last_turnover_;  // the last time that a handler began or ended
   std::unordered_map<int, Entry> entries_;
   Worker* leader_ = nullptr;
   bool polling_ = false;  // the leader is inside epoll_wait
   int threads_ = 0;
-  int parked_ = 0;  // threads that wait for work: at the doorbell, or on their way there
-  int wakes_ = 0;   // of which so many have been woken
-  int spare_ = 0;   // the fewest that were parked since `spare_since_`: fewer threads would have done
+  int parked_ = 0;  // threads that wait for work, at the doorbell or on their way there
+  int wakes_ = 0;   // wake-ups sent to parked threads that have not left the doorbell yet
+  int spare_ = 0;   // the fewest threads parked at a time since `spare_since_`: so many were not needed
   Clock::time_point spare_since_;
-  int surplus_ = 0;   // threads that may end, as the last look at `spare_` found
-  int starting_ = 0;  // threads that have not come to look for work yet
-  int ending_ = 0;    // threads that look for no more
+  int surplus_ = 0;   // threads that may end, from `spare_` of the last `Limits::idle` period
+  int starting_ = 0;  // threads that were created but do not look for work yet
+  int ending_ = 0;    // threads that have left the work loop but have not ended
   std::uint64_t finished_ = 0;
   std::uint64_t finished_at_tick_ = 0;
   bool was_slow_ = false;  // at the last tick, see short_of_threads()
   bool stopping_ = false;
   std::atomic<int> busy_{0};     // jobs that wait or run
-  std::atomic<int> waiting_{0};  // of which wait
+  std::atomic<int> waiting_{0};  // jobs that wait; without those in `held_`
 };
 
 }  // namespace tensorferry

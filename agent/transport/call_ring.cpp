@@ -25,7 +25,7 @@ constexpr std::uint32_t word_of(SlotId slot, State state) {
 constexpr State state_of(std::uint32_t word) { return static_cast<State>(word & 0xf); }
 constexpr bool is_of(std::uint32_t word, SlotId slot) { return word >> 4 == slot.generation; }
 
-/// In front of each request in the ring.
+/// Precedes each request in the ring.
 struct Entry {
   std::uint32_t length;
   std::uint32_t slot;
@@ -39,7 +39,7 @@ constexpr std::size_t padded(std::size_t bytes) { return (bytes + 15) & ~std::si
 
 CallRing::CallRing(SharedMemory memory)
     : memory_(std::move(memory)), shared_(*std::launder(reinterpret_cast<Layout*>(memory_.data()))) {
-  for (std::uint32_t i = 0; i < slots; ++i) free_[i] = slots - 1 - i;  // low indices first: fewer pages in use
+  for (std::uint32_t i = 0; i < slots; ++i) free_[i] = slots - 1 - i;  // low indices come first: fewer pages in use
 }
 
 Result<std::shared_ptr<CallRing>> CallRing::create(std::uint64_t nonce) {
@@ -90,7 +90,7 @@ void CallRing::copy_in(std::uint64_t at, ByteView bytes) {
 }
 
 void CallRing::copy_out(std::uint64_t at, std::span<std::byte> into) const {
-  if (into.empty()) return;  // memcpy takes no null, not even for nothing
+  if (into.empty()) return;  // memcpy forbids a null pointer even for 0 bytes
   const auto begin = at % ring_bytes;
   const auto first = std::min(into.size(), ring_bytes - begin);
   std::memcpy(into.data(), shared_.ring.data() + begin, first);
@@ -103,11 +103,11 @@ bool CallRing::push(SlotId slot, ByteView frame) {
   const std::lock_guard lock(push_mutex_);
   const auto head = shared_.head.load(std::memory_order_relaxed);
   const auto used = head - shared_.tail.load(std::memory_order_acquire);
-  if (used > ring_bytes || needed > ring_bytes - used) return false;  // more than all: a callee that writes nonsense
+  if (used > ring_bytes || needed > ring_bytes - used) return false;  // used > ring_bytes: the callee wrote a bad tail
   copy_in(head, std::as_bytes(std::span(&entry, 1)));
   copy_in(head + sizeof entry, frame);
   TwoViews::publishes(shared_.nonce, slot.index);
-  shared_.head.store(head + needed, std::memory_order_seq_cst);  // then the doorbell's counts are read
+  shared_.head.store(head + needed, std::memory_order_seq_cst);  // the caller reads the doorbell's counts after this
   return true;
 }
 
@@ -136,7 +136,7 @@ bool CallRing::watch(SlotId slot) {
 std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
   auto& place = shared_.slot[slot.index];
   valid = true;
-  // The word is the peer's to write, too: who takes the reply is decided by the caller's own generation.
+  // The peer can write the word too, so the caller's private generation decides which thread takes the reply.
   {
     const std::lock_guard lock(slot_mutex_);
     if (generations_[slot.index] != slot.generation ||
@@ -146,7 +146,7 @@ std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
     generations_[slot.index] = (slot.generation + 1) & generation_mask;
   }
   TwoViews::has_taken(shared_.nonce, slot.index);
-  const auto length = place.length;  // read once: the peer may change it
+  const auto length = place.length;  // read once, because the peer may change it
   valid = length <= most_reply;
   Bytes frame(place.bytes.begin(), place.bytes.begin() + (valid ? length : 0));
   release(slot.index);
@@ -179,14 +179,14 @@ void CallRing::abandon(SlotId slot) {
     if (!std::exchange(abandoned_[slot.index], true)) ++abandoned_count_;
     return;
   }
-  // Answered in the same moment: the answer is dropped, and the slot is free.
+  // The callee answered in the same moment: drop the answer and free the slot.
   if (is_of(seen, slot) && (state_of(seen) == State::full || state_of(seen) == State::by_socket)) take_by_socket(slot);
 }
 
 void CallRing::reclaim() {
   const std::lock_guard lock(slot_mutex_);
   for (std::uint32_t i = 0; i < slots && abandoned_count_ != 0; ++i) {
-    // The word is the peer's to write, too: only what this side has given up comes back this way.
+    // The peer can write the word too, so this frees only slots that this side has abandoned.
     auto& word = shared_.slot[i].word;
     if (!abandoned_[i] || state_of(word.load(std::memory_order_acquire)) != State::late) continue;
     abandoned_[i] = false;
@@ -213,7 +213,7 @@ std::optional<SlotId> CallRing::next_done() {
   const auto entry = shared_.done[tail % slots].load(std::memory_order_relaxed);
   shared_.done_tail.store(tail + 1, std::memory_order_release);
   const SlotId slot{static_cast<std::uint32_t>(entry), static_cast<std::uint32_t>(entry >> 32)};
-  if (slot.index >= slots) return SlotId{0, ~0U};  // nonsense: of no call
+  if (slot.index >= slots) return SlotId{0, ~0U};  // a bad entry: no call has this generation
   return slot;
 }
 

@@ -1,21 +1,27 @@
-/// One direction of calling through memory that caller and callee share: a ring of request frames, a slot for each
-/// call's reply, and a list of slots that were filled while nobody waited for them.
+/// One direction of calls through memory that caller and callee share. The memory holds:
+///   - a ring of request frames;
+///   - a slot for each call's reply;
+///   - the done list: slots that the callee answered while no thread waited for them.
 ///
-/// The socket beside it stays: it carries what does not fit (a full ring, a long reply, bytes behind a frame), file
-/// descriptors, and the peer's death. Nothing that the peer writes is used before it has been copied and checked.
+/// The link's socket stays in use. It carries everything that does not fit (a full ring, a long reply, bytes behind a
+/// frame), file descriptors, and the news that the peer has died. Each side copies and checks the bytes that the peer
+/// wrote before it uses them.
 ///
-/// A slot's word is generation << 4 | state. It belongs to the caller while free; the callee changes it once a call, by
-/// compare-and-swap, when it answers. The caller never uses a slot again before its answer has come or the link has
-/// ended, so an answer never writes over the next call's:
+/// Threads: any thread may call any function at any time, unless the function says otherwise.
 ///
-///     free -> pending -> sleeping        the caller's thread sleeps on the word
-///             pending -> watched         nobody waits; the callee is to put the slot into the done list
+/// A slot's word is generation << 4 | state. A free slot belongs to the caller. The callee changes the word once per
+/// call, by compare-and-swap, when it answers. The caller reuses a slot only after the answer has come or the link has
+/// ended, so a late answer never overwrites the reply of the slot's next call:
+///
+///     free -> pending                                  the caller has reserved the slot
+///     pending, watched -> sleeping                     a thread of the caller sleeps on the word
+///     pending -> watched                               no thread waits; the callee must put the slot in the done list
 ///     pending, sleeping, watched -> full | by_socket   the callee has answered
-///     pending, sleeping, watched -> abandoned          the caller gave up
-///     abandoned -> late                                the callee has answered all the same
-///     full, by_socket, late -> free                    the caller has taken it
+///     pending, sleeping, watched -> abandoned          the caller has given up
+///     abandoned -> late                                the callee has answered nevertheless
+///     full, by_socket, late -> free                    the caller has taken the answer
 ///
-/// tests/models/slot.pml checks this together with who looks at a slot, and when.
+/// tests/models/slot.pml checks these transitions, together with the threads that poll, cancel and free a slot.
 #pragma once
 
 #include <array>
@@ -33,7 +39,7 @@
 
 namespace tensorferry {
 
-/// Names one use of one slot.
+/// Identifies one use of one slot.
 struct SlotId {
   std::uint32_t index = 0;
   std::uint32_t generation = 0;
@@ -43,75 +49,84 @@ class CallRing final {
  public:
   static constexpr std::uint32_t slots = 1024;
   static constexpr std::size_t ring_bytes = 256 * 1024;
-  static constexpr std::size_t most_reply = 4096 - 64;  // bytes of a frame that fits a slot
+  static constexpr std::size_t most_reply = 4096 - 64;  // bytes of the largest frame that fits a slot
   static constexpr std::size_t most_request = 64 * 1024 + 64;
 
   enum class Ended : std::uint32_t { no, left, otherwise };
   enum class State : std::uint32_t { free, pending, sleeping, watched, full, by_socket, abandoned, late };
 
-  /// The caller's side makes the memory; the callee maps it.
+  /// Creates the memory, on the caller's side. Fails as SharedMemory::create does.
   static Result<std::shared_ptr<CallRing>> create(std::uint64_t nonce);
-  /// ProtocolError: not such memory, or of another nonce.
+  /// Maps the memory, on the callee's side. Fails as SharedMemory::map does, and with ProtocolError if the memory does
+  /// not begin with `nonce`.
   static Result<std::shared_ptr<CallRing>> map(FileDescriptor fd, std::uint64_t nonce);
   static std::size_t memory_bytes() { return sizeof(Layout); }
+  /// Returns a descriptor for the callee to map. Fails after seclude().
   [[nodiscard]] Result<FileDescriptor> share() const { return memory_.share(); }
-  /// The callee has mapped it: nobody else gets it.
+  /// Closes the descriptor once the callee has mapped the memory, so that no other process can.
   void seclude() noexcept { memory_.seclude(); }
 
   // ---- Caller
-  /// A slot in state pending; nullopt: all are taken.
+  /// Returns a slot in state pending, or nullopt if all slots are taken.
   std::optional<SlotId> reserve();
-  /// Gives back a slot whose request was never pushed.
+  /// Frees a slot whose request was never pushed.
   void unreserve(SlotId slot);
-  /// Copies a request in, for the callee to answer into `slot`. False: no room.
+  /// Copies a request into the ring; the callee answers it into `slot`. Returns false if the ring has no room.
   bool push(SlotId slot, ByteView frame);
-  /// What the slot's call has come to; free where it is another call's by now.
+  /// Returns the state of the slot's call: free if another call has the slot by now.
   [[nodiscard]] State state(SlotId slot) const;
-  /// pending or watched -> sleeping, then sleeps until the word changes. False: a signal interrupted it.
+  /// Changes pending or watched to sleeping, then sleeps until the word changes or `until` passes. May return early.
+  /// Returns at once if the slot is in another state. Returns false if a signal interrupted the sleep.
   bool sleep(SlotId slot, FutexDeadline until);
-  /// pending -> watched. False: it has been answered already, or a thread sleeps on it.
+  /// Changes pending to watched. Returns false if the slot is not pending: for example, the callee has answered, or a
+  /// thread sleeps on it.
   bool watch(SlotId slot);
-  /// Copies the reply of a full slot and frees it. nullopt: somebody else has, or a length that no reply has (`valid`
-  /// false).
+  /// Copies the reply out of a full slot and frees the slot. Returns nullopt if the slot is not full, if another thread
+  /// has taken the reply, or if the reply is longer than a slot; only the last sets `valid` to false.
   std::optional<Bytes> take(SlotId slot, bool& valid);
-  /// The slot is not this call's any more: its answer has been taken, or given up.
+  /// Returns true if the call has lost the slot: a thread has taken the answer, or the caller has given it up.
   [[nodiscard]] bool taken(SlotId slot);
-  /// Where the callee ran when it answered. Of a slot that is full.
+  /// Returns the CPU on which the callee answered. Valid for a full slot.
   [[nodiscard]] int cpu_of(SlotId slot) const { return shared_.slot[slot.index].cpu.load(std::memory_order_relaxed); }
-  /// A slot that was answered by socket is free again.
+  /// Frees a slot in state by_socket. Does nothing if another thread has freed it.
   void take_by_socket(SlotId slot);
-  /// The caller has given up; a thread that sleeps on the slot wakes.
+  /// Gives up the call and wakes the threads that sleep on the slot. If the answer has come already, drops it and frees
+  /// the slot.
   void abandon(SlotId slot);
-  /// The callee has said that it serves no more.
+  /// Returns whether the callee has stopped serving, and why.
   [[nodiscard]] Ended ended() const { return shared_.ended.load(std::memory_order_relaxed); }
-  /// Wakes every thread that sleeps on a slot: the link has ended.
+  /// Wakes every thread that sleeps on a slot, because the link has ended.
   void wake_all();
-  /// Frees abandoned slots whose answers have come. For the tick.
+  /// Frees abandoned slots that the callee has answered meanwhile. The tick calls this.
   void reclaim();
-  /// Slots answered while they were watched. To one thread at a time.
+  /// Removes the next slot from the done list and returns it; nullopt if the list is empty. If the peer wrote a bad
+  /// entry, the SlotId belongs to no call. One thread at a time.
   std::optional<SlotId> next_done();
   [[nodiscard]] bool any_done() const;
 
   // ---- Callee
   [[nodiscard]] bool empty() const;
-  /// The function number of the request in front, for a look at what it needs; a hint only. nullopt: empty.
+  /// Returns the function number of the first request, or nullopt if the ring is empty. Only a hint of what the request
+  /// needs: the caller may change the memory, and another thread may pop the request.
   [[nodiscard]] std::optional<std::uint32_t> peek_function();
   struct Request {
     SlotId slot;
     std::size_t bytes;
-    int cpu;  // the caller ran there
+    int cpu;  // on which the caller sent the request
   };
-  /// Copies the request in front into `into`. nullopt: empty, or another thread is at it; or bytes that no caller
-  /// writes (`valid` false: the link must end).
+  /// Removes the first request and copies it into `into`. Returns nullopt if the ring is empty or another thread pops.
+  /// Also returns nullopt, with `valid` false, if the ring holds bytes that no caller writes: the link must then end.
   std::optional<Request> pop(std::span<std::byte> into, bool& valid);
   enum class Answered : std::uint8_t { quietly, to_watcher, too_late };
-  /// The reply, of at most `most_reply` bytes; wakes whoever sleeps on the slot. to_watcher: ring the caller's
-  /// doorbell.
+  /// Writes the reply, of at most `most_reply` bytes, and wakes the threads that sleep on the slot.
+  ///   - quietly: nothing is left to do;
+  ///   - to_watcher: the slot is in the done list, and the callee must ring the caller's doorbell;
+  ///   - too_late: the caller had given up, so the reply is dropped.
   Answered answer(SlotId slot, ByteView frame);
-  /// Serves no more: the caller finds out at its next call, before the socket tells.
+  /// Tells the caller that the callee stops serving. The caller reads this at its next call, before the socket tells.
   void end(Ended how) { shared_.ended.store(how, std::memory_order_seq_cst); }
 
-  /// Says that the reply goes by socket instead. Before it is sent.
+  /// Tells the caller that the reply comes by socket. Call this before sending the reply.
   Answered answer_by_socket(SlotId slot);
 
  private:
@@ -124,11 +139,11 @@ class CallRing final {
   static_assert(sizeof(Slot) == 4096);
   struct Layout {
     std::uint64_t nonce;
-    std::atomic<Ended> ended;                            // the callee's
-    alignas(64) std::atomic<std::uint64_t> head;         // the caller's
-    alignas(64) std::atomic<std::uint64_t> tail;         // the callee's
-    alignas(64) std::atomic<std::uint64_t> done_head;    // the callee's
-    alignas(64) std::atomic<std::uint64_t> done_tail;    // the caller's
+    std::atomic<Ended> ended;                            // written by the callee
+    alignas(64) std::atomic<std::uint64_t> head;         // written by the caller
+    alignas(64) std::atomic<std::uint64_t> tail;         // written by the callee
+    alignas(64) std::atomic<std::uint64_t> done_head;    // written by the callee
+    alignas(64) std::atomic<std::uint64_t> done_tail;    // written by the caller
     std::array<std::atomic<std::uint64_t>, slots> done;  // generation << 32 | index
     alignas(64) std::array<std::byte, ring_bytes> ring;
     alignas(4096) std::array<Slot, slots> slot;
@@ -143,15 +158,15 @@ class CallRing final {
   SharedMemory memory_;
   Layout& shared_;
 
-  std::mutex push_mutex_;  // the caller's
-  std::mutex slot_mutex_;  // the caller's: guards the free list, generations and what was abandoned
+  std::mutex push_mutex_;  // caller: one push at a time
+  std::mutex slot_mutex_;  // caller: guards the free list, generations_ and abandoned_
   std::array<std::uint32_t, slots> generations_{};
   std::array<std::uint32_t, slots> free_{};
   std::uint32_t free_count_ = slots;
-  std::array<bool, slots> abandoned_{};  // and has not come back
+  std::array<bool, slots> abandoned_{};  // and not answered yet
   std::uint32_t abandoned_count_ = 0;
-  std::mutex pop_mutex_;   // the callee's
-  std::mutex done_mutex_;  // the callee's
+  std::mutex pop_mutex_;   // callee: one pop at a time
+  std::mutex done_mutex_;  // callee: one append to the done list at a time
 };
 
 }  // namespace tensorferry

@@ -1,7 +1,8 @@
-/// Threads of one process that wait for answers of one peer, more of them than there are CPUs. Whoever sleeps has to be
-/// woken by the callee, a system call and often an interrupt for each answer. Whoever looks, and gives its CPU to the
-/// next one between two looks, is switched out all the same, but costs the callee nothing, and finds its answer when
-/// its turn comes again. (With 64 threads on two CPUs that made several times as many calls a second.)
+/// Lets threads poll in turns for replies of one peer when more threads wait than there are CPUs.
+///
+/// The callee must wake each sleeping waiter: one system call, and often an interrupt, per reply. A waiter that polls
+/// and calls sched_yield between two polls is switched out too, but costs the callee nothing. It finds its reply when
+/// its turn comes again. With 64 threads on two CPUs this gave several times as many calls per second.
 #pragma once
 
 #include <sched.h>
@@ -13,16 +14,19 @@
 
 namespace tensorferry {
 
-/// Thread-safe. How long to look is learned: doubled when it found something, an eighth less when it did not (many look
-/// at once, and some are always late), tried once in 64 times when it has come down to nothing. A few looks are taken
-/// in any case: the time may pass while others have the CPU.
+/// Adapts how long the waiting threads of one link poll before they sleep. Thread-safe.
+///
+/// The limit doubles when a poll succeeds. It shrinks by an eighth when the time passes without success: many threads
+/// poll at once, and some replies are always late. When the limit has come down to 0, one wait in 64 tries again with
+/// the longest limit. Each wait polls at least `least_looks` times, because the time may pass while other threads have
+/// the CPU.
 class Crowd final {
  public:
   static constexpr std::int64_t most_ns = 256'000;
   static constexpr std::int64_t least_ns = 16'000;
   static constexpr int least_looks = 4;
 
-  /// One that waits, as long as this is there.
+  /// Counts its thread as a waiting one from construction to destruction.
   class Member final {
    public:
     explicit Member(Crowd& crowd) : crowd_(crowd) { crowd_.waiting_.fetch_add(1, std::memory_order_relaxed); }
@@ -30,7 +34,8 @@ class Crowd final {
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
-    /// Looks until `found` says true or the time is over; once where there is no crowd.
+    /// Polls until `found` returns true or the time has passed. Polls once if no more threads wait than there are CPUs,
+    /// or if the limit is 0. Returns whether `found` returned true.
     template <class Found>
     bool until(const Found& found) {
       const auto limit = crowd_.limit();
@@ -53,7 +58,7 @@ class Crowd final {
   };
 
  private:
-  /// In nanoseconds; 0: it does not pay.
+  /// Returns how long to poll, in nanoseconds; 0 if polling does not pay.
   std::int64_t limit() {
     static const int cpus = static_cast<int>(std::thread::hardware_concurrency());
     if (waiting_.load(std::memory_order_relaxed) <= cpus) return 0;

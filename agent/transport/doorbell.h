@@ -1,11 +1,12 @@
-/// Where the threads of an agent's pool sleep, and how anybody on the host wakes one: the agent's own threads for jobs,
-/// a peer's for a request that it has put into a ring.
+/// A page of shared memory on which the threads of an agent's pool sleep. The agent's own threads wake them for jobs. A
+/// peer on the host wakes them for a request that it has put into a ring.
 ///
-/// A waker makes the system call only where somebody sleeps and nobody is looking. That is sound because each side
-/// first writes what the other reads, and then reads what the other writes, all sequentially consistent:
+/// A waker makes the system call only if a thread sleeps and no thread polls. This is sound because each side first
+/// writes the words that the other side reads, and then reads the words that the other side writes, all sequentially
+/// consistent:
 ///   waker:   publish the work;  then  read pollers, parked
-///   sleeper: parked + 1, pollers - 1;  then  look for work once more;  then  sleep while `sequence` is what it was
-/// tests/models/park.pml checks this, and that leaving out the sleeper's second look loses a wake-up.
+///   sleeper: parked + 1, pollers - 1;  then  poll for work once more;  then  sleep while `sequence` is unchanged
+/// tests/models/park.pml checks this, and shows that a sleeper without the second poll loses a wake-up.
 #pragma once
 
 #include <atomic>
@@ -20,55 +21,62 @@
 
 namespace tensorferry {
 
+/// Thread-safe. Only the agent's own threads may poll and sleep; any process that maps the page may wake them.
 class Doorbell final {
  public:
   static constexpr std::size_t bytes = 4096;
 
-  /// The agent's own. Private memory where none can be shared: peers then use their sockets.
+  /// Creates the agent's own doorbell. It is in private memory if this process can share none: peers then use sockets.
   static std::shared_ptr<Doorbell> create();
-  /// A peer's, by the descriptor it sent. It may hold anything: all that this side does with it is to wake.
+  /// Maps a peer's doorbell by the descriptor that the peer sent. The page may hold any bytes, because this side only
+  /// wakes by it. Fails as SharedMemory::map does.
   static Result<std::shared_ptr<Doorbell>> map(FileDescriptor fd);
 
-  /// After the work has been published: wakes one sleeper where nobody is looking.
+  /// Wakes one sleeper if a thread sleeps and no thread polls. Publish the work before the call.
   void ring() {
     if (page_->pollers.load(std::memory_order_seq_cst) == 0 && page_->parked.load(std::memory_order_seq_cst) > 0)
       wake();
   }
-  /// Wakes one sleeper, whoever is looking.
+  /// Wakes one sleeper, even if a thread polls.
   void wake();
   void wake_all();
 
   // ---- The agent's own threads
-  /// From here on wakers need not make the system call for this thread's sake: it will look for work before it stops.
+  /// Announces that this thread polls: wakers make no system call while it does, because it polls for work before it
+  /// stops.
   void begin_polling() { page_->pollers.fetch_add(1, std::memory_order_seq_cst); }
-  /// After this the thread must look at the rings once more, and call wake() for what it does not take itself.
+  /// Announces that this thread stops polling. The thread must then poll the rings once more, and call wake() for work
+  /// that it does not take itself.
   void end_polling() { page_->pollers.fetch_sub(1, std::memory_order_seq_cst); }
   [[nodiscard]] bool anybody_polling() const { return page_->pollers.load(std::memory_order_seq_cst) > 0; }
   [[nodiscard]] bool anybody_parked() const { return page_->parked.load(std::memory_order_seq_cst) > 0; }
 
-  /// Between park() and unpark() wakers see this thread asleep; polling has ended. A ticket() is taken before.
+  /// Ends polling. From park() to unpark(), wakers count this thread as asleep. The thread takes a ticket() first.
   void park() {
     page_->parked.fetch_add(1, std::memory_order_seq_cst);
     end_polling();
   }
-  /// Sleeps unless somebody rang since `ticket`. False: `limit` has passed.
+  /// Sleeps until the doorbell has rung since `ticket`. Returns false if `limit` passes first.
   bool sleep(std::uint32_t ticket, std::optional<std::chrono::milliseconds> limit);
+  /// Begins polling again.
   void unpark() {
     begin_polling();
     page_->parked.fetch_sub(1, std::memory_order_seq_cst);
   }
 
-  /// Somebody rang since `ticket`.
+  /// Returns whether a waker has rung since `ticket`.
   [[nodiscard]] bool rung_since(std::uint32_t ticket) const {
     return page_->sequence.load(std::memory_order_seq_cst) != ticket;
   }
+  /// Returns the present value of `sequence`.
   [[nodiscard]] std::uint32_t ticket() const { return page_->sequence.load(std::memory_order_seq_cst); }
 
-  /// False: this process can share no memory.
+  /// Returns false if this process can share no memory.
   [[nodiscard]] bool shareable() const noexcept { return static_cast<bool>(memory_); }
-  /// For a peer to map. ResourceExhausted; an error after seclude().
+  /// Returns a descriptor for a peer to map. Fails with ResourceExhausted if the system has no descriptor left. Fails
+  /// with InvalidArgument if the page is not shareable(), or after seclude().
   [[nodiscard]] Result<FileDescriptor> share() const;
-  /// Closes the descriptor: no peer gets it any more.
+  /// Closes the descriptor: from then on no peer can map the page. Peers that have mapped it keep it.
   void seclude();
 
  private:
@@ -83,7 +91,7 @@ class Doorbell final {
 
   mutable std::mutex descriptor_mutex_;
   SharedMemory memory_;
-  std::unique_ptr<Page> own_;  // where memory_ is empty
+  std::unique_ptr<Page> own_;  // if memory_ is empty
   Page* page_;
 };
 

@@ -14,14 +14,14 @@ namespace tensorferry {
 namespace {
 
 constexpr std::size_t input_bytes = 2 * (wire::Header::max_length + wire::Header::size);
-constexpr std::size_t cork_bytes = 32 * 1024;  // queued bytes that are written without being asked
+constexpr std::size_t cork_bytes = 32 * 1024;  // from so many queued bytes on, send() writes without `flush`
 constexpr std::size_t max_iovecs = 64;
-constexpr std::size_t max_descriptors = 64;  // received and not yet claimed by a frame
+constexpr std::size_t max_descriptors = 64;  // received, and not yet claimed by a frame; more are closed
 
 }  // namespace
 
-/// A part whose bytes have been written. Its owner may be a program's own, which takes locks of the program's when it
-/// is dropped: so not under ours.
+/// A part whose bytes have been written. Its owner may belong to the program and may take the program's locks when it
+/// is dropped, so the stream drops it under none of its own locks.
 struct FrameStream::Written {
   Completion written;
   Owner owner;
@@ -78,7 +78,8 @@ bool FrameStream::write_some() {
   return done;
 }
 
-/// Under write_mutex_. A socket error is left to the reader, which sees it too and closes the stream with it.
+/// Writes the queue until the socket is full; returns false then. Under write_mutex_. Leaves a socket error to the
+/// reading thread, which sees it too and closes the stream with it.
 bool FrameStream::write_queue(std::vector<Written>& written) {
   while (!queue_.empty()) {
     std::array<iovec, max_iovecs> iov{};
@@ -90,7 +91,7 @@ bool FrameStream::write_queue(std::vector<Written>& written) {
     msghdr message{};
     for (auto& out : queue_) {
       const bool first = &out == &queue_.front();
-      // Descriptors ride on the first byte of their own frame, so that the receiver can tell whose they are.
+      // Descriptors go with the first byte of their own frame, so that the receiver knows which frame they belong to.
       if (!first && !out.descriptors.empty()) break;
       if (first && !out.descriptors.empty() && out.done == 0) {
         message.msg_control = ancillary.data();
@@ -117,7 +118,7 @@ bool FrameStream::write_queue(std::vector<Written>& written) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-      if (errno == EFAULT) {  // not the socket's: the reader would never hear of it
+      if (errno == EFAULT) {  // no error of the socket: the reading thread would never see it
         log_warning("a buffer's memory was gone before it had been sent: its connection ends");
         ::shutdown(fd_.get(), SHUT_RDWR);
       }
@@ -154,7 +155,7 @@ bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::m
 void FrameStream::end_read() noexcept {
   if (closed_.load(std::memory_order_acquire)) fail_reads();
   reading_.store(false, std::memory_order_release);
-  // close() between the two lines found a reader and left the rest to it.
+  // A close() between the two lines above found a reader and left the destinations to it.
   if (closed_.load(std::memory_order_acquire) && begin_read()) {
     fail_reads();
     reading_.store(false, std::memory_order_release);
@@ -163,10 +164,10 @@ void FrameStream::end_read() noexcept {
 
 FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
   if (closed()) return Progress::closed;
-  if (const auto held = parse(sink)) return *held;  // what was read earlier, after a hold
+  if (const auto held = parse(sink)) return *held;  // bytes that were received before a hold
   const auto got = receive();
   if (got < 0) {
-    if (errno == EINTR) return Progress::some;  // perhaps there is something to read, and no event will say so
+    if (errno == EINTR) return Progress::some;  // bytes may wait in the socket, and no event will tell
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::none;
     close({Code::connection_lost, std::string("receiving failed: ") + std::strerror(errno)});
     return Progress::closed;
@@ -181,13 +182,13 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
   return Progress::some;
 }
 
-/// One recvmsg: behind a frame, into the destinations first; what follows goes to the input buffer.
+/// Calls recvmsg once. Bytes behind a frame go to the destinations first; bytes after them go to the input buffer.
 std::ptrdiff_t FrameStream::receive() {
   std::array<iovec, max_iovecs> iov{};
   std::size_t count = 0;
   std::size_t direct = 0;
   for (auto it = behind_.begin(); it != behind_.end() && count < iov.size() - 1; ++it) {
-    if (it->destination.data == nullptr) break;  // dropped by way of the input buffer
+    if (it->destination.data == nullptr) break;  // these bytes go to the input buffer and are dropped there
     iov[count++] = {it->destination.data + it->done, it->destination.bytes - it->done};
     direct += it->destination.bytes - it->done;
   }
@@ -235,7 +236,7 @@ std::ptrdiff_t FrameStream::receive() {
   return got;
 }
 
-/// `bytes` more have arrived in the destinations.
+/// Counts `bytes` more bytes as arrived in the destinations, and completes those that are full.
 void FrameStream::land(std::size_t bytes) {
   while (!behind_.empty()) {
     auto& front = behind_.front();
@@ -249,7 +250,7 @@ void FrameStream::land(std::size_t bytes) {
   }
 }
 
-/// Moves buffered bytes to where they belong. True: no destination is open.
+/// Moves buffered bytes to their destinations and drops unclaimed ones. Returns true if the next byte begins a frame.
 bool FrameStream::fill_behind() {
   while (!behind_.empty()) {
     auto& front = behind_.front();
@@ -268,7 +269,7 @@ bool FrameStream::fill_behind() {
   return unclaimed_ == 0;
 }
 
-/// Takes every complete frame from the input buffer. A value: read_some ends with it.
+/// Passes every complete frame in the input buffer to `sink`. Returns a value if read_some() must return it.
 std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
   while (!closed()) {
     if (!fill_behind()) return std::nullopt;
@@ -278,7 +279,7 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
     Status error = header.status();
     if (error.ok() && header->length > bytes.size() - wire::Header::size) {
       if (use_ == Use::calls) {
-        // Everything from begin_ to the end of this frame must fit behind begin_.
+        // The whole frame must fit between begin_ and the end of the buffer.
         if (begin_ + wire::Header::size + header->length > input_bytes) {
           std::memmove(in_.get(), in_.get() + begin_, bytes.size());
           begin_ = 0;
@@ -342,7 +343,7 @@ void FrameStream::close(Status status) {
       if (out.parts[out.part].written) out.parts[out.part].written(why);
     }
   }
-  // Whoever is reading (perhaps this very thread, further down) finds closed_ in end_read().
+  // If a thread reads (perhaps this one, further up its stack), it finds closed_ in end_read().
   if (begin_read()) end_read();
 }
 

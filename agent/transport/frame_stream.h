@@ -1,4 +1,4 @@
-/// Ordered frames, and the bytes of buffers behind them, over one connected socket.
+/// Sends and receives ordered frames, and the bytes of buffers behind them, over one connected socket.
 #pragma once
 
 #include <atomic>
@@ -19,13 +19,15 @@ namespace tensorferry {
 
 class FrameStream;
 
-/// What a stream reads goes here: on the reading thread, under no lock.
+/// Receives the frames that a stream reads: on the reading thread, under no lock.
 class FrameSink {
  public:
-  enum class Taken : std::uint8_t { yes, hold };  // hold: present the frame again at the next read_some
+  enum class Taken : std::uint8_t { yes, hold };  // hold: the stream passes the frame again at the next read_some
 
-  /// `body` is valid until the return. For the `header.trailing` bytes behind the frame it may call `stream.read`
-  /// before it returns; what it does not ask for is dropped. An error closes the stream.
+  /// Handles one frame. `body` is valid until the return. To receive some of the `header.trailing` bytes behind the
+  /// frame, the sink calls `stream.read` before it returns; the stream drops the rest of them. An error closes the
+  /// stream. The sink may hold a frame only if it has not called `stream.read` for it, and only if the frame carries no
+  /// descriptors: the stream does not keep them.
   virtual Result<Taken> on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                                  Descriptors descriptors) = 0;
 
@@ -33,9 +35,16 @@ class FrameSink {
   ~FrameSink() = default;
 };
 
-/// Writing: any thread. Reading: one thread at a time, the one whose begin_read() said true.
-/// What is handed over (parts to send, destinations to read into) is completed exactly once, with the error of close()
-/// where the stream ended first. The descriptor is closed by the destructor, so it is never reused under a reader.
+/// One end of a connection.
+///
+/// Threads: any thread may write. One thread at a time reads: the thread whose begin_read() returned true.
+///
+/// Completions: the stream completes each part to send and each destination to read into exactly once, under no lock.
+/// If the stream closes first, they complete with the error of close(). A part completes on the thread that wrote its
+/// last byte, or that called send() or close(). A destination completes on the reading thread, or on the thread that
+/// called close() if no thread reads.
+///
+/// Ownership: the destructor closes the descriptor, so the number is never reused under a reader.
 class FrameStream final {
  public:
   enum class Use : std::uint8_t { calls, bulk };  // bulk: never reads past a frame, so that buffers are read in place
@@ -50,35 +59,43 @@ class FrameStream final {
   FrameStream(const FrameStream&) = delete;
   FrameStream& operator=(const FrameStream&) = delete;
 
-  /// Queues a frame and the buffers behind it, and writes what the socket takes if `flush` or much is queued. False:
-  /// something is left unwritten that no later send will write for certain: see write_some(). After close() the parts
-  /// complete with its error.
+  /// Queues a frame and the buffers behind it. If `flush`, or if much is queued, also writes as much as the socket
+  /// takes. Never blocks.
+  ///
+  /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
+  /// send may come. After close() the parts complete with its error.
   bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
-  /// Writes what the socket takes now. True: nothing is left.
+  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left.
   bool write_some();
-  /// Frames wait in the queue because a sender did not flush.
+  /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
   [[nodiscard]] bool corked() const noexcept { return unwritten_.load(std::memory_order_relaxed) != 0; }
 
+  /// Takes the right to read. Returns false if another thread has it.
   bool begin_read() noexcept;
+  /// Gives up the right to read. If the stream is closed, first completes the destinations that are left.
   void end_read() noexcept;
-  /// A thread has the right to read. For descriptions: it may change at once.
+  /// Returns whether a thread has the right to read. For error texts only: the answer may be outdated at once.
   [[nodiscard]] bool being_read() const noexcept { return reading_.load(std::memory_order_relaxed); }
 
+  /// some: the caller should read again; none: the socket is empty; held: the sink held a frame.
   enum class Progress : std::uint8_t { some, none, held, closed };
-  /// At most one receive from the socket, which does not block, and everything that it completes.
+  /// Receives at most once from the socket, without blocking, and passes every complete frame to `sink`.
   Progress read_some(FrameSink& sink);
-  /// Inside on_frame: the next `destination.bytes` behind the frame go to `destination.data` (null: dropped).
+  /// Reads the next `destination.bytes` bytes behind the frame into `destination.data`, or drops them if it is null.
+  /// Only inside on_frame. Completes with ProtocolError if fewer bytes stand behind the frame.
   void read(Buffer destination, Completion landed);
-  /// Inside on_frame: bytes behind the frame that nobody has asked for.
+  /// Returns how many bytes behind the frame no read() has asked for. Only inside on_frame.
   [[nodiscard]] std::uint64_t unclaimed() const noexcept { return unclaimed_; }
 
-  /// Ends both directions; the first status stays. Any thread; completes what nobody is reading or writing.
+  /// Ends both directions and completes the unsent parts. The first status stays; later calls do nothing. Any thread.
+  /// If a thread is reading, that thread completes the destinations in its end_read().
   void close(Status status);
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  /// Returns the status given to close(), or Ok before it.
   [[nodiscard]] Status status() const;
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-  /// A unix socket: the peer is on this host and descriptors can travel.
+  /// Returns true for a unix socket: the peer is on this host, and the socket passes descriptors.
   [[nodiscard]] bool local() const noexcept { return local_; }
 
  private:
@@ -86,7 +103,7 @@ class FrameStream final {
     Bytes bytes;
     std::size_t done = 0;
     std::vector<Part> parts;
-    std::size_t part = 0;  // the first one not wholly written
+    std::size_t part = 0;  // the first part that is not wholly written
     std::size_t part_done = 0;
     Descriptors descriptors;
   };
@@ -118,11 +135,11 @@ class FrameStream final {
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
 
-  // The reader's.
+  // Only for the thread that has the right to read.
   std::unique_ptr<std::byte[]> in_;
   std::size_t begin_ = 0, end_ = 0;
   std::deque<Incoming> behind_;
-  std::uint64_t unclaimed_ = 0;  // of the current frame's trailing bytes, those not asked for: dropped after behind_
+  std::uint64_t unclaimed_ = 0;  // trailing bytes of the current frame that no read() asked for: dropped after behind_
   std::vector<FileDescriptor> descriptors_;
 };
 

@@ -1,8 +1,10 @@
-/// How long it pays to look before sleeping: at most 16 us, and 64 us where there are CPUs to spare (a call that has a
-/// GPU copy something takes 35 us, and waking its caller on an idle CPU 10 more). Doubled when the look found
-/// something, halved when it did not. When it has come down to nothing (as where both sides share a CPU) it is tried
-/// once in 64 times, for the whole time: where the other side sleeps too, its answer takes as long as its waking. Where
-/// the other side was seen on this very CPU it does not pay, whatever the look found.
+/// Spins for a while before a thread sleeps, and adapts how long that pays.
+///
+/// The limit is at most 16 us, or 64 us if there are CPUs to spare. (A call that makes a GPU copy takes 35 us, and
+/// waking its caller on an idle CPU takes 10 us more.) The limit doubles when a spin succeeds and halves when a spin
+/// fails. When it has come down to 0, for example because both sides share a CPU, one wait in 64 spins for the longest
+/// limit: if the other side sleeps too, its answer takes as long as its wake-up. Once the other side was seen on the
+/// waiting thread's own CPU, the limit is 0, even if the spin succeeded.
 #pragma once
 
 #include <sched.h>
@@ -26,22 +28,23 @@ inline void cpu_relax() noexcept {
 #endif
 }
 
-/// One for each place that waits; at most one thread spins there at a time.
+/// The spin limit of one place that waits. Thread-safe; at most one thread spins there at a time.
 class Spin final {
  public:
   static inline const bool cpus_to_spare = std::thread::hardware_concurrency() >= 8;
   static inline const std::int64_t most_ns = cpus_to_spare ? 64'000 : 16'000;
   static constexpr std::int64_t least_ns = 1'000;
-  /// How long a GPU's copy may be looked for, as whoever synchronises with a GPU does without end.
+  /// Returns how long a thread may spin for a GPU's copy. A thread that synchronises with a GPU spins without limit.
   static std::chrono::nanoseconds most_for_devices() { return std::chrono::milliseconds(cpus_to_spare ? 4 : 0); }
 
-  /// What was found came from `cpu` (-1: not known).
+  /// Records that the answer came from `cpu` (-1: unknown). Sets the limit to 0 if the calling thread runs there too.
   void met(int cpu) {
     if (cpu >= 0 && cpu == ::sched_getcpu()) limit_ns_.store(0, std::memory_order_relaxed);
   }
 
-  /// Looks until `found` says true or the time is over; for `at_least` in any case, where not finding it costs more
-  /// than the look. False at once where another thread spins already.
+  /// Spins until `found` returns true or the limit has passed, and returns whether `found` returned true. The limit is
+  /// never below `at_least`, for waits in which a failure costs more than the spin. Polls once and returns if another
+  /// thread spins here.
   template <class Found>
   bool until(const Found& found, std::chrono::nanoseconds at_least = {}) {
     if (busy_.exchange(true, std::memory_order_acquire)) return found();

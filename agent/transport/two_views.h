@@ -1,6 +1,7 @@
-/// For ThreadSanitizer alone: it knows memory by its address, so where one process maps a ring twice (both agents of a
-/// test live in it) it does not see that what one view publishes the other reads. These tell it; elsewhere they do
-/// nothing.
+/// Tells ThreadSanitizer about synchronisation through a ring that one process maps twice.
+///
+/// ThreadSanitizer knows memory by its address. If both agents of a test live in one process, it does not see that one
+/// mapping publishes the bytes that a thread reads by the other. In all other builds these functions do nothing.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@
 
 namespace tensorferry {
 
-/// `ring` and `slot` name what is handed over, whichever view of it the thread has.
+/// `ring` and `slot` identify the memory that one thread publishes and another takes, in either mapping.
 class TwoViews {
  public:
 #ifdef TENSORFERRY_UNDER_TSAN

@@ -11,9 +11,9 @@ Status malformed(std::string what) { return {Code::protocol_error, "malformed fr
 
 constexpr std::size_t max_drivers = 64;
 constexpr std::size_t max_devices = 64;
-constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;  // so that sums do not overflow
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;  // keeps sums from overflowing
 constexpr std::uint8_t bundle = 1;                            // form of a buffer record
-constexpr std::uint64_t most_in_bundles = 1U << 30;           // index of a buffer in a message
+constexpr std::uint64_t most_in_bundles = 1U << 30;           // largest index of a bundled buffer in a message
 
 void put_device(Writer& out, Device device) {
   out.put(device.type);
@@ -171,7 +171,7 @@ Status read_extensions(Reader in, Frame& frame) {
   return {};
 }
 
-/// Where the parts lie in the bundle follows from their sizes, and its own size with it.
+/// Reads the parts of a bundle. Their sizes determine their offsets, and the size that the bundle must have.
 Status read_parts(Reader& in, BufferRecord& record) {
   const auto count = in.count(2);
   if (in.failed() || count == 0) return malformed("a bundle of no buffers");
@@ -195,7 +195,7 @@ Status read_parts(Reader& in, BufferRecord& record) {
   return {};
 }
 
-/// Gives the ordinary buffers the places in the message that no bundle has.
+/// Gives the ordinary buffers, in order, the indices in the message that no bundle takes.
 Status place(std::vector<BufferRecord>& records) {
   std::vector<bool> taken(BufferRecord::count(records));
   for (const auto& record : records) {
@@ -317,7 +317,7 @@ Result<Hello> Hello::decode(ByteView bytes) {
     hello.drivers.push_back(std::move(driver));
   }
   hello.features = in.get<std::uint32_t>();
-  // What follows is a later version's.
+  // A later version may append more bytes.
   if (in.failed()) return malformed("a hello that ends early or has more devices or channels than any agent");
   if (purpose != static_cast<int>(Purpose::calls) && purpose != static_cast<int>(Purpose::bulk)) {
     return malformed("a hello of unknown purpose " + std::to_string(purpose));
@@ -330,7 +330,7 @@ Bytes encode_status(const Status& status) {
   Bytes out;
   Writer writer(out);
   writer.put(status.code());
-  // An error's text is for people: its tail matters less than that it fits into a frame.
+  // Cuts the text, so that the error reply fits a frame.
   writer.sized(status.what().substr(0, 32 * 1024));
   return out;
 }

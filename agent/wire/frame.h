@@ -1,8 +1,10 @@
-/// Frames: what travels between two agents, as bytes and nothing else. docs/protocol.md is normative; this file and
-/// frame.cpp are its only implementation.
+/// Encodes and decodes frames, the messages between two agents. docs/protocol.md is normative; this file and frame.cpp
+/// are its only implementation.
 ///
-/// A frame is a fixed header, then `length` bytes of body: extension records, buffer records, payload. `trailing` bytes
+/// A frame is a fixed header and a body of `length` bytes: extension records, buffer records, payload. `trailing` bytes
 /// of buffers may follow it on the same connection.
+///
+/// Everything here is plain data without locks. Decoding a peer's bytes fails with ProtocolError, and never throws.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +25,23 @@ inline constexpr std::uint16_t version_min = 1;
 inline constexpr std::uint16_t version_max = 1;
 
 enum class Kind : std::uint8_t {
-  hello = 1,  // the first frame each way, after the proofs
+  hello = 1,  // the first frame of each direction, after the proofs
   request = 2,
   reply = 3,
   cancel = 4,   // caller: the reply to `call` will be discarded
-  release = 5,  // tickets whose source is read no more, where no other frame went that way
-  control = 6,  // of a channel, or of a device pair's negotiation
+  release = 5,  // only releases (extension 3), if no other frame went in that direction
+  control = 6,  // a message of a channel, or of a device pair's negotiation
   ping = 7,
   pong = 8,
-  goodbye = 9,  // the sender leaves on purpose; nothing of its will follow
+  goodbye = 9,  // the sender leaves on purpose and sends nothing after this
   bulk = 10,    // on a bulk connection: one buffer follows
-  ring = 11,    // memory for the calls of one direction: offered, accepted, declined (where both have feature::ring)
+  ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;       // maps what peers of its user offer on a unix socket
-inline constexpr std::uint32_t bundles = 2;    // reads buffer records that stand for several buffers
-inline constexpr std::uint32_t templates = 4;  // keeps payloads, and reads what differs from them
+inline constexpr std::uint32_t ring = 1;       // maps rings that peers of the same user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;    // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t templates = 4;  // keeps payloads as templates, and reads differences from them
 }  // namespace feature
 
 namespace flag {
@@ -50,7 +52,7 @@ inline constexpr std::uint8_t spilled = 2;  // the one buffer holds a u32 count,
 struct Header {
   static constexpr std::size_t size = 40;
   static constexpr std::uint32_t max_length = 64 * 1024;
-  static constexpr std::size_t function_at = 12;  // where `function` stands
+  static constexpr std::size_t function_at = 12;  // offset of `function` in the encoded header
 
   Kind kind{};
   std::uint8_t flags = 0;
@@ -58,95 +60,97 @@ struct Header {
   std::uint16_t extensions = 0;  // bytes of extension records at the body's start
   std::uint8_t descriptors = 0;  // file descriptors that come with the frame (unix sockets)
   std::uint32_t length = 0;      // bytes of body
-  std::uint32_t function = 0;    // request: the callee's number for it; 0: named by an extension record
+  std::uint32_t function = 0;    // request: the callee's number of the function; 0: named by an extension record
   std::uint64_t call = 0;  // the caller's id of the call: opaque to the callee, which sends it back. bulk: sequence
-  std::uint32_t remaining_ms = 0;  // request: time left until the deadline; 0: none
-  std::uint32_t order = 0;         // request: order key; 0: unordered. bulk: channel slot
+  std::uint32_t remaining_ms = 0;  // request: milliseconds until the deadline, rounded up; 0: none
+  std::uint32_t order = 0;         // request: order key; 0: unordered. bulk: channel code
   std::uint64_t trailing = 0;      // bytes of buffers behind the frame
 
+  /// Writes `size` bytes to `out`.
   void encode(std::byte* out) const;
-  /// Fails with ProtocolError where no frame can look like this: kind, length, extension bytes, trailing bytes.
+  /// Fails with ProtocolError if no frame can have this kind, length, number of extension bytes or of trailing bytes.
   static Result<Header> decode(ByteView bytes);
-  /// Makes an encoded frame say that it comes without descriptors.
+  /// Sets the number of descriptors in an encoded frame to 0.
   static void forget_descriptors(Bytes& frame);
 };
 
 /// Extension records: u16 id, u16 length, bytes. Unknown ids are skipped.
 namespace extension {
-inline constexpr std::uint16_t function_name = 1;    // request: the function, where the caller has no number for it
-inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that was named
-inline constexpr std::uint16_t releases = 3;         // any: u64 ticket ids whose source is read no more
-inline constexpr std::uint16_t placement = 4;        // request: where tensors of the reply shall land
-inline constexpr std::uint16_t keep = 5;         // u16, u64: keep the payload under that number, and say so by that id
-inline constexpr std::uint16_t differences = 6;  // u16: the payload is what differs from the one of that number
+inline constexpr std::uint16_t function_name = 1;    // request: the function's name, if the caller has no number for it
+inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that the request named
+inline constexpr std::uint16_t releases = 3;         // any: u64 release ids that the sender acknowledges
+inline constexpr std::uint16_t placement = 4;        // request: the devices on which tensors of the reply shall land
+inline constexpr std::uint16_t keep = 5;  // u16 number, u64 release id: keep the payload as a template of that number
+inline constexpr std::uint16_t differences = 6;  // u16 number: the payload is the difference from that template
 }  // namespace extension
 
+/// Appends one extension record to `out`.
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
 
-/// What a payload has to do with those of other frames; agent/templates.h.
+/// Says whether a payload becomes a template, or is the difference from one (agent/templates.h).
 struct Template {
   enum class Use : std::uint8_t { none, keep, differences };
   Use use = Use::none;
   std::uint16_t number = 0;
-  std::uint64_t release = 0;  // keep: the sender's id for the acknowledgement
+  std::uint64_t release = 0;  // keep: the id by which the receiver acknowledges
 
   bool operator==(const Template&) const = default;
-  /// Writes its extension record; nothing for `none`.
+  /// Writes the extension record; writes nothing for `none`.
   void encode(Writer& out) const;
 };
 
-/// In an extension of id `placement`: wherever a tensor leaves from.
+/// In a `placement` extension: stands for every device that a tensor may leave from.
 inline constexpr Device any_device{static_cast<DeviceType>(0xff), 0};
 inline constexpr std::size_t most_placements = 64;
 Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement);
 
-/// How one buffer of a message travels, or several of the host's that lie in one (a bundle).
+/// Describes how one buffer of a message travels, or one bundle: several host buffers that lie in one.
 struct BufferRecord {
-  static constexpr std::uint8_t inline_channel = 0xff;  // the bytes stand right behind the record, in the frame
+  static constexpr std::uint8_t inline_channel = 0xff;  // the bytes follow the record, in the frame
   static constexpr std::size_t size = 32;               // without the ticket or the inline bytes
 
   std::uint8_t channel = inline_channel;  // index in the sender's list of channels (Hello)
   Device source;                          // the sender's device
   Device destination;                     // the receiver's device
   std::uint64_t bytes = 0;
-  std::uint64_t release = 0;  // the sender's id for the acknowledgement; 0: none is wanted
-  ControlId after = 0;
-  ByteView ticket;  // or the inline bytes
+  std::uint64_t release = 0;  // the id by which the receiver acknowledges; 0: no acknowledgement is wanted
+  ControlId after = 0;        // the receiver must have handled this control message first; 0: none
+  ByteView ticket;            // or the inline bytes
 
   struct Part {
     std::uint32_t index = 0;  // among the message's buffers; counts up within a bundle
     std::uint64_t bytes = 0;  // never 0
     bool operator==(const Part&) const = default;
   };
-  std::vector<Part> parts;  // of a bundle, one behind the other (channels/bundle.h); none: an ordinary buffer
-  std::uint32_t index = 0;  // of an ordinary buffer among the message's; not encoded: the places that no bundle takes
+  std::vector<Part> parts;  // a bundle's buffers, one after the other (channels/bundle.h); empty: an ordinary buffer
+  std::uint32_t index = 0;  // an ordinary buffer's, in the message; not encoded: in order, the indices without a bundle
 
-  /// Bytes that the message's buffers have of it.
+  /// Returns the bytes of the message's buffers in this record, without a bundle's padding.
   [[nodiscard]] std::uint64_t net_bytes() const;
   void encode(Writer& out) const;
-  /// Reads `count` records; views into what `in` reads. What succeeds names each of the message's buffers once, and the
-  /// parts of a bundle lie in it.
+  /// Reads `count` records into `records`; they are views into the bytes that `in` reads. On success the records name
+  /// each buffer of the message once, and the parts of each bundle lie in it. Otherwise fails with ProtocolError.
   static Status decode_all(Reader& in, std::size_t count, std::vector<BufferRecord>& records);
-  /// How many buffers the message has.
+  /// Returns how many buffers the message has.
   static std::size_t count(const std::vector<BufferRecord>& records);
 };
 
-/// A frame whose body is at hand; views into it.
+/// A decoded frame: views into its body.
 struct Frame {
   Header header;
   ByteView function_name;
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
-  std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all
+  std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all devices
   Template as;
   std::vector<BufferRecord> buffers;
   ByteView payload;
 
-  /// `body` must outlive the frame.
+  /// Decodes `body`, which must outlive the frame. Fails with ProtocolError.
   static Result<Frame> decode(const Header& header, ByteView body);
 };
 
-/// Who speaks, and what it can do: the body of a hello's payload.
+/// The payload of a hello: the sender's identity, devices, channels and features.
 struct Hello {
   enum class Purpose : std::uint8_t { calls = 1, bulk = 2 };
 
@@ -154,7 +158,7 @@ struct Hello {
   std::string name;
   std::int32_t rank = -1;
   std::uint64_t incarnation = 0;
-  std::uint64_t expected = 0;  // dialler: the incarnation it means to reach; 0 from the acceptor
+  std::uint64_t expected = 0;  // from the dialler: the incarnation that it means to reach; from the acceptor: 0
   struct Endpoint {            // a channel's descriptor for one device
     Device device;
     Bytes descriptor;
@@ -168,14 +172,17 @@ struct Hello {
   std::uint32_t features = 0;
 
   [[nodiscard]] Bytes encode() const;
+  /// Fails with ProtocolError. Skips bytes that a later version may append.
   static Result<Hello> decode(ByteView bytes);
 };
 
-/// The payload of an error reply.
+/// Encodes the payload of an error reply. Cuts the text to 32 KiB.
 Bytes encode_status(const Status& status);
+/// Returns the decoded error, or a ProtocolError if the payload cannot be read.
 Status decode_status(ByteView payload);
 
-/// One frame of header, extensions, records and payload, ready to send (`trailing` and counts as given in `header`).
+/// Returns one frame of header, extensions, records and payload, ready to send. Sets `extensions` and `length` of the
+/// header, and takes its other fields as they are.
 Bytes assemble(Header header, ByteView extensions, ByteView records, ByteView payload);
 
 }  // namespace tensorferry::wire
