@@ -13,7 +13,7 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::size_t alignment = 16;  // of what a receiver wraps as it is: see CpuConverter::to_storage
+constexpr std::size_t alignment = 16;  // of a buffer that a receiver uses without a copy: see CpuConverter::to_storage
 
 Status cannot_share(std::string why) { return {Code::invalid_argument, "cannot share " + std::move(why)}; }
 

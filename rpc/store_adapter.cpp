@@ -20,10 +20,10 @@ namespace {
 
 constexpr std::chrono::milliseconds first_pause{1}, longest_pause{20};
 
-// Magic numbers of statfs(2) of file systems that other hosts may have mounted too.
+// Returns whether other hosts may have mounted the path's file system, by the magic numbers of statfs(2).
 bool on_network_file_system(const std::string& path) {
   struct statfs info {};
-  if (::statfs(path.c_str(), &info) != 0) return true;  // cannot tell: the careful answer
+  if (::statfs(path.c_str(), &info) != 0) return true;  // unknown: assume that other hosts may
   switch (static_cast<unsigned long>(info.f_type)) {
     case 0x6969:      // NFS
     case 0x517b:      // SMB
@@ -53,7 +53,7 @@ std::vector<std::uint8_t> octets(ByteView bytes) {
   return {data, data + bytes.size()};
 }
 
-// Runs `operation` and turns what it throws into a Status.
+// Runs `operation` and turns an exception that it throws into a Status.
 template <class Operation>
 Status guarded(std::string_view what, std::string_view key, Operation operation) {
   try {

@@ -1,4 +1,4 @@
-/// A c10d store as the agent's: agents find one another wherever torch's processes do.
+/// Adapter that makes a c10d store a Store, so that agents meet in the store that torch's processes use.
 #pragma once
 
 #include <chrono>
@@ -10,18 +10,21 @@
 
 namespace tensorferry {
 
-/// Any c10d::Store. What the store throws becomes a Status: DeadlineExceeded where a key did not come, else Internal
-/// with the store's own words. Calls must not hold the GIL (a store written in Python takes it).
+/// Wraps any c10d::Store.
+///
+/// Threads: the calling thread must not hold the GIL, because a store written in Python takes it.
+///
+/// Errors: get() returns DeadlineExceeded if the key was not set in time. An exception of the store becomes Internal,
+/// with the first line of its text.
 class StoreAdapter final : public Store {
  public:
   explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store);
 
   Status set(std::string_view key, ByteView value) override;
-  /// Asks again and again instead of c10d's wait(), which keeps other calls of the store waiting and logs each
-  /// time-out.
+  /// Polls for the key. c10d's wait() would block other calls of the store and log each time-out.
   Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) override;
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override;
-  /// True for stores in this process, in a file of a local file system, and at a loopback address.
+  /// Returns true for a store in this process, in a file of a local file system, or at a loopback address.
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:

@@ -15,7 +15,8 @@
 namespace tensorferry {
 namespace {
 
-/// Inside, operators only move bytes: no autograd, and no mode of the caller's (FakeTensorMode, torch.func) sees them.
+/// While it lives, torch's operators on this thread only move bytes: autograd and the caller's modes (FakeTensorMode,
+/// torch.func) do not see them.
 class PlainOperators {
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
   c10::impl::ExcludeDispatchKeyGuard no_modes_{c10::python_ks |
@@ -27,7 +28,7 @@ Status cannot_send(std::string what) { return {Code::invalid_argument, "cannot s
 
 std::string quoted(at::ScalarType type) { return "torch." + std::string(c10::getDtypeNames(type).first); }
 
-/// The codec's device for torch's; nullopt where no converter knows it.
+/// Returns the codec's device; nullopt if there is no converter for it.
 std::optional<Device> device_of(const at::Device& device, const Converters& converters) {
   Device found;
   if (device.is_cuda()) {
@@ -39,14 +40,15 @@ std::optional<Device> device_of(const at::Device& device, const Converters& conv
   return found;
 }
 
-/// Named tensors are gone from newer versions of torch.
+/// Returns whether the tensor is named. Newer versions of torch have no named tensors.
 template <class Tensor>
 bool has_names(const Tensor& tensor) {
   if constexpr (requires { tensor.has_names(); }) return tensor.has_names();
   return false;
 }
 
-/// Why a tensor of this kind cannot be sent; Ok for one that is strided or sparse.
+/// Returns why a tensor of this kind cannot be sent; ok if it is strided or sparse, with a dtype and device that can be
+/// sent.
 Status check_kind(const at::Tensor& tensor, const Converters& converters) {
   if (!tensor.defined()) return cannot_send("an undefined tensor");
   if (tensor.is_quantized()) {
@@ -63,6 +65,7 @@ Status check_kind(const at::Tensor& tensor, const Converters& converters) {
   return {};
 }
 
+/// Returns why a strided tensor's memory cannot be sent, or ok.
 Status check_storage(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return cannot_send("a tensor without memory of its own (inside torch.func or vmap): call outside of the transform");
@@ -75,7 +78,7 @@ Status check_storage(const at::Tensor& tensor) {
   return {};
 }
 
-/// Where a strided tensor's elements are, in bytes of its storage.
+/// The range of a storage that holds a strided tensor's elements, in bytes.
 struct Place {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -100,7 +103,7 @@ at::Tensor strided_over(const c10::Storage& storage, at::ScalarType type, std::s
   return tensor;
 }
 
-/// An integer type of the same size: not every type has a copy kernel, and only bits are to be copied.
+/// Returns a type of the same size that has a copy kernel, because some dtypes have none and only bits are copied.
 at::ScalarType bits_of(std::size_t item_bytes) {
   switch (item_bytes) {
     case 1:
@@ -116,7 +119,8 @@ at::ScalarType bits_of(std::size_t item_bytes) {
   }
 }
 
-/// Strides that keep the order of `strides`, without gaps. Those of 0 stay: their elements are one.
+/// Returns strides without gaps in the same order as `strides`. Strides of 0 stay 0, because their elements are one
+/// element.
 Dims packed_strides(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides) {
   std::array<std::size_t, Dims::max> order;
   for (std::size_t i = 0; i < sizes.size(); ++i) order[i] = i;
@@ -133,7 +137,7 @@ Dims packed_strides(std::span<const std::int64_t> sizes, std::span<const std::in
   return packed;
 }
 
-/// The elements of a view with gaps, together in memory of their own.
+/// Returns a copy of a view with gaps, in dense memory of its own.
 at::Tensor pack(const at::Tensor& view) {
   const PlainOperators plain;
   const auto bits = bits_of(view.itemsize());
@@ -203,7 +207,7 @@ std::uint8_t flags_of(const at::Tensor& tensor, bool parameter) {
 
 bool is_sparse(const at::Tensor& tensor) { return tensor.layout() != at::kStrided; }
 
-/// A tensor of torch's that is known to be all zeros, and has no memory, as an ordinary one.
+/// Returns a tensor with memory for a ZeroTensor of torch's, which is known to be all zeros and has none.
 at::Tensor materialised(const at::Tensor& zeros) {
   const PlainOperators plain;
   return at::zeros(zeros.sizes(), at::TensorOptions(zeros.scalar_type()).device(zeros.device()));
@@ -212,7 +216,7 @@ at::Tensor materialised(const at::Tensor& zeros) {
 }  // namespace
 
 void TensorWriter::note(const at::Tensor& tensor) {
-  if (!check_kind(tensor, *converters_).ok()) return;  // write() says why
+  if (!check_kind(tensor, *converters_).ok()) return;  // write() returns the reason
   if (!is_sparse(tensor)) return note_strided(tensor);
   for (const auto& part : parts_of(tensor)) note_strided(part);
 }
@@ -250,7 +254,8 @@ void TensorWriter::prepare() {
     }
     ranges_.resize(last + 1);
   }
-  // Offsets into the buffer are in elements, of the largest type too; storage offsets are multiples of their own.
+  // A tensor's offset in the buffer is in elements of its own size. So each buffer begins at a multiple of the largest
+  // element size, as every tensor does at a multiple of its own.
   for (auto& range : ranges_) range.begin -= range.begin % range.item_bytes;
   for (const auto& view : gappy_) {
     const auto place = place_of(view);
@@ -263,7 +268,7 @@ void TensorWriter::prepare() {
 }
 
 TensorWriter::Range* TensorWriter::range_around(c10::StorageImpl* storage, std::size_t begin, std::size_t end) {
-  // The last range that begins at or before `begin`.
+  // Find the last range that begins at or before `begin`.
   auto after = std::upper_bound(
       ranges_.begin(), ranges_.end(), std::pair(storage, begin), [](const auto& key, const Range& range) {
         return key.first != range.storage ? std::less<>()(key.first, range.storage) : key.second < range.begin;
@@ -437,13 +442,13 @@ Result<at::Tensor> TensorReader::read_sparse(Decoder& in) {
 }
 
 std::optional<DType> dtype_of(at::ScalarType type) {
-  // The numbers are torch's own (rpc/core/dtype.h).
+  // The numbers are torch's own (tensorferry/dtype.h).
   const auto dtype = static_cast<DType>(type);
   return size_of(dtype) != 0 ? std::optional(dtype) : std::nullopt;
 }
 
 std::optional<at::ScalarType> scalar_type_of(DType dtype) {
-  // Undefined is the last number, and grows with the versions.
+  // Undefined is torch's last number, and newer versions have a larger one.
   if (static_cast<int>(dtype) >= static_cast<int>(at::ScalarType::Undefined)) return std::nullopt;
   return static_cast<at::ScalarType>(dtype);
 }

@@ -1,15 +1,19 @@
-/// Torch tensors as records of the codec, and back.
+/// Conversion between torch tensors and records of the codec.
 ///
-/// A view sends exactly its elements. One without gaps (contiguous, channels-last, transposed, expanded, a slice of
-/// rows, ...) is sent from where it lies and keeps its strides; one with gaps (a column of a matrix) is copied together
-/// first, in the order of its strides. Conjugate and negative bits are kept, not resolved.
+/// A view sends exactly its elements:
 ///
-/// Tensors of one message that overlap in a storage go on sharing memory at the receiver: overlapping views without
-/// gaps are merged into one buffer, and a view with gaps goes along where such a buffer holds all of it. So whatever is
-/// sent together with the whole of its storage shares it, and no byte travels that no tensor covers (but for up to 15
-/// in front that align the rest). Views that do not overlap are sent, and live, apart.
+/// - A view without gaps (contiguous, channels-last, transposed, expanded, a slice of rows) is sent from its own memory
+///   and keeps its strides.
+/// - A view with gaps (a column of a matrix) is first copied into dense memory, in the order of its strides.
 ///
-/// Autograd's history is not sent: what requires grad arrives as a leaf that does.
+/// Conjugate and negative bits are kept, not resolved.
+///
+/// Tensors of one message that overlap in a storage share memory at the receiver too. Overlapping views without gaps
+/// are merged into one buffer. A view with gaps shares such a buffer if the buffer covers all of it. So a view that is
+/// sent together with its whole storage shares it. Only bytes that a tensor covers are sent, with up to 15 bytes in
+/// front for alignment. Views that do not overlap are sent as separate buffers and share nothing at the receiver.
+///
+/// Autograd's history is not sent: a tensor that requires grad arrives as a leaf that requires grad.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,33 +33,41 @@ namespace tensorferry {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Writes the tensors of one message. First note() for each, in any order; then prepare(); then write() for each.
-/// A tensor that was not noted may be written, and shares nothing.
+/// Writes the tensors of one message. Used by one thread at a time.
+///
+/// The caller calls note() for each tensor in any order, then prepare(), then write() for each. A tensor that was not
+/// noted may be written too; other tensors do not share its memory then.
 class TensorWriter {
  public:
   TensorWriter(const Converters& converters, Encoder& out) : converters_(&converters), out_(&out) {}
 
+  /// Registers a tensor that will be written. Its storage must live until then, because only a pointer to it is kept.
   void note(const at::Tensor& tensor);
-  /// Bytes that prepare() will copy; what is noted must live until then.
+  /// Returns the most bytes that prepare() will copy: those of the noted views with gaps.
   [[nodiscard]] std::size_t copying() const noexcept { return copying_; }
-  /// Copies the views with gaps together. The only part that may take long, and calls back to nobody.
+  /// Merges overlapping views, and copies views with gaps into dense memory. This is the only step that may take long.
+  /// It calls back into no other code, so the caller may let the GIL go.
   void prepare();
 
-  /// InvalidArgument says what cannot be sent and what can instead: quantised, nested, mkldnn and named tensors, those
-  /// without a storage (inside torch.func), on devices without a converter, of dtypes that are not the codec's, on a
-  /// GPU while a CUDA graph is being captured. The message is of no more use then. `identity` as Encoder has it.
+  /// Writes a tensor. `identity` is the Encoder's. InvalidArgument says why the tensor cannot be sent and what to send
+  /// instead; the message cannot be used then. Such tensors are:
+  ///
+  /// - undefined, quantised, nested, mkldnn and named tensors, and tensors of more than 64 dimensions;
+  /// - tensors without a storage (inside torch.func), or whose storage was freed;
+  /// - tensors on a device without a converter, or of a dtype that the codec lacks;
+  /// - tensors on a GPU while a CUDA graph is being captured.
   Status write(const at::Tensor& tensor, bool parameter, const void* identity = nullptr);
-  /// The same for a tensor that is handed over (rpc/sharing.h): nothing is copied, gaps neither, and it shares memory
-  /// with nothing else in the message but what is handed over too. Needs no note().
+  /// Writes a tensor that is handed over (rpc/sharing.h). Nothing is copied, not even a view with gaps. At the receiver
+  /// it shares memory only with other tensors that are handed over. Needs no note().
   Status write_shared(const at::Tensor& tensor, bool parameter, const void* identity = nullptr);
 
  private:
-  /// Bytes of a storage that go as one buffer.
+  /// A range of bytes of a storage that is sent as one buffer.
   struct Range {
     c10::StorageImpl* storage;
     std::size_t begin;
     std::size_t end;
-    std::size_t item_bytes;  // the largest among the tensors
+    std::size_t item_bytes;  // the largest element size of its tensors
     std::optional<std::uint32_t> buffer;
   };
 
@@ -70,24 +82,28 @@ class TensorWriter {
   const Converters* converters_;
   Encoder* out_;
   std::vector<Range> ranges_;      // after prepare(): merged, sorted by storage and begin
-  std::vector<at::Tensor> gappy_;  // noted views with gaps
+  std::vector<at::Tensor> gappy_;  // the noted views with gaps
   std::vector<std::pair<c10::TensorImpl*, at::Tensor>> copies_;
   std::size_t copying_ = 0;
   std::size_t noted_ = 0;
 };
 
-/// Makes the tensors of one message. Those that lie in one buffer share one storage.
+/// Makes the tensors of one received message. Tensors in one buffer share one storage. Used by one thread at a time;
+/// `buffers` must outlive it.
 class TensorReader {
  public:
   TensorReader(const Converters& converters, std::span<const Buffer> buffers)
       : converters_(&converters), buffers_(buffers) {}
 
-  /// The tensor that `in`, after next() gave Tag::tensor or Tag::sparse, stands at (for sparse: up to and with
-  /// leave()). Requires grad where the record says so. Errors: ProtocolError, where a sparse tensor's parts do not fit
-  /// together.
+  /// Makes the tensor that `in` stands at, after next() has returned `tag`: Tag::tensor or Tag::sparse. For a sparse
+  /// tensor, reads all its parts and calls leave(). The tensor requires grad if the record says so. Errors:
+  ///
+  /// - InvalidArgument: this version of torch lacks the dtype, the agent has no converter for the device, or the
+  ///   converter cannot receive the buffer now.
+  /// - ProtocolError: the parts of a sparse tensor do not fit together.
   Result<at::Tensor> read(Decoder& in, Tag tag);
 
-  /// The storages made so far that are not on the CPU.
+  /// Returns the storages made so far that are not on the CPU, and forgets them.
   [[nodiscard]] std::vector<WeakStorage> take_device_storages() { return std::move(device_storages_); }
 
  private:
@@ -96,16 +112,16 @@ class TensorReader {
 
   const Converters* converters_;
   std::span<const Buffer> buffers_;
-  std::vector<c10::Storage> storages_;  // by buffer; made on first use
+  std::vector<c10::Storage> storages_;  // one for each buffer, made on first use
   std::vector<WeakStorage> device_storages_;
 };
 
-/// nullopt: not a dtype that travels (a quantised one).
+/// Returns the codec's dtype; nullopt if the dtype cannot be sent (a quantised one).
 std::optional<DType> dtype_of(at::ScalarType type);
-/// nullopt: not a dtype of this version of torch.
+/// Returns torch's dtype; nullopt if this version of torch lacks it.
 std::optional<at::ScalarType> scalar_type_of(DType dtype);
 
-/// All of `storage` as a tensor of bytes; no operator of torch's is called.
+/// Returns all of `storage` as a tensor of bytes in the same memory. Calls no operator of torch's.
 at::Tensor bytes_of(const c10::Storage& storage);
 
 }  // namespace tensorferry

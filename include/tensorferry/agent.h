@@ -1,10 +1,11 @@
-/// The agent in a C++ program: typed calls to peers and from them, in C++ or Python.
+/// An agent in a C++ program: makes and serves typed calls. Its peers are written in C++ or Python.
 ///
 ///     auto agent = tensorferry::Agent::join({.name = "sim", .rendezvous = "tcp://trainer:29500"});
 ///     agent->serve("step", [](tensorferry::TensorOf<float> action, int n) { return simulate(action, n); });
 ///     auto loss = agent->call<double>("trainer", "loss", batch).get();
 ///
-/// Everything that fails throws one of errors.h. Nothing here needs torch.
+/// Threads: an Agent may be used from any thread at once, a Future by one thread at a time. Errors: every failure is
+/// thrown as one of the exceptions of errors.h. Nothing here needs torch.
 #pragma once
 
 #include <chrono>
@@ -30,103 +31,130 @@ namespace tensorferry {
 
 class Agent;
 
+/// Options of Agent::join. They mean the same as in Python's tensorferry.Agent.
 struct AgentOptions {
-  /// Unique among the agents that meet; "": worker<rank>.
+  /// The agent's name, unique in the job. "": "worker" followed by the rank.
   std::string name{};
-  /// Unique, from 0; -1: the environment's RANK where `rendezvous` is env://, or none.
+  /// The agent's rank, unique, counted from 0. -1: RANK of the environment if `rendezvous` is env:// and `store` is
+  /// null, else no rank.
   int rank = -1;
-  /// So many ranks begin together, and join() waits for them; 0: the environment's WORLD_SIZE where the rank is the
-  /// environment's too, else agents join and leave at any time. As in Python, agents that give a size and agents that
-  /// give none do not meet.
+  /// The number of ranks that begin together; join() waits until all have joined. 0: WORLD_SIZE of the environment
+  /// under the same conditions as RANK. If that is not set either, agents join and leave at any time. As in Python,
+  /// agents with a world size and agents without one do not meet.
   int world_size = 0;
-  /// Where they meet: "env://" (or "": MASTER_ADDR and MASTER_PORT, what torchrun sets), "tcp://host:port": a store of
-  /// torch's, which a Python process (rank 0, or torchrun) serves. "store://host:port": a StoreServer of either
-  /// language. Not looked at where `store` is given.
+  /// The store where the agents meet. Ignored if `store` is set.
+  ///
+  /// - "tcp://host:port": torch's TCPStore, served by a Python process (rank 0, or torchrun).
+  /// - "env://", or "": the same store, at MASTER_ADDR and MASTER_PORT of the environment, as torchrun sets them.
+  /// - "store://host:port": a StoreServer of either language. Rank 0 serves it unless the port is served already.
   std::string rendezvous{};
+  /// An open store, instead of `rendezvous`: see store.h.
   std::shared_ptr<Store> store{};
-  /// The cluster key; "": TENSORFERRY_KEY_FILE or TENSORFERRY_KEY. Needed beyond this host.
+  /// The cluster key. "": TENSORFERRY_KEY_FILE or TENSORFERRY_KEY. Agents on more than one host need a key.
   std::string key{};
-  /// "shm,basic": these alone, in this order; "-shm": all others; "": TENSORFERRY_CHANNELS, or all.
+  /// The channels that may carry tensors. "shm,basic": only these, in this order. "-shm": all except shm.
+  /// "": TENSORFERRY_CHANNELS, or all.
   std::string channels{};
-  /// Served functions that run at once; calls beyond them fail with ResourceExhausted.
+  /// The number of served functions that run at once. When all are busy and as many calls wait, further calls fail with
+  /// ResourceExhausted, unless a function has begun or ended within the last 50 ms.
   int threads = 1024;
-  /// Of calls, unless their CallOptions say otherwise; 0: none.
+  /// The time-out of calls whose CallOptions give none. 0: calls have no time-out.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// How long join() waits for the store and for the world.
+  /// How long join() waits for the store, and then for the world.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(300);
-  /// Between signs of life to a peer on another host, which is lost when three are missing.
+  /// The time between heartbeats to a peer on another host. When three in a row are missing, the peer is lost.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);
-  /// Bytes under way to one peer, beyond which callers wait.
+  /// The bound on the bytes in flight to one peer. Callers beyond it wait.
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;
-  /// The network interface to listen on; "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
+  /// The network interface to listen on. "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
   std::string interface {};
-  /// "7000" or "7000-7099"; "": any.
+  /// The TCP ports to listen on: "7000" or "7000-7099". "": any.
   std::string ports{};
-  /// The folder of unix sockets; "": TENSORFERRY_SOCKET_DIR, else they have no file.
+  /// The folder of unix sockets. "": TENSORFERRY_SOCKET_DIR, else abstract sockets, which have no file.
   std::string socket_dir{};
-  /// False: TCP also between processes of one host.
+  /// False: processes of one host use TCP too.
   bool unix_sockets = true;
-  /// False: no memory is shared with peers.
+  /// False: the agent shares no memory with peers, unless `channels` names a channel that does.
   bool shared_memory = true;
-  /// Runs before peers can find the agent: what it serves is there from the first call on.
+  /// Runs before peers can find the agent, so that the functions which it serves are there from the first call on.
   std::function<void(Agent&)> prepare{};
 };
 
+/// Options of one call.
 struct CallOptions {
-  /// 0: none; negative: AgentOptions::timeout. A call made inside a served function ends with that one's deadline
-  /// where the function passes what CallContext::deadline() leaves.
+  /// The time-out of the call. 0: none. Negative: AgentOptions::timeout. A call made inside a served function does not
+  /// inherit that function's deadline: the function passes the time that is left until CallContext::deadline().
   std::chrono::milliseconds timeout{-1};
-  /// The only channel that may carry the tensors; "": any.
+  /// The only channel that may carry the tensors. "": any.
   std::string require{};
-  /// A peer that is not there yet, or restarts, is waited for up to the deadline.
+  /// True: if the peer has not joined yet, or restarts, the call waits for it until the deadline.
   bool wait_for_ready = false;
-  /// Calls to one peer with the same non-zero key run in the order in which they were made, one after the other.
+  /// Calls to one peer with the same non-zero key run one after the other, in the order in which they were made.
   std::uint32_t order = 0;
 };
 
-/// A process among its peers. Thread-safe. Several can live in one process.
+/// One member of a job: calls functions of its peers, and serves functions to them.
+///
+/// Thread-safe. One process can have several agents. A served function must not drop the last shared_ptr to its agent.
 class Agent {
  public:
-  /// Joins; with a world, when all have. Throws InvalidArgument (the name or rank is taken by an agent that lives, an
-  /// option makes no sense), Unauthenticated, DeadlineExceeded (says who is missing), and the store's errors.
+  /// Joins the job and returns the agent. With a world size, returns when all ranks have joined. Throws:
+  ///
+  /// - InvalidArgument: a living agent has the name or the rank, or an option makes no sense.
+  /// - Unauthenticated: the cluster key is missing or wrong.
+  /// - DeadlineExceeded: `join_timeout` passed; the text names the missing ranks.
+  /// - the store's errors, and any exception that `prepare` throws.
   static std::shared_ptr<Agent> join(AgentOptions options);
-  /// leave().
+  /// Calls leave().
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
+  /// Returns this agent's name.
   [[nodiscard]] const std::string& name() const;
+  /// Returns this agent's rank; -1: it has none.
   [[nodiscard]] int rank() const;
-  /// The name of the agent of that rank. NotFound.
+  /// Returns the name of the agent of that rank, and waits up to 2 s for it to join. Throws NotFound.
   [[nodiscard]] std::string peer(int rank) const;
 
-  /// Makes a function callable under `name` (which has none of the prefixes py:, op:, tf:); a second one replaces the
-  /// first. `function` is a function, a lambda or another object with one operator(); its parameters and its result are
-  /// types of values.h, taken by value or const reference. It may take a `const CallContext&` first. It may return a
-  /// Future, and the caller has its answer when that is done.
+  /// Makes `function` callable under `name`, and replaces an earlier function of that name. Throws InvalidArgument if
+  /// the name is empty, is longer than 4096 bytes, or begins with py:, op: or tf:.
   ///
-  /// Runs on threads of the agent's pool, side by side; may block, and may call other agents. An exception of errors.h
-  /// arrives at the caller as that one; any other as RemoteError with its what(). Arguments that do not fit are
-  /// InvalidArgument at the caller, which names the function, its signature and what came.
+  /// `function` is a function, a lambda or another object with one operator(). It takes its parameters by value or by
+  /// const reference; their types and the result's have a Value (values.h). Its first parameter may be a
+  /// `const CallContext&`. If it returns a Future, the caller gets the reply when that future completes.
   ///
-  /// `parameters`: their names, for signatures and for Python's keyword arguments. Trailing std::optional ones may be
-  /// left out by the caller.
+  /// `function` runs on threads of the agent's pool, for several calls at once. It may block, and it may call other
+  /// agents.
+  ///
+  /// `parameters` names the parameters, for signatures and for Python's keyword arguments. The caller may leave out
+  /// parameters of type std::optional: trailing ones, or any if it passes the others by keyword.
+  ///
+  /// Errors at the caller: an exception of errors.h arrives as the same class, any other exception as RemoteError with
+  /// its what(). Arguments that do not fit are InvalidArgument; its text has the function's name, its signature and the
+  /// types that came.
   template <class F>
   void serve(std::string name, F function, std::vector<std::string> parameters = {}) {
     serve_function(std::move(name), detail::function_of<F>(std::move(function), std::move(parameters)));
   }
 
-  /// Calls `function` of `peer` (its name) and gives a future of its result. `function` is a name that the peer serves:
-  /// by serve() in C++, by rpc.expose() in Python; or "py:module:qualified.name" for any function that a
-  /// Python peer can import.
+  /// Calls `function` at the agent named `peer` and returns a future of the result. `function` is one of:
   ///
-  /// Tensors are not copied here: their memory may be written again when the future has completed. Errors come through
-  /// the future, except InvalidArgument for arguments that cannot be sent. May wait, where more bytes are under way to
-  /// the peer than max_bytes_in_flight.
+  /// - a name that the peer serves, by serve() in C++ or by rpc.expose() in Python;
+  /// - "py:module:qualified.name": any function that a Python peer can import.
+  ///
+  /// T is the type of the result; void discards it. The arguments are encoded before the call returns, except the
+  /// memory of tensors: it is read later, and may be written again when the future has completed. A tensor with gaps
+  /// between its elements is copied first. Waits while more bytes than max_bytes_in_flight are in flight to the peer.
+  ///
+  /// Errors come through the future, except those of arguments that cannot be sent, which are thrown here. A value
+  /// throws InvalidArgument. An Object may also throw NotFound (the peer has not joined within 2 s), ConnectionLost
+  /// (the object is lost), AgentClosed, or an error of the store.
   template <class T = void, class... A>
   Future<T> call(std::string_view peer, std::string_view function, const A&... arguments) {
     return call_with<T>(CallOptions(), peer, function, arguments...);
   }
+  /// The same with options.
   template <class T = void, class... A>
   Future<T> call_with(const CallOptions& options, std::string_view peer, std::string_view function,
                       const A&... arguments) {
@@ -138,9 +166,9 @@ class Agent {
                      &detail::take_reply<T>);
   }
 
-  /// Gives peers the use of an object of this process: the result is passed to them among arguments and results, and
-  /// they call the given methods. It is kept alive until nobody holds it. Methods run side by side, on several threads:
-  /// the object locks where it has to.
+  /// Shares an object of this process by reference. The program passes the returned Object to peers as an argument or a
+  /// result, and the peers call the given methods. The object lives as long as any agent holds a reference to it.
+  /// Methods run on several threads at once, so the object does its own locking.
   ///
   ///     agent->serve("make_env", [agent = agent.get()] {
   ///       return agent->share_object("CartPole", std::make_shared<CartPole>(), method("step", &CartPole::step));
@@ -155,20 +183,26 @@ class Agent {
     return share(std::move(type_name), std::move(table));
   }
 
-  /// Which channel carries tensors of `bytes` bytes to `peer` and why not another, as text.
+  /// Returns as text which channel carries tensors of `bytes` bytes from `local` to `remote` at `peer`, and why each
+  /// other channel does not. Opens the link if there is none. Throws InvalidArgument (the peer has no such device),
+  /// NotFound, or ConnectionLost.
   [[nodiscard]] std::string explain(std::string_view peer, Device local = {}, Device remote = {},
                                     std::size_t bytes = std::size_t{1} << 20) const;
-  /// The link to `peer` and its calls in flight, as text: for reports of calls that do not end.
+  /// Returns the state of the link to `peer` and of its calls in flight as text, for bug reports on calls that do not
+  /// end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
-  /// Calls made here that have not completed, and calls served here that have not been answered.
+  /// Returns the number of calls made here that have not completed, and of calls served here that have not been
+  /// answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 
-  /// Leaves when nothing is under way: waits for the calls made and served here; with a world for everybody's, and
-  /// until everybody, of either language, has come here. Throws DeadlineExceeded (`timeout`; 0: none) or ConnectionLost
-  /// (a peer died before it came here); the agent has left all the same. Not from a served function.
+  /// Waits until no call made or served here is in flight, then leaves. With a world, it also waits until every other
+  /// agent of the world, of either language, is in its own shutdown and idle.
+  ///
+  /// `timeout` 0: no time-out. Throws DeadlineExceeded, ConnectionLost (a peer died before its shutdown), or an error
+  /// of the store; the agent has left even then. Must not be called from a served function.
   void shutdown(std::chrono::milliseconds timeout = {});
-  /// Leaves at once: fails calls under way with AgentClosed, ends all threads, frees the name. Served functions that
-  /// still run keep their threads until they return. Idempotent. Not from a served function.
+  /// Leaves at once: fails calls in flight with AgentClosed, ends all threads and frees the name. A served function
+  /// that still runs keeps its thread until it returns. Idempotent. Must not be called from a served function.
   void leave();
 
  private:

@@ -1,4 +1,4 @@
-/// Devices that tensors live on.
+/// The devices that hold tensors.
 #pragma once
 
 #include <compare>
@@ -7,16 +7,17 @@
 
 namespace tensorferry {
 
-/// Numbers are c10::DeviceType's, and travel.
+/// The type of a device. The numbers are those of c10::DeviceType and appear on the wire: never renumber.
 enum class DeviceType : std::uint8_t { cpu = 0, cuda = 1 };
 
+/// One device: its type and its index among the devices of that type.
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::uint8_t index = 0;  // always 0 for cpu
   auto operator<=>(const Device&) const = default;
 };
 
-/// "cpu", "cuda:1".
+/// Returns the name of the device: "cpu", "cuda:1".
 std::string text_of(Device device);
 
 }  // namespace tensorferry

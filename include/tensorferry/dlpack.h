@@ -1,5 +1,7 @@
-/// DLPack: tensors in and out without a copy, as torch, numpy, JAX and others have them. The structs have the layout
-/// that DLPack's ABI fixes; a program that includes another dlpack.h may cast between the two.
+/// DLPack: exchanges tensors with torch, numpy, JAX and other libraries without a copy.
+///
+/// The structs have the layout of DLPack's ABI. A program that also includes DLPack's own dlpack.h may cast between the
+/// two.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +10,24 @@
 
 namespace tensorferry::dlpack {
 
-/// kDLCPU, kDLCUDA, kDLCUDAHost of DLPack.
+/// Types of devices: kDLCPU, kDLCUDA, kDLCUDAHost.
 inline constexpr std::int32_t cpu = 1, cuda = 2, cuda_host = 3;
-/// kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool.
+/// Codes of dtypes: kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool.
 inline constexpr std::uint8_t signed_integer = 0, unsigned_integer = 1, floating = 2, bfloat = 4, complex = 5,
                               boolean = 6;
 
+/// DLDevice.
 struct Device {
   std::int32_t device_type;
   std::int32_t device_id;
 };
+/// DLDataType.
 struct DataType {
   std::uint8_t code;
   std::uint8_t bits;
   std::uint16_t lanes;
 };
+/// DLTensor.
 struct Array {
   void* data;
   Device device;
@@ -32,7 +37,7 @@ struct Array {
   std::int64_t* strides;  // null: row-major
   std::uint64_t byte_offset;
 };
-/// DLManagedTensor. Whoever consumes it calls `deleter(self)` once.
+/// DLManagedTensor. Its consumer calls `deleter(self)` once.
 struct ManagedTensor {
   Array dl_tensor;
   void* manager_ctx;
@@ -44,12 +49,16 @@ static_assert(sizeof(void*) != 8 || (sizeof(Array) == 48 && sizeof(ManagedTensor
 
 namespace tensorferry {
 
-/// Takes over `managed`: its deleter runs with the last tensor that shares the memory, on any thread; at once where an
-/// error is thrown. The stream in whose order CUDA memory may be read is the caller's business. InvalidArgument: a
-/// device, dtype, number of lanes or stride that has no counterpart here.
+/// Takes ownership of `managed` and returns a tensor in its memory.
+///
+/// The deleter runs when the last tensor that shares the memory is destroyed, on the thread that destroys it. If this
+/// function throws, the deleter runs at once. The tensor records no CUDA stream: the caller makes sure that the memory
+/// may be read. Pinned host memory becomes host memory. Throws InvalidArgument for a null pointer, and for a device,
+/// dtype, number of lanes or stride that has no counterpart here.
 Tensor from_dlpack(dlpack::ManagedTensor* managed);
 
-/// Shares the tensor's memory until the consumer calls the deleter. InvalidArgument: a dtype that DLPack has not.
+/// Returns a DLPack tensor in the memory of `tensor`. It keeps the memory until the consumer calls the deleter. Throws
+/// InvalidArgument if DLPack lacks the dtype.
 dlpack::ManagedTensor* to_dlpack(const Tensor& tensor);
 
 }  // namespace tensorferry

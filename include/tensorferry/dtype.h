@@ -1,4 +1,4 @@
-/// The element types of tensors, by numbers that travel.
+/// The element types of tensors, with their numbers on the wire.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace tensorferry {
 
-/// Numbers are c10::ScalarType's and fixed here: never renumber. Missing ones are the quantised types,
-/// which do not travel.
+/// The type of a tensor's elements. The numbers are those of c10::ScalarType and appear on the wire: never renumber.
+/// The missing numbers are quantised types, which cannot be sent.
 enum class DType : std::uint8_t {
   uint8 = 0,
   int8 = 1,
@@ -35,7 +35,7 @@ enum class DType : std::uint8_t {
   uint16 = 27,
   uint32 = 28,
   uint64 = 29,
-  uint1 = 30,  // the integers of less than a byte take one each
+  uint1 = 30,  // an integer of less than 8 bits takes a whole byte
   uint2 = 31,
   uint3 = 32,
   uint4 = 33,
@@ -50,11 +50,11 @@ enum class DType : std::uint8_t {
   int6 = 42,
   int7 = 43,
   float8_e8m0fnu = 44,
-  float4_e2m1fn_x2 = 45,  // one byte holds two
+  float4_e2m1fn_x2 = 45,  // two values in one byte
   bcomplex32 = 46,        // two bfloat16; from torch 2.15 on
 };
 
-/// Bytes of one element; 0 for a number that is no DType of ours.
+/// Returns the bytes of one element; 0 if the number is no DType.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::uint8:
@@ -108,12 +108,13 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
+/// Returns whether the dtype is complex.
 constexpr bool is_complex(DType dtype) {
   return dtype == DType::complex32 || dtype == DType::complex64 || dtype == DType::complex128 ||
          dtype == DType::bcomplex32;
 }
 
-/// Whether gradients can flow through it: the floating-point and complex types.
+/// Returns whether gradients can flow through the dtype: true for the floating-point and complex types.
 constexpr bool is_differentiable(DType dtype) {
   switch (dtype) {
     case DType::float16:
@@ -132,7 +133,7 @@ constexpr bool is_differentiable(DType dtype) {
   }
 }
 
-/// "float32", "bool", ...: torch's name without its module; "?" for a number that is no DType of ours.
+/// Returns torch's name of the dtype without the module: "float32", "bool". "?" if the number is no DType.
 std::string_view name_of(DType dtype) noexcept;
 
 }  // namespace tensorferry

@@ -1,5 +1,7 @@
-/// What goes wrong, as exceptions: thrown by the calls of agent.h, by Future::get and by co_await. All derive from
-/// Error; the text says what happened, on which peer, and what to do. Python has classes of the same names.
+/// The exceptions of the C++ API, thrown by the functions of agent.h, by Future::get and by co_await.
+///
+/// All derive from Error. The text says what happened, on which peer, and what to do. Python has classes of the same
+/// names.
 #pragma once
 
 #include <stdexcept>
@@ -8,24 +10,28 @@
 
 namespace tensorferry {
 
-/// The base of all.
+/// The base class of all exceptions here.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The call was cancelled before its answer came.
+/// The call was cancelled before its reply came.
 class Cancelled : public Error {
  public:
   using Error::Error;
 };
-/// Arguments do not fit the function (the text has its signature and what came), a result is not of the type asked for,
-/// an option makes no sense.
+/// One of these is invalid:
+///
+/// - an argument, which cannot be sent, or does not fit the function (the text has the function's signature and the
+///   types that came);
+/// - the result, which has another type than the caller asked for;
+/// - an option, which makes no sense.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
-/// No answer within the time-out; the callee may or may not have run the function.
+/// No reply came within the time-out. The callee may or may not have run the function.
 class DeadlineExceeded : public Error {
  public:
   using Error::Error;
@@ -40,12 +46,12 @@ class PermissionDenied : public Error {
  public:
   using Error::Error;
 };
-/// A bound was reached: handlers that run at once, bytes in flight, memory.
+/// A bound was reached: on functions that run at once, bytes in flight, or memory.
 class ResourceExhausted : public Error {
  public:
   using Error::Error;
 };
-/// No channel carries a tensor of the call, or the one that CallOptions::require names cannot.
+/// No channel can carry a tensor of the call, or the channel that CallOptions::require names cannot.
 class ChannelUnavailable : public Error {
  public:
   using Error::Error;
@@ -55,29 +61,29 @@ class ConnectionLost : public Error {
  public:
   using Error::Error;
 };
-/// The peer sent what the protocol does not allow.
+/// The peer sent bytes that the protocol does not allow.
 class ProtocolError : public Error {
  public:
   using Error::Error;
 };
-/// The peer did not prove that it knows the cluster key, or there is no key to listen beyond this host with.
+/// The peer did not prove that it knows the cluster key, or this agent has no key and would listen beyond this host.
 class Unauthenticated : public Error {
  public:
   using Error::Error;
 };
-/// The agent was shut down, before the call or while it was in flight.
+/// The agent left before the call or while the call was in flight.
 class AgentClosed : public Error {
  public:
   using Error::Error;
 };
-/// A mistake in TensorFerry, or a failure of the system underneath it.
+/// A bug in TensorFerry, or a failure of the operating system or the driver below it.
 class InternalError : public Error {
  public:
   using Error::Error;
 };
 
-/// The function raised over there: in Python an exception, in C++ one that is none of the above. what() has type, text,
-/// peer and traceback.
+/// The called function raised an exception at the peer: any exception of Python's, or one of C++ that is none of the
+/// above. what() has the type, the text, the peer and the traceback.
 class RemoteError : public Error {
  public:
   RemoteError(const std::string& what, std::string type_name, std::string message, std::string traceback,
@@ -88,13 +94,13 @@ class RemoteError : public Error {
         traceback_(std::move(traceback)),
         peer_(std::move(peer)) {}
 
-  /// "builtins.ValueError", "std::out_of_range".
+  /// The name of the exception's type: "builtins.ValueError", "std::out_of_range".
   [[nodiscard]] const std::string& type_name() const noexcept { return type_name_; }
   /// The exception's own text.
   [[nodiscard]] const std::string& message() const noexcept { return message_; }
-  /// As Python prints it; "" of a C++ exception.
+  /// The traceback as Python prints it; "" for a C++ exception.
   [[nodiscard]] const std::string& traceback() const noexcept { return traceback_; }
-  /// The agent that raised, by name.
+  /// The name of the agent where the exception was raised.
   [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
 
  private:

@@ -1,5 +1,5 @@
-/// How functions of C++ are called by name: their argument and result types, and their signatures as text. Included by
-/// agent.h; no part of the interface but for CallContext.
+/// Adapters that make C++ callables available to peers by name, with their types and signatures. Included by agent.h.
+/// Only CallContext is part of the public interface.
 #pragma once
 
 #include <chrono>
@@ -19,47 +19,51 @@
 
 namespace tensorferry {
 
-/// Who calls, and for how long it matters: a served function may take a `const CallContext&` before its arguments. Good
-/// until the function returns.
+/// The caller and the deadline of the call that a served function is answering. If the function's first parameter is a
+/// `const CallContext&`, it receives this. The context is valid until the function returns; a coroutine must not use it
+/// after its first suspension.
 class CallContext {
  public:
   virtual ~CallContext() = default;
-  /// The caller's name.
+  /// Returns the name of the caller.
   [[nodiscard]] virtual std::string_view peer() const = 0;
-  /// Its rank; -1: it has none.
+  /// Returns the caller's rank; -1: it has none.
   [[nodiscard]] virtual int rank() const = 0;
-  /// When the caller gives up.
+  /// Returns the time at which the caller gives up; nullopt: the call has no deadline.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> deadline() const = 0;
-  /// The caller has cancelled, given up, or gone: the answer will be discarded.
+  /// Returns whether the reply will be discarded: the caller has cancelled the call, has given up, or is gone.
   [[nodiscard]] virtual bool cancelled() const = 0;
 };
 
 namespace detail {
 
-/// A call that is being served.
+/// A call that is being served: reads its arguments and writes its result.
 class Invocation : public CallContext {
  public:
-  /// Stands before argument `index`; each once, in order. Null: it was left out.
+  /// Returns a reader that stands before argument `index`; null if the caller left the argument out. Called once for
+  /// each index, in order.
   virtual ValueReader* argument(std::size_t index) = 0;
-  /// After the last. Throws where bytes are left over.
+  /// Ends the arguments; called after the last one. Throws if the caller sent more.
   virtual void end_arguments() = 0;
-  /// One value is to be written.
+  /// Returns the writer of the result; the function writes exactly one value.
   virtual ValueWriter& result() = 0;
-  /// Answers when `pending` is done: `write` takes what it came to and writes it.
+  /// Answers when `pending` completes: `write` takes its result by `take` and writes it. `take` is a `T (*)(Pending&)`.
   virtual void result_later(std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*take)()),
                             void (*take)()) = 0;
 };
 
-/// Something that peers call.
+/// A function or a method that peers call.
 class Function {
  public:
   virtual ~Function() = default;
+  /// Reads the arguments, runs the callable and writes its result. Called on several threads at once.
   virtual void run(Invocation& call) = 0;
+  /// Returns the number of parameters, without the CallContext.
   [[nodiscard]] virtual std::size_t arguments() const = 0;
-  /// "(action: float32 tensor, n: int) -> float".
+  /// Returns the signature: "(action: float32 tensor, n: int) -> float".
   [[nodiscard]] virtual std::string signature() const = 0;
 
-  std::vector<std::string> parameters;  // names; empty: they have none
+  std::vector<std::string> parameters;  // their names; empty: the parameters have no names
 };
 
 template <class... T>
@@ -83,7 +87,7 @@ struct Signature<R (C::*)(A...) noexcept> : Signature<R (*)(A...)> {};
 template <class C, class R, class... A>
 struct Signature<R (C::*)(A...) const noexcept> : Signature<R (*)(A...)> {};
 
-/// What is read for a parameter of type A.
+/// The type that is read for a parameter of type A.
 template <class A>
 struct ArgumentOf {
   static_assert(!std::is_lvalue_reference_v<A> || std::is_const_v<std::remove_reference_t<A>>,
@@ -140,7 +144,7 @@ void write_pending(ValueWriter& out, Pending& pending, void (*take)()) {
 std::string signature_text(const std::vector<std::string>& parameters, const std::vector<std::string>& types,
                            const std::string& result);
 
-/// A callable F as a Function. Calls run side by side on several threads, on one F.
+/// Makes a Function of a callable F. Several threads call the same F at once.
 template <class F, class R, class Arguments>
 class FunctionOf;
 template <class F, class R, class... A>
@@ -158,7 +162,7 @@ class FunctionOf<F, R, Types<A...>> final : public Function {
   template <std::size_t... i>
   void run(Invocation& call, std::index_sequence<i...> /*indices*/) {
     std::tuple<typename ArgumentOf<A>::Type...> values{
-        read_argument<typename ArgumentOf<A>::Type>(call, i)...};  // braces: in order
+        read_argument<typename ArgumentOf<A>::Type>(call, i)...};  // braces evaluate in order
     call.end_arguments();
     if constexpr (is_future_v<R>) {
       using T = typename FutureValue<R>::Type;
@@ -179,7 +183,7 @@ class FunctionOf<F, R, Types<A...>> final : public Function {
   F function_;
 };
 
-/// Passes the context on to a callable that takes it, and spares the others.
+/// Drops the CallContext for a callable that does not take one; WithContext passes it on.
 template <class F>
 struct WithoutContext {
   F function;
@@ -196,7 +200,7 @@ struct WithContext {
     return std::invoke(function, context, std::forward<A>(arguments)...);
   }
 };
-/// A method of an object that it keeps alive.
+/// A method bound to an object, which it keeps alive.
 template <class T, class M>
 struct Bound {
   std::shared_ptr<T> object;
@@ -215,7 +219,8 @@ template <class F, class R, class... A>
 std::unique_ptr<Function> make_function(F function, Types<const CallContext&, A...> /*arguments*/, R* /*result*/) {
   return std::make_unique<FunctionOf<WithContext<F>, R, Types<A...>>>(WithContext<F>{std::move(function)});
 }
-/// `Described` says what it takes and gives.
+/// Makes a Function of `function`. Its parameters and its result are those of `Described`, F itself or a member
+/// function.
 template <class Described, class F>
 std::unique_ptr<Function> function_of(F function, std::vector<std::string> parameters) {
   using S = Signature<Described>;

@@ -1,4 +1,4 @@
-/// Results that are still to come.
+/// Futures of the results of calls, promises, and coroutines that return futures.
 #pragma once
 
 #include <chrono>
@@ -22,42 +22,49 @@ namespace detail {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// What runs when something has completed, once.
+/// A function that runs once, when a Pending completes.
 class Continuation {
  public:
   virtual ~Continuation() = default;
   virtual void run() = 0;
 };
 
-/// What a future waits for, whatever its type.
+/// The state that a future waits for, without the type of its result.
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// False: not done by `until`.
+  /// Waits. Returns false if it has not completed by `until`; nullopt: no limit.
   virtual bool wait(std::optional<TimePoint> until) = 0;
   [[nodiscard]] virtual bool done() = 0;
+  /// See Future::cancel.
   virtual void cancel() = 0;
-  /// Runs `next` once, on the thread that completes; at once where it is done. What it throws is logged.
+  /// Runs `next` once, on the thread that completes this; at once, on the calling thread, if it has completed already.
+  /// Logs an exception that `next` throws.
   virtual void on_done(std::unique_ptr<Continuation> next) = 0;
 };
 
-/// Runs `next`; what it throws ends in the log.
+/// Runs `next`, and logs an exception that it throws.
 void run_guarded(Continuation& next) noexcept;
-/// One line: nobody is left to be told of this exception.
+/// Logs one line about an exception of the user's function that no future can report any more.
 void log_unheard(const char* where, const std::exception_ptr& exception) noexcept;
+/// Throws InvalidArgument: the future is empty.
 [[noreturn]] void throw_used_future();
+/// Makes the exception of a promise that was dropped without a result.
 std::exception_ptr broken_promise();
 
-/// A flag that threads wait for, and one continuation.
+/// A flag, set once, that threads wait for and that runs one continuation. Thread-safe.
 class Event final {
  public:
   Event();
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
+  /// Sets the flag, wakes all waiting threads, and runs the continuation on this thread.
   void set();
   [[nodiscard]] bool is_set() const;
+  /// Waits. Returns false if the flag is not set by `until`; nullopt: no limit.
   bool wait(std::optional<TimePoint> until);
+  /// Runs `next` when the flag is set; at once, on the calling thread, if it is set already.
   void on_set(std::unique_ptr<Continuation> next);
 
  private:
@@ -65,12 +72,13 @@ class Event final {
   std::unique_ptr<State> state_;
 };
 
-/// void as a value.
+/// Stands for void where a value is stored.
 struct Nothing {};
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, Nothing, T>;
 
-/// A result that this process makes itself. Completed once.
+/// The state of a future whose result this process makes itself: of ready(), then(), a Promise or a coroutine.
+/// Completed once.
 template <class T>
 class Settled final : public Pending {
  public:
@@ -88,13 +96,13 @@ class Settled final : public Pending {
     error_ = std::move(error);
     event_.set();
   }
-  /// For one that is completed later, by complete().
+  /// Stores a result or an error; complete() completes the future later.
   void keep(Stored<T> value) { value_.emplace(std::move(value)); }
   void keep(std::exception_ptr error) { error_ = std::move(error); }
-  /// The error is the user's own, of `where`: it goes to the log where nobody takes it.
+  /// Marks the error as thrown by the user's own code in `where`. It is logged if this is destroyed before take().
   void mark_own_error(const char* where) { unheard_ = where; }
   void complete() { event_.set(); }
-  /// What cancel() cancels.
+  /// Sets the state that cancel() cancels.
   void follow(std::weak_ptr<Pending> source) { source_ = std::move(source); }
 
   bool wait(std::optional<TimePoint> until) override { return event_.wait(until); }
@@ -103,6 +111,7 @@ class Settled final : public Pending {
     if (const auto source = source_.lock()) source->cancel();
   }
   void on_done(std::unique_ptr<Continuation> next) override { event_.on_set(std::move(next)); }
+  /// Returns the result, or throws the error; called once, after completion.
   T take() {
     unheard_ = nullptr;
     if (error_) std::rethrow_exception(error_);
@@ -122,6 +131,7 @@ class CoroutineBase;
 template <class T>
 class Coroutine;
 
+/// Resumes a coroutine.
 class Resume final : public Continuation {
  public:
   explicit Resume(std::coroutine_handle<> coroutine) : coroutine_(coroutine) {}
@@ -133,13 +143,17 @@ class Resume final : public Continuation {
 
 }  // namespace detail
 
-/// A result of type T that is still to come, or the exception in its place. Taken once, by one of get, then and
-/// co_await, which leave an empty future. Move-only; different threads may not use one future at once, but for
-/// cancel().
+/// A result of type T that comes later, or the exception in its place.
 ///
-/// Dropping a future abandons its result; the call itself goes on, and what was passed to `then` runs. A call that
-/// nobody waits for is completed by a thread of the agent's pool; one that is waited for by the waiting thread itself,
-/// which is faster. When its agent is destroyed or leaves, a call completes with AgentClosed.
+/// The result is taken once, by get, then or co_await; each leaves the future empty. An empty future throws
+/// InvalidArgument. Futures can only be moved.
+///
+/// Threads: one thread at a time may use a future, except for cancel(). A thread that waits for a call reads the reply
+/// and completes the call itself, which is fastest. If no thread waits, a thread of the agent's pool completes the call
+/// and runs its continuation (then, co_await).
+///
+/// Dropping a future discards its result. The call goes on, and a function passed to then() still runs. When the agent
+/// leaves or is destroyed, its calls in flight complete with AgentClosed.
 template <class T>
 class Future {
  public:
@@ -149,47 +163,55 @@ class Future {
   Future(Future&&) noexcept = default;
   Future& operator=(Future&&) noexcept = default;
 
-  /// Completed already.
+  /// Returns a future that has completed with `value`.
   static Future ready(detail::Stored<T> value = {}) {
     auto state = std::make_shared<detail::Settled<T>>();
     state->set(std::move(value));
     return Future(std::move(state));
   }
 
-  /// Holds a result to come; false: empty, or taken.
+  /// Returns whether the future has a result to take; false: it is empty, or the result was taken.
   [[nodiscard]] bool valid() const noexcept { return pending_ != nullptr; }
+  /// Returns whether the result, or the exception in its place, is there.
   [[nodiscard]] bool done() const { return checked().done(); }
-  /// Waits; false: not completed after `timeout`.
+  /// Waits for completion. Returns false if the future has not completed after `timeout`; the call goes on.
   [[nodiscard]] bool wait_for(Duration timeout) const {
     return checked().wait(std::chrono::steady_clock::now() + timeout);
   }
+  /// Waits for completion without a limit.
   void wait() const { static_cast<void>(checked().wait(std::nullopt)); }
-  /// Waits and gives the result; throws what came in its place (see errors.h).
+  /// Waits, then returns the result or throws the exception in its place (see errors.h).
   T get() {
     wait();
     const auto pending = std::move(pending_);
     return take_(*pending);
   }
-  /// Completes a call with Cancelled, and tells the peer, whose function may ask CallContext::cancelled(). Of a future
-  /// that `then` gave: cancels what that one waits for. Nothing where it is done already. Any thread.
+  /// Cancels the call: completes it with Cancelled and tells the peer, whose function may poll
+  /// CallContext::cancelled(). For a future that then() returned, cancels the call that it depends on. Has no effect on
+  /// a future that has completed, or that comes from a Promise or a coroutine. May be called from any thread.
   void cancel() const { checked().cancel(); }
 
-  /// Calls `function(result)` on the thread that completes this future (of the agent's pool, or this one where it is
-  /// done) and gives a future of what it returns. An exception in the result's place goes there without the call; what
-  /// `function` throws goes there too, or into the log where that future was dropped.
+  /// Calls `function(result)` when this future completes, and returns a future of the value that `function` returns.
+  ///
+  /// `function` runs on the thread that completes this future: a thread of the agent's pool for a call, the calling
+  /// thread of Promise::set for a promise, or at once on this thread if the future has completed already. If this
+  /// future completes with an exception, the returned future completes with it and `function` is not called. An
+  /// exception that `function` throws goes into the returned future too, or into the log if that future was dropped.
   template <class F>
   auto then(F function);
 
-  /// Suspends until it is done; goes on, on the thread that completes it. What came in the result's place is thrown.
+  /// Suspends the coroutine until this future completes, and resumes it on the thread that completes it. Does not
+  /// suspend if it has completed already. Gives the result, or throws the exception in its place.
   auto operator co_await() { return awaiter(); }
 
-  /// A function that returns a Future and uses co_await or co_return is a coroutine: it runs at once, on the caller's
-  /// thread, up to its first suspension. Give it its arguments by value, and let it be a named function. g++ 12
-  /// miscompiles lambdas with captures there, and `co_await agent->call_with({.timeout = 1s}, ...)`: make the options,
-  /// or the future, a variable of its own.
+  /// Makes a function a coroutine if it returns a Future and uses co_await or co_return. It runs at once, on the
+  /// caller's thread, up to its first suspension. Pass its arguments by value, and write it as a named function.
+  ///
+  /// g++ 12 miscompiles coroutines that are lambdas with captures, and options in braces inside a co_await expression,
+  /// as in `co_await agent->call_with({.timeout = 1s}, ...)`. Make the options, or the future, a variable of its own.
   using promise_type = detail::Coroutine<T>;
 
-  /// For the library.
+  /// For the library only.
   Future(std::shared_ptr<detail::Pending> pending, T (*take)(detail::Pending&))
       : pending_(std::move(pending)), take_(take) {}
   explicit Future(std::shared_ptr<detail::Settled<T>> state)
@@ -204,7 +226,7 @@ class Future {
     T (*take)(detail::Pending&);
     bool await_ready() const { return pending->done(); }
     void await_suspend(std::coroutine_handle<> coroutine) const {
-      const auto keep = pending;  // the coroutine, and this in it, may have ended when on_done returns
+      const auto keep = pending;  // the coroutine, which owns this awaiter, may have ended when on_done returns
       keep->on_done(std::make_unique<detail::Resume>(coroutine));
     }
     T await_resume() const { return take(*pending); }
@@ -222,8 +244,9 @@ class Future {
   T (*take_)(detail::Pending&) = nullptr;
 };
 
-/// The other end of a future of one's own: for functions that answer later, from another thread. One that is dropped
-/// without a result fails its future with Cancelled.
+/// Completes a future of the program's own, for served functions that answer later from another thread. Dropping a
+/// promise without a result completes its future with Cancelled. The thread that sets, fails or drops the promise runs
+/// the future's continuation.
 template <class T>
 class Promise {
  public:
@@ -236,17 +259,18 @@ class Promise {
   ~Promise() {
     if (state_ && !state_->done()) state_->fail(detail::broken_promise());
   }
-  /// Once.
+  /// Returns the future; called once.
   [[nodiscard]] Future<T> future() const { return Future<T>(state_); }
-  /// One of the two, once.
+  /// Completes the future with a result. Exactly one of set() and fail() may be called, once.
   void set(detail::Stored<T> value = {}) { state_->set(std::move(value)); }
+  /// Completes the future with an exception.
   void fail(std::exception_ptr error) { state_->fail(std::move(error)); }
 
  private:
   std::shared_ptr<detail::Settled<T>> state_ = std::make_shared<detail::Settled<T>>();
 };
 
-// ---- no part of the interface from here on
+// ---- not part of the public interface from here on
 
 namespace detail {
 
@@ -272,6 +296,7 @@ struct ResultOf<void, F> {
   using Type = std::invoke_result_t<F&>;
 };
 
+/// Runs the function that was passed to then().
 template <class T, class F, class U>
 class Then final : public Continuation {
  public:
@@ -313,12 +338,13 @@ class Then final : public Continuation {
   std::shared_ptr<Settled<U>> result_;
 };
 
+/// The promise type of coroutines that return a Future.
 template <class T>
 class CoroutineBase {
  public:
   Future<T> get_return_object() { return Future<T>(state_); }
   std::suspend_never initial_suspend() const noexcept { return {}; }
-  /// Completes only now, when the coroutine's variables are gone.
+  /// Completes the future here, because the coroutine's variables are destroyed by now.
   std::suspend_never final_suspend() const noexcept {
     const auto state = state_;
     state->complete();

@@ -1,5 +1,5 @@
-/// Objects that live in one agent and are used from others. What agent.h's share_object gives, and what an RRef of
-/// Python's is here.
+/// References to objects that live in one agent and are used from others. Agent::share_object returns one, and an RRef
+/// of Python's arrives as one.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ namespace detail {
 
 class AgentCore;
 
-/// Writes the arguments that `pack` points to.
+/// Writes the arguments; `pack` points to a tuple of references to them.
 using WriteArguments = void (*)(ValueWriter& out, const void* pack);
 template <class... A>
 void write_arguments(ValueWriter& out, const void* pack) {
@@ -32,17 +32,20 @@ void write_arguments(ValueWriter& out, const void* pack) {
              *static_cast<const std::tuple<A...>*>(pack));
 }
 
-/// A reply that a future waits for.
+/// The reply of a call, for a future.
 class PendingReply : public Pending {
  public:
-  /// Once, after done(): stands before the result, which is to be a `wanted`. Throws what came in its place.
+  /// Returns a reader that stands before the result; called once, after done(). `wanted` returns the name of the
+  /// expected type, for errors. If the call failed, throws its error.
   virtual ValueReader& open(std::string (*wanted)()) = 0;
-  /// The result has been read.
+  /// Ends the reply after the result has been read. Throws ProtocolError if bytes are left over.
   virtual void close() = 0;
-  /// For a result that is not looked at.
+  /// Ends the reply without reading the result; called once, after done(), instead of open(). If the call failed,
+  /// throws its error.
   virtual void discard() = 0;
 };
 
+/// Takes the result out of a PendingReply, or throws the call's error.
 template <class T>
 T take_reply(Pending& pending) {
   auto& reply = static_cast<PendingReply&>(pending);
@@ -56,7 +59,8 @@ T take_reply(Pending& pending) {
   }
 }
 
-/// Whether values of T may hold references to objects, so that a reply with one must be accounted for.
+/// Tells whether values of T may hold references to objects. If so, the call is counted until its reply has been read,
+/// because the peer asks after references whose replies may be lost.
 template <class T>
 struct MayHoldObject : std::true_type {};
 template <class T>
@@ -71,24 +75,30 @@ struct MayHoldObject<TensorOf<T>> : std::false_type {};
 
 }  // namespace detail
 
-/// A hold on an object of some agent's, its owner: the object lives until nobody holds it. Copies share the hold. May
-/// be passed to any agent among arguments and results; a Python peer gets an RRef, and C++ gets an Object for a Python
-/// peer's RRef.
+/// A reference to an object that lives in one agent, its owner. The object lives as long as any agent holds a reference
+/// to it. Copies of an Object share one reference.
+///
+/// An Object may be passed to any agent as an argument or in a result. A Python peer receives an RRef, and a C++ peer
+/// receives an Object for a Python peer's RRef.
 class Object {
  public:
-  /// Holds nothing.
+  /// Makes an empty Object, which refers to nothing.
   Object() = default;
+  /// Returns whether the Object refers to an object.
   [[nodiscard]] explicit operator bool() const noexcept { return reference_ != nullptr; }
 
-  /// Calls a method of it at its owner; as Agent::call.
+  /// Calls a method of the object at its owner, as Agent::call does. Throws at once InvalidArgument if the Object is
+  /// empty, and ConnectionLost or AgentClosed if the object is known to be lost.
   template <class T = void, class... A>
   Future<T> call(std::string_view method, const A&... arguments) const;
+  /// The same with options.
   template <class T = void, class... A>
   Future<T> call_with(const CallOptions& options, std::string_view method, const A&... arguments) const;
 
-  /// The name of the agent that it lives in.
+  /// Returns the name of the agent that the object lives in. Throws InvalidArgument if the Object is empty.
   [[nodiscard]] const std::string& owner() const;
-  /// The name of its type, as its owner tells it; "" where it does not.
+  /// Returns the name of the object's type as its owner gives it; "" if the owner gives none. Throws InvalidArgument if
+  /// the Object is empty.
   [[nodiscard]] const std::string& type_name() const;
 
   /// For the library.
@@ -111,14 +121,15 @@ struct Value<Object> {
   static Object read(ValueReader& in) { return in.object(); }
 };
 
-/// A method that peers may call of an object: a member function (or another callable that takes the object first), by
-/// the name that they call it by, with the names of its parameters where they are to be passed by keyword.
+/// A method of a shared object that peers may call; see Agent::share_object.
 template <class M>
 struct Method {
   std::string name;
   M member;
   std::vector<std::string> parameters;
 };
+/// Describes a method. `name` is the name that peers call it by. `member` is a pointer to a member function of the
+/// object's class. `parameters` names the parameters, so that peers may pass them by keyword.
 template <class M>
 Method<M> method(std::string name, M member, std::vector<std::string> parameters = {}) {
   return {std::move(name), std::move(member), std::move(parameters)};

@@ -16,7 +16,8 @@
 
 namespace tensorferry {
 
-/// The dtype of elements of type T; defined for bool, the integers, float, double, and their complex types.
+/// The dtype of elements of C++ type T. Defined for bool, the integers of fixed width, float, double, and their complex
+/// types.
 template <class T>
 struct DTypeOf;
 template <>
@@ -48,19 +49,23 @@ struct DTypeOf<std::complex<double>> : std::integral_constant<DType, DType::comp
 template <class T>
 inline constexpr DType dtype_v = DTypeOf<std::remove_cv_t<T>>::value;
 
-/// A strided tensor in memory that somebody owns. Copies share the memory, as torch's do; what arrives from a peer is
-/// this process's own. Not synchronised: who writes elements sees to it that nobody else uses them, and leaves an
-/// argument of a call alone until its future has completed.
+/// A strided tensor. Copies share its memory, as torch's do. The memory of a tensor that arrives from a peer belongs to
+/// this process, except if the peer handed it over to be shared.
+///
+/// Threads: access to the elements is not synchronised. A thread that writes them makes sure that no other thread uses
+/// them. The elements of an argument of a call must not be written until its future has completed.
 class Tensor {
  public:
   using Shape = std::vector<std::int64_t>;
 
-  /// float32 of shape [0].
+  /// Makes a float32 tensor of shape [0].
   Tensor() = default;
 
-  /// Uninitialised host memory, row-major. InvalidArgument: a negative size, or more bytes than there can be.
+  /// Makes a row-major tensor in uninitialised host memory. Throws InvalidArgument if a size is negative, the tensor is
+  /// too large for the address space, it has more than 64 dimensions, or there is no such dtype.
   static Tensor empty(Shape shape, DType dtype);
-  /// The vector's own memory, moved in; of shape [values.size()] unless `shape` says otherwise, of as many elements.
+  /// Makes a tensor of a vector's elements, and takes the vector's memory without a copy. An empty `shape` means
+  /// [values.size()]. Throws InvalidArgument if `shape` has another number of elements.
   template <class T>
   static Tensor from_vector(std::vector<T> values, Shape shape = {}) {
     static_assert(!std::is_same_v<T, bool>, "std::vector<bool> packs its elements");
@@ -70,62 +75,72 @@ class Tensor {
     void* data = owner->data();
     return of_elements(data, count, std::move(shape), dtype_v<T>, std::move(owner));
   }
-  /// One element, of shape [].
+  /// Makes a tensor of one element, of shape [].
   template <class T>
   static Tensor scalar(T value) {
     auto owner = std::make_shared<T>(value);
     void* data = owner.get();
     return from_memory(data, {}, dtype_v<T>, std::move(owner));
   }
-  /// Memory of somebody else's, which `owner` keeps alive: it is dropped with the last tensor, on any thread. No copy
-  /// is made. `strides` count elements, none negative; empty: row-major. An owner of null: the caller sees to it that
-  /// the memory outlives every copy, a call's until it has completed.
+  /// Makes a tensor in existing memory, without a copy.
+  ///
+  /// `owner` keeps the memory alive. It is released with the last tensor that shares the memory, on any thread. If it
+  /// is null, the caller makes sure that the memory outlives every copy of the tensor, and every call that the tensor
+  /// was passed to until that call has completed. `strides` count elements; empty means row-major. Throws
+  /// InvalidArgument if `shape` is invalid (see empty()), if the number of strides is another, if a stride is negative,
+  /// or if `data` is null and there are elements.
   static Tensor from_memory(void* data, Shape shape, DType dtype, std::shared_ptr<void> owner, Shape strides = {},
                             Device device = {});
 
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] Device device() const noexcept { return device_; }
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
-  /// In elements; as many as there are dimensions.
+  /// Returns the strides in elements, one for each dimension.
   [[nodiscard]] const Shape& strides() const noexcept { return strides_; }
-  /// How many elements; 1 of shape [].
+  /// Returns the number of elements; 1 if the shape is [].
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// size() times the bytes of an element.
+  /// Returns size() times the bytes of an element.
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * size_of(dtype_); }
-  /// Row-major without gaps.
+  /// Returns whether the elements lie in row-major order without gaps.
   [[nodiscard]] bool is_contiguous() const noexcept;
 
-  /// The first element. InvalidArgument: of another dtype than T, or not in host memory.
+  /// Returns a pointer to the first element. Throws InvalidArgument if the dtype is not T's, or the memory is not the
+  /// host's.
   template <class T>
   [[nodiscard]] T* data() const {
     check_access(dtype_v<T>);
     return static_cast<T*>(data_);
   }
-  /// All elements of a contiguous tensor. InvalidArgument: also where it is not (see contiguous()).
+  /// Returns all elements of a contiguous tensor. Throws InvalidArgument as data() does, and if the tensor is not
+  /// contiguous (see contiguous()).
   template <class T>
   [[nodiscard]] std::span<T> elements() const {
     check_access(dtype_v<T>);
     check_contiguous();
     return {static_cast<T*>(data_), size_};
   }
-  /// The value of a tensor of one element.
+  /// Returns the value of a tensor of one element. Throws InvalidArgument as data() does, and if the tensor has another
+  /// number of elements.
   template <class T>
   [[nodiscard]] T item() const {
     check_one();
     return *data<T>();
   }
-  /// The first element, of whatever dtype, on whatever device.
+  /// Returns a pointer to the first element, of any dtype, on any device.
   [[nodiscard]] void* raw() const noexcept { return data_; }
+  /// Returns the owner of the memory; null if the caller keeps it alive.
   [[nodiscard]] const std::shared_ptr<void>& owner() const noexcept { return owner_; }
 
-  /// Itself where it is row-major already, else a copy that is. Host memory only.
+  /// Returns the tensor itself if it is contiguous, else a contiguous copy. Throws InvalidArgument if a copy is needed
+  /// and the tensor is not in host memory.
   [[nodiscard]] Tensor contiguous() const;
-  /// A copy in memory of its own, row-major. Host memory only.
+  /// Returns a contiguous copy in memory of its own. Throws InvalidArgument if the tensor is not in host memory.
   [[nodiscard]] Tensor clone() const;
-  /// The same elements under another shape, of as many. InvalidArgument: not contiguous.
+  /// Returns a tensor of another shape in the same memory. Throws InvalidArgument if the tensor is not contiguous, or
+  /// if `shape` has another number of elements.
   [[nodiscard]] Tensor reshape(Shape shape) const;
 
-  /// "float32 tensor [2, 3]".
+  /// Returns a description for messages: "float32 tensor [2, 3]".
   [[nodiscard]] std::string text() const;
 
  private:
@@ -143,12 +158,13 @@ class Tensor {
   std::shared_ptr<void> owner_;
 };
 
-/// A tensor whose elements are known to be of type T: as an argument or a result it takes tensors of that dtype alone.
+/// A tensor in host memory whose elements are known to be of type T. An argument or a result of this type accepts
+/// tensors of that dtype only.
 template <class T>
 class TensorOf : public Tensor {
  public:
   TensorOf() : Tensor(Tensor::empty({0}, dtype_v<T>)) {}
-  /// InvalidArgument: of another dtype.
+  /// Throws InvalidArgument if `tensor` has another dtype or is not in host memory.
   TensorOf(Tensor tensor) : Tensor(std::move(tensor)) {  // NOLINT(google-explicit-constructor)
     static_cast<void>(Tensor::data<T>());
   }

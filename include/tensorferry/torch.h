@@ -1,4 +1,5 @@
-/// at::Tensor as an argument and a result of typed calls: include it beside agent.h, and link tensorferry::torch.
+/// Support for at::Tensor as an argument and a result of typed calls. Include it beside agent.h, and link
+/// tensorferry::torch.
 ///
 ///     agent->serve("scale", [](const at::Tensor& tensor, double by) { return tensor * by; });
 ///     auto scaled = agent->call<at::Tensor>("sim", "scale", torch::ones({2, 3}), 2.0).get();
@@ -12,15 +13,16 @@
 
 namespace tensorferry {
 
-/// The same memory as a Tensor, which keeps it alive. Conjugated and negated views are copied. InvalidArgument: not in
-/// host memory, not strided, or of a dtype that does not travel (a quantised one).
+/// Returns a Tensor in the same memory, which it keeps alive. Lazily conjugated or negated views are copied. Throws
+/// InvalidArgument if the tensor is undefined, not strided, not in host memory, or of a dtype that cannot be sent (a
+/// quantised one).
 Tensor from_torch(const at::Tensor& tensor);
 
-/// The same memory as a tensor of torch's, which keeps it alive. InvalidArgument: not in host memory, or of a dtype
-/// that this version of torch has not.
+/// Returns an at::Tensor in the same memory, which it keeps alive. Throws InvalidArgument if the tensor is not in host
+/// memory, or if this version of torch lacks its dtype.
 at::Tensor to_torch(const Tensor& tensor);
 
-/// Without its history: what arrives requires no grad.
+/// Autograd's history is not sent: the received tensor does not require grad.
 template <>
 struct Value<at::Tensor> {
   static std::string name() { return "tensor"; }

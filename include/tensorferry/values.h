@@ -1,25 +1,26 @@
-/// C++ types as arguments and results. What has a Value<T> travels:
+/// Conversion of C++ types to and from the values of arguments and results. A type T can be sent or received if it has
+/// a Value<T>:
 ///
 ///     bool; integers; float, double     bool, int, float
 ///     std::complex<double>              complex
 ///     std::string, string_view, const char*     str (UTF-8)
-///     std::vector<std::byte>            bytes
-///     std::vector<T>, std::array<T, n>  list       (tuples are read too)
-///     std::tuple, std::pair             tuple      (lists are read too)
+///     std::vector<std::byte>            bytes      (a bytearray is accepted too)
+///     std::vector<T>, std::array<T, n>  list       (a tuple is accepted too)
+///     std::tuple, std::pair             tuple      (a list is accepted too)
 ///     std::map, std::unordered_map      dict
 ///     std::optional<T>                  None or T
 ///     Tensor, TensorOf<T>               torch.Tensor
 ///     Object                            RRef       (tensorferry/object.h)
-///     Future<T>                         as a result: T, when it is there (tensorferry/future.h)
+///     Future<T>                         as a result: T, when it completes (tensorferry/future.h)
 ///
-/// A type of one's own has a specialisation of Value<T>. For a struct it is one line:
+/// For a type of its own, a program specialises Value<T>. For a struct that takes one line:
 ///
 ///     struct Step { Tensor observation; double reward; bool done; };
 ///     template <>
 ///     struct tensorferry::Value<Step>
 ///         : tensorferry::Fields<"Step", &Step::observation, &Step::reward, &Step::done> {};
 ///
-/// and Python sees the tuple (observation, reward, done). Anything else converts from and to something that travels:
+/// Python sees the tuple (observation, reward, done). Any other type is converted to and from a type that has a Value:
 ///
 ///     template <>
 ///     struct tensorferry::Value<Uuid> {
@@ -53,7 +54,7 @@
 namespace tensorferry {
 
 class Object;
-class Encoder;  // the codec beneath, which is no part of the interface
+class Encoder;  // the codec; not part of the public interface
 class Decoder;
 struct Buffer;
 namespace detail {
@@ -61,12 +62,16 @@ class Crossing;
 class Reading;
 }  // namespace detail
 
-/// How a type travels; see above. `name` is what signatures say, `write` writes exactly one value, `read` reads
-/// exactly one and throws where it does not fit.
+/// Converts a T to and from one value of a message; see above.
+///
+/// - `name` returns the type's name for signatures.
+/// - `write` writes exactly one value.
+/// - `read` reads exactly one value, and throws if it does not fit T.
 template <class T>
 struct Value;
 
-/// Takes the values of one message, in order. Throws InvalidArgument for what cannot be sent.
+/// Writes the values of one message, in order. Throws InvalidArgument for a value that cannot be sent. Used by one
+/// thread.
 class ValueWriter {
  public:
   void none();
@@ -77,16 +82,20 @@ class ValueWriter {
   void complex(std::complex<double> value);
   void text(std::string_view value);
   void bytes(std::span<const std::byte> value);
-  /// Not copied: its memory is read until the call has completed.
+  /// Writes a tensor without a copy: its memory is read until the call has completed. A tensor with gaps between its
+  /// elements is copied first, in host memory only.
   void tensor(const Tensor& value);
+  /// Writes a reference. Throws InvalidArgument if the Object is empty or belongs to another agent of this process, and
+  /// the reference's error if its object is lost.
   void object(const Object& value);
-  /// As many values follow (of a dict keys and values in turn), then end().
+  /// Begins a container. The caller writes that many values (for a dict, each key and then its value), then calls
+  /// end().
   void begin_tuple(std::size_t values);
   void begin_list(std::size_t values);
   void begin_dict(std::size_t pairs);
   void end();
 
-  /// For the library: writes into `out`; references cross by `crossing`, null where none may.
+  /// For the library only: writes into `out`. `crossing` takes the references; null: a reference is InvalidArgument.
   ValueWriter(Encoder& out, detail::Crossing* crossing) : out_(&out), crossing_(crossing) {}
   [[nodiscard]] Encoder& encoder() const noexcept { return *out_; }
 
@@ -95,32 +104,40 @@ class ValueWriter {
   detail::Crossing* crossing_;
 };
 
-/// Gives the values of one message, in order; the bytes are a peer's. Each function throws where something else comes,
-/// which ends as InvalidArgument at the caller.
+/// Reads the values of one message, in order, and checks them, because the bytes come from a peer. Used by one thread.
+///
+/// Each function throws if the next value has another type, and the call then fails with InvalidArgument at the caller.
 class ValueReader {
  public:
   [[nodiscard]] bool boolean();
   [[nodiscard]] std::int64_t integer();
   [[nodiscard]] std::uint64_t unsigned_integer();
-  /// Of integers, too.
+  /// Reads a float, or an int as a float.
   [[nodiscard]] double real();
+  /// Reads a complex, a float or an int.
   [[nodiscard]] std::complex<double> complex();
   [[nodiscard]] std::string text();
-  /// Of bytes and bytearray.
+  /// Reads bytes or a bytearray.
   [[nodiscard]] std::vector<std::byte> bytes();
-  /// Of tensors and, where they are row-major in this host's byte order, numpy arrays. Shares the message's memory.
+  /// Reads a dense tensor, or a numpy array in little-endian byte order with a dtype that DType has. The result shares
+  /// the message's memory, except for a small numpy array, which is copied. Throws InvalidArgument for a lazily
+  /// conjugated or negated tensor.
   [[nodiscard]] Tensor tensor();
   [[nodiscard]] Object object();
-  /// Takes a None; false: something else comes, which is left.
+  /// Reads a None and returns true. Returns false, and reads nothing, if the next value is not None.
   [[nodiscard]] bool none();
-  /// A tuple or list: how many values follow, then leave().
+  /// Begins a tuple, a list or a record. Returns the number of values that follow; the caller reads them all, then
+  /// calls leave(). A record is a named tuple, a dataclass or a TensorDict of Python's; its first value is a str with
+  /// the names of its fields.
   std::size_t begin_sequence();
+  /// Begins a dict. Returns the number of pairs that follow, each a key and then its value.
   std::size_t begin_dict();
+  /// Ends a container.
   void leave();
-  /// Throws: what came does not fit `expected`.
+  /// Throws the error of a value that does not fit; `expected` names the expected type.
   [[noreturn]] void mismatch(std::string expected);
 
-  /// For the library.
+  /// For the library only.
   explicit ValueReader(detail::Reading& in) : in_(&in) {}
   [[nodiscard]] detail::Reading& reading() const noexcept { return *in_; }
 
@@ -141,7 +158,7 @@ std::string names_of(std::string_view open) {
   return out + "]";
 }
 
-/// A text as a template argument.
+/// A text that can be a template argument.
 template <std::size_t n>
 struct Name {
   char text[n];                             // NOLINT(modernize-avoid-c-arrays)
@@ -217,7 +234,8 @@ struct Value<std::string> {
   static void write(ValueWriter& out, const std::string& value) { out.text(value); }
   static std::string read(ValueReader& in) { return in.text(); }
 };
-/// Written only: a view of a message's bytes would dangle.
+/// Can only be sent: a view of the bytes of a received message would dangle. A served function may still have a
+/// std::string_view parameter, which views a std::string of that call.
 template <>
 struct Value<std::string_view> {
   static std::string name() { return "str"; }
@@ -238,7 +256,7 @@ struct Value<std::vector<std::byte>> {
   static std::vector<std::byte> read(ValueReader& in) { return in.bytes(); }
 };
 
-/// For numbers in bulk a Tensor is far faster.
+/// For many numbers a Tensor is far faster.
 template <class T>
   requires(!std::same_as<T, std::byte>)
 struct Value<std::vector<T>> {
@@ -250,7 +268,7 @@ struct Value<std::vector<T>> {
   }
   static std::vector<T> read(ValueReader& in) {
     std::vector<T> out;
-    // The count is a peer's word, though each value takes it a byte at least.
+    // The count comes from the peer. Each value takes at least one byte of the message, but more than that here.
     auto left = in.begin_sequence();
     out.reserve(std::min<std::size_t>(left, 1024));
     for (; left != 0; --left) out.push_back(Value<T>::read(in));
@@ -291,7 +309,7 @@ struct Value<std::tuple<T...>> {
   }
   static std::tuple<T...> read(ValueReader& in) {
     if (in.begin_sequence() != sizeof...(T)) in.mismatch(name());
-    std::tuple<T...> out{Value<T>::read(in)...};  // braces: in order
+    std::tuple<T...> out{Value<T>::read(in)...};  // braces evaluate in order
     in.leave();
     return out;
   }
@@ -380,8 +398,8 @@ struct Value<TensorOf<T>> {
   }
 };
 
-/// Base of Value<T> for a struct T: it travels as the tuple of the given members, which a peer may also send as a list.
-/// T must be made by its default constructor.
+/// Base of Value<T> for a struct T, which is sent as the tuple of the given members. A list is accepted too. T must
+/// have a default constructor.
 template <detail::Name type_name, auto first, auto... members>
 struct Fields {
   using Struct = typename detail::MemberOf<decltype(first)>::StructType;
@@ -407,13 +425,13 @@ struct Fields {
   }
 };
 
-/// Whether a T can be an argument of a served function, or the result of a call.
+/// Satisfied if a T can be a parameter of a served function, or the result of a call.
 template <class T>
 concept ReadableValue = requires(ValueReader& in) {
   { Value<T>::read(in) } -> std::convertible_to<T>;
   { Value<T>::name() } -> std::convertible_to<std::string>;
 };
-/// Whether a T can be passed to a call, or returned by a served function.
+/// Satisfied if a T can be an argument of a call, or the result of a served function.
 template <class T>
 concept WritableValue = requires(ValueWriter& out, const T& value) { Value<T>::write(out, value); };
 

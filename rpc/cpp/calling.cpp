@@ -11,14 +11,14 @@
 namespace tensorferry::detail {
 namespace {
 
-/// A call from its start until its result has been read.
+/// The state of one call, from its start until its result has been read.
 class CallInFlight final : public PendingReply, public std::enable_shared_from_this<CallInFlight> {
  public:
   CallInFlight(std::shared_ptr<AgentCore> core, std::string_view peer, std::string_view shown)
       : core_(std::move(core)), peer_(peer), shown_(shown) {}
   ~CallInFlight() override { settle({Code::cancelled, "its future was dropped"}); }
 
-  /// Writes the request and makes the call. Throws what cannot be sent.
+  /// Encodes the request and sends it. Throws if an argument cannot be sent.
   void start(const CallOptions& options, std::string_view function, ByteView first, std::size_t arguments,
              WriteArguments write, const void* pack, bool may_hold_object) {
     Encoder out;
@@ -37,7 +37,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
   }
 
   bool wait(std::optional<TimePoint> until) override {
-    // One that has no link has completed, or is being completed now.
+    // Call::wait returns false at once for a call without a link, which has completed or is being completed now.
     return call_.wait(until) || call_.done();
   }
   bool done() override { return call_.done(); }
@@ -65,7 +65,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
   }
 
  private:
-  /// Takes the reply; throws what came in the result's place.
+  /// Takes the reply. Throws the error or the exception that came instead of a result.
   Reading& read_reply() {
     if (!reply_) reply_.emplace(call_.take());
     if (!reply_->ok()) {

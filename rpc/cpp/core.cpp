@@ -9,7 +9,7 @@
 namespace tensorferry::detail {
 namespace {
 
-// Long enough for a name that is being registered right now, short enough to learn of a wrong one.
+// Long enough for a peer that is joining right now, short enough that a caller soon learns of a wrong name.
 constexpr Milliseconds lookup_patience{2000};
 
 }  // namespace
@@ -42,7 +42,7 @@ RawCallOptions AgentCore::options_of(const CallOptions& options) const {
 
 AgentId AgentCore::id_of(const std::string& peer) {
   if (peer == self().name) return {peer, self().incarnation};
-  // What was found before may have ended since: without a link nobody tells.
+  // An earlier look-up cannot be reused: without a link, this agent does not learn that the peer has ended.
   if (const auto linked = agent_->linked(peer)) return {peer, linked->incarnation};
   return {peer, value_or_throw(agent_->find(peer, lookup_patience)).incarnation};
 }

@@ -1,5 +1,5 @@
-/// What stands behind an Agent of tensorferry/agent.h: the agent of bytes and buffers, and the references that peers
-/// hold here. Objects and calls in flight keep it alive.
+/// The implementation of an Agent (tensorferry/agent.h): an agent of bytes and buffers, and the tables of references to
+/// and from its peers. Objects and calls in flight keep it alive.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace tensorferry::detail {
 
-/// Thread-safe.
+/// A RawAgent with its references and its meeting. Thread-safe.
 class AgentCore final : public std::enable_shared_from_this<AgentCore> {
  public:
   AgentCore(Meeting where, Milliseconds default_timeout) : meeting(std::move(where)), timeout(default_timeout) {}
@@ -24,15 +24,19 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   AgentCore(const AgentCore&) = delete;
   AgentCore& operator=(const AgentCore&) = delete;
 
-  /// Takes an agent that peers cannot find yet, and serves what references need.
+  /// Takes ownership of an agent that peers cannot find yet, and serves the functions that references need. Called
+  /// once, before any other function.
   void own(std::shared_ptr<RawAgent> agent);
+  /// Closes the references, then leaves. Idempotent.
   void leave();
 
   [[nodiscard]] RawAgent& raw() const noexcept { return *agent_; }
   [[nodiscard]] References& tables() const noexcept { return *tables_; }
   [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
+  /// Returns the options of the RawAgent's call. A negative time-out becomes the agent's.
   [[nodiscard]] RawCallOptions options_of(const CallOptions& options) const;
-  /// Which life of `peer` is meant by a call to it now.
+  /// Returns the name and incarnation of `peer` that a call would reach now. If there is no link, looks the peer up in
+  /// the store and waits up to 2 s for it. Throws NotFound and the store's errors.
   AgentId id_of(const std::string& peer);
 
   const Meeting meeting;
@@ -44,15 +48,18 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   std::mutex leaving_;
 };
 
-/// The references in one message to `peer`.
+/// Collects the references inside one message to `peer`. Used by one thread; `peer` and `id` must outlive it.
 class Crossing final {
  public:
   Crossing(AgentCore& core, std::string_view peer, const AgentId* id = nullptr) : core_(&core), peer_(peer), id_(id) {}
-  /// The record that travels for `object`.
+  /// Returns the record to send for `object`. Throws InvalidArgument if the object belongs to another agent of this
+  /// process, the reference's error if the object is lost, and the errors of AgentCore::id_of.
   ReferenceRecord add(const Object& object);
+  /// Returns the references added so far, for the message's sender to report how the message ended.
   Passage take() { return std::move(passage_); }
 
-  /// Instead, for a result that stays here: the object that it is, where it is one.
+  /// Makes a Crossing for a result that stays here. It stores the object that the result is, if it is one, and adds no
+  /// reference.
   static Crossing keeping(AgentCore& core) {
     Crossing out(core, {});
     out.keeps_ = true;
@@ -65,26 +72,29 @@ class Crossing final {
  private:
   AgentCore* core_;
   std::string_view peer_;
-  const AgentId* id_;  // which life of the peer; null: the present one
+  const AgentId* id_;  // the peer with its incarnation; null: the present incarnation
   bool opened_ = false;
   bool keeps_ = false;
   Passage passage_;
   Object kept_;
 };
 
-/// Starts a call; `first`, where it is not empty, goes before the other arguments, as bytes.
+/// Starts a call and returns its state. If `first` is not empty, it is sent as bytes before the other arguments.
+/// `shown` is the name of the function in errors. `write` writes the `arguments` values of `pack` before this returns.
+/// `may_hold_object`: the reply may bring references. Throws if the arguments cannot be sent.
 std::shared_ptr<Pending> start_call(const std::shared_ptr<AgentCore>& core, const CallOptions& options,
                                     std::string_view peer, std::string_view function, ByteView first,
                                     std::string_view shown, std::size_t arguments, WriteArguments write,
                                     const void* pack, bool may_hold_object);
 
-/// A handler that runs `function`, which errors call `shown`.
+/// Makes a handler that runs `function`. `shown` is its name in errors. The handler does not keep `core` alive.
 Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, std::shared_ptr<Function> function);
 
-/// Serves what references need: methods, copies of values.
+/// Serves the functions that references need: calls of methods, and fetches of values.
 void serve_objects(const std::shared_ptr<AgentCore>& core);
 
-/// Graceful leaving, as Python's agents do it: see Agent::shutdown.
+/// Waits until the agent, or with a world all its agents, may leave; the caller then leaves. Takes the same steps as
+/// Python's agents. See Agent::shutdown.
 void finish(AgentCore& core, Milliseconds timeout);
 
 }  // namespace tensorferry::detail

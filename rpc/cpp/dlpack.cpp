@@ -50,7 +50,7 @@ Device device_of(dlpack::Device theirs) {
                         " has no counterpart here");
 }
 
-/// What to_dlpack hands out.
+/// The DLPack tensor that to_dlpack returns, with the tensor that owns its memory.
 struct Export {
   dlpack::ManagedTensor managed{};
   Tensor tensor;

@@ -79,7 +79,7 @@ Status describe_thrown(const std::exception_ptr& thrown, const std::string& self
   described.peer = self;
   try {
     std::rethrow_exception(thrown);
-  } catch (const RemoteError& error) {  // of a call that the function made: passed on as it was
+  } catch (const RemoteError& error) {  // from a call that the function made: passed on unchanged
     const auto dot = error.type_name().rfind('.');
     described.module = dot == std::string::npos ? "" : error.type_name().substr(0, dot);
     described.qualname = dot == std::string::npos ? error.type_name() : error.type_name().substr(dot + 1);

@@ -1,4 +1,4 @@
-/// Between the engine's Status, exceptions in C++, and exceptions on the wire.
+/// Conversions between Status, the exceptions of C++, and exceptions on the wire.
 #pragma once
 
 #include <exception>
@@ -9,21 +9,25 @@
 
 namespace tensorferry::detail {
 
-/// As the class of errors.h that its code stands for. `status` is not ok.
+/// Throws the class of errors.h that belongs to the code of `status`, which is not ok.
 [[noreturn]] void throw_status(const Status& status);
+/// Throws unless `status` is ok.
 inline void check(const Status& status) {
   if (!status.ok()) throw_status(status);
 }
+/// Returns the value, or throws the Status.
 template <class T>
 T value_or_throw(Result<T> result) {
   if (!result.ok()) throw_status(result.status());
   return *std::move(result);
 }
 
-/// As RemoteError.
+/// Throws `exception` as a RemoteError.
 [[noreturn]] void throw_remote(const RemoteException& exception);
 
-/// What a served function threw: the Status of one of errors.h (but for RemoteError), else ok and `described` is set.
+/// Converts an exception that a served function threw. Returns a Status if it is a class of errors.h other than
+/// RemoteError. For any other exception returns ok and fills `described`; `self` is the name of this agent. A
+/// RemoteError keeps the type, text, traceback and peer of the original exception.
 Status describe_thrown(const std::exception_ptr& thrown, const std::string& self, RemoteException& described);
 
 }  // namespace tensorferry::detail

@@ -1,5 +1,5 @@
-// Leaving when nothing is under way, by the same steps as Python's agents (python/tensorferry/agent.py), with which
-// those of C++ share a world.
+// Graceful shutdown. It takes the same steps as Python's agents (python/tensorferry/agent.py), because C++ and Python
+// agents share a world.
 
 #include <algorithm>
 #include <optional>
@@ -14,14 +14,14 @@
 namespace tensorferry::detail {
 namespace {
 
-/// What is left of a time-out; 0 stands for no end.
+/// The time left of a time-out. A time-out of 0 never passes.
 class Patience final {
  public:
   explicit Patience(Milliseconds timeout) {
     if (timeout.count() > 0) until_ = Clock::now() + timeout;
   }
   [[nodiscard]] bool over() const { return until_ && Clock::now() >= *until_; }
-  /// A short wait, so that a dead peer is noticed.
+  /// Returns the time left, at most 500 ms: a waiting agent then checks for dead peers.
   [[nodiscard]] Milliseconds slice() const {
     constexpr Milliseconds most{500};
     if (!until_) return most;
@@ -57,7 +57,7 @@ void wait_for_all(AgentCore& core, const std::vector<PeerInfo>& world, const std
       if (is_set(store, key + "/at/" + peer.name, {})) continue;
       const auto now = core.raw().find(peer.name, {});
       const bool gone = now.ok() ? now->incarnation != peer.incarnation : now.status().code() == Code::not_found;
-      // And then once more: it may have come and gone since.
+      // Check again: the peer may have arrived and left since the first check.
       if (gone && !is_set(store, key + "/at/" + peer.name, {})) {
         throw ConnectionLost("shutdown: \"" + peer.name + "\" was lost before it came here");
       }
@@ -71,8 +71,9 @@ void wait_for_all(AgentCore& core, const std::vector<PeerInfo>& world, const std
 
 }  // namespace
 
-// Everybody waits until it is idle, then for the others (a round). When nobody has made or served a call between its
-// arrival in two rounds, all were idle at once in between, and with nothing under way nothing can begin again.
+// Detects termination by rounds. In each round, an agent waits until it is idle, marks the round busy if it has made or
+// served a call since its last round, and waits for all other agents to arrive. If no agent marks the round busy, all
+// agents were idle at one moment between this round and the last. No call was in flight then, so none can begin.
 void finish(AgentCore& core, Milliseconds timeout) {
   const Patience patience(timeout);
   if (core.meeting.world_size == 0) return wait_until_idle(core, patience);
@@ -90,7 +91,7 @@ void finish(AgentCore& core, Milliseconds timeout) {
     wait_for_all(core, world, key, patience);
     if (value_or_throw(store.add(key + "/busy", 0)) == 0) break;
   }
-  // Rank 0 may serve the store that the others still read.
+  // Rank 0 may serve the store, which the other agents still read: it waits up to 5 s for them.
   value_or_throw(store.add(base + "done", 1));
   const auto until = Clock::now() + std::chrono::seconds(5);
   while (core.self().rank == 0 && Clock::now() < until) {

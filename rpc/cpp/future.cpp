@@ -24,7 +24,7 @@ std::string text_of(const std::exception_ptr& exception) {
 void log_unheard(const char* where, const std::exception_ptr& exception) noexcept {
   try {
     log_warning(std::string(where) + " threw, and nobody looks at its future: " + text_of(exception));
-  } catch (...) {  // no memory for the line
+  } catch (...) {  // no memory for the log line
   }
 }
 
@@ -59,7 +59,7 @@ void Event::set() {
     const std::lock_guard lock(state_->mutex);
     state_->set = true;
     next = std::move(state_->next);
-    state_->changed.notify_all();  // under the lock: a waiter may end this event as soon as it is let go
+    state_->changed.notify_all();  // under the lock: a waiting thread may destroy this event as soon as it wakes
   }
   if (next) run_guarded(*next);
 }

@@ -24,7 +24,7 @@ std::string names_of(const SharedObject& object) {
   return out.empty() ? "none" : out;
 }
 
-/// The method of an object that the first argument names, run with the others.
+/// Runs the method that `target`, the first argument, names, with the other arguments.
 void run_method(const RemoteThing* thing, const MethodTarget& target, Reading& reading, const RequestHead& head,
                 Answer answer) {
   const auto& here = answer.core().self().name;
@@ -64,7 +64,7 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
     const auto target = MethodTarget::decode(reading.take().view());
     if (!target) return answer.fail({Code::protocol_error, "tf:method without a method"});
     if (target->owner != core->self().incarnation) return answer.fail(other_life(*core));
-    // An object that is still being created is there when its creation has run, on the thread that ran it.
+    // If the object is still being created, fetch() completes later, on the thread that runs the creation.
     Result<Outcome> outcome = Status(Code::internal, "");
     Event there;
     core->tables().fetch(target->object, answer.reply().deadline(), [&](Result<Outcome> found) {

@@ -1,4 +1,4 @@
-/// What the objects of this agent are, that peers refer to.
+/// The values of the objects that live in this agent and that peers refer to.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@
 
 namespace tensorferry::detail {
 
-/// The value of an Outcome.
+/// Base of the values of this agent's objects (the value of an Outcome).
 class RemoteThing {
  public:
   virtual ~RemoteThing() = default;
 };
 
-/// Shared by Agent::share_object.
+/// An object that Agent::share_object shared. Its methods are filled before it is shared, and only read afterwards.
 class SharedObject final : public RemoteThing {
  public:
   explicit SharedObject(std::string type) : type_name(std::move(type)) {}
@@ -26,13 +26,13 @@ class SharedObject final : public RemoteThing {
   std::map<std::string, std::shared_ptr<Function>, std::less<>> methods;
 };
 
-/// The result of a function that a peer asked to stay here: the reply as it would have gone.
+/// The result of a function whose caller asked that the result stay here. It is stored as the reply that a fetch sends.
 class KeptReply final : public RemoteThing {
  public:
   explicit KeptReply(Message message) : reply(std::move(message)) {}
   explicit KeptReply(Status why) : failure(std::move(why)) {}
   const Message reply;
-  const Status failure;  // not ok: instead
+  const Status failure;  // if not ok, it replaces the reply
 };
 
 }  // namespace tensorferry::detail

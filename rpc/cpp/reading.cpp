@@ -14,7 +14,7 @@ constexpr std::size_t least_budget = 100'000;
 constexpr std::size_t bytes_a_step = 64;
 constexpr std::size_t shown_values = 8;
 
-/// Values inside the one that `in` stands at the beginning of.
+/// Returns the number of values inside the value that `in` has just begun.
 std::size_t inside(const Decoder& in, Tag tag) {
   switch (tag) {
     case Tag::dict:
@@ -37,7 +37,8 @@ bool is_container(Tag tag) {
          tag == Tag::record || tag == Tag::pickled || tag == Tag::sparse;
 }
 
-/// Goes on with the next value of `in` up to the beginning of value `number`; invalid: it is not in there.
+/// Searches the next value of `in` for the value numbered `number`, and stops at its beginning. Returns its tag;
+/// Tag::invalid if it is not inside. Takes one from `budget` for each value passed.
 Tag find_in(Decoder& in, std::uint32_t number, std::size_t& budget) {
   const auto tag = in.next();
   if (tag == Tag::invalid || budget == 0) return Tag::invalid;

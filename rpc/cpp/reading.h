@@ -1,4 +1,4 @@
-/// The values of one message that came, as typed code reads them: `again` resolved, mismatches told.
+/// Reader of one received message for typed code: follows back-references (Tag::again) and reports mismatched types.
 #pragma once
 
 #include <cstddef>
@@ -18,56 +18,71 @@ namespace tensorferry::detail {
 
 class AgentCore;
 
-/// Arguments do not fit: who serves the call says how. Never leaves the library.
+/// Thrown when arguments do not fit the served function; run_function() turns it into InvalidArgument. Never leaves the
+/// library.
 struct Mismatch {};
 
-/// A value that came before and is referred to (Tag::again) is read once more from where it stands: with a Decoder of
-/// its own, which goes through the message again up to there. What that may cost is bounded by the message's size.
+/// Reads one message, value by value. Used by one thread.
+///
+/// A back-reference (Tag::again) to an earlier value reads that value once more, with a new Decoder that goes through
+/// the message again up to the value. A budget in proportion to the message's size bounds the cost; beyond it, reading
+/// throws InvalidArgument.
 class Reading {
  public:
-  /// `message` outlives this. Null `core`: references are refused.
+  /// `message` must outlive this. If `core` is null, references are refused.
   Reading(const Received& message, AgentCore* core);
 
   // ---- the envelope
+  /// Reads the head of a request; the positional arguments follow. Throws ProtocolError if the message is broken.
   RequestHead request();
+  /// Reads the head of a reply; the result, or the exception, follows. Throws ProtocolError if the message is broken.
   ReplyKind reply();
+  /// Reads the exception of a reply.
   RemoteException exception() { return read_exception(main_); }
-  /// Arguments: after the positional ones. Names and places of keyword ones; to be put before the reader one by one.
+  /// Returns the names of the keyword arguments; called after the positional arguments have been read. Throws
+  /// ProtocolError if the message is broken.
   const std::vector<std::string_view>& keywords();
+  /// Makes the value of keyword argument `index` the next value.
   void go_to_keyword(std::size_t index);
-  /// Throws ProtocolError where bytes are left over, or the message is broken.
+  /// Throws ProtocolError if bytes are left over or the message is broken.
   void finish();
 
   // ---- for ValueReader
-  /// What comes next; stays until take().
+  /// Returns the tag of the next value, which stays the next one until take(). Throws ProtocolError if the message is
+  /// broken.
   Tag peek();
+  /// Returns the decoder that stands at the value of the last peek().
   Decoder& take() {
     peeked_ = false;
     return current();
   }
+  /// Ends the innermost container.
   void leave();
-  /// Accounts for bytes of a value that are copied.
+  /// Charges the copy of `bytes` bytes of a value to the budget, if a back-reference is being read.
   void charge(std::size_t bytes);
+  /// Throws Mismatch for an argument, InvalidArgument for a result.
   [[noreturn]] void mismatch(const std::string& expected);
+  /// Throws the error of a broken message.
   [[noreturn]] void broken();
   [[nodiscard]] const Received& message() const noexcept { return message_; }
   [[nodiscard]] AgentCore* core() const noexcept { return core_; }
 
-  /// Of a result: what it is of, and what it is to be.
+  /// Sets, for the errors of a result, the function and peer that returned it and the name of the expected type.
   void expect_result(std::string_view function, std::string_view peer, std::string (*wanted)()) {
     function_ = function;
     peer_ = peer;
     wanted_ = wanted;
   }
-  /// Whose message it is, for references; an incarnation of 0: whichever passed them on.
+  /// Sets the sender of the message, which passed its references on. Incarnation 0: the one that each reference's
+  /// record names.
   void come_from(AgentId sender) { sender_ = std::move(sender); }
   [[nodiscard]] const AgentId& sender() const noexcept { return sender_; }
 
  private:
   struct Again {
     std::unique_ptr<Decoder> in;
-    std::size_t open = 0;    // containers of it that have begun
-    bool delivered = false;  // its value has been given out
+    std::size_t open = 0;    // number of its containers that have begun and not ended
+    bool delivered = false;  // its value has been returned by peek()
   };
   Decoder& current() { return again_.empty() ? main_ : *again_.back().in; }
   void drop_finished();
@@ -90,9 +105,9 @@ class Reading {
   std::string (*wanted_)() = nullptr;
 };
 
-/// What the next value of `in` is, in Python's words: "str", "float32 tensor", "tuple[int, str]".
+/// Returns the type of the next value of `in` in Python's terms: "str", "float32 tensor", "tuple[int, str]".
 std::string describe_value(Decoder& in, std::size_t depth = 0);
-/// "(str, n=int)" for the arguments of a request.
+/// Returns the types of a request's arguments: "(str, n=int)".
 std::string describe_arguments(const Received& message);
 
 }  // namespace tensorferry::detail

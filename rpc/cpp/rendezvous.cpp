@@ -50,8 +50,8 @@ Place parse(std::string_view rest, const std::string& whole) {
   return place_of(std::string(host), std::string(rest.substr(colon + 1)), whole);
 }
 
-/// Of the keys of one session: in a world all begin together, so that one process may begin again while another still
-/// ends. The sessions are the process's, as each rank counts its own.
+/// Returns the prefix of the keys of one session. With a world, each session has its own prefix, so that one process
+/// may begin the next session while another still ends the last one. Each process counts the sessions of its ranks.
 std::string prefix_of(const std::string& place, int world_size, int rank) {
   if (world_size == 0) return "tensorferry";
   static std::mutex mutex;
@@ -76,7 +76,7 @@ void connect_to_torch(Meeting& meeting, const Place& place, bool from_environmen
 void connect_to_own(Meeting& meeting, const Place& place, const AgentOptions& options) {
   if (meeting.rank == 0) {
     auto server = TcpStoreServer::listen(place.host, place.port, options.key);
-    // Somebody else may serve it already: a process of its own, say.
+    // If listening fails, another process may serve the store already; connecting then shows it.
     if (server.ok()) meeting.server = *std::move(server);
   }
   meeting.store = value_or_throw(connect_tcp_store(place.host, place.port, options.key, options.join_timeout));

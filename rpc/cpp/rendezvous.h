@@ -1,4 +1,4 @@
-/// Where an agent of C++ meets the others, by the same rules as Python's (python/tensorferry/rendezvous.py).
+/// The rendezvous of C++ agents, by the same rules as Python's (python/tensorferry/rendezvous.py).
 #pragma once
 
 #include <memory>
@@ -10,17 +10,18 @@
 
 namespace tensorferry::detail {
 
-/// A store, who this process is among those that meet there, and the host that leads to them.
+/// The store where agents meet, this agent's rank among them, and the store's host.
 struct Meeting {
-  std::shared_ptr<TcpStoreServer> server;  // where this process serves the store
+  std::shared_ptr<TcpStoreServer> server;  // set if this process serves the store
   std::shared_ptr<Store> store;
   int rank = -1;
   int world_size = 0;  // 0: agents join and leave at any time
-  std::string host;
+  std::string host;    // the store's, to choose the interface that reaches it; empty if the program gave the store
   std::string prefix;  // of the keys in the store
 };
 
-/// Throws InvalidArgument (a rendezvous that is none, a world without a rank), and what connecting comes to.
+/// Opens the rendezvous that `options` and the environment name; rank 0 also serves a store:// one. Throws
+/// InvalidArgument (the rendezvous is malformed, or a world has no rank) and the errors of connecting.
 Meeting meet(const AgentOptions& options);
 
 }  // namespace tensorferry::detail

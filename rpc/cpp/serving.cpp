@@ -16,7 +16,7 @@ bool Answer::begin(const RequestHead& head) {
   call_ = head.call;
   if (!head.creation) return true;
   if (const auto refused = core_->tables().create(caller_, *head.creation); !refused.ok()) {
-    fail(refused);  // there is no object
+    fail(refused);  // creation_ is not set, so this answers the caller
     return false;
   }
   creation_ = head.creation;
@@ -37,7 +37,7 @@ void Answer::send(Encoder& out, Crossing& crossing) {
   auto message = out.take();
   if (creation_) {
     if (!crossing.kept()) return keep(std::make_shared<KeptReply>(std::move(message)), false);
-    // It is an object already: the caller's reference is one more to that.
+    // The result is an object already: the caller's reference becomes one more reference to it.
     std::shared_ptr<RemoteThing> thing;
     core_->tables().fetch(crossing.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
       if (found.ok()) thing = std::static_pointer_cast<RemoteThing>(found->value);
@@ -63,14 +63,14 @@ void Answer::error(const std::exception_ptr& thrown) {
 }
 
 void Answer::fail(const Status& status) {
-  // What went wrong with an object's creation is told where the object is used.
+  // An object whose creation failed reports the error to its users.
   if (creation_) return keep(std::make_shared<KeptReply>(status), true);
   reply_.fail(status);
 }
 
 namespace {
 
-/// What a function that is running sees of its call.
+/// The call, as the function that serves it sees it.
 class Running final : public Invocation {
  public:
   Running(Answer& answer, Reading& reading, const RequestHead& head, std::size_t skipped,
@@ -119,7 +119,7 @@ class Running final : public Invocation {
   bool later_ = false;
 };
 
-/// Answers with what a future comes to.
+/// Answers with the result or the exception of a future.
 class AnswerLater final : public Continuation {
  public:
   AnswerLater(Answer answer, std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
@@ -165,7 +165,7 @@ void run_function(Function& function, std::string_view shown, Reading& reading, 
     });
   } catch (const Mismatch&) {
     auto came = describe_arguments(reading.message());
-    if (skipped != 0) {  // what the caller does not know of
+    if (skipped != 0) {  // drop the first argument, which the library added
       const auto comma = came.find(", ");
       came = "(" + came.substr(comma == std::string::npos ? came.size() - 1 : comma + 2);
     }

@@ -1,4 +1,4 @@
-/// A call that a function of C++ is answering.
+/// Answers of calls that C++ functions serve.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace tensorferry::detail {
 
-/// Where the answer of a call goes, which may outlive the call's arguments: to its caller, or, where the call creates
-/// an object, to that.
+/// Sends the answer of one call. If the call creates an object (RequestHead::creation), the answer becomes the value of
+/// that object and the caller gets an empty reply. May outlive the call's arguments. Answers once.
 class Answer final {
  public:
   Answer(std::shared_ptr<AgentCore> core, const PeerInfo& caller, Reply reply)
@@ -24,10 +24,11 @@ class Answer final {
         rank_(caller.rank),
         reply_(std::move(reply)) {}
 
-  /// With what the request says. False: refused, and answered.
+  /// Begins the answer after the request's head has been read. Returns false if the request's object may not be
+  /// created; the error has been sent then.
   bool begin(const RequestHead& head);
-  /// `write` writes one value, or returns false: then the answer has gone another way. May throw, and has not answered
-  /// then.
+  /// Answers with the value that `write` writes. If `write` returns false, this sends nothing: the function answers
+  /// later. Passes on exceptions of `write`; the call is not answered then.
   template <class Write>
   void value(Write write) {
     Encoder out;
@@ -36,7 +37,9 @@ class Answer final {
     ValueWriter writer(out, &crossing);
     if (write(writer)) send(out, crossing);
   }
+  /// Answers with an exception that the function threw.
   void error(const std::exception_ptr& thrown);
+  /// Answers with an error.
   void fail(const Status& status);
 
   [[nodiscard]] AgentCore& core() const noexcept { return *core_; }
@@ -46,6 +49,7 @@ class Answer final {
 
  private:
   void send(Encoder& out, Crossing& crossing);
+  /// Makes `thing` the value of the object that the call creates, and sends an empty reply.
   void keep(std::shared_ptr<RemoteThing> thing, bool raised);
 
   std::shared_ptr<AgentCore> core_;
@@ -56,8 +60,9 @@ class Answer final {
   std::optional<Creation> creation_;
 };
 
-/// Runs `function` with the arguments of `request`, but for the first `skipped`, which have been read from `reading`.
-/// `shown`: what errors call it.
+/// Runs `function` with the arguments in `reading`, without the first `skipped`, which have been read already. `shown`
+/// is the name of the function in errors. Answers once, now or when the function's future completes; exceptions of the
+/// function go to the caller.
 void run_function(Function& function, std::string_view shown, Reading& reading, const RequestHead& head,
                   std::size_t skipped, Answer answer);
 

@@ -16,12 +16,13 @@ std::string text_of(const Tensor::Shape& shape) {
   return out + "]";
 }
 
-/// Elements of a tensor of that shape. InvalidArgument: a negative size, more bytes than there can be.
+/// Returns the number of elements of a tensor of that shape. Throws InvalidArgument if a size is negative, the tensor
+/// is too large, it has more than 64 dimensions, or there is no such dtype.
 std::size_t count_of(const Tensor::Shape& shape, DType dtype) {
   const auto each = size_of(dtype);
   if (each == 0) throw InvalidArgument("there is no such dtype");
   if (shape.size() > Dims::max) throw InvalidArgument("a tensor has at most 64 dimensions");
-  // Sizes of 0 count last: the others must make sense by themselves.
+  // Sizes of 0 are left out until the end, so that the product of the other sizes is checked too.
   std::size_t count = 1;
   bool none = false;
   for (const auto size : shape) {
@@ -45,7 +46,8 @@ Tensor::Shape row_major(const Tensor::Shape& shape) {
   return strides;
 }
 
-/// Copies the elements of dimension `at` and those after it to `to`, row-major; returns where the next ones go.
+/// Copies the elements of dimension `at` and of the later dimensions to `to` in row-major order. Returns the end of the
+/// copy.
 std::byte* copy_elements(const Tensor& tensor, std::size_t at, const std::byte* from, std::byte* to) {
   const auto each = size_of(tensor.dtype());
   if (at == tensor.shape().size()) {

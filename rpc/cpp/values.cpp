@@ -19,10 +19,12 @@ void check_begun(bool begun, const Encoder& out) {
   if (!begun) detail::check(out.status());
 }
 
-/// Whether the elements lie densely, in whatever order, or overlap: then they are sent from where they lie.
+/// Returns whether the tensor must be copied because of gaps between its elements. A tensor whose elements lie densely
+/// in any order, or overlap, is sent from its own memory.
 bool has_gaps(const Tensor& tensor, std::size_t extent) { return extent > tensor.size(); }
 
-/// Elements from the first to the last, gaps included.
+/// Returns the number of elements from the first to the last in memory, gaps included. Throws InvalidArgument on
+/// overflow.
 std::size_t extent_of(const Tensor& tensor) {
   if (tensor.size() == 0) return 0;
   std::size_t last = 0;
@@ -58,7 +60,7 @@ Tensor tensor_of(const Decoder& in, const Received& message) {
   if ((layout.flags & (TensorLayout::conjugate | TensorLayout::negative)) != 0) {
     throw InvalidArgument("a lazily conjugated or negated tensor cannot be read here: send tensor.resolve_conj()");
   }
-  // The layout was proved to lie in the buffer.
+  // The Decoder has checked that the layout lies inside the buffer.
   auto* data = buffer.data == nullptr
                    ? nullptr
                    : buffer.data + static_cast<std::size_t>(layout.storage_offset) * size_of(layout.dtype);
@@ -67,7 +69,7 @@ Tensor tensor_of(const Decoder& in, const Received& message) {
 }
 
 struct NumpyType {
-  std::string_view text;  // without its byte order
+  std::string_view text;  // numpy's dtype.str without the byte order
   DType dtype;
 };
 constexpr NumpyType numpy_types[] = {
@@ -77,7 +79,7 @@ constexpr NumpyType numpy_types[] = {
     {"c8", DType::complex64}, {"c16", DType::complex128},
 };
 
-/// nullopt: of a dtype that has no counterpart.
+/// Returns a tensor of a numpy array; nullopt if DType lacks its dtype, or if it is big-endian.
 std::optional<Tensor> tensor_of_array(const Decoder& in, const Received& message) {
   const auto& array = in.array();
   const std::string_view text = array.dtype;
@@ -215,7 +217,7 @@ Object ValueReader::object() {
   auto* core = in_->core();
   if (core == nullptr) throw InvalidArgument("a reference cannot be read in this place");
   auto sender = in_->sender();
-  // A reply comes from whichever life of the peer the call went to; only the record knows that one.
+  // A reply comes from the incarnation that the call reached. Only the record names it.
   if (sender.incarnation == 0) sender.incarnation = record.parent.incarnation;
   return {core->shared_from_this(), detail::value_or_throw(core->tables().receive(record, sender))};
 }
