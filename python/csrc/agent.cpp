@@ -21,7 +21,8 @@
 namespace tensorferry::python {
 namespace {
 
-// Python objects of the process, changed with the GIL held. They outlive the interpreter: never destroyed.
+// The process's default agent, and its agents that have not left. The GIL guards them. They hold Python objects and are
+// never destroyed, because static destructors run after the interpreter's end.
 std::shared_ptr<PythonAgent>& default_slot() {
   static auto& slot = *new std::shared_ptr<PythonAgent>;
   return slot;
@@ -34,7 +35,8 @@ std::vector<std::shared_ptr<PythonAgent>>& living() {
 thread_local PythonAgent* serving_agent = nullptr;
 thread_local Reply* serving_reply = nullptr;
 
-// Long enough for a name that is being registered right now, short enough to learn of a wrong one.
+// The time-out of lookups: long enough for a name that is being registered at the same time, short enough to report a
+// wrong name soon.
 constexpr Milliseconds lookup_patience{2000};
 
 bool leaves_storages() { return closing(); }
@@ -130,7 +132,7 @@ void PythonAgent::expose(const std::string& name, const py::object& callable) {
 std::shared_ptr<PythonAgent> PythonAgent::current() {
   auto* const serving = Serving::agent();
   const auto& agent = default_slot();
-  // A child that a function forked may have started an agent of its own.
+  // A served function may have forked, and the child may have started an agent of its own.
   const bool own = agent && agent->agent().usable_here().ok();
   if (serving != nullptr && !(own && !serving->agent().usable_here().ok())) {
     return serving->shared_from_this();
@@ -231,7 +233,7 @@ void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, P
 
 PendingCall PythonAgent::start(Prepared prepared) {
   prepared.passage.sent();
-  // Only what carries bytes may have to wait, for the bound on bytes in flight.
+  // Only a message with bytes may have to wait for the bound on bytes in flight.
   const auto make = [&] {
     return agent_->call(prepared.peer_name, prepared.function->name, std::move(prepared.message),
                         std::move(prepared.options));
@@ -270,7 +272,8 @@ py::object PythonAgent::call(Prepared prepared) {
     pending.call =
         agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
   };
-  // Letting the GIL go, beside a busy thread, costs 5 ms; only a message with bytes may have to wait for room.
+  // Releasing the GIL beside a busy thread costs 5 ms (the switch interval). Only a message with bytes may have to wait
+  // for room, and so needs to release it here.
   if (prepared.message.bytes() == 0) call();
   bool done = pending.call && pending.call.look(gil_is_dear_ ? executor_patience : std::chrono::nanoseconds());
   if (!done) {
@@ -383,7 +386,7 @@ void PythonAgent::forget_stale_peers() {
 
 AgentId PythonAgent::id_of(const std::string& peer) {
   if (peer == self().name) return {peer, self().incarnation};
-  // What was found before may have ended since: without a link nobody tells.
+  // An incarnation found earlier may have ended since: without a link, this agent does not learn of it.
   if (const auto linked = agent_->linked(peer)) return {peer, linked->incarnation};
   Result<PeerInfo> found = PeerInfo{};
   {

@@ -1,5 +1,5 @@
-/// An agent of Python's: the torch-free agent with a codec for Python objects, functions found by import, and remote
-/// references.
+/// The agent of Python programs: the torch-free RawAgent with a codec for Python objects, functions found by import,
+/// and remote references.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,69 +26,74 @@ namespace tensorferry::python {
 
 class RemoteObjects;
 
-/// By peer: our devices, and its devices that tensors on them land on.
+/// By peer name: pairs of a local device and the peer's device on which tensors from it land.
 using DeviceMaps = std::map<std::string, Placement, std::less<>>;
 
-/// What `timeout=-1` stands for, as in torch: the agent's default.
+/// The value of `timeout` that selects the agent's default, as in torch.
 inline constexpr double unset_timeout = -1;
 
-/// One call as Python makes it: borrowed references, of the types that stand here.
+/// The arguments of one call, as Python passes them. The pointers are borrowed references.
 struct Invocation {
-  std::string_view verb = "rpc";   // what a profiler shows: "rpc_sync"
-  PyObject* to = nullptr;          // a name, a rank, or something with a name
-  PyObject* function = nullptr;    // a callable
-  PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None), and no kwargs
+  std::string_view verb = "rpc";   // the kind of call that a profiler shows: "rpc_sync"
+  PyObject* to = nullptr;          // a name (str), a rank (int), or an object with an attribute `name`
+  PyObject* function = nullptr;    // a callable, or the name (str) of a function that the peer exposed
+  PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None): then no kwargs
   PyObject* kwargs = nullptr;      // a dict, or null
   double timeout = unset_timeout;  // seconds; 0: none
   std::string_view require;
   PyObject* out = nullptr;     // a tensor, or null
-  PyObject* device = nullptr;  // a device of the peer's, or a dict of ours to its; or null
+  PyObject* device = nullptr;  // a device of the peer, or a dict of local devices to the peer's; or null
   bool wait_for_ready = false;
-  std::uint32_t order = 0;  // CallOptions'
+  std::uint32_t order = 0;  // as in RawCallOptions
 };
 
-/// A call under way, and what is to be settled when it ends: the references that it carried and may bring back.
+/// A call in flight, with the state to release when it ends: the references in its arguments, its profiler range, and
+/// its number in the reference tables.
 struct PendingCall {
   Call call;
   std::shared_ptr<const WireName> function;
-  std::string label;  // CallOptions'
+  std::string label;  // as in RawCallOptions
   std::string peer;
   Passage passage;
-  std::uint64_t number = 0;                  // References::begin_call's
-  at::Tensor out;                            // where the result goes; undefined: wherever it lands
-  std::vector<WeakStorage> device_storages;  // of the result, once it has been decoded
-  std::unique_ptr<CallRange> range;          // until it ends; null: nobody looks
+  std::uint64_t number = 0;                  // from References::begin_call
+  at::Tensor out;                            // receives the result; undefined: the result is a new tensor
+  std::vector<WeakStorage> device_storages;  // the result's memory on GPUs, once it has been decoded
+  std::unique_ptr<CallRange> range;          // the profiler's range, until the call ends; null: no profiler is active
 
-  /// What errors call the function.
+  /// Returns the function's name for errors.
   [[nodiscard]] std::string shown() const { return label.empty() ? std::string(shown_name(function->name)) : label; }
-  /// For messages: which call of whom.
+  /// Describes the call for messages: the function and the peer.
   [[nodiscard]] std::string text() const;
 };
 
-/// All functions need the GIL unless they say otherwise.
+/// One agent of this process, with Python values.
+///
+/// All functions need the GIL unless they say otherwise. Errors are Python exceptions.
 class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
  public:
-  /// How far peers are trusted: to call any function and have any pickle loaded, or what was exposed alone.
+  /// `full`: peers may call any function, and the agent loads any pickle. `registered`: peers may use exposed functions
+  /// and classes alone, and the agent refuses pickles.
   enum class Trust : std::uint8_t { full, registered };
-  /// Makes an agent that serves `exposed`, but that peers cannot find before announce(). Releases the GIL meanwhile.
-  /// The agent lives until leave(). Raises what RawAgent::create() returns.
+  /// Makes an agent that serves `exposed`. Peers cannot find it before announce(). Releases the GIL while the agent
+  /// starts. The process keeps the agent alive until leave(). Raises the error of RawAgent::create().
   static std::shared_ptr<PythonAgent> create(RawAgentOptions options, double default_timeout, Trust trust,
                                              const Exposed& exposed, DeviceMaps device_maps);
-  /// Lets peers find and call the agent. Releases the GIL meanwhile. Raises what RawAgent::announce() returns.
+  /// Lets peers find and call the agent. Releases the GIL meanwhile. Raises the error of RawAgent::announce().
   void announce();
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
-  /// The agent that serves the call which this thread is in, else the process's default one; raises where there is
-  /// none.
+  /// Returns the agent that serves the call of this thread or asyncio task; else the process's default agent. In a
+  /// forked child that has a default agent of its own, returns that one. Raises RuntimeError if there is none.
   static std::shared_ptr<PythonAgent> current();
+  /// Whether this thread, or this asyncio task, serves a call of a peer.
   static bool is_serving();
   static std::shared_ptr<PythonAgent> default_agent();
   static void set_default_agent(std::shared_ptr<PythonAgent> agent);
 
-  /// A call as it will go out: what prepare() makes of Python's arguments.
+  /// An encoded call that has not been sent. Made by prepare().
   struct Prepared {
-    py::object peer;  // keeps peer_name
+    py::object peer;  // owns the text of peer_name
     std::string_view peer_name;
     std::shared_ptr<const WireName> function;
     Message message;
@@ -98,75 +103,84 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     at::Tensor out;
     std::unique_ptr<CallRange> range;
   };
-  /// With `creation` the result stays at the callee as a remote object.
+  /// Encodes a call. With `creation`, the result stays at the callee as a remote object.
   Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
-  /// A call of one of the framework's own functions, "tf:...", with `first` before the arguments; errors call it
-  /// `label`.
+  /// Encodes a call of one of the framework's own functions ("tf:..."). `first` becomes the first argument. Errors name
+  /// the call by `label`.
   Prepared prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function, py::handle first,
                             py::handle args, py::handle kwargs, double timeout, const std::string& label,
                             const std::optional<Creation>& creation = std::nullopt);
-  /// Makes the call and waits for its result. Ctrl-C cancels it; where the result is landing in the caller's own tensor
-  /// by then, the landing is waited for, unless by a second Ctrl-C.
+  /// Sends the call and waits for its result, without the GIL. Ctrl-C cancels the call and raises KeyboardInterrupt. If
+  /// the reply is landing in the caller's tensor (`out`) at that moment, the function waits until it has landed, or
+  /// until a second Ctrl-C.
   py::object call(Prepared prepared);
-  /// Makes the call.
+  /// Sends the call. May block, without the GIL, until the bound on bytes in flight leaves room.
   PendingCall start(Prepared prepared);
-  /// The value of a call's reply; raises what it raised. This or settle() once for each call that was made.
+  /// Decodes the reply and returns its value; raises the error of the call, or the exception that the function raised.
+  /// Each call in flight needs exactly one decode_reply() or settle().
   py::object decode_reply(PendingCall& pending, Result<Received> reply);
-  /// The call has ended so, and its reply will not be read. Needs no GIL.
+  /// Releases the state of a call that has ended with `status`, without reading its reply. Needs no GIL.
   void settle(PendingCall& pending, const Status& status);
 
-  /// The name of `to`: a name, a rank, or something that has a `name`. Good as long as `keep`.
+  /// Returns the name of the peer `to`: a name, a rank, or an object with an attribute `name`. The result is valid
+  /// while `keep` lives. A rank that is not known yet is looked up, for 2 s at most, without the GIL.
   std::string_view peer_name(py::handle to, py::object& keep);
-  /// Lets peers call `callable` by `name`; raises what Exposed::add does.
+  /// Lets peers call `callable` by `name`. Raises the errors of Exposed::add.
   void expose(const std::string& name, const py::object& callable);
   [[nodiscard]] const Exposed& exposed() const { return exposed_; }
   [[nodiscard]] bool registered() const { return trust_ == Trust::registered; }
 
-  /// The agent that `to` names.
+  /// Looks up the agent `to`, for 2 s at most. Raises NotFound.
   PeerInfo find(py::handle to);
-  /// Waits until `peer` is there, for a time-out in seconds; returns what is left of that.
+  /// Waits until `peer` answers, for `timeout` seconds at most. Returns the seconds left, at least 0.001; 0 if there is
+  /// no time-out. Raises DeadlineExceeded.
   double wait_until_ready(const std::string& peer, double timeout);
-  /// Which life of `peer` is meant by a call to it now.
+  /// Returns the name and the incarnation of `peer` that a call now would reach. Looks it up, for 2 s at most, if no
+  /// link to the peer is up.
   AgentId id_of(const std::string& peer);
-  /// Waits for ranks 0 to size - 1.
+  /// Waits until the agents of ranks 0 to `size` - 1 have joined. `timeout` is in seconds.
   std::vector<PeerInfo> wait_for_world(int size, double timeout);
 
-  /// The event loop that coroutines of peers' calls run on (tensorferry.serving.HandlerLoop). It starts with the first
-  /// of them.
+  /// Returns the event loop that runs the coroutines which peers call (tensorferry.serving.HandlerLoop). It starts with
+  /// the first such call.
   [[nodiscard]] py::handle handler_loop() const { return loop_; }
 
-  /// Fails pending calls with AgentClosed, ends all threads. Idempotent; nothing happens in a forked child. Lets the
-  /// GIL go meanwhile.
+  /// Fails pending calls with AgentClosed and ends all threads of the agent. Releases the GIL meanwhile. Idempotent.
+  /// Does nothing in a forked child.
   void leave();
   [[nodiscard]] bool left() const { return left_; }
-  /// Raises AgentClosed in a forked child of the process that joined. Nothing else of the agent may be used there.
+  /// Raises AgentClosed in a forked child of the process that made the agent. The child must not use the agent for
+  /// anything else.
   void check_usable_here() const;
-  /// For the process's end: leaves with every agent that has not, and keeps Python from being entered again.
+  /// Prepares for the process's end: every agent leaves, and no thread of the library enters Python afterwards.
   static void leave_all();
 
-  /// 1 ms and above for a time-out in seconds; the default's for unset_timeout; 0: none. ValueError: another negative
-  /// one.
+  /// Converts a time-out in seconds to milliseconds, at least 1. unset_timeout gives the default; 0 means none. Raises
+  /// ValueError for other negative values and NaN.
   [[nodiscard]] Milliseconds timeout_of(double seconds) const;
   [[nodiscard]] double default_timeout() const { return default_timeout_; }
   void set_default_timeout(double seconds);
 
-  /// Where the tensors of a call to `peer` land there, and those of its result here. `device`: as Invocation has it.
+  /// Sets the devices on which a call's tensors land: those of the arguments at `peer`, those of the result here.
+  /// `device` is that of Invocation, and overrides the agent's device map.
   void place(RawCallOptions& options, std::string_view peer, PyObject* device) const;
-  /// The GPUs that tensors can be on, as torch's futures want them.
+  /// Returns the GPUs that the agent uses, in the form that torch's futures take.
   [[nodiscard]] const std::vector<c10::Device>& gpus() const { return gpus_; }
 
   [[nodiscard]] RawAgent& agent() const { return *agent_; }
   [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
   [[nodiscard]] const Codec& codec() const { return *codec_; }
   [[nodiscard]] RemoteObjects& objects() { return *objects_; }
-  /// Peers whose incarnation has ended, most recent last.
+  /// A peer whose incarnation has ended.
   struct LostPeer {
     PeerInfo peer;
     std::string why;
   };
+  /// Returns the lost peers, the most recent last. Needs no GIL.
   std::vector<LostPeer> lost_peers();
 
-  /// Replies that have come and are not decoded yet, and handlers whose future has not completed yet.
+  /// Counts the calls with a future or a remote object whose reply has not been processed, and the served calls whose
+  /// handler's future has not completed.
   std::atomic<std::int64_t> unfinished{0};
 
  private:
@@ -187,14 +201,14 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   py::object loop_;
   std::map<int, py::object> names_by_rank_;
-  std::atomic<bool> peers_stale_{false};  // one was lost: it may come back under another name
+  std::atomic<bool> peers_stale_{false};  // a peer was lost: its rank may come back under another name
   std::mutex lost_mutex_;
   std::vector<LostPeer> lost_;
-  bool gil_is_dear_ = false;  // the last wait without it was followed by a long one for it; guarded by it
+  bool gil_is_dear_ = false;  // the last call waited long to take the GIL back; guarded by the GIL
 };
 
-/// Makes an agent the current one of this thread: PythonAgent::current() returns it. The agent outlives this scope.
-/// Tasks of one event loop share a thread; each has a context variable instead (served.h).
+/// Makes `agent` the current one of this thread while the scope lives: PythonAgent::current() returns it. `agent`
+/// outlives the scope. The tasks of one event loop share a thread; each uses a context variable instead (served.h).
 class CurrentAgent {
  public:
   explicit CurrentAgent(PythonAgent* agent);
@@ -206,14 +220,14 @@ class CurrentAgent {
   PythonAgent* before_;
 };
 
-/// This thread serves a call of `agent`, which is its current agent. `answer` outlives this scope.
+/// Marks this thread as serving a call of `agent`, which becomes its current agent. `answer` outlives the scope.
 class Serving {
  public:
   Serving(PythonAgent* agent, Reply& answer);
   ~Serving();
-  /// The duty to answer the call that this thread, or this task, serves; null: it serves none.
+  /// Returns the reply of the call that this thread, or this asyncio task, serves; null if it serves none.
   static Reply* reply();
-  /// The agent that this thread, or this task, works for; null: none more than another.
+  /// Returns the agent that this thread, or this asyncio task, works for; null if there is none.
   static PythonAgent* agent();
   Serving(const Serving&) = delete;
   Serving& operator=(const Serving&) = delete;

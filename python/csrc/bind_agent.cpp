@@ -19,7 +19,7 @@ py::bytes python_bytes(ByteView bytes) { return {reinterpret_cast<const char*>(b
 
 Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
-/// What blocks, without the GIL.
+/// Runs a blocking operation without the GIL.
 template <class Operation>
 auto unlocked(Operation operation) {
   GilReleased gil;
@@ -28,7 +28,7 @@ auto unlocked(Operation operation) {
 
 // ---- rendezvous
 
-/// A store's get, in slices so that Ctrl-C is seen.
+/// Reads a key of the store, in slices of 500 ms, so that Ctrl-C takes effect.
 py::object store_get(Store& store, const std::string& key, double timeout) {
   const auto until = Clock::now() + milliseconds(timeout);
   for (;;) {

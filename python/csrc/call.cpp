@@ -13,6 +13,7 @@
 namespace tensorferry::python {
 namespace {
 
+/// The parameters of the verbs, in the order of their signature:
 /// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None,
 /// wait_for_ready=False, _order=0)
 enum Slot : std::size_t {
@@ -41,13 +42,13 @@ std::size_t slot_of(PyObject* name) {
   for (std::size_t i = 0; i < slots; ++i) {
     if (name == interned[i]) return i;
   }
-  for (std::size_t i = 0; i < slots; ++i) {  // names that were made at run time are not interned
+  for (std::size_t i = 0; i < slots; ++i) {  // strings made at run time are not interned
     if (PyUnicode_CompareWithASCIIString(name, slot_names[i]) == 0) return i;
   }
   return slots;
 }
 
-/// The arguments of one of the entry points, and what was made of them.
+/// The parsed arguments of one verb. Owns the objects that it made for `invocation`.
 class Parsed {
  public:
   Parsed(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -112,7 +113,7 @@ class Parsed {
   py::object args_;
 };
 
-/// Runs `body`; what it throws becomes the Python error.
+/// Runs `body`, and sets the Python error for an exception that it throws.
 template <class Body>
 PyObject* guarded(Body body) noexcept {
   try {
@@ -127,7 +128,7 @@ PyObject* guarded(Body body) noexcept {
   return nullptr;
 }
 
-/// Module functions get the module as `self`, methods an agent.
+/// Returns the agent of a verb: module functions get the module as `self`, methods an agent.
 std::shared_ptr<PythonAgent> agent_of(PyObject* self) {
   if (self == nullptr || PyModule_Check(self)) return PythonAgent::current();
   return py::handle(self).cast<std::shared_ptr<PythonAgent>>();
@@ -261,9 +262,9 @@ PyMethodDef definition(const char* name, Entry entry, const char* doc) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry)), METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
-/// The same as a method: its documented signature begins with self.
+/// Returns the definition of the same verb as a method: its documented signature begins with self.
 PyMethodDef method_of(const PyMethodDef& function) {
-  static auto& docs = *new std::deque<std::string>;  // as long as the process
+  static auto& docs = *new std::deque<std::string>;  // never destroyed: the methods point into it
   auto& doc = docs.emplace_back(function.ml_doc);
   doc.insert(doc.find('(') + 1, "$self, ");
   auto method = function;

@@ -16,7 +16,7 @@
 namespace tensorferry::python {
 namespace {
 
-/// Runs `body`, with C++ exceptions of torch's and pybind11's as Python errors.
+/// Runs `body`, and sets the Python error for a C++ exception of torch or pybind11.
 template <class Body>
 bool guarded(const Body& body) {
   try {
@@ -98,7 +98,7 @@ bool write_each(ValueWriter& writer, Encoder& out, const Invocation& call) {
   return keywords(call) == 0 || write_keywords(writer, out, call.kwargs);
 }
 
-/// (args with first in front, kwargs or None)
+/// Returns the tuple ((first, *args), kwargs or None).
 Object packed(const Invocation& call) {
   Object args = borrow(call.args);
   if (call.first != nullptr) {
@@ -140,7 +140,7 @@ bool read_each(ValueReader& reader, Decoder& in, std::size_t positional, Codec::
   out.kwargs.reset(PyDict_New());
   for (std::size_t i = 0; i < keywords; ++i) {
     const auto text = in.raw_text();
-    if (in.failed()) break;  // finish() says so
+    if (in.failed()) break;  // finish() reports the error
     const Object name(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
     if (!name) return false;
     const auto value = reader.read();
@@ -239,7 +239,7 @@ bool Codec::write_exception(RemoteException described, PyObject* exception, Mess
   };
   if (exception != nullptr && pickle_) {
     if (attempt(true)) return true;
-    PyErr_Clear();  // then it is only described
+    PyErr_Clear();  // it cannot be pickled: send the description alone
   }
   return attempt(false);
 }
@@ -257,7 +257,7 @@ bool Codec::read_reply(const Received& message, MessageReferences* references, O
     if (in.failed() || !out.described->rebuildable) return finish(in);
     out.exception = reader.read();
     if (out.exception && !PyExceptionInstance_Check(out.exception.get())) out.exception.reset();
-    PyErr_Clear();  // what cannot be rebuilt here is described all the same
+    PyErr_Clear();  // if it cannot be rebuilt here, the description is enough
     return true;
   });
 }

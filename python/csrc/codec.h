@@ -1,15 +1,19 @@
-/// Python objects as messages, and back: arguments, results, exceptions.
+/// Encodes Python objects into messages and decodes them: arguments, results, exceptions.
 ///
-/// None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, torch tensors and
-/// parameters, torch.dtype, device, Size, layout and memory_format, numpy arrays and scalars, and references go by the
-/// codec of rpc/core/codec.h; a type is told by `type(x) is`, so subclasses do not. So do named tuples, dataclasses and
-/// TensorDicts (codec_records.h says which). Where arguments (or a result) hold
-/// anything else, all of them go as one pickle (protocol 5) whose tensors, arrays, references and large buffers stay
-/// out of it, as values and buffers of their own: whole, so that an object which appears twice stays one object.
+/// The codec of rpc/core/codec.h has a form for these types, compared by `type(x) is`, so not for their subclasses:
+/// - None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset;
+/// - torch tensors and parameters, torch.dtype, device, Size, layout and memory_format;
+/// - numpy arrays and scalars;
+/// - references;
+/// - named tuples, dataclasses and TensorDicts (codec_records.h says which).
 ///
-/// Functions here return false or null with a Python error set, as CPython's do, and need the GIL. A message's buffers
-/// own what they are made of; they may be dropped on any thread, with or without the GIL, also after the interpreter's
-/// end.
+/// If the arguments (or a result) hold anything else, all of them become one pickle (protocol 5). Tensors, arrays,
+/// references and large buffers stay out of the pickle, as values and buffers of their own. The pickle holds the
+/// arguments as a whole, so that an object which appears twice stays one object.
+///
+/// Functions here return false or null with a Python error set, as CPython's do, and need the GIL. The buffers of a
+/// message own the objects that they point into. They may be dropped on any thread, with or without the GIL, also after
+/// the interpreter's end.
 #pragma once
 
 #include <Python.h>
@@ -33,74 +37,74 @@ namespace tensorferry::python {
 
 class RecordClasses;
 
-/// A new reference to a Python object, or null.
+/// An owned reference to a Python object, or null.
 struct Drop {
   void operator()(PyObject* object) const { Py_XDECREF(object); }
 };
 using Object = std::unique_ptr<PyObject, Drop>;
 
-/// The references of one message: what writing and reading them takes that the codec does not know (the receiver, the
-/// call). Implemented by the binding of remote references. Both functions need the GIL.
+/// Writes and reads the references of one message, with the data that the codec does not know: the receiver and the
+/// call. Implemented by the binding of remote references. Both functions need the GIL.
 class MessageReferences {
  public:
-  /// Fills `record` from an object of the registered type; called once for each message that holds the object.
+  /// Fills `record` from an object of the registered type. Called once for each message that holds the object.
   virtual bool write(PyObject* object, ReferenceRecord& record) = 0;
-  /// A new reference to the object that stands for the record here.
+  /// Returns a new reference to the local object for the record.
   virtual PyObject* read(const ReferenceRecord& record) = 0;
 
  protected:
   ~MessageReferences() = default;
 };
 
-/// How an agent writes and reads values. Set up before use, then only read. Encoding and decoding may run Python code
-/// (__reduce__, __setstate__, imports), which may let the GIL go and may call in here again.
+/// Encodes and decodes the values of one agent. Set up before use, then only read. Encoding and decoding may run Python
+/// code (__reduce__, __setstate__, imports), which may release the GIL and may call the codec again.
 ///
-/// Where `references` is null, a message with references fails.
+/// If `references` is null, messages with references fail.
 class Codec {
  public:
   explicit Codec(std::shared_ptr<const Converters> converters);
   ~Codec();
 
-  /// Objects of exactly `type` (kept alive) travel as references, also inside pickled ones.
+  /// Makes objects of exactly `type` travel as references, also inside pickles. Keeps `type` alive.
   void register_reference_type(PyTypeObject* type);
-  /// From now on messages that hold a pickle are refused with PermissionDenied, and none is written (TypeError).
+  /// Refuses pickles from now on: reading a message with one fails with PermissionDenied, writing one with TypeError.
   void refuse_pickle() { pickle_ = false; }
 
-  /// A call with (first, *args, **kwargs).
+  /// A call with the arguments (first, *args, **kwargs).
   struct Invocation {
     PyObject* first = nullptr;   // may be null
     PyObject* args = nullptr;    // a tuple; or a published (tuple, dict or None), with neither `first` nor `kwargs`
     PyObject* kwargs = nullptr;  // a dict with names as keys, or null
     std::optional<Creation> creation;
-    std::uint64_t call = 0;  // as RequestHead has it
+    std::uint64_t call = 0;  // as in RequestHead
   };
   bool write_request(const Invocation& invocation, MessageReferences* references, Message& out) const;
   struct Arguments {
     std::optional<Creation> creation;
     std::uint64_t call = 0;
     Object args;    // a tuple, `first` included
-    Object kwargs;  // a dict, or null where there are none
+    Object kwargs;  // a dict, or null if there are none
   };
-  /// Where it fails, what the head says is set all the same, as far as it was read.
+  /// Reads a request. On failure, sets the fields of the head (`creation`, `call`) as far as they were read.
   bool read_request(const Received& message, MessageReferences* references, Arguments& out) const;
 
-  /// A value for many messages (rpc/core/published.h): without references.
+  /// Encodes a value for many messages (rpc/core/published.h). The value holds no references and no published values.
   bool write_published(PyObject* value, Message& out) const;
 
   bool write_result(PyObject* value, MessageReferences* references, Message& out) const;
-  /// `exception` goes pickled beside its description where it can be; null: only described. Fails for lack of memory
-  /// alone.
+  /// Writes an exception: its description, and the pickled exception itself if it can be pickled. `exception` may be
+  /// null. Fails only if memory runs out.
   bool write_exception(RemoteException described, PyObject* exception, MessageReferences* references,
                        Message& out) const;
   struct Outcome {
     Object value;                              // of a call that returned
     std::optional<RemoteException> described;  // of one that raised
-    Object exception;                          // rebuilt as its own type; null where it could not be
-    std::vector<WeakStorage> device_storages;  // of the value's tensors on other devices than the CPU
+    Object exception;                          // rebuilt as its own type; null if that failed
+    std::vector<WeakStorage> device_storages;  // of the value's tensors that are not on the CPU
   };
   bool read_reply(const Received& message, MessageReferences* references, Outcome& out) const;
 
-  /// One value inside an envelope of the caller's.
+  /// Writes and reads one value, inside an envelope that the caller writes.
   bool write_value(PyObject* value, MessageReferences* references, Encoder& out) const;
   Object read_value(Decoder& in, MessageReferences* references) const;
 
@@ -119,10 +123,10 @@ class Codec {
   bool pickle_ = true;
 };
 
-/// Functions that pickles of ours call when they are loaded, and the buffers that arrays made from them hold.
+/// Binds the functions that our pickles call when they are loaded.
 void bind_codec(pybind11::module_& module);
 
-/// tensorferry._C._testing: the codec without an agent.
+/// Binds tensorferry._C._testing: the codec without an agent.
 void bind_testing(pybind11::module_& module);
 
 }  // namespace tensorferry::python

@@ -10,7 +10,7 @@
 namespace tensorferry::python {
 namespace {
 
-/// What numpy puts into the capsule of __array_struct__ ("The array interface protocol", version 3).
+/// The struct in the capsule of __array_struct__ ("The array interface protocol", version 3).
 struct ArrayInterface {
   int two;
   int dimensions;
@@ -33,7 +33,7 @@ struct Numpy {
   PyObject* empty = nullptr;
 };
 
-/// Null, without an error set, where numpy is not (wholly) imported. Never freed.
+/// Returns numpy's functions and types; null, without an error set, if numpy is not (wholly) imported. Never freed.
 const Numpy* loaded_numpy() {
   static Numpy numpy;
   if (numpy.empty != nullptr) return &numpy;
@@ -45,7 +45,7 @@ const Numpy* loaded_numpy() {
   if (numpy.array_type != nullptr && numpy.scalar_type != nullptr && numpy.dtype != nullptr) {
     numpy.empty = PyObject_GetAttrString(module, "empty");
   }
-  if (numpy.empty == nullptr) PyErr_Clear();  // it is being imported by another thread
+  if (numpy.empty == nullptr) PyErr_Clear();  // another thread is importing it
   return numpy.empty != nullptr ? &numpy : nullptr;
 }
 
@@ -59,11 +59,11 @@ const Numpy* imported_numpy() {
 }
 
 struct DtypeInfo {
-  Object dtype;  // keeps the address taken
+  Object dtype;  // kept, so that no other dtype gets its address
   bool plain = false;
   std::string text;  // dtype.str
   std::uint32_t item_bytes = 0;
-  PyObject* scalar = nullptr;  // dtype.type, which the dtype keeps
+  PyObject* scalar = nullptr;  // dtype.type; the dtype keeps it alive
 };
 
 bool is_none_attribute(PyObject* object, const char* name) {
@@ -98,7 +98,7 @@ DtypeInfo find_out(PyObject* dtype) {
   info.text = characters;
   info.item_bytes = static_cast<std::uint32_t>(item_bytes);
   info.scalar = scalar.get();
-  // The receiver's check decides, so that nothing is sent which it would refuse.
+  // Applies the receiver's check, so that no dtype is sent which the receiver would refuse.
   ArrayLayout single;
   single.dtype = info.text;
   single.item_bytes = info.item_bytes;
@@ -108,7 +108,7 @@ DtypeInfo find_out(PyObject* dtype) {
 }
 
 const DtypeInfo& info_of(PyObject* dtype) {
-  constexpr std::size_t most = 512;  // programs have a dozen; those that make them up shall not fill memory
+  constexpr std::size_t most = 512;  // programs use a dozen; bounds the memory if one makes many
   static auto& known = *new std::unordered_map<PyObject*, DtypeInfo>;
   if (const auto found = known.find(dtype); found != known.end()) return found->second;
   auto info = find_out(dtype);
@@ -116,7 +116,7 @@ const DtypeInfo& info_of(PyObject* dtype) {
   return known.insert_or_assign(dtype, std::move(info)).first->second;
 }
 
-/// Null without an error set where there is none.
+/// Returns the description of the array's dtype; null, without an error set, if it is not plain bytes.
 const DtypeInfo* plain_info(PyObject* array) {
   const Object dtype(PyObject_GetAttrString(array, "dtype"));
   if (!dtype) {
@@ -162,7 +162,7 @@ Object sizes_of(const ArrayLayout& layout) {
 
 const char* order_of(const ArrayLayout& layout) { return (layout.flags & ArrayLayout::fortran) != 0 ? "F" : "C"; }
 
-/// Received bytes as a Python object: what arrays and pickled objects made from them hold.
+/// Received bytes as a Python object, which arrays and unpickled objects on that memory hold.
 struct Memory {
   PyObject_HEAD Buffer buffer;
   bool read_only;
@@ -191,7 +191,7 @@ PyTypeObject* memory_type() {
   return type;
 }
 
-/// What the flags ask for beyond the elements.
+/// Applies the flags of the layout: makes a scalar, or makes the array read-only.
 Object finished(const ArrayLayout& layout, Object array) {
   if (!array) return nullptr;
   if ((layout.flags & ArrayLayout::scalar) != 0) {
@@ -264,7 +264,7 @@ bool view_array(PyObject* array, ArrayView& out) {
     bytes *= static_cast<std::size_t>(interface->sizes[i]);
   }
   out.elements = {static_cast<const std::byte*>(interface->data), bytes};
-  if (scalar) out.holder = std::move(capsule);  // which holds an array made for the purpose
+  if (scalar) out.holder = std::move(capsule);  // keeps the temporary array that numpy made for the scalar
   return true;
 }
 

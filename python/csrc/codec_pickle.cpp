@@ -13,16 +13,16 @@
 #include "python/csrc/share.h"
 #include "rpc/tensor.h"
 
-// A pickler asks `reduce` about every object that is not of a plain builtin type. For a tensor it answers "call
-// tensorferry._C._part with this number": the part then travels as a value of the codec's. (Persistent ids would do the
-// same, but cost a call for every int and str on the way.)
+// A pickler calls `reduce` for every object that is not of a plain builtin type. For a tensor, `reduce` answers "call
+// tensorferry._C._part with this number", and the tensor travels as a part: a value of the codec. (Persistent ids would
+// do the same, but cost a call for every int and str.)
 
 namespace tensorferry::python {
 namespace {
 
 // ---- Writing
 
-/// A pickler's file and callbacks. One with each pickler, bound to the pickle being made.
+/// The file and callbacks of a pickler. Each pickler has one, bound to the pickle in progress.
 struct Sink {
   PyObject_HEAD Pickle* pickle;
   const Codec* codec;
@@ -30,12 +30,12 @@ struct Sink {
 
 Object attribute(PyObject* object, const char* name) { return Object(PyObject_GetAttrString(object, name)); }
 
-/// tensorferry._C's own, once bound.
+/// The functions of tensorferry._C with these names, set by bind_codec().
 PyObject* part_function = nullptr;
 PyObject* subclass_function = nullptr;
 PyObject* storage_function = nullptr;
 
-/// The number of a new part.
+/// Adds a part and returns its number.
 Object add_part(Pickle& pickle, PyObject* object) {
   pickle.parts.push_back(borrow(object));
   return Object(PyLong_FromSize_t(pickle.parts.size() - 1));
@@ -48,7 +48,7 @@ PyObject* reduce_to_part(Pickle& pickle, PyObject* object) {
   return number ? Py_BuildValue("O(O)", part_function, number.get()) : nullptr;
 }
 
-/// Whether class `type` has torch.Tensor's (or Parameter's) own `name`.
+/// Whether the class `type` inherits the attribute `name` from torch.Tensor or Parameter unchanged.
 bool inherits(PyTypeObject* type, const char* name) {
   const auto own = attribute(reinterpret_cast<PyObject*>(type), name);
   for (auto* const base : {THPVariableClass, ParameterClass}) {
@@ -57,13 +57,13 @@ bool inherits(PyTypeObject* type, const char* name) {
   return false;
 }
 
-/// A tensor with attributes, or of a subclass that leaves pickling and dispatch to torch: the plain tensor as a part,
-/// its class, and what torch calls its state.
+/// Reduces a tensor with attributes, or of a subclass that leaves pickling and dispatch to torch: to the plain tensor
+/// as a part, its class, and its state as torch defines it.
 PyObject* reduce_tensor(Pickle& pickle, PyObject* object) {
   auto* const type = Py_TYPE(object);
   const auto& tensor = THPVariable_Unpack(object);
   const bool plain_class = THPVariable_CheckTypeExact(type);
-  if (tensor.is_quantized()) return reduce_to_part(pickle, object);  // to be refused with the reason
+  if (tensor.is_quantized()) return reduce_to_part(pickle, object);  // the writer refuses it and gives the reason
   if (tensor.is_meta() || !tensor.has_storage() || !dtype_of(tensor.scalar_type())) return not_implemented();
   if (!plain_class && (!inherits(type, "__reduce_ex__") || !inherits(type, "__torch_dispatch__"))) {
     PyErr_Clear();
@@ -83,7 +83,7 @@ PyObject* reduce_tensor(Pickle& pickle, PyObject* object) {
                        Py_None, set_state.ptr());
 }
 
-/// torch.UntypedStorage, as the tensor of its bytes.
+/// Reduces a torch.UntypedStorage to the tensor of its bytes.
 PyObject* reduce_storage(Pickle& pickle, PyObject* object) {
   const auto& storage = THPStorage_Unpack(object);
   if (!storage.device().is_cpu() && !storage.device().is_cuda()) return not_implemented();
@@ -93,7 +93,7 @@ PyObject* reduce_storage(Pickle& pickle, PyObject* object) {
   return number ? Py_BuildValue("O(O)", storage_function, number.get()) : nullptr;
 }
 
-/// torch.TypedStorage, around an UntypedStorage.
+/// Reduces a torch.TypedStorage to its UntypedStorage and its dtype.
 PyObject* reduce_typed_storage(PyObject* object) {
   const auto partial = attribute_of("functools", "partial");
   const auto untyped = attribute(object, "_untyped_storage");
@@ -107,7 +107,7 @@ PyObject* reduce_typed_storage(PyObject* object) {
   return call ? Py_BuildValue("O()", call.get()) : nullptr;
 }
 
-/// A scripted module, as torch.jit.save has it.
+/// Reduces a scripted module to the bytes of torch.jit.save.
 PyObject* reduce_script_module(PyObject* object) {
   const auto reduce_module = attribute_of("tensorferry._script_modules", "reduce");
   return PyObject_CallOneArg(reduce_module.ptr(), object);
@@ -149,7 +149,7 @@ PyObject* write(PyObject* self, PyObject* bytes) {
   Py_RETURN_NONE;
 }
 
-/// False: out of band. True: pickle shall write it into the stream, or say why it cannot.
+/// Takes a buffer. False: it stays out of the stream. True: pickle writes it into the stream, or raises if it cannot.
 PyObject* take_buffer(PyObject* self, PyObject* buffer) {
   const auto* const view = PyPickleBuffer_GetBuffer(buffer);
   if (view == nullptr) return nullptr;
@@ -170,8 +170,9 @@ PyObject* sink_type() {
   return type;
 }
 
-/// Picklers are kept: making one costs as much as a small pickle. A pickler is taken out while it runs, because objects
-/// that are being pickled may call in here again, and not put back after an error.
+/// An idle pickler. Picklers are reused, because making one costs as much as a small pickle. make_pickle() takes a
+/// pickler off the list while it runs, because objects that are being pickled may call make_pickle() again. After an
+/// error it drops the pickler.
 struct Pickler {
   Object sink;
   Object pickler;
@@ -184,7 +185,8 @@ std::vector<Pickler>& idle_picklers() {
   return idle;
 }
 
-/// pickle.Pickler (the one in C) does not let its instances have attributes, and looks `reducer_override` up in them.
+/// Makes a subclass of pickle.Pickler (the one in C). Its instances can have attributes, which the base class forbids,
+/// and the pickler looks `reducer_override` up in them.
 PyObject* pickler_class() {
   static auto* const type = [] {
     const auto base = attribute_of("_pickle", "Pickler");
@@ -211,7 +213,7 @@ bool new_pickler(Pickler& out) {
 
 // ---- Loading
 
-/// The parts of the pickle that this thread is loading.
+/// The parts of the pickle that this thread loads.
 thread_local std::span<const Object> parts_of_load;
 
 PyObject* part(PyObject* /*module*/, PyObject* number) {
@@ -281,7 +283,7 @@ Object load_pickle(ByteView stream, std::span<const Object> buffers, std::span<c
   static auto* const loads = attribute_of("_pickle", "loads").release().ptr();
   static auto* const names = Py_BuildValue("(s)", "buffers");
   PyObject* const args[] = {bytes.get(), list.get()};
-  // Loading runs code of the user's, which may load other pickles.
+  // Loading runs code of the user, which may load other pickles.
   const auto outer = std::exchange(parts_of_load, parts);
   Object value(PyObject_Vectorcall(loads, args, 1, names));
   parts_of_load = outer;

@@ -23,7 +23,7 @@ namespace {
 const char* characters(ByteView bytes) { return reinterpret_cast<const char*>(bytes.data()); }
 Py_ssize_t length(ByteView bytes) { return static_cast<Py_ssize_t>(bytes.size()); }
 
-/// Copies into a new bytes or bytearray, whose memory `data` gives; large ones without the GIL.
+/// Copies `from` into a new bytes or bytearray; `data` returns its memory. Releases the GIL for large copies.
 template <class Data>
 Object copied(Object object, ByteView from, Data data) {
   constexpr std::size_t worth_releasing_gil = 1 << 20;
@@ -42,13 +42,13 @@ Object bytearray_object(ByteView from) {
   return copied(Object(PyByteArray_FromStringAndSize(nullptr, length(from))), from, &PyByteArray_AsString);
 }
 
-/// Keys of dicts come again with message after message: the strings of short ones are kept, the latest of each place.
-/// Under the GIL.
+/// Caches the strings of short dict keys, because the same keys come with message after message. Each place of the hash
+/// table keeps the latest key. The GIL guards it.
 class Keys final {
  public:
   static constexpr std::size_t longest = 64;
 
-  /// Null without an error set: not a key for this.
+  /// Returns the string for the bytes of a key. Null without an error set: the key is not ASCII, so not cached.
   Object of(ByteView bytes) {
     auto& kept = kept_[std::hash<std::string_view>()(text_of(bytes)) % kept_.size()];
     if (kept && PyUnicode_GET_LENGTH(kept.get()) == length(bytes) &&
@@ -62,11 +62,11 @@ class Keys final {
   }
 
  private:
-  std::array<Object, 1024> kept_;  // by hash; ASCII alone
+  std::array<Object, 1024> kept_;  // by hash; ASCII only
 };
 
 Keys& keys() {
-  static auto& all = *new Keys;  // never destroyed: the interpreter may be gone by then
+  static auto& all = *new Keys;  // never destroyed: the interpreter may have ended by then
   return all;
 }
 
@@ -203,8 +203,8 @@ Object ValueReader::read_list() {
   const auto count = static_cast<Py_ssize_t>(in_->count());
   Object list(PyList_New(count));
   if (!list) return nullptr;
-  // Memory for all, but never longer than what is there: a list may be seen, by a pickle that it holds and that holds
-  // it, before it is complete.
+  // Reserves memory for all items, but the length never exceeds the items that have been read: a pickle inside the list
+  // may hold the list, and so see it before it is complete.
   Py_SET_SIZE(list.get(), 0);
   list = numbered(in_->number(), std::move(list));
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -306,7 +306,8 @@ Object ValueReader::read_record() {
   const auto number = in_->number();
   const auto count = in_->count();
   if (in_->schema() != 0 || count == 0) return failed("holds a record that this agent cannot read");
-  // Looked up before its values are read: they may be code of the user's, under which the name would not stay.
+  // Finds the class before reading the values: a record among the values overwrites the Decoder's record name, and
+  // reading them may run code of the user.
   const auto found = codec_->records().find(in_->record_kind(), in_->record_name(), codec_->takes_pickle());
   if (!found.type) return nullptr;
   if (const auto tag = in_->next(); tag != Tag::text)

@@ -1,4 +1,4 @@
-/// One message being read into Python objects.
+/// Reads one message into Python objects. Needs the GIL.
 #pragma once
 
 #include <Python.h>
@@ -10,24 +10,24 @@
 
 namespace tensorferry::python {
 
-/// The bytes are a peer's: whatever they say, the worst is a Python error (where pickle is allowed, whatever pickle
-/// allows).
+/// Reads the values of one message. The bytes come from a peer and are not trusted: malformed ones cause a Python error
+/// and nothing worse. If pickle is allowed, a pickle may run any code.
 class ValueReader {
  public:
   ValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
       : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {
-    if (!in.buffers().empty()) objects_.reserve(in.buffers().size() + 4);  // a tensor each, and what holds them
+    if (!in.buffers().empty()) objects_.reserve(in.buffers().size() + 4);  // one object per tensor, and some containers
   }
-  /// Of a published value that `in` is the payload of.
+  /// Reads a published value, whose payload is `in`.
   ValueReader(const Codec& codec, Decoder& in) : ValueReader(codec, nullptr, in) { published_ = true; }
 
-  /// The next value; null with an error set.
+  /// Reads the next value. Null with an error set.
   Object read() { return read(in_->next()); }
-  /// Of the tensors read so far, those that are not on the CPU.
+  /// Returns the storages of the tensors read so far that are not on the CPU.
   [[nodiscard]] std::vector<WeakStorage> take_device_storages() { return tensors_.take_device_storages(); }
 
  private:
-  /// The value that `tag` is of.
+  /// Reads the value after `tag`.
   Object read(Tag tag);
   Object read_key();
   Object read_big_integer();
@@ -43,12 +43,13 @@ class ValueReader {
   Object read_published();
   Object read_again();
 
-  /// Keeps a value for when it comes again.
+  /// Keeps `object` under its number, for later back-references, and returns it. Ignores null and unnumbered values.
   Object numbered(std::uint32_t number, Object object);
-  /// `constant`, or where it is null without an error set the error that `else_why` says.
+  /// Returns `constant`. If it is null without an error set, sets the error `else_why`.
   Object known(Object constant, const char* else_why);
-  /// Sets the error of the Decoder.
+  /// Sets the Decoder's error as the Python error; returns null.
   std::nullptr_t failed();
+  /// Fails the Decoder with `why`, then does the same.
   std::nullptr_t failed(const char* why);
 
   const Codec* codec_;
@@ -56,7 +57,7 @@ class ValueReader {
   Decoder* in_;
   TensorReader tensors_;
   bool published_ = false;
-  std::vector<Object> objects_;  // by number; those that are not complete yet are null
+  std::vector<Object> objects_;  // by number; null: not complete yet
 };
 
 }  // namespace tensorferry::python

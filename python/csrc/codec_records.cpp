@@ -29,13 +29,13 @@ Object interned(std::string_view text) {
   return Object(string);
 }
 
-/// What the class or its bases have under that name, as it stands there; borrowed.
+/// Returns the attribute `name` of the class or its bases as stored, without descriptors. Borrowed; null: none.
 PyObject* member(PyTypeObject* type, const char* name) {
   const auto key = interned(name);
   return key ? _PyType_Lookup(type, key.get()) : nullptr;
 }
 
-/// The class that has the first `name` in the order of lookup; null: none has.
+/// Returns the first class in the method resolution order that has `name`; null if none has.
 PyTypeObject* holder_of(PyTypeObject* type, const char* name) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
     auto* const base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
@@ -48,7 +48,7 @@ bool as_object_has(PyTypeObject* type, const char* name) {
   return member(type, name) == member(&PyBaseObject_Type, name);
 }
 
-/// Whether `found` is what the module dataclasses gives to frozen classes with slots.
+/// Whether `found` is the function `name` of the module dataclasses, which gives it to frozen classes with slots.
 bool of_dataclasses(PyObject* found, const char* name) {
   static auto* const module = PyImport_ImportModule("dataclasses");
   const Object own(PyObject_GetAttrString(module, name));
@@ -56,7 +56,7 @@ bool of_dataclasses(PyObject* found, const char* name) {
   return own && own.get() == found;
 }
 
-/// Whether the class leaves pickling, making and ending its instances to `base`, object or tuple.
+/// Whether the class leaves the pickling, making and ending of its instances to `base`: object or tuple.
 bool has_nothing_of_its_own(PyTypeObject* type, const PyTypeObject* base) {
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0 || type->tp_finalize != nullptr || type->tp_del != nullptr)
     return false;
@@ -84,8 +84,8 @@ std::vector<Object> path_of(std::string_view qualname) {
   return parts;
 }
 
-/// What stands at `path` below a module, in the dicts of modules and classes alone: no `__getattr__` is asked.
-/// Borrowed.
+/// Returns the object at `path` below a module. Reads the dicts of modules and classes only, so no `__getattr__` runs.
+/// Borrowed; null: none.
 PyObject* look_up(PyObject* module, const std::vector<Object>& path) {
   auto* found = module;
   for (const auto& part : path) {
@@ -132,7 +132,7 @@ bool RecordClass::examine(PyTypeObject* type) {
 
 bool RecordClass::examine_named_tuple(PyTypeObject* type) {
   kind_ = RecordKind::named_tuple;
-  // What namedtuple() made, or a class of the user's below it that changes nothing of how instances are made.
+  // A class that namedtuple() made, or a subclass by the user that leaves the making of instances unchanged.
   auto* const made = holder_of(type, "_fields");
   if (made == nullptr || made->tp_base != &PyTuple_Type) return false;
   for (const auto* const name : {"__new__", "__getnewargs__", "_make"}) {
@@ -152,7 +152,7 @@ bool RecordClass::examine_dataclass(PyTypeObject* type) {
   if (!has_nothing_of_its_own(type, &PyBaseObject_Type) || type->tp_new != PyBaseObject_Type.tp_new) return false;
   if (member(type, "__getnewargs__") != nullptr) return false;
   static auto* const field_type = attribute_of("dataclasses", "Field").release().ptr();
-  static auto* const stored = attribute_of("dataclasses", "_FIELD").release().ptr();  // no ClassVar, no InitVar
+  static auto* const stored = attribute_of("dataclasses", "_FIELD").release().ptr();  // excludes ClassVar and InitVar
   PyObject* name = nullptr;
   PyObject* field = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(declared, &at, &name, &field) != 0;) {
@@ -160,7 +160,7 @@ bool RecordClass::examine_dataclass(PyTypeObject* type) {
     const Object kind(PyObject_GetAttrString(field, "_field_type"));
     if (kind.get() == stored && !add_field(type, name)) return false;
   }
-  // A slot that is no field would be left behind.
+  // The value of a slot that is not a field would be lost.
   std::size_t slots = 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
     auto* const base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
@@ -193,7 +193,7 @@ bool RecordClass::add_field(PyTypeObject* type, PyObject* name) {
     if (found != nullptr && Py_TYPE(found) == &PyMemberDescr_Type) {
       field.slot = borrow(found);
     } else if (found != nullptr && Py_TYPE(found)->tp_descr_set != nullptr) {
-      return false;  // a property: to set it is to run it
+      return false;  // a property: setting it would run its code
     } else if (type->tp_dictoffset == 0) {
       return false;
     }
@@ -222,7 +222,7 @@ Object RecordClass::value_of(PyObject* object, PyObject* dict, const Field& fiel
   } else if (dict != nullptr) {
     value = borrow(PyDict_GetItemWithError(dict, field.key.get()));
   }
-  PyErr_Clear();  // of a slot that is not set
+  PyErr_Clear();  // a slot that is not set raises
   return value;
 }
 
@@ -262,7 +262,7 @@ bool RecordClass::take_apart(PyObject* object, std::string& fields, std::vector<
 bool RecordClass::take_tensordict_apart(PyObject* object, std::vector<Object>& values) const {
   const auto function = attribute_of("tensorferry._tensordict", "take_apart");
   const Object parts(PyObject_CallOneArg(function.ptr(), object));
-  PyErr_Clear();  // pickle will say what is wrong with it
+  PyErr_Clear();  // pickling it then reports the error
   if (!parts || !PyTuple_CheckExact(parts.get())) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts.get()); ++i)
     values.push_back(borrow(PyTuple_GET_ITEM(parts.get(), i)));
@@ -309,7 +309,8 @@ Object RecordClass::put_together(PyTypeObject* type, std::string_view fields, co
   std::size_t used = 0;
   auto rest = fields;
   for (const auto& field : members_) {
-    // Written in this order by whoever has the same version; what is left out has a value in the class.
+    // A writer with the same version of the class sends the fields in this order. It leaves out a field only if the
+    // class has a default for it.
     const bool comes = rest.starts_with(field.name) &&
                        (rest.size() == field.name.size() || rest[field.name.size()] == ',') && used < values.size();
     if (!comes && !field.defaulted) break;
@@ -329,10 +330,10 @@ Object RecordClass::put_together(PyTypeObject* type, std::string_view fields, co
 std::shared_ptr<const RecordClass> RecordClasses::of(PyTypeObject* type) {
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) return nullptr;
   auto& known = known_[type];
-  // A class that was changed since, or another at its address, has another version.
+  // A class that has changed since, or another class at its address, has another version tag.
   if (known.version == 0 || known.version != type->tp_version_tag) {
     auto record = RecordClass::of(type);
-    auto& entry = known_[type];  // looking may have run an import, which may have come here
+    auto& entry = known_[type];  // examining may import modules, which may call of() again
     entry = {type->tp_version_tag, std::move(record)};
     return entry.record;
   }
@@ -383,7 +384,7 @@ Object RecordClasses::look_for(std::string_view name, bool imports, bool exposed
   const auto* const path = path_to(name, imports);
   if (path == nullptr) return nullptr;
   auto* const object = look_up(path->module.get(), path->names);
-  return object != nullptr ? borrow(object) : borrow(Py_None);  // it is gone again
+  return object != nullptr ? borrow(object) : borrow(Py_None);  // removed from the module since
 }
 
 RecordClasses::Found RecordClasses::find(RecordKind kind, std::string_view name, bool imports) {

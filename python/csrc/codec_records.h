@@ -1,10 +1,14 @@
 /// Classes whose instances travel as records of the codec: named tuples, dataclasses, and tensordict's TensorDict.
 ///
-/// A record names its class and its fields, and holds their values. It is written only where the instance is no more
-/// than that: of a class that the receiver finds by import, without a say of its own in how it is pickled or made, and
-/// with no attributes beside its fields. All else is for pickle. A reader makes the instance as pickle would: `__new__`
-/// of object or tuple, then the fields; neither `__init__` nor `__post_init__` nor anything else of the class's runs. A
-/// TensorDict is made by its own constructor, which checks what came.
+/// A record names its class and its fields, and holds their values. An instance travels as a record if these conditions
+/// hold; other instances are pickled:
+/// - Import finds the class by its name.
+/// - The class has no code of its own for pickling, making or ending its instances.
+/// - The instance has no attributes beside its fields.
+///
+/// A reader makes the instance as pickle would: `__new__` of object or tuple, then the fields. It runs neither
+/// `__init__` nor `__post_init__` nor any other code of the class. A TensorDict is made by its own constructor, which
+/// checks its parts.
 #pragma once
 
 #include <Python.h>
@@ -21,35 +25,36 @@
 
 namespace tensorferry::python {
 
-/// What there is to know of one class. Needs the GIL.
+/// Describes one record class. Needs the GIL.
 class RecordClass {
  public:
-  /// Null, without an error set: one for pickle.
+  /// Examines `type`. Null, without an error set: its instances must be pickled.
   static std::shared_ptr<const RecordClass> of(PyTypeObject* type);
 
   [[nodiscard]] RecordKind kind() const { return kind_; }
-  /// "module:qualname".
+  /// Returns "module:qualname".
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// All fields, "x,y,z".
+  /// Returns the names of all fields, "x,y,z".
   [[nodiscard]] const std::string& fields() const { return fields_; }
 
-  /// Whether `object`, of this very class, is its fields and nothing more. Runs no code of the user's. (A TensorDict
-  /// has its say when it is taken apart.)
+  /// Whether `object`, an instance of exactly this class, consists of its fields alone. Runs no code of the user. (A
+  /// TensorDict always fits; take_apart() checks it.)
   [[nodiscard]] bool fits(PyObject* object) const;
-  /// The fields that `object` has: all but those that the class has a value for, and `object` none of its own.
-  /// `values`: in that order. False, without an error set: one for pickle after all.
+  /// Gives the names of the fields that `object` has, and their values in that order. A field is left out if the
+  /// instance has no value of its own and the class has a default. False, without an error set: `object` must be
+  /// pickled after all.
   bool take_apart(PyObject* object, std::string& fields, std::vector<Object>& values) const;
 
-  /// An instance of `type`, which this is of. `fields` as a writer put them, with as many values. Null with an error
-  /// set where they are not the class's.
+  /// Makes an instance of `type`, the class that this describes. `fields` is the list of names that the writer sent,
+  /// with as many values. Null with an error set if the fields are not those of the class.
   Object put_together(PyTypeObject* type, std::string_view fields, const std::vector<Object>& values) const;
 
  private:
   struct Field {
     std::string name;
     Object key;              // interned
-    Object slot;             // its descriptor; null: it lies in the instance's dict
-    bool defaulted = false;  // the class has a value for instances that have none
+    Object slot;             // its descriptor; null: the value is in the instance's dict
+    bool defaulted = false;  // the class has a value for instances without one
   };
 
   bool examine(PyTypeObject* type);
@@ -70,30 +75,31 @@ class RecordClass {
   std::vector<Field> members_;
 };
 
-/// What one codec has found out about classes. Needs the GIL.
+/// Caches the record classes of one codec. Needs the GIL.
 class RecordClasses {
  public:
-  /// Null: instances of exactly `type` are for pickle. Runs no code of the user's.
+  /// Returns the description of `type`. Null: its instances must be pickled. Runs no code of the user.
   std::shared_ptr<const RecordClass> of(PyTypeObject* type);
 
   struct Found {
     Object type;
     std::shared_ptr<const RecordClass> known;
   };
-  /// The class that a peer names; looked up in its module each time, as functions are. With `imports` the module is
-  /// imported; else only one that this process has imported already is looked into, and nothing runs. Null, with an
-  /// error set: NotFound, InvalidArgument where what is there is not a class of this kind, PermissionDenied where it
-  /// was not exposed.
+  /// Finds the class that a peer names. Looks it up in its module each time, as with functions. With `imports`, imports
+  /// the module; else uses it only if this process has imported it already, so that no code runs.
+  ///
+  /// Null, with an error set: NotFound; InvalidArgument if the object of that name is not a class of this kind;
+  /// PermissionDenied if the class was not exposed.
   Found find(RecordKind kind, std::string_view name, bool imports);
 
-  /// From now on named tuples and dataclasses are looked for among what was exposed alone. `exposed` outlives this.
+  /// Restricts find() to exposed classes, for named tuples and dataclasses. `exposed` outlives this object.
   void take_only(const Exposed& exposed) { exposed_ = &exposed; }
 
  private:
   Object look_for(std::string_view name, bool imports, bool exposed);
 
   struct Known {
-    unsigned int version;  // of the class when it was looked at; 0: look again
+    unsigned int version;  // of the class when it was examined; 0: examine again
     std::shared_ptr<const RecordClass> record;
   };
   struct Path {

@@ -24,7 +24,7 @@ Kind kind_of_tensor(PyObject* object) {
   if (has_attributes(object)) return Kind::other;
   const auto& tensor = THPVariable_Unpack(object);
   if (tensor.is_meta()) return Kind::other;
-  // Quantised tensors are for TensorWriter to refuse; other types that the codec lacks may have pickles.
+  // TensorWriter refuses quantised tensors, with a reason. Other dtypes that the codec lacks go to pickle.
   if (!tensor.is_quantized() && !dtype_of(tensor.scalar_type())) return Kind::other;
   return Kind::tensor;
 }
@@ -34,7 +34,7 @@ Kind kind_of_size(PyObject* size) {
   if (count > static_cast<Py_ssize_t>(Dims::max)) return Kind::other;
   for (Py_ssize_t i = 0; i < count; ++i) {
     auto* const value = PyTuple_GET_ITEM(size, i);
-    if (!PyLong_CheckExact(value)) return Kind::other;  // symbolic
+    if (!PyLong_CheckExact(value)) return Kind::other;  // symbolic size
     int overflow = 0;
     PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow != 0) return Kind::other;
@@ -42,7 +42,7 @@ Kind kind_of_size(PyObject* size) {
   return Kind::size;
 }
 
-/// What torch and numpy brought.
+/// Classifies objects of torch and numpy, objects of this library, and records.
 Kind kind_of_library_object(PyObject* object, PyTypeObject* type, const Codec& codec) {
   if (THPVariable_CheckTypeExact(type)) return kind_of_tensor(object);
   if (codec.is_reference_type(type)) return Kind::reference;

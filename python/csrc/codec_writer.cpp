@@ -21,13 +21,14 @@
 namespace tensorferry::python {
 namespace {
 
-/// Deeper values go by pickle. Below the codec's own bound, because a sparse tensor is one deeper than it looks.
+/// Deeper values are pickled. The bound is below the codec's own, because a sparse tensor adds a level that scan() does
+/// not count.
 constexpr std::size_t scanned_depth = max_depth - 8;
-/// Copying less than this is done before another thread would have taken the GIL.
+/// Smaller copies end before another thread would have taken the GIL.
 constexpr std::size_t worth_releasing_gil = 256 * 1024;
 
-/// What Encoder wants to know an object by: null where nobody but one container (and we, `ours` times) holds it, so
-/// that it cannot come again.
+/// Returns the identity by which Encoder recognises an object that occurs again. Null if only one container (and the
+/// writer, `ours` times) holds a reference, so that the object cannot occur again.
 const void* identity_of(PyObject* object, int ours = 0) { return Py_REFCNT(object) > 1 + ours ? object : nullptr; }
 
 Owner keep(PyObject* object) { return share_with_any_thread(borrow(object)); }
@@ -77,7 +78,7 @@ bool ValueWriter::scan_container(PyObject* value, Kind kind) {
   if (Py_REFCNT(value) > 1) {
     if (scanned_.find(value)) {
       if (kind == Kind::list || kind == Kind::dict) return true;
-      // One that holds itself can only be pickled.
+      // Such a container that holds itself must be pickled.
       for (std::size_t i = 0; i < depth_; ++i) {
         if (open_[i] == value) return false;
       }
@@ -121,7 +122,7 @@ bool ValueWriter::scan_items(PyObject* value, Kind kind) {
     if (!item) break;
     if (!scan(item.get())) return false;
   }
-  PyErr_Clear();  // what is wrong here, write() meets again
+  PyErr_Clear();  // write() meets the same error again, and reports it
   return true;
 }
 
@@ -138,7 +139,7 @@ bool ValueWriter::write(PyObject* value, int ours) {
   const auto kind = kind_of(value, *codec_);
   const void* identity = identity_of(value, ours);
   switch (kind) {
-    // Always in the stream, or (text, bytes) looked up where they are written.
+    // These kinds have no back-references, except long text and bytes, which write_leaf() looks up.
     case Kind::none:
     case Kind::boolean:
     case Kind::integer:
@@ -270,8 +271,8 @@ bool ValueWriter::write_text(PyObject* value, const void* identity) {
 }
 
 bool ValueWriter::write_bytearray(PyObject* value, const void* identity) {
-  // A copy, also of a large one: while a buffer of its own is out, a bytearray cannot be resized, and its owner may
-  // well go on appending to it.
+  // Copies even large ones: while a buffer of a bytearray is exported, the bytearray cannot be resized, and its owner
+  // may go on appending to it.
   const ByteView bytes(reinterpret_cast<const std::byte*>(PyByteArray_AS_STRING(value)),
                        static_cast<std::size_t>(PyByteArray_GET_SIZE(value)));
   if (bytes.size() <= inline_limit) {
@@ -304,7 +305,7 @@ bool ValueWriter::write_shared(PyObject* value, const void* identity) {
   auto* const tensor = tensor_of_shared(value);
   const bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == ParameterClass;
   const auto status = tensors_.write_shared(THPVariable_Unpack(tensor), parameter, identity);
-  if (!status.ok()) set_write_error(status);  // it was resized since
+  if (!status.ok()) set_write_error(status);  // it was resized after share()
   return status.ok();
 }
 
@@ -327,12 +328,12 @@ bool ValueWriter::write_reference(PyObject* value, const void* identity) {
   return true;
 }
 
-// Leaves may run Python code (references, numpy's copies), which may change the containers: their items are held while
-// they are written, and counted.
+// Writing a leaf may run Python code (references, numpy's copies), which may change the containers. So each item is
+// held while it is written, and the items are counted.
 
 bool ValueWriter::write_tuple(PyObject* value, const void* identity) {
   const auto count = PyTuple_GET_SIZE(value);
-  if (!out_->begin_tuple(static_cast<std::size_t>(count), identity)) return true;  // the Encoder knows why
+  if (!out_->begin_tuple(static_cast<std::size_t>(count), identity)) return true;  // the Encoder holds the error
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (!write(PyTuple_GET_ITEM(value, i))) return false;
   }
@@ -413,7 +414,7 @@ bool ValueWriter::write_record(PyObject* value, const void* identity) {
 // ---- Pickled
 
 bool ValueWriter::write_part(PyObject* part) {
-  // What arrives for an instance of a subclass is the plain tensor, which is not what would come again.
+  // For an instance of a subclass, the plain tensor arrives, so a back-reference to that part would be wrong.
   const bool subclass = is_tensor(part) && !THPVariable_CheckExact(part);
   const auto* const identity = subclass ? nullptr : identity_of(part, 1);
   if (identity != nullptr && out_->again(identity)) return true;
@@ -433,7 +434,7 @@ bool ValueWriter::write_pickled(PyObject* value) {
   Pickle pickle;
   if (!make_pickle(value, *codec_, pickle)) return false;
 
-  tensors_ = TensorWriter(codec_->converters(), *out_);  // forget what scan() noted: the parts are all there is
+  tensors_ = TensorWriter(codec_->converters(), *out_);  // drops the tensors that scan() noted: only the parts are sent
   for (const auto& part : pickle.parts) {
     if (is_tensor(part.get())) tensors_.note(THPVariable_Unpack(part.get()));
   }
@@ -448,7 +449,7 @@ bool ValueWriter::write_pickled(PyObject* value) {
     buffers.push_back({bytes, view->readonly != 0, bytes.size() > inline_limit ? keep(buffer.get()) : nullptr});
   }
   const auto stream = std::make_shared<Bytes>(std::move(pickle.stream));
-  // A tensor (with attributes, or of a subclass) is a part of its own pickle, and known by its address as that.
+  // A tensor (with attributes, or of a subclass) is a part of its own pickle, and its address identifies that part.
   const auto* const identity = is_tensor(value) ? nullptr : identity_of(value);
   if (!out_->begin_pickled(*stream, stream, buffers, pickle.parts.size(), identity)) return true;
   for (const auto& part : pickle.parts) {

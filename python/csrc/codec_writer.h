@@ -1,4 +1,4 @@
-/// One message being written from Python objects.
+/// Writes Python objects into one message. Needs the GIL.
 #pragma once
 
 #include <Python.h>
@@ -12,19 +12,25 @@
 
 namespace tensorferry::python {
 
-/// First scan() for every value; where all said true, prepare() and write() for each, else write_pickled() for one
-/// value that holds them all. False with a Python error set is final.
+/// Writes the values of one message, in this order:
+/// - scan() for each value.
+/// - If every scan() returned true: prepare(), then write() for each value.
+/// - Else write_pickled() once, for one value that holds them all.
+///
+/// False with a Python error set is final.
 class ValueWriter {
  public:
   ValueWriter(const Codec& codec, MessageReferences* references, Encoder& out)
       : codec_(&codec), references_(references), out_(&out), tensors_(codec.converters(), out) {}
 
-  /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code (of tensordict's
-  /// alone, where there are TensorDicts).
+  /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code, except that of
+  /// tensordict for a TensorDict.
   bool scan(PyObject* value);
+  /// Prepares the noted tensors; without the GIL if many bytes are to be copied.
   bool prepare();
-  /// `ours`: references to `value` that are held for the call's sake alone.
+  /// Writes one value. `ours` is the number of references to `value` that the caller holds for this call alone.
   bool write(PyObject* value, int ours = 0);
+  /// Writes `value` as one pickle. TypeError if the codec refuses pickles.
   bool write_pickled(PyObject* value);
 
  private:
@@ -53,11 +59,11 @@ class ValueWriter {
   Encoder* out_;
   TensorWriter tensors_;
   IdentityMap scanned_;                    // containers
-  std::array<PyObject*, max_depth> open_;  // containers around the value being scanned
+  std::array<PyObject*, max_depth> open_;  // the containers around the value that is being scanned
   std::size_t depth_ = 0;
 };
 
-/// Sets the Python error for a status of the writing side: TypeError where the value cannot be sent.
+/// Sets the Python error for a status of the writing side: TypeError if the value cannot be sent (InvalidArgument).
 void set_write_error(const Status& status);
 
 }  // namespace tensorferry::python

@@ -8,8 +8,8 @@
 namespace tensorferry::python {
 namespace {
 
-/// A ContextVar of rpc.deadline()'s, in seconds of time.monotonic(): the steady clock's too. A variable of contexts, so
-/// that tasks inherit it; asking for one that nobody has set takes some nanoseconds.
+/// The ContextVar of rpc.deadline(): the deadline in seconds of time.monotonic(), which is the clock of Clock too. It
+/// is a context variable so that asyncio tasks inherit it. Reading it costs some nanoseconds if it is not set.
 PyObject* variable = nullptr;
 
 }  // namespace

@@ -1,5 +1,5 @@
-/// How long a call may take beside its own time-out: the deadline of the call that this thread serves, and that of
-/// rpc.deadline(). Both are the deadlines of the calls made inside.
+/// The ambient deadline of calls: the earlier of the deadline of the call that this thread serves and that of
+/// rpc.deadline(). Calls made inside inherit it, beside their own time-outs.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace tensorferry::python {
 
-/// The earlier of the two; nullopt: there is neither. Needs the GIL.
+/// Returns the ambient deadline; nullopt if there is none. Needs the GIL.
 std::optional<Clock::time_point> ambient_deadline();
 
-/// The lesser of a call's own time-out (0: none) and what is left of the ambient deadline, at least 1 ms. Raises
-/// DeadlineExceeded where nothing is left. Needs the GIL.
+/// Returns the smaller of a call's own time-out (0: none) and the time left until the ambient deadline, at least 1 ms.
+/// Raises DeadlineExceeded if no time is left. Needs the GIL.
 Milliseconds within_ambient_deadline(Milliseconds own);
 
 void bind_deadline(py::module_& module);

@@ -10,14 +10,14 @@
 namespace tensorferry::python {
 namespace {
 
-constexpr int deepest = 32;  // deeper values are torch's to look into
+constexpr int deepest = 32;  // torch's function searches deeper values
 
 void add(const at::Tensor& tensor, std::vector<WeakStorage>& found) {
   if (tensor.device().is_cpu() || !tensor.has_storage()) return;
   found.emplace_back(tensor.storage().getWeakStorageImpl());
 }
 
-/// False: it holds something else than tensors in plain containers.
+/// Adds the tensors in `value` to `found`. False: it holds objects other than tensors in plain containers.
 bool collect(PyObject* value, int depth, std::vector<WeakStorage>& found) {
   if (value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
       PyUnicode_CheckExact(value) || PyBytes_CheckExact(value)) {
@@ -46,7 +46,7 @@ bool collect(PyObject* value, int depth, std::vector<WeakStorage>& found) {
   return plain;
 }
 
-/// Whether any memory of a GPU's can be in this process.
+/// Whether this process can hold memory of a GPU: torch has initialised its CUDA allocator.
 bool uses_gpus() {
   const auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
   return allocator != nullptr && const_cast<c10::DeviceAllocator*>(allocator)->initialized();
@@ -61,7 +61,7 @@ std::vector<WeakStorage> device_storages_of(const py::object& value) {
     const auto tensors = attribute_of("torch._jit_internal", "_extract_tensors")(value);
     for (const auto tensor : tensors) add(THPVariable_Unpack(tensor.ptr()), found);
   } catch (const py::error_already_set&) {
-    // It cannot be pickled, so only its maker knows what is in it.
+    // The value cannot be pickled, so its tensors stay unknown here.
   }
   return found;
 }
@@ -79,7 +79,7 @@ CallbackStreams::CallbackStreams(c10::ivalue::Future& future) {
   }
   if (streams.empty()) return;
   guard_.emplace(streams);
-  future.wait();  // it has completed: what waits are the streams
+  future.wait();  // the future has completed, so only the streams wait
 }
 
 }  // namespace tensorferry::python

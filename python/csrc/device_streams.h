@@ -1,4 +1,4 @@
-/// Values on GPUs that travel through futures: where their memory is, and streams that wait for them.
+/// Finds the GPU memory of a Python value, and makes streams wait for the value of a torch future.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -12,13 +12,15 @@
 
 namespace tensorferry::python {
 
-/// The storages of the tensors in `value` that are not on the CPU: found in tuples, lists and dicts, and by torch's
-/// own means (which pickle it) in anything else.
+/// Returns the storages of the tensors in `value` that are not on the CPU. Searches tuples, lists and dicts itself, and
+/// uses torch's function (which pickles the value) for other objects. Needs the GIL.
 std::vector<WeakStorage> device_storages_of(const py::object& value);
 
-/// For a callback of a completed future, which is to be added with `uses_future` false: torch would take streams on
-/// every GPU that the future might have used, and make a context on each. While one lives, the current streams of those
-/// that its value is on are streams of torch's pool that wait for it.
+/// Sets the current streams for a callback of a completed future. While a CallbackStreams lives, the current stream of
+/// each GPU that the future's value is on is a stream of torch's pool, which waits for the value.
+///
+/// The callback must be added with `uses_future` false. With true, torch would take a stream on every GPU that the
+/// future might have used, and create a context on each.
 class CallbackStreams final {
  public:
   explicit CallbackStreams(c10::ivalue::Future& future);

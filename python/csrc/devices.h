@@ -1,4 +1,4 @@
-/// torch.device, "cuda:1", 1 and device maps as the agent has them.
+/// Converts devices and device maps between Python's forms (torch.device, "cuda:1", 1, dicts) and the agent's.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,16 +8,18 @@
 
 namespace tensorferry::python {
 
-/// ValueError: neither the CPU nor a GPU.
+/// Converts a torch device; a GPU without an index is GPU 0. ValueError: neither the CPU nor a GPU.
 Device device_of(const c10::Device& device);
 c10::Device torch_device(Device device);
 
-/// A torch.device, its text, or the index of a GPU; "cuda" is its first. TypeError: something else.
+/// Converts a torch.device, its text, or the index of a GPU. "cuda" is the first GPU. TypeError: another type.
+/// ValueError: no such device.
 Device device_of(PyObject* object);
 
-/// `device=` of a call: one device, for all tensors among the arguments, or a dict of ours to the peer's, one to one.
+/// Converts the argument `device=` of a call: one device, for all tensors among the arguments, or a dict of local
+/// devices to the peer's. ValueError: the dict is not one to one, or has more than 64 entries.
 Placement placement_of(PyObject* device);
-/// The map the other way round: for what comes back.
+/// Returns the inverse of the map, for the tensors of the result.
 Placement reversed(const Placement& placement);
 
 }  // namespace tensorferry::python

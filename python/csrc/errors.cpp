@@ -56,7 +56,7 @@ void set_error(const Status& status) {
     const py::str message(text.data(), text.size());
     PyErr_SetObject(type.ptr(), message.ptr());
   } catch (py::error_already_set& error) {
-    error.restore();  // the package itself cannot be imported
+    error.restore();  // tensorferry.errors cannot be imported
   }
 }
 

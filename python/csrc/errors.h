@@ -1,4 +1,4 @@
-/// Errors at the edge: a Status as a Python exception, and Python exceptions across the wire.
+/// Converts a Status to a Python exception (a class of tensorferry.errors). All functions need the GIL.
 #pragma once
 
 #include "channels/status.h"
@@ -6,9 +6,9 @@
 
 namespace tensorferry::python {
 
-/// Sets the Python error that `status` stands for (a class of tensorferry.errors).
+/// Sets the Python error for `status`. If the package tensorferry.errors cannot be imported, sets that error instead.
 void set_error(const Status& status);
-/// The same, as the C++ exception that pybind11 hands to Python.
+/// Raises the same error, as the C++ exception that pybind11 hands to Python.
 [[noreturn]] void raise(const Status& status);
 
 template <class T>
@@ -20,7 +20,8 @@ inline void check(const Status& status) {
   if (!status.ok()) raise(status);
 }
 
-/// A class or function of one of our Python modules, looked up once.
+/// Returns a class or function of a Python module. Imports the module at the first call for each name, then uses a
+/// cache.
 py::object attribute_of(const char* module, const char* name);
 
 }  // namespace tensorferry::python

@@ -26,13 +26,13 @@ bool is_exception_type(py::handle type) {
   return PyType_Check(type.ptr()) != 0 && PyObject_IsSubclass(type.ptr(), PyExc_Exception) == 1;
 }
 
-/// The described type; null where it is not here. With `only`, where it is neither a builtin type, one of ours, nor
-/// exposed.
+/// Returns the described type; null if its module is not loaded here. With `only`, returns builtin types, types of
+/// tensorferry.errors and exposed classes alone, else null.
 py::object type_of(const RemoteException& described, const Exposed* only) {
   if (only != nullptr && described.module != "builtins" && described.module != "tensorferry.errors") {
     return only->class_named(described.module, described.qualname);
   }
-  // Only where it is loaded: nobody here can be waiting for a type of a module that is not.
+  // Does not import the module: if it is not loaded, no code here can catch the type.
   auto* module = PyDict_GetItemString(PyImport_GetModuleDict(), described.module.c_str());
   if (module == nullptr) return {};
   auto found = py::reinterpret_borrow<py::object>(module);
@@ -44,7 +44,7 @@ py::object type_of(const RemoteException& described, const Exposed* only) {
   return found;
 }
 
-/// An exception of the described type that says the same; null where the type is not here or does not take one text.
+/// Makes an exception of the described type with the same text; null if the type is not here or does not take one text.
 py::object made_from_text(const RemoteException& described, const Exposed* only) {
   try {
     const auto found = type_of(described, only);
@@ -81,7 +81,7 @@ RemoteException describe_exception(const py::error_already_set& error, const std
 }
 
 void raise_remote(const RemoteException& described, py::object exception, const Exposed* only) {
-  // SystemExit and KeyboardInterrupt over there must not end this process.
+  // A SystemExit or KeyboardInterrupt at the peer must not end this process.
   if (exception && !is_exception_type(py::type::of(exception))) exception = {};
   if (!exception) exception = made_from_text(described, only);
   if (!exception) exception = remote_error(described);

@@ -1,4 +1,5 @@
-/// Python exceptions across the wire: described where they are raised, raised again as what they were.
+/// Carries Python exceptions to the caller: describes them at the callee, raises them again at the caller as their own
+/// type. Needs the GIL.
 #pragma once
 
 #include <string>
@@ -9,12 +10,17 @@
 
 namespace tensorferry::python {
 
-/// What a peer is told of `error`, raised by a function on the agent `self`.
+/// Describes `error`, raised by a function on the agent `self`, for the peer that called it.
 RemoteException describe_exception(const py::error_already_set& error, const std::string& self);
 
-/// Raises what a peer's reply holds: the exception itself, else one of the same type made from its text, else
-/// RemoteError; its __cause__ is a RemoteTraceback with the peer's name. With `only`, of the types that it holds,
-/// builtin ones and ours alone is one made.
+/// Raises the exception that a peer's reply describes. Its __cause__ is a RemoteTraceback with the peer's name. The
+/// first of these that is possible is raised:
+/// - `exception`, rebuilt from the reply (null: not rebuilt);
+/// - an exception of the same type, made from its text;
+/// - RemoteError.
+///
+/// With `only`, an exception is made from text only if its type is builtin, of tensorferry.errors, or exposed in
+/// `only`.
 [[noreturn]] void raise_remote(const RemoteException& described, py::object exception, const Exposed* only = nullptr);
 
 }  // namespace tensorferry::python

@@ -9,7 +9,7 @@
 namespace tensorferry::python {
 namespace {
 
-constexpr std::size_t longest_name = 4096;  // docs/protocol.md, extension 1
+constexpr std::size_t longest_name = 4096;  // bytes; docs/protocol.md, extension 1
 
 std::string text_attribute(py::handle object, const char* name) {
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
@@ -18,14 +18,15 @@ std::string text_attribute(py::handle object, const char* name) {
   return {};
 }
 
-/// Whether both are the definition of one function or class, of which one was made later.
+/// Whether both come from the same definition (module and qualified name) of a function or class, one of them redefined
+/// later.
 bool same_definition(py::handle one, py::handle other) {
   const auto qualname = text_attribute(one, "__qualname__");
   return !qualname.empty() && qualname == text_attribute(other, "__qualname__") &&
          text_attribute(one, "__module__") == text_attribute(other, "__module__");
 }
 
-/// Whether what stands in a class's dictionary is a method, and no property, nested class or value.
+/// Whether the entry `found` of a class's dictionary is a method: not a property, nested class or value.
 bool is_method(PyObject* found) {
   if (PyType_Check(found)) return false;
   return PyCallable_Check(found) != 0 || PyObject_TypeCheck(found, &PyClassMethod_Type) ||
@@ -57,7 +58,8 @@ void Exposed::add(const std::string& name, const py::object& callable) {
 }
 
 py::object Exposed::known_as(std::string_view wire_name) const {
-  // Asked now, not when it was exposed: a decorated function is not in its module yet while it is decorated.
+  // Compares names at each call, not when the callable is exposed: while a decorator runs, its function is not in the
+  // module yet.
   for (const auto& [name, callable] : functions_) {
     const auto known = wire_name_of(callable);
     if (!known->by_value && known->name == wire_name) return callable;

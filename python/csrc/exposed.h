@@ -1,4 +1,4 @@
-/// What an agent lets its peers call and make by name: the functions and classes that rpc.expose() gave it.
+/// The functions and classes that an agent exposes to its peers by name (rpc.expose()).
 #pragma once
 
 #include <map>
@@ -11,29 +11,31 @@
 
 namespace tensorferry::python {
 
-/// Of an agent that trusts nobody further than that (trust="registered"): what a peer asked for, and may not have. The
-/// call is answered with PermissionDenied.
+/// Thrown by an agent with trust="registered" when a peer asks for something that was not exposed. The call is answered
+/// with PermissionDenied; what() names the refused thing.
 class Refused final : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Needs the GIL.
+/// The exposed functions and classes of one agent. Needs the GIL.
 class Exposed final {
  public:
-  /// Keeps `callable` under `name`. InvalidArgument: the name is not one that a user may serve, or belongs to another
-  /// callable; where that has the same module and name, it was defined anew, and is replaced.
+  /// Keeps `callable` under `name`, or replaces a callable of that name with the same module and qualified name, which
+  /// was defined anew. InvalidArgument: users may not serve that name, or it belongs to another callable. TypeError:
+  /// not callable.
   void add(const std::string& name, const py::object& callable);
 
   [[nodiscard]] const std::map<std::string, py::object, std::less<>>& functions() const { return functions_; }
-  /// What was exposed and travels as `wire_name` in a call that has the callable itself; null: nothing.
+  /// Returns the exposed callable whose name in a request is `wire_name`, when the caller passes the callable itself.
+  /// Null: none.
   [[nodiscard]] py::object known_as(std::string_view wire_name) const;
-  /// Whether a class was exposed: its objects may be made, and their methods called, from afar.
+  /// Whether the class `type` was exposed. Peers may make its objects and call their methods.
   [[nodiscard]] bool has(PyTypeObject* type) const { return classes_.contains(type); }
-  /// The exposed class of that module and qualified name; null: there is none. Imports nothing.
+  /// Returns the exposed class of that module and qualified name; null: none. Imports nothing.
   [[nodiscard]] py::object class_named(std::string_view module, std::string_view qualname) const;
-  /// The method `name` of `object`, bound to it: one that an exposed class, or a base of it, has itself, with a public
-  /// name or `__call__`. Refused: another. Runs no code of the object's.
+  /// Returns the method `name` of `object`, bound to it. The object's class must be exposed, and the class or a base
+  /// must define the method, with a public name or `__call__`; else throws Refused. Runs no code of the object.
   [[nodiscard]] py::object method(const py::object& object, const std::string& name) const;
 
  private:

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view call_by_value = "tf:call";
 constexpr std::string_view script_prefix = "tf:script:";
 constexpr std::string_view script_async_prefix = "tf:script-async:";
-constexpr const char* async_attribute = "_wrapped_async_rpc_function";  // torch's own decorator sets the same
+constexpr const char* async_attribute = "_wrapped_async_rpc_function";  // torch's decorator sets it too
 
 py::object attribute_or_null(py::handle object, const char* name) {
   return py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
@@ -41,7 +41,7 @@ std::vector<py::str> split_path(std::string_view path) {
   return parts;
 }
 
-/// The object at `path` in `object`; null, with no error set, where there is none.
+/// Returns the object at `path` in `object`; null, with no error set, if there is none.
 py::object walk_path(py::object object, const std::vector<py::str>& path) {
   for (const auto& part : path) {
     object = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), part.ptr()));
@@ -61,7 +61,7 @@ bool leads_to(py::handle callable, const std::string& module, const std::string&
   const auto found = walk_path(py::reinterpret_borrow<py::object>(loaded), split_path(path));
   if (!found) return false;
   if (found.is(callable)) return true;
-  // A class method is bound anew each time.
+  // A class method is bound anew at each access.
   return PyMethod_Check(found.ptr()) && PyMethod_Check(callable.ptr()) && found.equal(callable);
 }
 
@@ -77,17 +77,17 @@ std::optional<std::string> importable_name(py::handle callable) {
   const auto module = text_or_empty(attribute_or_none(callable, "__module__"));
   const auto qualname = text_or_empty(attribute_or_none(callable, "__qualname__"));
   if (auto found = try_name(module, qualname)) return found;
-  // torch.add is "_VariableFunctionsClass.add" of torch.
+  // torch.add has the qualified name "_VariableFunctionsClass.add", but torch has it by its `__name__`.
   if (auto found = try_name(module, text_or_empty(attribute_or_none(callable, "__name__")))) return found;
-  // torch.Tensor.add, str.upper: unbound methods of C, which know their class instead of a module.
+  // torch.Tensor.add, str.upper: unbound methods in C have a class (`__objclass__`) instead of a module.
   if (const auto owner = attribute_or_none(callable, "__objclass__"); !owner.is_none()) {
     if (auto found = try_name(text_or_empty(attribute_or_none(owner, "__module__")), qualname)) return found;
   }
-  // dict.fromkeys: class methods of C.
+  // dict.fromkeys: class methods in C have their class as `__self__`.
   if (const auto owner = attribute_or_none(callable, "__self__"); PyType_Check(owner.ptr())) {
     if (auto found = try_name(text_or_empty(attribute_or_none(owner, "__module__")), qualname)) return found;
   }
-  // torch.ops.aten.add and torch.ops.aten.add.Tensor print as what follows torch.ops.
+  // torch.ops.aten.add and torch.ops.aten.add.Tensor print as their path below torch.ops.
   if (module.starts_with("torch._ops")) return try_name("torch", "ops." + py::str(callable).cast<std::string>());
   return std::nullopt;
 }
@@ -110,7 +110,7 @@ WireName find_name(py::handle callable) {
 
 struct CachedName {
   std::shared_ptr<const WireName> name;
-  py::object holder;  // a weak reference, or the callable itself where it cannot be referred to weakly
+  py::object holder;  // a weak reference, or the callable itself if its type has no weak references
   bool weak = false;
 
   [[nodiscard]] bool stands_for(PyObject* callable) const {
@@ -119,11 +119,11 @@ struct CachedName {
 };
 
 std::unordered_map<PyObject*, CachedName>& cache() {
-  static auto& names = *new std::unordered_map<PyObject*, CachedName>;  // outlives the interpreter: never destroyed
+  static auto& names = *new std::unordered_map<PyObject*, CachedName>;  // never destroyed: outlives the interpreter
   return names;
 }
 
-/// A name that the user gives. Those that programs use are few, and kept.
+/// Returns the WireName of a name that the user gives as a str. Programs use few such names, so they are cached.
 std::shared_ptr<const WireName> exposed_name(std::string name) {
   static auto& known = *new std::unordered_map<std::string, std::shared_ptr<const WireName>>;
   constexpr std::size_t most = 1024;
@@ -155,7 +155,7 @@ std::shared_ptr<const WireName> wire_name_of(py::handle callable) {
                          py::repr(callable).cast<std::string>());
   }
   static const auto& by_value = *new auto(std::make_shared<const WireName>(std::string(call_by_value), true));
-  // A bound method is a new object each time; its instance goes with it.
+  // A bound method is a new object at each access, so it is not cached; its instance travels with it.
   if (PyMethod_Check(callable.ptr()) && !PyType_Check(PyMethod_GET_SELF(callable.ptr()))) return by_value;
 
   auto name = find_name(callable);

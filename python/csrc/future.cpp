@@ -13,7 +13,7 @@
 namespace tensorferry::python {
 namespace {
 
-/// The Python error that is set, as what a torch future can hold and raise again and again.
+/// Returns the Python error that is set, in a form that a torch future can hold and raise repeatedly.
 std::exception_ptr current_python_error() {
   python_error error;
   error.persist();
@@ -22,8 +22,8 @@ std::exception_ptr current_python_error() {
 
 c10::IValue holding(const py::object& value) { return torch::jit::toIValue(value, c10::PyObjectType::get()); }
 
-/// Runs `callback`, which holds Python objects, with the GIL once `future` has completed: torch runs and drops
-/// callbacks without. The callback has the current agent of the code that adds it, on whichever thread it runs.
+/// Runs `callback`, which holds Python objects, with the GIL when `future` has completed: torch runs and drops
+/// callbacks without the GIL. On whichever thread it runs, its current agent is the one of the code that added it.
 template <class Callback>
 void on_completion(c10::ivalue::Future& future, Callback callback) {
   struct Added {
@@ -46,7 +46,7 @@ void on_completion(c10::ivalue::Future& future, Callback callback) {
 
 constexpr const char* callback_raised = "a callback that was passed to then() raised";
 
-/// Logs an error that no program code has seen. Leaves a Python error that is set as it was.
+/// Logs an error that no program code has seen. Preserves a Python error that is set.
 void report_unseen(const std::string& what, const py::object& error) {
   const py::error_scope undisturbed;
   try {
@@ -56,7 +56,7 @@ void report_unseen(const std::string& what, const py::object& error) {
   }
 }
 
-/// What a signal's handler raised during a wait: kept apart while other Python code runs.
+/// Holds the exception that a signal handler raised during a wait, while other Python code runs.
 class Interruption {
  public:
   Interruption() {
@@ -83,7 +83,7 @@ std::optional<Clock::time_point> deadline_after(std::optional<double> seconds) {
 
 std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> torch_future) {
   auto* future = new Future(std::move(torch_future));
-  // Through torch's class, so that its shared_from_this works.
+  // The first shared_ptr is of torch's class, so that its shared_from_this() works.
   const std::shared_ptr<TorchFuture> owner(static_cast<TorchFuture*>(future),
                                            [](TorchFuture* made) { delete static_cast<Future*>(made); });
   return {owner, future};
@@ -93,7 +93,7 @@ std::shared_ptr<Future> Future::shared() { return {TorchFuture::shared_from_this
 
 Future::~Future() {
   if (looked_at_ || closing() || (pending_.call ? agent_->left() : !of_callback_)) return;
-  // Another owner is torch's: collect_all was given it, so somebody looks.
+  // Another owner of the torch future means that torch's code (collect_all) uses it, and so sees the error.
   if (!fut->completed() || fut.use_count() > 1) return;
   GilHeld gil;
   if (!fut->hasError()) return;
@@ -120,7 +120,7 @@ void Future::complete_on_arrival() {
   pending_.call.on_done(
       [self = shared()](Result<Received> reply) mutable {
         if (closing()) return;
-        GilHeld gil;  // also where the agent closes, and no thread of the pool's is left to enter Python
+        GilHeld gil;  // also if the agent closes: then a thread outside the executor runs this
         const auto future = std::exchange(self, nullptr);
         future->complete(std::move(reply));
       },
@@ -156,7 +156,8 @@ void Future::complete_arrived() {
 }
 
 void Future::complete(Result<Received> reply) {
-  // Not the streams of the thread that happens to complete it: on those may be work that need not wait for this reply.
+  // Uses the streams of the received buffers, not those of the thread that completes the future: those streams may hold
+  // work that need not wait for this reply.
   std::optional<CurrentStreams> streams;
   if (reply.ok() && !pending_.out.defined()) streams.emplace(agent_->codec().converters(), reply->buffers);
   py::object value;
@@ -169,7 +170,7 @@ void Future::complete(Result<Received> reply) {
   } catch (const py::builtin_exception& raised) {
     raised.set_error();
     error = current_python_error();
-  } catch (const std::exception& raised) {  // torch's own, from a copy into out=
+  } catch (const std::exception& raised) {  // torch's error, from a copy into out=
     PyErr_SetString(PyExc_RuntimeError, raised.what());
     error = current_python_error();
   }
@@ -233,14 +234,14 @@ bool Future::wait_completed(std::optional<Clock::time_point> until) {
   };
   if (!wait_for(true)) return false;
   complete_arrived();
-  return fut->completed() || wait_for(false);  // another thread took what has arrived, and decodes it
+  return fut->completed() || wait_for(false);  // another thread took the posted reply, and decodes it
 }
 
 py::object Future::value() {
   looked_at_ = true;
   if (!fut->completed() && done()) (void)wait_completed(std::nullopt);
   if (!fut->completed()) raise(Status(Code::invalid_argument, "the future has not completed: wait() for it first"));
-  if (!fut->devices().empty()) fut->wait();  // has the current streams wait for what is on GPUs
+  if (!fut->devices().empty()) fut->wait();  // makes the current streams wait for tensors on GPUs
   try {
     return TorchFuture::value();
   } catch (python_error& error) {
@@ -253,7 +254,7 @@ py::object Future::exception(std::optional<double> timeout) {
   try {
     wait(timeout);
   } catch (py::error_already_set& error) {
-    if (!fut->completed()) throw;  // a time-out or a signal, not the call's
+    if (!fut->completed()) throw;  // a time-out of this wait, or a signal: not the call's error
     return error.value();
   }
   return py::none();
@@ -309,7 +310,7 @@ void Future::add_done_callback(const py::object& self, py::function callback) {
 py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
   struct Waited {
     py::object object;
-    Future* future = nullptr;  // ours; null: one of torch's
+    Future* future = nullptr;  // null: a future of torch's class
     bool claimed = false;
     bool done = false;
   };
@@ -323,7 +324,7 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
   }
   const auto until = deadline_after(timeout);
   bool stopped = false;
-  const Future* waited_for = nullptr;  // at the end
+  const Future* waited_for = nullptr;  // the future whose wait was stopped
   {
     GilReleased gil;
     for (auto waited = all.rbegin(); waited != all.rend() && !stopped; ++waited) {
@@ -366,7 +367,7 @@ bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox,
 }
 
 void bind_future(py::module_& module) {
-  // What torch's own functions (collect_all, wait_all) throw for a future of ours.
+  // The exception that torch's functions (collect_all, wait_all) throw for one of our futures.
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

@@ -1,4 +1,4 @@
-/// Results that have not come yet: torch futures whose `wait` takes the reply itself.
+/// Futures of calls: torch futures whose `wait` takes the reply off the link itself.
 #pragma once
 
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -17,63 +17,77 @@ namespace tensorferry::python {
 
 using TorchFuture = torch::jit::PythonFutureWrapper;
 
-/// A second base of the kind that TorchFuture has keeps pybind11 from a dynamic_cast, which that class does not allow
-/// (it has no virtual function). Future::make does what std::make_shared then leaves out.
+/// A second base of type enable_shared_from_this, which makes that base ambiguous. pybind11 then leaves out its
+/// dynamic_cast to TorchFuture, which that class does not allow (it has no virtual function). std::make_shared then
+/// leaves TorchFuture's weak pointer unset; Future::make sets it.
 struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 
-/// tensorferry.Future. A torch._C.Future (so torch.futures' functions take it) of the reply to one Call.
+/// tensorferry.Future: the future of the reply to one Call. It is a torch._C.Future, so the functions of torch.futures
+/// take it.
 ///
-/// Whoever waits here takes the reply off the wire and decodes it; one that nobody waits for is completed by a thread
-/// of the agent's pool, as torch's own machinery (then, collect_all) needs. Exactly one of the two does it:
-/// Call::claim. A reply that nobody has asked for by then() may be completed some milliseconds later. One that an
-/// asyncio task awaits is handed to the task's event loop as it came, which completes it on its own thread; or whoever
-/// waits in another one, if that is earlier. All functions need the GIL, and wait without it. Kept alive until
-/// completed by the call itself.
+/// Completion: exactly one thread takes the reply and completes the future; Call::claim decides which.
+/// - A thread that waits for the future takes the reply off the link and decodes it.
+/// - If no thread waits, a pool thread of the agent completes it, as torch's functions (then, collect_all) need.
+/// - If an asyncio task awaits the future, the pool thread posts the raw reply to the task's event loop, which decodes
+///   it. A thread that waits at the same time may take the posted reply before the loop does.
 ///
-/// If a call fails, or a callback of then() raises, and the program has neither waited for that future, asked for its
-/// value nor added a callback to it, the error is logged when the future is dropped.
+/// Lazy completion: until a callback is added or a task awaits it, a future whose reply has come may complete some
+/// milliseconds later.
+///
+/// All functions need the GIL, and release it while they wait. The call keeps the future alive until it has completed.
+///
+/// Logging: if a call fails, or a callback of then() raises, and the program has neither waited for that future, asked
+/// for its value nor added a callback to it, the error is logged when the future is dropped.
 class Future final : public TorchFuture, private SecondSharedBase {
  public:
-  /// The future of a call's reply.
+  /// Makes the future of a call's reply.
   static std::shared_ptr<Future> of(std::shared_ptr<PythonAgent> agent, PendingCall pending);
-  /// A future that is completed by others, such as then()'s.
+  /// Makes a future that other code completes through `future`, such as then()'s.
   static std::shared_ptr<Future> make(c10::intrusive_ptr<c10::ivalue::Future> future);
   ~Future();
 
-  /// The value, or the exception raised. DeadlineExceeded where `timeout` (seconds) passes first: the call goes on.
+  /// Waits for the reply. Returns the value, or raises the exception of the call. DeadlineExceeded if `timeout`
+  /// (seconds) passes first; the call then goes on.
   py::object wait(std::optional<double> timeout);
-  /// Like wait, but gives the exception instead of raising it; None where there is none.
+  /// Waits like wait(), but returns the exception instead of raising it; None if the call succeeded. Raises
+  /// DeadlineExceeded if `timeout` passes.
   py::object exception(std::optional<double> timeout);
-  /// The value or exception of a completed future, tensors on GPUs in the order of the current streams. InvalidArgument
-  /// where it is not done.
+  /// Returns the value of a completed future, or raises its exception. The current streams then wait for the value's
+  /// tensors on GPUs. InvalidArgument if the future has not completed.
   py::object value();
+  /// Whether wait() would return at once.
   bool done() const { return fut->completed() || (pending_.call && pending_.call.done()); }
-  /// Fails the call with Cancelled, here and at the peer; of then()'s futures, the call that it waits for. Nothing
-  /// happens where that has completed.
+  /// Cancels the call: it fails with Cancelled here, and the peer is told. A future of then() cancels the call that it
+  /// depends on. Does nothing if the future has completed.
   void cancel();
 
-  /// Completes the future on the thread of the loop that `inbox` is of, if nobody else does before.
+  /// Has the reply posted to `inbox`, so that its event loop's thread completes the future, unless another thread does
+  /// before.
   void arrive_at(const std::shared_ptr<LoopInbox>& inbox);
-  /// For the inbox: completes the future with the reply that has been posted, if nobody else has.
+  /// Completes the future with the posted reply, unless another thread has taken it. Called by the inbox.
   void complete_arrived();
 
-  /// The future, of None, that completes when the call's arguments may be overwritten; the same one each time.
-  /// InvalidArgument: this one is of no call.
+  /// Returns a future of None that completes when the caller may overwrite the arguments' memory; the same object each
+  /// time. InvalidArgument if this future belongs to no call.
   std::shared_ptr<Future> sent();
 
-  /// `callback` gets the Python object of this future.
+  /// Returns the future of `callback(self)`, which runs when this one has completed. `self` is the Python object of
+  /// this future.
   std::shared_ptr<Future> then(const py::object& self, py::function callback);
+  /// Runs `callback(self)` when this future has completed. An exception that it raises goes to sys.unraisablehook.
   void add_done_callback(const py::object& self, py::function callback);
 
-  /// The call, where this thread may now wait for it and take its reply: then complete() or let_go() follows.
+  /// Claims the call, so that this thread may wait for it and take its reply. True: complete() or let_go() must follow.
   [[nodiscard]] bool claim() {
     looked_at_ = true;
     return !fut->completed() && pending_.call && pending_.call.claim();
   }
   [[nodiscard]] Call& call() { return pending_.call; }
-  /// For messages: the call that it is of.
+  /// Describes the call for messages.
   [[nodiscard]] std::string text() const { return pending_.text(); }
+  /// Decodes the reply and completes the future; its callbacks run on this thread.
   void complete(Result<Received> reply);
+  /// Returns a claimed call to completion on arrival.
   void let_go();
 
  private:
@@ -87,28 +101,29 @@ class Future final : public TorchFuture, private SecondSharedBase {
   std::shared_ptr<PythonAgent> agent_;
   PendingCall pending_;
   std::shared_ptr<Future> sent_;
-  std::weak_ptr<Future> before_;  // the future that this one is then()'s of
-  bool of_callback_ = false;      // then() made it: its callback's result, or what that raised
+  std::weak_ptr<Future> before_;  // the future whose then() made this one
+  bool of_callback_ = false;      // made by then(): holds its callback's result or exception
   bool looked_at_ = false;
   bool hurried_ = false;
 
   std::mutex arrival_mutex_;
-  std::optional<Result<Received>> arrived_;   // posted to a loop, which has not come to it yet
-  std::vector<std::shared_ptr<Gate>> gates_;  // of threads that wait: opened when it is posted
-  const std::uint32_t forks_ = forks();       // a forked child's copy is completed by nobody
+  std::optional<Result<Received>> arrived_;   // posted to a loop, and not taken yet
+  std::vector<std::shared_ptr<Gate>> gates_;  // of waiting threads; opened when the reply is posted
+  const std::uint32_t forks_ = forks();       // the copy in a forked child never completes
 };
 
-/// Calls `callable` on the thread of the loop that `inbox` is of when `future` (a torch future, perhaps one of ours)
-/// has completed; at once where it is done, and returns true.
+/// Posts `callable` to `inbox`, so that the loop's thread calls it, when `future` (a torch future, perhaps one of ours)
+/// has completed. Returns true, and posts nothing, if the future is done already.
 bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox, py::object callable);
 
-/// The values of `futures` (ours or torch's), in order. Waits for all, the last first, since its reply comes last; then
-/// raises the first exception in order.
+/// Waits for all `futures` (ours or torch's) and returns their values in order. Waits for the last one first, because
+/// its reply usually comes last. Then raises the first exception in order.
 py::list wait_all(const py::iterable& futures, std::optional<double> timeout);
 
 void bind_future(py::module_& module);
 
-/// When a time-out of `seconds` from now passes; nullopt: never. ValueError: negative or not a number.
+/// Returns the time point `seconds` from now; nullopt: never (none given, or more than 1e9). ValueError: negative or
+/// not a number.
 std::optional<Clock::time_point> deadline_after(std::optional<double> seconds);
 
 }  // namespace tensorferry::python

@@ -11,7 +11,8 @@
 namespace tensorferry::python {
 namespace {
 
-/// The inbox that this thread drains: it finds what is posted now by itself.
+/// The inbox that this thread is draining. The running drain() finds items posted from this thread, so they need no
+/// wake-up.
 thread_local const LoopInbox* draining = nullptr;
 
 void call(const py::object& callable) {

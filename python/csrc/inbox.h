@@ -1,7 +1,8 @@
-/// What threads of ours hand to an asyncio event loop: an eventfd that the loop watches (add_reader) and drains at each
-/// wake-up. Whoever posts needs no GIL and wakes no other thread than the loop's, which then does all that Python must
-/// do: it decodes replies, completes futures, starts and cancels tasks. A hand-over by call_soon_threadsafe costs the
-/// poster the GIL, which the loop's thread then waits for.
+/// The inbox of an asyncio event loop: an eventfd that the loop watches (add_reader) and drains at each wake-up.
+///
+/// A thread that posts needs no GIL and wakes only the loop's thread. The loop's thread then does all the work that
+/// needs Python: it decodes replies, completes futures, starts and cancels tasks. With call_soon_threadsafe, the
+/// posting thread would take the GIL, and the loop's thread would then wait for it.
 #pragma once
 
 #include <memory>
@@ -15,22 +16,24 @@ namespace tensorferry::python {
 
 class Future;
 
-/// Of one event loop. Posting is thread-safe and never blocks; the rest is for the loop's thread, with the GIL.
+/// The inbox of one event loop. Any thread may post, and posting never blocks. Only the loop's thread calls the other
+/// functions, with the GIL.
 class LoopInbox final {
  public:
   LoopInbox();
 
-  /// What the loop watches.
+  /// Returns the descriptor that the loop watches.
   [[nodiscard]] int fd() const { return eventfd_.get(); }
-  /// Does what has been posted, in order; also what is posted meanwhile. What a callable raises goes to
+  /// Processes the posted items in order, including those posted meanwhile. An exception that a callable raises goes to
   /// sys.unraisablehook.
   void drain();
-  /// The loop is gone: completes the futures whose replies wait here, drops the rest.
+  /// Closes the inbox when its loop has ended: completes the futures whose replies are posted, and drops the rest.
   void close();
 
-  /// The reply of `future` has come: Future::complete_arrived. False: closed, nobody will.
+  /// Posts a future whose reply has come: drain() calls Future::complete_arrived. False if closed: the caller must
+  /// complete the future.
   bool post(std::shared_ptr<Future> future);
-  /// `callable` is called without arguments. False: closed.
+  /// Posts `callable`, which drain() calls without arguments. False if closed.
   bool post(std::shared_ptr<py::object> callable);
 
  private:

@@ -16,8 +16,8 @@ class PythonExecutor final : public Executor {
  public:
   explicit PythonExecutor(PyInterpreterState* interpreter) : interpreter_(interpreter) {}
 
-  // On the new thread itself: CPython then takes it for this thread's state in PyGILState_Ensure too, which torch and
-  // pybind11 call.
+  // Runs on the new thread itself. CPython then uses this state for the thread in PyGILState_Ensure too, which torch
+  // and pybind11 call.
   void* attach() override { return closing() ? nullptr : PyThreadState_New(interpreter_); }
   void enter(void* thread) override { take_gil(static_cast<PyThreadState*>(thread)); }
   void leave(void* /*thread*/) override { PyEval_SaveThread(); }
@@ -43,7 +43,7 @@ void sleep_for_ever() noexcept {
 
 void take_gil(PyThreadState* state) {
   if (state == nullptr) sleep_for_ever();
-  // Threads that Python knows (the main one above all) go on through finalisation; it is CPython that stops the others.
+  // Does not test closing(): the main thread goes on through finalisation, and CPython itself stops the other threads.
   try {
     PyEval_RestoreThread(state);
   } catch (const abi::__forced_unwind&) {
@@ -94,7 +94,7 @@ bool Gate::wait(std::optional<Clock::time_point> until, std::string_view what) {
   {
     GilReleased gil;
     while (!raised) {
-      // In slices: a signal does not wake a condition variable.
+      // Waits in slices, because a signal does not wake a condition variable.
       auto slice = Clock::now() + Milliseconds(50);
       if (until && *until < slice) slice = *until;
       {

@@ -1,8 +1,8 @@
-/// What C++ must know of the Python interpreter: letting the GIL go and taking it back, thread states of pool threads,
-/// and the interpreter's end.
+/// The Python interpreter for C++ threads: releasing and taking the GIL, thread states of pool threads, and the
+/// interpreter's end.
 ///
-/// At its end CPython 3.10 to 3.13 unwinds threads that ask for the GIL (pthread_exit), through C++ frames that may not
-/// be unwound; whoever comes too late is put to sleep here instead, and the process exits around it.
+/// At its end, CPython 3.10 to 3.13 unwinds threads that ask for the GIL (pthread_exit), through C++ frames that may
+/// not be unwound. The functions here put such a late thread to sleep instead, and the process exits around it.
 #pragma once
 
 #include <Python.h>
@@ -21,22 +21,23 @@ namespace tensorferry::python {
 
 namespace py = pybind11;
 
-/// Whether Python may be entered no more from threads of ours. Set at exit, before finalisation begins.
+/// Whether threads of the library must no longer enter Python. Set at exit, before finalisation begins.
 bool closing() noexcept;
 void set_closing() noexcept;
 
-/// PyEval_RestoreThread, which never returns once the interpreter is at its end.
+/// Takes the GIL with `state`, as PyEval_RestoreThread does. Never returns once the interpreter has ended, or if
+/// `state` is null.
 void take_gil(PyThreadState* state);
 
-/// Sleeps until the process has gone.
+/// Sleeps until the process exits.
 [[noreturn]] void sleep_for_ever() noexcept;
 
-/// The GIL is let go while one of these lives.
+/// Releases the GIL while it lives.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
   ~GilReleased() { take_gil(state_); }
-  /// What interrupted() wants.
+  /// Returns the argument for interrupted().
   [[nodiscard]] PyThreadState* state() const { return state_; }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
@@ -45,7 +46,7 @@ class GilReleased {
   PyThreadState* state_;
 };
 
-/// The GIL is held while one of these lives, on any thread, with the thread state that torch and pybind11 use.
+/// Holds the GIL while it lives, on any thread, with the thread state that torch and pybind11 use.
 class GilHeld {
  public:
   GilHeld();
@@ -57,7 +58,8 @@ class GilHeld {
   PyGILState_STATE state_;
 };
 
-/// Shares what holds Python objects with owners that let go on any thread, with or without the GIL.
+/// Shares a value that holds Python objects. The last owner may drop it on any thread, with or without the GIL. At the
+/// interpreter's end the value is leaked.
 template <class T>
 std::shared_ptr<T> share_with_any_thread(T value) {
   return std::shared_ptr<T>(new T(std::move(value)), [](T* held) {
@@ -67,20 +69,21 @@ std::shared_ptr<T> share_with_any_thread(T value) {
   });
 }
 
-/// For Call::wait: whether a signal's Python handler raised (the error is then set in this thread). Takes the GIL,
-/// which the caller has let go, only on the main thread: elsewhere no Python handler runs.
+/// Runs pending signal handlers; true if one raised (the error is then set in this thread). It is a callback for
+/// Call::wait. Takes and releases the GIL, which the caller has released, with the thread state `released`. Python runs
+/// signal handlers on the main thread alone; on other threads the result is false.
 bool interrupted(PyThreadState* released);
 
-/// Where the error that is set now is a KeyboardInterrupt without a text, gives it one: what was waited for.
+/// If the error that is set now is a KeyboardInterrupt without a text, gives it a text that names `waited_for`.
 void describe_interruption(std::string_view waited_for);
 
-/// Opened once, by any thread; waited for without the GIL.
+/// A gate that any thread opens, once. Waiting threads release the GIL.
 class Gate {
  public:
   void open();
   [[nodiscard]] bool is_open() const;
-  /// Called with the GIL, lets it go. False: `until` passed. Raises what a signal's handler raised: an interruption of
-  /// the wait for `what`.
+  /// Waits until the gate is open; the caller holds the GIL, and wait() releases it meanwhile. False: `until` passed.
+  /// Raises the exception of a signal handler; a KeyboardInterrupt names `what`, the thing waited for.
   bool wait(std::optional<Clock::time_point> until, std::string_view what);
 
  private:
@@ -89,10 +92,12 @@ class Gate {
   bool open_ = false;
 };
 
-/// Gives each pool thread a thread state of its own, once: entering with it costs a fifth of PyGILState_Ensure.
+/// Makes the executor that enters Python. It gives each pool thread a thread state of its own, once, because entering
+/// with it costs a fifth of PyGILState_Ensure.
 std::shared_ptr<Executor> make_executor();
 
-/// Calls a Python object like PyObject_Call. Unwinding at the interpreter's end stops here.
+/// Calls a Python object like PyObject_Call. Raises the Python error as error_already_set. If CPython unwinds the
+/// thread at the interpreter's end, the thread sleeps here instead.
 py::object call_object(py::handle callable, py::handle args, py::handle kwargs);
 
 }  // namespace tensorferry::python

@@ -8,7 +8,7 @@
 #include "python/csrc/served.h"
 #include "python/csrc/share.h"
 
-// One file a concept; each binds what it is about. The package's Python files give these their public names.
+// Each file binds one concept. The Python files of the package give the bindings their public names.
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace tensorferry::python;
   bind_codec(module);

@@ -18,7 +18,7 @@
 namespace tensorferry::python {
 namespace {
 
-constexpr std::size_t long_copy = std::size_t{1} << 20;  // bytes from which on others may have the GIL meanwhile
+constexpr std::size_t long_copy = std::size_t{1} << 20;  // bytes; copies of this size and more release the GIL
 
 std::string text_of_kind(const at::Tensor& tensor) {
   std::ostringstream out;
@@ -26,7 +26,7 @@ std::string text_of_kind(const at::Tensor& tensor) {
   return std::move(out).str();
 }
 
-/// Elements that lie one after another, in the order of their indices, as they are.
+/// Whether the elements lie contiguously, in the order of their indices, without lazy conjugation or negation.
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 bool lies_in(const at::Tensor& tensor, const at::Tensor& memory) {
@@ -39,7 +39,7 @@ void copy_into(const at::Tensor& out, const at::Tensor& result) {
   std::optional<GilReleased> gil;
   if (out.nbytes() >= long_copy) gil.emplace();
   const c10::NoGradGuard no_grad;
-  // It may have landed here in another order of elements, or be (a view of) this very tensor.
+  // The result may have landed in `out` in another order of elements, or be (a view of) `out` itself.
   const bool overlaps = lies_in(result, out) || result.is_alias_of(out);
   out.copy_(overlaps ? result.clone() : result);
 }
@@ -89,7 +89,7 @@ py::object bring_into(const at::Tensor& out, const py::object& result) {
   if (!landed) {
     copy_into(out, came);
   } else if (!out.is_inference()) {
-    out.unsafeGetTensorImpl()->bump_version();  // autograd shall know that it has been written
+    out.unsafeGetTensorImpl()->bump_version();  // tells autograd that it has been written
   }
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(out));
 }

@@ -1,4 +1,4 @@
-/// out=: the memory of the caller's that the tensor which a call returns lands in.
+/// `out=`: receives the tensor that a call returns in a tensor that the caller provides. All functions need the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +10,18 @@ namespace tensorferry::python {
 
 class PythonAgent;
 
-/// `object` as what a result may land in. TypeError: no tensor. ValueError: not a plain one on the CPU or one of the
-/// agent's GPUs, or one that requires grad.
+/// Checks that a result may land in `object`, and returns it as a tensor. TypeError: not a tensor. ValueError: not a
+/// dense tensor, not on the CPU or one of the agent's GPUs, or one that requires grad.
 at::Tensor checked_out(py::handle object, const PythonAgent& agent);
 
-/// Has the reply land on `out`'s device, and in `out` itself where its elements lie as they travel, on a GPU in the
-/// order of the current stream; the memory is kept until then. Raises where a CUDA graph is being captured on that.
+/// Sets the options so that the reply lands on the device of `out`. If the elements of `out` lie in memory as they
+/// travel, the reply lands in `out` itself; on a GPU, in the order of the current stream. The options keep the memory
+/// until then. Raises if a CUDA graph is being captured on that stream.
 void land_in(const at::Tensor& out, const PythonAgent& agent, RawCallOptions& options);
 
-/// `out` as Python has it, holding the elements of `result`, which has perhaps landed there already. TypeError: the
-/// result is no tensor. ValueError: it has another dtype or shape. Needs the GIL, which it may let go.
+/// Returns `out` as a Python object that holds the elements of `result`; copies them unless they have landed there.
+/// TypeError: the result is not a tensor. ValueError: it has another dtype or shape, or is sparse. Needs the GIL, and
+/// releases it for long copies.
 py::object bring_into(const at::Tensor& out, const py::object& result);
 
 }  // namespace tensorferry::python

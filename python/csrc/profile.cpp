@@ -36,7 +36,7 @@ std::int64_t CallRange::sequence_of(std::uint64_t incarnation, std::uint64_t cal
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ULL;
   mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebULL;
   return static_cast<std::int64_t>((mixed ^ (mixed >> 31)) >>
-                                   11);  // 53 bits: traces are JSON, where numbers are doubles
+                                   11);  // 53 bits: traces are JSON, whose numbers are doubles
 }
 
 }  // namespace tensorferry::python

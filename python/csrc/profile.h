@@ -1,4 +1,4 @@
-/// Calls as ranges of torch's profiler.
+/// Shows calls as ranges of torch's profiler.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -11,13 +11,13 @@
 
 namespace tensorferry::python {
 
-/// A call, from when its arguments are written to when its result is there, or the run of its function at the callee.
-/// Both have the same sequence number, made of the caller's incarnation and its number for the call, in the trace and
-/// in the events of torch.profiler; both name the two agents.
+/// The range of one call. At the caller it spans from the encoding of the arguments to the decoded result; at the
+/// callee, the run of the function. Both ranges have the same sequence number in the trace and in the events of
+/// torch.profiler. It is derived from the caller's incarnation and its number for the call. Both name the two agents.
 class CallRange {
  public:
-  /// Null where no profiler looks at this thread, which costs nothing. `what`: "rpc_sync"; `function`: as a request
-  /// names it.
+  /// Begins a range on this thread. Null if no profiler observes this thread; that case costs nothing. `what` is the
+  /// kind of call ("rpc_sync"); `function` is the function's name in the request.
   static std::unique_ptr<CallRange> begin(std::string_view what, std::string_view function, std::string_view caller,
                                           std::string_view callee, std::uint64_t incarnation, std::uint64_t call) {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
@@ -27,7 +27,7 @@ class CallRange {
     return std::unique_ptr<CallRange>(
         new CallRange(std::move(*callbacks), name_of(what, function, caller, callee), sequence_of(incarnation, call)));
   }
-  /// Ends it, on any thread.
+  /// Ends the range, on any thread.
   ~CallRange();
   CallRange(const CallRange&) = delete;
   CallRange& operator=(const CallRange&) = delete;
@@ -38,9 +38,9 @@ class CallRange {
                              std::string_view callee);
   static std::int64_t sequence_of(std::uint64_t incarnation, std::uint64_t call);
 
-  std::string name_;  // while the range is open
+  std::string name_;  // read by the profiler while the range is open
   at::RecordFunction record_;
-  at::ThreadLocalState begun_in_;  // which profiler sees the end
+  at::ThreadLocalState begun_in_;  // the profiler state of the beginning thread, for the end
 };
 
 }  // namespace tensorferry::python

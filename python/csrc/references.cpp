@@ -65,7 +65,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   auto& tables = agent_->objects().tables();
   PythonAgent::Prepared prepared;
   prepared.number = tables.begin_call();
-  prepared.peer_name = reference_->owner().name;  // as long as this reference
+  prepared.peer_name = reference_->owner().name;  // valid while this reference lives
   prepared.function = fetch_name();
   prepared.options.timeout = patience;
   prepared.options.label = "to_here";
@@ -79,7 +79,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   try {
     return agent_->call(std::move(prepared));
   } catch (py::error_already_set&) {
-    check(reference_->status());  // where the object could not be made, why not
+    check(reference_->status());  // raises why the object could not be made, if so
     throw;
   }
 }
@@ -159,7 +159,8 @@ void RemoteObjects::settle(const std::shared_ptr<Reference>& reference, PendingC
   call.on_done([agent = agent_.shared_from_this(), reference,
                 pending = std::move(pending)](Result<Received> reply) mutable {
     auto status = reply.status();
-    // The object keeps what its function raised; an exception in the reply means that there is no object.
+    // The object keeps the exception that its function raised. So an exception in the reply means that no object
+    // exists.
     if (status.ok() && (reply->payload.empty() || reply->payload.front() != std::byte{0})) {
       status =
           Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that was to make the object");
@@ -180,7 +181,7 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
     slot->outcome = std::move(outcome);
     slot->gate.open();
   });
-  slot->gate.wait(std::nullopt, "an object that is being made here");  // the fetch has the deadline
+  slot->gate.wait(std::nullopt, "an object that is being made here");  // the fetch enforces the deadline
   const auto outcome = value_or_raise(*std::move(slot->outcome));
   auto value = object_of(outcome);
   if (!outcome.raised) return value;
@@ -207,7 +208,7 @@ bool Crossing::write(PyObject* object, ReferenceRecord& record) {
 
 PyObject* Crossing::read(const ReferenceRecord& record) {
   try {
-    // A reply comes from whichever life of the peer the call went to; only the record knows that one.
+    // A reply comes from the incarnation of the peer that the call went to; only the record names it.
     const auto sender = id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation};
     auto reference = value_or_raise(agent_.objects().tables().receive(record, sender));
     return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference))).release().ptr();

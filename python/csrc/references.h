@@ -1,5 +1,6 @@
-/// Remote references: rpc.RRef, the objects that references of peers stand for, and the calls that use them. Who holds
-/// what, and until when, is rpc/core/references.h's.
+/// Remote references in Python: rpc.RRef, the objects that references of peers name, and the calls that use them.
+/// rpc/core/references.h keeps track of holders and lifetimes. All functions need the GIL unless they say otherwise,
+/// and release it while they wait.
 #pragma once
 
 #include <functional>
@@ -14,30 +15,32 @@
 
 namespace tensorferry::python {
 
-/// rpc.RRef: one hold on an object, here or at a peer.
+/// rpc.RRef: one hold on an object, of this agent or of a peer.
 class RRef {
  public:
   RRef(std::shared_ptr<PythonAgent> agent, std::shared_ptr<Reference> reference)
       : agent_(std::move(agent)), reference_(std::move(reference)) {}
-  /// rpc.RRef(value): an object of the current agent's.
+  /// Implements rpc.RRef(value): makes an object that the current agent owns.
   RRef(py::object value, const py::object& type_hint);
 
-  /// A copy of the value, in the tensor `out` where that is not None, with its tensors on our `device` where that is
-  /// not; else, at the owner, the value itself. Waits for it to be made.
+  /// Returns a copy of the value; at the owner, the value itself. Waits until the object has been made, for `timeout`
+  /// seconds at most. If `out` is not None, it is a tensor that receives the value. If `device` is not None, it is the
+  /// local device on which the tensors of the value land.
   py::object to_here(double timeout, const py::object& out, const py::object& device);
-  /// The value itself. InvalidArgument: it is not here.
+  /// Returns the value itself, once it has been made. InvalidArgument: this agent is not the owner.
   py::object local_value();
   [[nodiscard]] bool is_owner() const { return reference_->is_owner(); }
   [[nodiscard]] bool confirmed_by_owner() const;
   [[nodiscard]] std::string owner_name() const { return reference_->owner().name; }
   [[nodiscard]] std::string text() const;
 
-  /// A call of the object's method `name`.
+  /// Encodes a call of the object's method `name`.
   [[nodiscard]] PythonAgent::Prepared prepare_method(const std::string& name, const py::args& args,
                                                      const py::kwargs& kwargs, double timeout,
                                                      const std::optional<Creation>& creation = std::nullopt) const;
-  /// A call, with no time-out of its own, for the next item of the object, an iterator; those of the same order come in
-  /// turn. The iterator has `seconds` for it (0: no limit); errors call it `label`.
+  /// Encodes a call for the next item of the object, an iterator. The call has no time-out of its own. Calls with the
+  /// same `order` run in turn. `seconds` is the time that the iterator may take for the item (0: no limit). Errors name
+  /// the call by `label`.
   [[nodiscard]] PythonAgent::Prepared prepare_next(double seconds, std::uint32_t order, const std::string& label) const;
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const Reference& reference() const { return *reference_; }
@@ -47,18 +50,19 @@ class RRef {
   std::shared_ptr<Reference> reference_;
 };
 
-/// The objects and references of one agent.
+/// The remote objects of one agent, and its references.
 class RemoteObjects {
  public:
   explicit RemoteObjects(PythonAgent& agent);
 
-  /// rpc.remote(): makes a call whose result stays at the callee, and gives the caller's reference to it.
+  /// Implements rpc.remote(): makes a call whose result stays at the callee, and returns the caller's RRef to it. If
+  /// the call has `wait_for_ready`, waits for the peer first.
   py::object create(const Invocation& invocation);
-  /// The same for a call to `owner` that `prepare` makes, given the ids that the request carries.
+  /// Does the same with a call to `owner` that `prepare` encodes. `prepare` gets the ids that the request must carry.
   py::object create(const std::string& owner, const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare);
 
-  /// The value of an object that is here, waiting for it until `until` (Ctrl-C ends the wait); raises what its creation
-  /// raised.
+  /// Returns the value of an object of this agent. Waits until `until` for it to be made (Ctrl-C ends the wait). Raises
+  /// the exception of its creation.
   py::object await(const RRefId& object, std::optional<Clock::time_point> until);
 
   [[nodiscard]] References& tables() { return *tables_; }
@@ -70,20 +74,20 @@ class RemoteObjects {
   std::shared_ptr<References> tables_;
 };
 
-/// What an object holds, as the tables have it.
+/// Convert between a Python value (or a raised exception) and the opaque form in the reference tables.
 Outcome outcome_of(py::object value, bool raised);
 py::object object_of(const Outcome& outcome);
 
-/// The references in one message, to or from `peer`.
+/// Writes or reads the references in one message to or from `peer`.
 class Crossing final : public MessageReferences {
  public:
-  /// `id`: which life of the peer, where that is known already.
+  /// `id` is the peer's name and incarnation, if known already; it must outlive this object, as must `peer`.
   Crossing(PythonAgent& agent, std::string_view peer, const AgentId* id = nullptr)
       : agent_(agent), peer_(peer), id_(id) {}
 
   bool write(PyObject* object, ReferenceRecord& record) override;
   PyObject* read(const ReferenceRecord& record) override;
-  /// The references that were written.
+  /// Returns the references that were written, as one Passage.
   Passage take() { return std::move(passage_); }
 
  private:

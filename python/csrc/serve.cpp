@@ -37,7 +37,7 @@ void Answer::send(Message message, Passage passage) {
   passage.sent();
   passage.replied(call_);
   if (message.bytes() == 0) return reply_.send(std::move(message));
-  GilReleased gil;  // large ones may have to wait
+  GilReleased gil;  // a message with bytes may wait for the bound on bytes in flight
   reply_.send(std::move(message));
 }
 
@@ -87,7 +87,7 @@ void Answer::refuse(const Status& why) {
   if (!creation_) return fail(why);
   set_error(why);
   py::error_already_set refusal;
-  error(refusal);  // for those to whom the object was passed on meanwhile
+  error(refusal);  // gives the error to agents that the object was passed on to
 }
 
 void Answer::future(py::object future) {
@@ -123,7 +123,7 @@ namespace {
 
 // ---- requests
 
-/// A request as Python has it.
+/// The decoded arguments of a request.
 struct Incoming {
   py::tuple args;
   py::object kwargs;  // a dict, or null
@@ -137,7 +137,8 @@ struct Incoming {
   }
 };
 
-/// nullopt: answered already.
+/// Decodes the arguments and begins the answer. nullopt: the call has been answered with an error. Throws the decoding
+/// error, or Refused.
 std::optional<Incoming> read_arguments(const Received& received, Answer& answer) {
   Codec::Arguments arguments;
   Crossing crossing(answer.agent(), answer.caller().name, &answer.caller());
@@ -164,7 +165,7 @@ void run(const ServedFunction::Found& found, const py::tuple& args, const py::ob
   }
 }
 
-/// The run of a function as a range of torch's profiler, with the number that the caller's has.
+/// Begins a range of torch's profiler for the run of a function, with the same sequence number as the caller's range.
 std::unique_ptr<CallRange> range_of(std::string_view function, const Answer& answer) {
   const auto& caller = answer.caller();
   return CallRange::begin("rpc_handler", function, caller.name, answer.agent().self().name, caller.incarnation,
@@ -194,7 +195,7 @@ MethodTarget target_of(py::handle bytes) {
   return *std::move(target);
 }
 
-/// The object whose `target` stands before the arguments.
+/// Returns the object that `target` names; waits for it until the call's deadline.
 py::object object_of_target(const MethodTarget& target, Answer& answer) {
   auto& agent = answer.agent();
   if (target.owner != agent.self().incarnation) raise(other_life(agent));
@@ -244,7 +245,8 @@ void answer_fetch(const Received& received, Answer answer) {
   });
 }
 
-/// `body` as a handler: with the GIL, current() set, and what it throws as the answer.
+/// Makes a handler that runs `body` with current() set, and answers with the error that it throws. The executor gives
+/// it the GIL.
 template <class Body>
 Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
   return [weak = std::weak_ptr(agent), body = std::move(body)](const Request& request, Reply reply) {

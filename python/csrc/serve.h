@@ -1,20 +1,24 @@
-/// Calls that peers make: from what arrived to a Python function, and from its result or exception to the reply.
+/// Serves the calls of peers: decodes the request, calls the Python function, and encodes its result or exception as
+/// the reply.
 #pragma once
 
 #include "python/csrc/agent.h"
 
 namespace tensorferry::python {
 
-/// Makes `agent` answer for Python functions, found by import when they are first called, and for what references ask:
-/// tf:fetch (a copy of the object), tf:method (a call of one of its methods), and tf:next (the next item of an
-/// iterator). tf:here says that the agent is there. Coroutines run on the agent's event loop. Where it trusts nobody
-/// further than what it exposed, functions that were not are refused, and nothing is imported.
+/// Makes `agent` serve Python functions, which import finds at their first call, and the calls that references make:
+/// - tf:fetch returns a copy of the object;
+/// - tf:method calls a method of the object;
+/// - tf:next returns the next item of an iterator.
+///
+/// tf:here answers at once, and shows that the agent is there. Coroutines run on the agent's event loop. With
+/// trust="registered", the agent refuses functions that were not exposed, and imports nothing.
 void serve_python(const std::shared_ptr<PythonAgent>& agent);
-/// Makes `callable` callable by `name`.
+/// Makes `agent` serve `callable` under `name`.
 void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string& name, const py::object& callable);
 
-/// Where the result of one call goes: to the caller, or into the remote object that the call creates. Answers once.
-/// Needs the GIL, but to be dropped.
+/// The reply of one call in Python's terms: sends the result to the caller, or puts it into the remote object that the
+/// call creates. Answers once. All functions need the GIL, except the destructor.
 class Answer {
  public:
   Answer(std::shared_ptr<PythonAgent> agent, const PeerInfo& caller, Reply reply)
@@ -22,22 +26,28 @@ class Answer {
   Answer(Answer&&) noexcept = default;
   Answer& operator=(Answer&&) noexcept = default;
 
-  /// What the request's head says. False: it asks for an object that must not be made; it is answered.
+  /// Takes the head of the request. False: the head asks for an object that must not be made, and the call has been
+  /// answered with the error.
   bool begin(std::uint64_t call, const std::optional<Creation>& creation);
+  /// Answers with `result`, or with the error of encoding it. If the call creates an object, the object keeps `result`,
+  /// and the reply is None.
   void value(py::handle result);
+  /// Answers with a Python exception. If the call creates an object, the object keeps the exception, and the reply is
+  /// None.
   void error(py::error_already_set& error);
-  /// When `future` (a torch future) completes, with what it holds.
+  /// Answers with the value or exception of `future` (a torch future) when it completes. TypeError: not a future.
   void future(py::object future);
-  /// With what an object of ours has come to.
+  /// Answers with the value or exception of one of the agent's objects.
   void outcome(const Result<Outcome>& outcome);
+  /// Fails the call with `status`.
   void fail(const Status& status);
-  /// With PermissionDenied.
+  /// Answers with PermissionDenied. An object that the call was to create gets that error too.
   void refuse(const Status& why);
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
   [[nodiscard]] const AgentId& caller() const { return caller_; }
   [[nodiscard]] Reply& reply() { return reply_; }
-  /// The caller's number for it, once begun.
+  /// Returns the caller's number for the call; valid after begin().
   [[nodiscard]] std::uint64_t call() const { return call_; }
 
  private:

@@ -9,7 +9,8 @@
 namespace tensorferry::python {
 namespace {
 
-/// A ContextVar. Asked for only once there has been a ServedCall: verbs of programs without pay nothing.
+/// The ContextVar with the current ServedCall. current() reads it only after the first ServedCall was made, so that
+/// other programs pay nothing.
 PyObject* variable = nullptr;
 bool in_use = false;
 
@@ -26,7 +27,7 @@ ServedCall* ServedCall::current() {
   if (PyContextVar_Get(variable, nullptr, &found) != 0) throw py::error_already_set();
   if (found == nullptr) return nullptr;
   const auto call = py::reinterpret_steal<py::object>(found);
-  return call.cast<ServedCall*>();  // the context holds it
+  return call.cast<ServedCall*>();  // the context keeps it alive
 }
 
 void ServedCall::value(py::handle result) {

@@ -1,6 +1,6 @@
-/// A call that a coroutine serves. Many of them share the thread of one event loop, so what a pool thread knows by
-/// being inside a handler (its agent, whether the caller has given up, how long there is) each task knows by a variable
-/// of its context, which the tasks and threads that it starts inherit.
+/// A call that a coroutine serves. A pool thread has thread-local state for the call that it serves: its agent, its
+/// deadline, and whether the caller has given up. Coroutines share the thread of one event loop, so each task has that
+/// state in a context variable. The tasks and threads that it starts inherit the variable.
 #pragma once
 
 #include <memory>
@@ -11,27 +11,30 @@
 
 namespace tensorferry::python {
 
-/// Answers once; what comes later is dropped. All functions need the GIL.
+/// The state of a call that a coroutine serves. Answers once; later answers are dropped. All functions need the GIL.
 class ServedCall final {
  public:
   explicit ServedCall(Answer answer);
-  /// Work for `agent` that answers nobody.
+  /// Work for `agent` without a call to answer.
   explicit ServedCall(std::shared_ptr<PythonAgent> agent) : agent_(std::move(agent)) {}
 
-  /// That of the current context; null: it serves none.
+  /// Returns the call of the current context; null if it serves none.
   static ServedCall* current();
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
-  /// Null once it has been answered.
+  /// Returns the reply; null once it has been sent.
   [[nodiscard]] Reply* reply() { return answer_ ? &answer_->reply() : nullptr; }
 
+  /// Answers with `result`.
   void value(py::handle result);
+  /// Answers with `exception`.
   void error(const py::object& exception);
-  /// Its task was cancelled.
+  /// Answers for a task that was cancelled: DeadlineExceeded if the deadline has passed, else Cancelled.
   void give_up();
-  /// Seconds until its deadline.
+  /// Returns the seconds until the deadline; nullopt if there is none, or the call has been answered.
   [[nodiscard]] std::optional<double> time_left();
-  /// Posts `callable` when the caller gives the call up; at once where it has.
+  /// Posts `callable` to `inbox` when the caller gives up the call; at once if it has already. Does nothing if the call
+  /// has been answered.
   void when_cancelled(const std::shared_ptr<LoopInbox>& inbox, py::object callable);
 
  private:
@@ -39,7 +42,7 @@ class ServedCall final {
   std::optional<Answer> answer_;
 };
 
-/// Runs `coroutine` on the agent's event loop; what it comes to is the answer.
+/// Runs `coroutine` on the agent's event loop, and answers with its result or exception.
 void serve_coroutine(const py::object& coroutine, Answer& answer);
 
 void bind_served(py::module_& module);

@@ -1,4 +1,4 @@
-/// tensorferry.share: tensors marked to be handed over without a copy.
+/// tensorferry.share(): marks tensors to be handed over without a copy. Needs the GIL.
 #pragma once
 
 #include <Python.h>
@@ -9,9 +9,9 @@ class module_;
 
 namespace tensorferry::python {
 
-/// Whether `object` is what tensorferry.share() returned.
+/// Whether `object` is a marker that tensorferry.share() returned.
 bool is_shared(PyObject* object) noexcept;
-/// The torch.Tensor that it marks: a borrowed reference.
+/// Returns the marked torch.Tensor, as a borrowed reference.
 PyObject* tensor_of_shared(PyObject* shared) noexcept;
 
 void bind_share(pybind11::module_& module);

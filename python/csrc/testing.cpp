@@ -17,7 +17,7 @@
 namespace tensorferry::python {
 namespace {
 
-/// References whose objects have numbers: what stands in for the binding of remote ones.
+/// Test references: each object has a number, which its record carries. Replaces the binding of remote references.
 class NumberedReferences final : public MessageReferences {
  public:
   bool write(PyObject* object, ReferenceRecord& record) override {
@@ -32,7 +32,7 @@ class NumberedReferences final : public MessageReferences {
   py::function make;
 };
 
-/// A codec and receive memory of its own: what an agent would hold.
+/// A codec with its own receive memory, in place of an agent.
 struct Bench {
   Bench() {
     const auto converters = std::make_shared<Converters>();
@@ -44,12 +44,12 @@ struct Bench {
   std::unique_ptr<NumberedReferences> references;
 };
 
-/// A message that was encoded and holds what it was made of.
+/// An encoded message, which keeps alive the objects that it was made of.
 struct Encoded {
   Message message;
 };
 
-/// What a channel would deliver: bytes of the receiver's own.
+/// Returns the message as a channel would deliver it: with the bytes in memory of the receiver.
 Received deliver(const Message& message, HostMemory& memory) {
   Received received;
   received.payload = message.payload;
@@ -109,7 +109,7 @@ py::tuple decode_request(const Bench& bench, const Encoded& encoded) {
   return py::make_tuple(steal(std::move(arguments.args)), or_none(std::move(arguments.kwargs)));
 }
 
-/// What the caller of a function that raised `exception` gets: (text, the exception as rebuilt or None).
+/// Returns the exception as the caller of the function gets it: (text, the rebuilt exception or None).
 py::tuple deliver_exception(const Bench& bench, const py::object& exception) {
   RemoteException described;
   described.text = py::str(exception).cast<std::string>();
@@ -122,7 +122,8 @@ py::tuple deliver_exception(const Bench& bench, const py::object& exception) {
   return py::make_tuple(outcome.described->text, or_none(std::move(outcome.exception)));
 }
 
-/// Objects of `type` travel as references; number(object) gives the number that make(number) gets.
+/// Makes objects of `type` travel as references. number(object) returns the object's number; make(number) returns an
+/// object.
 void reference_type(Bench& bench, const py::type& type, const py::function& number, const py::function& make) {
   bench.codec->register_reference_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
   bench.references = std::make_unique<NumberedReferences>();
@@ -136,7 +137,7 @@ double median(std::vector<double>& values) {
   return *middle;
 }
 
-/// Nanoseconds that encoding `args` as a request takes, and decoding it (without the delivery): medians.
+/// Returns the median times, in nanoseconds, to encode `args` as a request and to decode it (without the delivery).
 std::pair<double, double> measure(const Bench& bench, const py::tuple& args, int times) {
   using Clock = std::chrono::steady_clock;
   const auto nanoseconds = [](Clock::duration taken) {
