@@ -1,4 +1,5 @@
-/// One buffer of 4 GiB + 1, which no 32-bit number holds: needs more memory than most machines can spare twice.
+/// A transfer of one buffer of 4 GiB + 1, a size that no 32-bit number holds. Source and destination are both in
+/// memory, so the test is skipped on machines with too little of it.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,7 +24,8 @@ std::size_t available_bytes() {
   return 0;
 }
 
-/// Marks few bytes, so that few pages are touched twice.
+/// Pooled memory with a cheap pattern: one value everywhere, and a few marked bytes, so that few pages are touched
+/// twice.
 class PooledMemory final : public DeviceMemory {
  public:
   Buffer allocate(std::size_t bytes) override { return pool_.allocate(bytes, Device{}); }
@@ -46,7 +48,7 @@ TEST(BasicLarge, CarriesMoreThanFourGibibytes) {
   WirePair pair(driver, driver, {}, memory, memory);
   const auto source = memory.filled(bytes, 3);
   const auto released = pair.a->send(source);
-  const auto arrivals = pair.b->receive(std::chrono::minutes(4));  // a virtual machine may get its first pages slowly
+  const auto arrivals = pair.b->receive(std::chrono::minutes(4));  // a virtual machine may be slow to get its pages
   ASSERT_EQ(arrivals.size(), 1u);
   ASSERT_EQ(arrivals.front()->landed.wait_name(), "Ok");
   EXPECT_EQ(released.wait_name(), "Ok");

@@ -1,4 +1,4 @@
-/// Two processes: what the kernel refuses, what ends, what is in another namespace.
+/// Tests of `cma` between two processes: refusals by the kernel, processes that end, and namespaces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -79,7 +79,7 @@ TEST_F(CmaProcess, ARuleThatComesLaterLosesNoBufferAndEndsTheChannelsUse) {
       if (arrivals.size() != 1 || !arrivals.front()->landed.wait()->ok()) return 2;
       if (!end.memory->holds(arrivals.front()->buffer, i)) return 3;
       if (i == 1 && !forbid_reading()) return not_allowed;
-      end.wire.send(end.memory->filled(1, 0));  // the next one, please; also where no more is offered
+      end.wire.send(end.memory->filled(1, 0));  // asks for the next buffer, if the channel still takes offers
     }
     const auto probed = end.wire.wait_ready();
     if (probed->ok() || !contains(*probed, "process_vm_readv: Operation not permitted")) return 4;
@@ -126,15 +126,16 @@ TEST_F(CmaProcess, AProcessThatHasEndedIsNotFoundNorTakenForAlive) {
   EXPECT_FALSE(cma::Process::find({pid, *started}).ok());
 }
 
-/// What the driver of a process says, in which `enter` has gone elsewhere first; its reason where it says none.
-/// `mounts`: it has a mount namespace of its own, and mounts the /proc of its pid namespace there.
+/// Returns the descriptor that the driver gives in a grandchild process, or the driver's reason if it gives none. The
+/// child calls `enter`, which moves it into other namespaces; if that fails, the reason is "". If `mounts` is true, the
+/// grandchild has its own mount namespace, and mounts the /proc of its pid namespace there.
 std::variant<Bytes, Refusal> descriptor_of_one_who(const std::function<bool()>& enter, bool mounts) {
   std::array<int, 2> pipe{};
   EXPECT_EQ(::pipe(pipe.data()), 0);
   const auto child = ::fork();
   if (child == 0) {
     if (!enter()) ::_exit(not_allowed);
-    const auto grandchild = ::fork();  // the first one in a new pid namespace
+    const auto grandchild = ::fork();  // the first process in a new pid namespace
     if (grandchild != 0) {
       int status = -1;
       ::waitpid(grandchild, &status, 0);
@@ -164,7 +165,7 @@ std::variant<Bytes, Refusal> descriptor_of_one_who(const std::function<bool()>& 
   return Refusal{text};
 }
 
-/// Namespaces of its own, with a user namespace where that takes it.
+/// Returns a function that moves the process into new namespaces. It adds a user namespace if the kernel requires one.
 std::function<bool()> unshares(int what) {
   return [what] { return ::unshare(what) == 0 || ::unshare(what | CLONE_NEWUSER) == 0; };
 }

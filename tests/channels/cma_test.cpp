@@ -36,13 +36,13 @@ using ::testing::HasSubstr;
 constexpr std::size_t kilobyte = 1 << 10;
 constexpr std::size_t megabyte = 1 << 20;
 
-/// A page of which nothing can be read.
+/// Returns the address of a page that cannot be read.
 std::uint64_t unreadable_address() {
   static void* const page = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return reinterpret_cast<std::uintptr_t>(page);
 }
 
-// ---- Both ends are ours
+// ---- Two honest ends
 
 class Cma : public testing::Test {
  protected:
@@ -118,7 +118,7 @@ TEST_F(Cma, WhatIsReadFromASourceThatWasGivenBackMeanwhileDoesNotLand) {
   arrival->on_reserve = [&] {
     a.channel().close(Status(Code::agent_closed, "closed by the test"));
     EXPECT_EQ(letter.released.front().runs(), 1);
-    memory->fill(source, 8);  // its owner's again
+    memory->fill(source, 8);  // the source is released, so its owner may write it
   };
   b.pull(arrival);
   EXPECT_EQ(arrival->landed.wait_name(), "ConnectionLost");
@@ -153,7 +153,8 @@ class CmaReach : public testing::Test {
     if (const auto* refusal = std::get_if<Refusal>(&made)) GTEST_SKIP() << refusal->reason;
     mine = std::get<Bytes>(made);
   }
-  /// Why the one whose descriptor differs from ours in this byte is not reached.
+  /// Returns the driver's reason against a peer whose descriptor differs from this process's in byte `at`, or "" if it
+  /// reaches the peer.
   std::string reason_with_byte(std::size_t at) {
     auto theirs = mine;
     theirs.at(at) ^= std::byte{1};
@@ -198,9 +199,9 @@ TEST(CmaScope, TheKernelsRuleOnTracingIsNamedWithWhatToDo) {
   EXPECT_THAT(cma::scope_refusal(3, true).value_or(""), HasSubstr("boot again"));
 }
 
-// ---- One end is not ours
+// ---- One hostile end
 
-/// Keeps what the channel does.
+/// Records the channel's calls to its wire.
 class RecordingWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
@@ -249,7 +250,7 @@ class CmaHostile : public testing::Test {
   ~CmaHostile() override { channel->close(Status(Code::connection_lost, "end of the test")); }
 
   void tell(const cma::Control& control) { channel->control(encode(control), {}); }
-  /// As an honest peer would, from this process.
+  /// Answers the probe as an honest peer in this process would.
   void answer() {
     tell(cma::Challenge{1});
     word = ~wire.last<cma::Challenge>().value().random;
@@ -380,7 +381,7 @@ TEST_F(CmaHostile, AnEmptyBufferNeedsNoProcess) {
 TEST_F(CmaHostile, APeerThatIsKilledBetweenProbeAndPullIsNamed) {
   const auto source = memory->filled(8 * megabyte, 1);
   word = ~wire.last<cma::Challenge>().value().random;
-  const auto peer = ::fork();  // which has word and source at the same addresses
+  const auto peer = ::fork();  // the child has `word` and `source` at the same addresses
   if (peer == 0) {
     ::pause();
     ::_exit(0);

@@ -1,4 +1,4 @@
-/// cuda_basic with the CPU's memory at both ends: all of it but the GPU's copies, on machines without one too.
+/// Tests of `cuda_basic` with CPU memory at both ends. They need no GPU, and cover everything except the GPU's copies.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,8 @@
 namespace tensorferry::conformance {
 namespace {
 
-/// The driver says that others are better between two CPUs. Here they are not asked.
+/// The driver of `cuda_basic`, except that it also reaches between two CPUs. The real one refuses such a pair, because
+/// other channels carry it better.
 class HostDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return driver_.name(); }
@@ -36,7 +37,7 @@ constexpr std::size_t megabyte = 1 << 20;
 
 class CudaBasicHost : public testing::Test {
  protected:
-  /// Until the ring carries.
+  /// Sends buffers until the channel sends one by the ring.
   void send_until_by_ring() {
     using cuda_basic::Way;
     for (int i = 0; i < 1000 && way(sent_and_received()) != Way::ring; ++i)
@@ -142,7 +143,7 @@ TEST(CudaBasicChunks, AreASixteenthOfABufferWithinBounds) {
 TEST(CudaBasicQueue, NumbersThatCrossAnothersAreRefused) {
   constexpr std::size_t mega = 1 << 20;
   Queue queue(0);
-  ASSERT_TRUE(queue.insert(10, transfer_of(4 * mega)).ok());  // 10 to 13
+  ASSERT_TRUE(queue.insert(10, transfer_of(4 * mega)).ok());  // chunks 10 to 13
   for (const auto& [first, bytes] : {std::pair{std::uint64_t{10}, mega}, {13, mega}, {12, mega}, {9, 2 * mega}}) {
     EXPECT_EQ(queue.insert(first, transfer_of(bytes)).code(), Code::protocol_error) << first;
   }

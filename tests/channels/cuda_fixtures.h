@@ -1,4 +1,5 @@
-/// The cuda channels' fixtures, for a pair of GPUs: the first with itself, or with the second.
+/// The fixtures of the cuda channels for a pair of GPUs. One end is on the first GPU, the other one on GPU `other`: the
+/// first (0) or the second (1).
 #pragma once
 
 #include "channels/cuda_basic/cuda_basic_channel.h"
@@ -29,7 +30,8 @@ struct CudaBasic : OnGpus<other> {
   static Drivers drivers() { return {std::make_unique<CudaBasicDriver>()}; }
 };
 
-/// Memory as torch's expandable segments have it, which one process can map twice.
+/// cuda_ipc with memory like torch's expandable segments. One process can map it twice, so both ends can be in one
+/// process.
 template <int other>
 struct CudaIpcChunks : OnGpus<other> {
   static constexpr auto name = "cuda_ipc";
@@ -37,7 +39,7 @@ struct CudaIpcChunks : OnGpus<other> {
   static std::unique_ptr<DeviceMemory> memory(Device device) { return cuda_memory(device.index, CudaKind::chunks); }
 };
 
-/// cudaMalloc's memory, between processes.
+/// cuda_ipc between processes, with memory from cudaMalloc.
 template <int other>
 struct CudaIpc : OnGpus<other> {
   static constexpr auto name = "cuda_ipc";

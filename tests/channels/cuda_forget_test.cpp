@@ -1,5 +1,5 @@
-/// What an allocator gives back comes back, although a peer has mapped it. Looks at the device's free memory, so
-/// nothing else may use the device meanwhile.
+/// Tests that memory which an allocator frees returns to the device, although a peer has mapped it. Compares the
+/// device's free memory, so nothing else may use the device meanwhile.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST(CudaIpc, MemoryThatIsForgottenIsUnmappedByThePeer) {
   ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
   const std::size_t large = 400 * megabyte;
   auto other = cuda_memory(0, CudaKind::chunks);
-  memory_b->filled(large, 0);  // where it will be received
+  memory_b->filled(large, 0);  // allocates the memory that will receive the buffer
   const auto before = free_bytes();
   auto buffer = other->filled(large, 3);
   const auto* const data = buffer.data;

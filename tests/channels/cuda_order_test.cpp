@@ -1,5 +1,5 @@
-/// What streams wait for, and what happens when the other end is gone. A stream that waits for a word in host memory
-/// stands for a long kernel.
+/// Tests of the order of streams, and of streams when the other end is gone. A stream that waits for a word in host
+/// memory stands for a long kernel.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -28,14 +28,14 @@ using tensorferry::testing::eventually;
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
 
-/// A function of the driver's that the channels have no use for.
+/// Returns a function of the driver that the channels do not use.
 template <class Function>
 Function driver_function(const char* name) {
   return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
 }
 
-/// A stream that does nothing until it is let go. The legacy default stream waits for those made with
-/// CU_STREAM_DEFAULT.
+/// A stream that is blocked until let_go(). If it is made with CU_STREAM_DEFAULT, the legacy default stream waits for
+/// it.
 class Blocked {
  public:
   explicit Blocked(unsigned int flags = CU_STREAM_NON_BLOCKING) {
@@ -62,7 +62,8 @@ class Blocked {
   CUstream stream_ = nullptr;
 };
 
-/// Lets a kernel go that somebody seems to wait for.
+/// Lets a blocked stream go after 60 s, on its own thread. had_to() then tells the test that a call waited for the
+/// stream.
 class Rescuer {
  public:
   explicit Rescuer(const Blocked& kernel)
@@ -86,7 +87,8 @@ class Rescuer {
   std::thread thread_;
 };
 
-/// Both ends on the first GPU. Memory as expandable segments have it, which cuda_ipc maps twice in one process.
+/// Both ends are on the first GPU. Their memory is like that of expandable segments, which cuda_ipc can map twice in
+/// one process.
 template <class DriverOf>
 class CudaOrder : public ::testing::Test {
  protected:
@@ -97,7 +99,7 @@ class CudaOrder : public ::testing::Test {
     driver_a = DriverOf::make();
     driver_b = DriverOf::make();
     open();
-    memory_b->filled(4 * megabyte, 0);  // where a kernel runs, the driver may let who asks for more wait for it
+    memory_b->filled(4 * megabyte, 0);  // ahead of time: an allocation may wait in the driver until a kernel ends
   }
   void open() {
     pair = std::make_unique<WirePair>(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
@@ -179,8 +181,8 @@ TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
   EXPECT_TRUE(this->memory_b->holds(destination, 7));
 }
 
-/// What the driver does with pages, mappings and memory may wait for all kernels, with a lock held that other threads
-/// need to call it at all.
+/// Driver calls that lock pages, map or allocate memory may wait for all kernels. Meanwhile they hold a lock that every
+/// other call to the driver needs.
 TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
   const auto source = this->memory_a->filled(megabyte, 5);
   this->pair.reset();
@@ -233,7 +235,7 @@ TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn
   }
 }
 
-/// A stream that has yet to write its word writes it when its kernel has ended, long after the link.
+/// The sender's stream writes its word when its kernel has ended, which may be long after the link has ended.
 using CudaIpcOrder = CudaOrder<Ipc>;
 TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
   auto source = memory_a->filled(megabyte, 1);
@@ -241,11 +243,11 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
   source.stream = kernel.get();
   const Rescuer rescuer(kernel);
   const auto released = pair->a->send(source);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until the other end's stream waits for the word
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the other end's stream waits for the word
   pair.reset();
   EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
   EXPECT_NE(released.wait_name(), "nothing");
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what goes in the background has gone
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that background threads have freed their part
   kernel.let_go();
   const OnDevice here(0);
   while (api()->stream_query(kernel.get()) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
@@ -254,7 +256,7 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
   EXPECT_TRUE(memory_a->holds(source, 1));
 }
 
-/// Unlocking them may have everybody wait for a kernel.
+/// Unlocking pages may make all threads wait for a kernel.
 TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   const auto lock_and_drop = [](std::size_t bytes) {
@@ -267,7 +269,7 @@ TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
     return ::mincore(address, 4096, &in_core) == 0;
   };
   constexpr auto many = cuda::Pinned::most_kept + 4096;
-  lock_and_drop(many);  // whatever the tests before have left goes with them
+  lock_and_drop(many);  // so many that pages kept by earlier tests are unlocked too
   auto* const few = lock_and_drop(4096);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(mapped(few));
@@ -276,7 +278,7 @@ TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
   EXPECT_TRUE(eventually([&] { return !mapped(last); }));
 }
 
-/// The sender's kernel never ends, and then its process does.
+/// The sender's process is killed while its kernel still runs.
 TEST(CudaIpc, AStreamThatWaitsForAKilledSenderGoesOn) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto [mine, theirs] = connected_sockets();
@@ -313,7 +315,7 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderGoesOn) {
   ASSERT_TRUE(arrival->consumed.wait().has_value());
   EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
   end.finish();
-  // This process is as well as before: it allocates, computes, frees.
+  // This process can still use the GPU: it allocates, computes and frees.
   const auto again = cuda_memory(0);
   const auto buffer = again->filled(200 * megabyte, 9);
   EXPECT_TRUE(again->holds(buffer, 9));

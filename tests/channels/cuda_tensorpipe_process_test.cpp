@@ -6,7 +6,7 @@
 
 namespace tensorferry::conformance {
 
-/// Between processes TensorPipe takes its cuda_ipc, else cuda_basic.
+/// Between processes, TensorPipe uses its own cuda_ipc channel if it can, else its cuda_basic.
 struct TensorpipeGpuFixture {
   static constexpr auto name = "tensorpipe";
   static Drivers drivers() { return {make_tensorpipe_driver()}; }
@@ -20,7 +20,7 @@ struct TensorpipeTwoGpusFixture : TensorpipeGpuFixture {
   static DevicePair devices() { return {{DeviceType::cuda, 0}, {DeviceType::cuda, 1}}; }
 };
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ChannelSuite);  // cuda_tensorpipe_test.cpp
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ChannelSuite);  // cuda_tensorpipe_test.cpp instantiates it
 
 }  // namespace tensorferry::conformance
 

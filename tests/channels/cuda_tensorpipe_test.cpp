@@ -8,7 +8,7 @@ namespace tensorferry::conformance {
 
 constexpr Device gpu{DeviceType::cuda, 0};
 
-/// In one process TensorPipe takes its cuda_xth. Between processes: cuda_tensorpipe_process_test.cpp.
+/// In one process, TensorPipe uses its own cuda_xth channel. cuda_tensorpipe_process_test.cpp tests two processes.
 struct TensorpipeGpuFixture {
   static constexpr auto name = "tensorpipe";
   static Drivers drivers() { return {make_tensorpipe_driver(), make_tensorpipe_driver()}; }
@@ -20,7 +20,7 @@ struct TensorpipeGpuFixture {
 TEST(TensorpipeGpu, MemoryThatCannotBeExportedIsRefused) {
   if (auto missing = why_no_cuda(1); !missing.empty()) GTEST_SKIP() << missing;
   const auto driver = make_tensorpipe_driver();
-  const auto memory = cuda_memory(0, CudaKind::chunks);  // as torch's expandable segments have it
+  const auto memory = cuda_memory(0, CudaKind::chunks);  // like torch's expandable segments
   WirePair pair(*driver, *driver, {gpu, gpu}, *memory, *memory);
   Letter letter(*pair.a);
   EXPECT_FALSE(letter.offer(memory->filled(1000, 1)));

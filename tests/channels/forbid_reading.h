@@ -1,4 +1,4 @@
-/// The kernel's refusal, on demand.
+/// Makes the kernel refuse process_vm_readv, for tests of `cma`.
 #pragma once
 
 #include <linux/filter.h>
@@ -13,8 +13,8 @@
 
 namespace tensorferry::testing {
 
-/// From now on the kernel refuses process_vm_readv to every thread of this process, by a seccomp filter. False: it lets
-/// nobody install one.
+/// Installs a seccomp filter by which the kernel refuses process_vm_readv to every thread of this process, with EPERM.
+/// The filter cannot be removed. Returns false if the kernel refuses the filter.
 inline bool forbid_reading() {
   std::array<sock_filter, 4> filter{{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

@@ -16,7 +16,7 @@ TEST(UniqueFunction, OwnsWhatCannotBeCopied) {
   auto owned = std::make_unique<int>(7);
   UniqueFunction<int(int)> add = [owned = std::move(owned)](int more) { return *owned + more; };
   auto moved = std::move(add);
-  EXPECT_FALSE(add);  // NOLINT(bugprone-use-after-move): moved from is empty
+  EXPECT_FALSE(add);  // NOLINT(bugprone-use-after-move): a moved-from function is empty
   EXPECT_EQ(moved(3), 10);
 }
 
@@ -70,7 +70,7 @@ struct Chain {
 TEST(Complete, AChainOfAMillionUsesABoundedStack) {
   Chain chain{.left = 1'000'000};
   chain.next();
-  EXPECT_EQ(chain.left, -1);  // all of them ran before the first call returned
+  EXPECT_EQ(chain.left, -1);  // all operations of the chain ran before the first call returned
   EXPECT_LE(chain.deepest, max_nesting);
 }
 

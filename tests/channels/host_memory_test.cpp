@@ -55,7 +55,7 @@ TEST(HostMemory, NoBlockIsMoreThanAQuarterLargerThanAskedFor) {
   for (int i = 0; i < 2000; ++i) {
     const auto power = std::uniform_int_distribution<int>(12, 30)(random);
     const auto size = (std::size_t{1} << power) + random() % (std::size_t{1} << power);
-    const auto buffer = memory.allocate(size, cpu);  // never touched: costs address space only
+    const auto buffer = memory.allocate(size, cpu);  // never touched, so it costs address space only
     ASSERT_NE(buffer.data, nullptr);
     const auto held = memory.usage().held_bytes;
     EXPECT_GE(held, size);
@@ -93,7 +93,7 @@ TEST(HostMemory, TheBlockUsedLastComesFirst) {
     EXPECT_NE(first_at, second_at);
     first = {};
     second = {};
-    auto again = memory.allocate(size - 1, cpu);  // of the same class
+    auto again = memory.allocate(size - 1, cpu);  // of the same size class
     auto then = memory.allocate(size, cpu);
     EXPECT_EQ(again.data, second_at);
     EXPECT_EQ(then.data, first_at);
@@ -143,7 +143,7 @@ TEST(HostMemory, ABlockOutlivesItsPool) {
   memory.reset();
   std::memset(buffer.data, 1, buffer.bytes);
   std::memset(small.data, 1, small.bytes);
-  buffer = {};  // the sanitizers look whether this is right
+  buffer = {};  // the sanitizers check that this frees correctly
 }
 
 TEST(HostMemory, RefusesWhatNoSystemHasAndOtherDevices) {
@@ -184,7 +184,7 @@ TEST(HostMemory, ManyThreadsShareOnePool) {
 
 TEST(HostMemory, AForkedChildLetsGoOfABlockAndHarmsNobody) {
   auto memory = std::make_unique<HostMemory>();
-  // Another thread is inside the pool most of the time, so that the child inherits its locks in any state.
+  // Another thread is inside the pool most of the time, so the child inherits the pool's locks in any state.
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) (void)memory->allocate(8 * kilobyte, cpu);

@@ -10,7 +10,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Of channels for the CPU's memory: a build with the CUDA toolkit has others between them.
+/// Returns `names` without the cuda channels, which only a build with the CUDA toolkit has.
 std::vector<std::string> for_cpu(std::vector<std::string> names) {
   std::erase_if(names, [](const std::string& name) { return name.starts_with("cuda_"); });
   return names;
@@ -23,7 +23,7 @@ std::vector<std::string> names_of(const Result<std::vector<std::unique_ptr<Drive
   return for_cpu(std::move(names));
 }
 
-/// A channel that somebody outside of this project wrote: carries nothing, and says so.
+/// A channel as another project might write it. It carries nothing: it refuses every offer and fails every pull.
 class PigeonChannel final : public Channel {
  public:
   Offer offer(const Buffer&, Sharing, Outgoing&, Completion) override { return Refusal{"no pigeon at hand"}; }

@@ -37,7 +37,7 @@ Code code_of_map(FileDescriptor fd, std::size_t bytes) {
   return SharedMemory::map(std::move(fd), bytes).status().code();
 }
 
-/// What became of a child that runs `work`: its exit status, or minus the signal that ended it.
+/// Runs `work` in a forked child. Returns the child's exit status, or minus the signal that ended it.
 template <class Work>
 int in_child(Work work) {
   const auto child = ::fork();
@@ -129,14 +129,14 @@ TEST(SharedMemory, ThoseWhoMapFrozenMemoryWriteTheirOwn) {
   EXPECT_EQ(one.get()[1], std::byte{0x5a});
   EXPECT_EQ(other.get()[0], std::byte{0x5a});
   theirs = {};
-  EXPECT_EQ(one.get()[0], std::byte{1});  // outlives what it was made from
+  EXPECT_EQ(one.get()[0], std::byte{1});  // the mapping outlives the memory that it was made from
 }
 
 TEST(SharedMemory, OnlyWhatIsHandedOverMayBeFrozen) {
   auto mine = std::move(*SharedMemory::create_to_freeze(size));
   ASSERT_TRUE(mine.freeze().ok());
   EXPECT_EQ(code_of_map(std::move(*mine.share()), size), Code::protocol_error);
-  // Handed over, but sealed only half: as memory to share, or not at all.
+  // Other memory that a peer may hand over: half sealed, no file at all, or sealed for sharing but not frozen.
   EXPECT_EQ(SharedMemory::map_handed(memfd(size, F_SEAL_SHRINK | F_SEAL_WRITE), size).status().code(),
             Code::protocol_error);
   EXPECT_EQ(SharedMemory::map_handed(FileDescriptor(), size).status().code(), Code::protocol_error);
@@ -169,7 +169,7 @@ TEST(SharedMemory, MovesWithItsMapping) {
   auto first = made();
   auto* const at = first.data();
   SharedMemory second(std::move(first));
-  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): what is left is part of the contract
+  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): the contract says that it is empty
   EXPECT_EQ(second.data(), at);
   second = made(4096);
   EXPECT_EQ(second.bytes(), 4096u);
@@ -205,7 +205,7 @@ TEST(SharedMemory, AChildsDestructorLeavesItsOwnMappingsAlone) {
                 auto* const reused =
                     ::mmap(memory.data(), size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
                 memory = {};
-                static_cast<char*>(reused)[0] = 1;  // a fault if it was unmapped
+                static_cast<char*>(reused)[0] = 1;  // faults if the destructor has unmapped it
                 return 0;
               });
             }),

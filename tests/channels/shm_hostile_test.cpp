@@ -1,4 +1,5 @@
-/// One end is not ours: it sends what it likes, and writes what it likes into the memory that both have mapped.
+/// Tests of `shm` against a hostile peer. It sends arbitrary messages, and writes arbitrary values into the memory that
+/// both ends have mapped.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -27,7 +28,7 @@ constexpr std::size_t kilobyte = 1 << 10;
 constexpr std::size_t megabyte = 1 << 20;
 constexpr int all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-/// Keeps what the channel sends.
+/// Records the messages and descriptors that the channel sends.
 class RecordingWire final : public Wire {
  public:
   struct Sent {
@@ -47,7 +48,7 @@ class RecordingWire final : public Wire {
   void ready(Status status) override { probed = std::move(status); }
   [[nodiscard]] std::string_view peer() const override { return "mallory"; }
 
-  /// The next message of this kind; those before it are dropped.
+  /// Returns the next message of this kind, and drops the messages before it.
   template <class Kind>
   std::optional<std::pair<Kind, FileDescriptor>> next() {
     const std::lock_guard lock(mutex_);
@@ -111,7 +112,7 @@ class ShmHostile : public testing::Test {
     if (descriptor) descriptors.push_back(std::move(descriptor));
     channel->control(encode(control), std::move(descriptors));
   }
-  /// The other end's ledger, as an honest one would send it.
+  /// Sends the other end's ledger as an honest peer would, and checks the channel's answer.
   void greet() {
     auto fd = memfd(Ledger::bytes);
     const std::uint64_t word = 7;
@@ -197,7 +198,7 @@ TEST_F(ShmHostile, MemoryOfAnotherSizeThanAnnouncedIsNotMapped) {
     EXPECT_TRUE(wire.next<Missed>().has_value()) << bytes;
     EXPECT_EQ(pull(Handed{3, 0}, 100), "ResourceExhausted");
   }
-  tell(Segment{3, four_blocks});  // and without a descriptor
+  tell(Segment{3, four_blocks});  // a message without a descriptor
   EXPECT_TRUE(wire.next<Unmapped>().has_value());
 }
 
@@ -231,7 +232,7 @@ TEST_F(ShmHostile, ARegionThatCouldShrinkIsNotMapped) {
     EXPECT_NE(answer->first.why.find("sealed"), std::string::npos) << answer->first.why;
     EXPECT_EQ(pull(Handed{7, 0}, 100), "ResourceExhausted");
   }
-  tell(Handover{7, megabyte}, memfd(megabyte));  // it may do better
+  tell(Handover{7, megabyte}, memfd(megabyte));  // the peer may send correct memory later
   EXPECT_EQ(pull(Handed{7, 0}, 100), "Ok");
 }
 
@@ -253,7 +254,7 @@ TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   EXPECT_EQ(pull(Handed{7, 4096}, 100), "Ok");
   channel->discard({100, encode(Place(Handed{7, 0})), 0, false});
   EXPECT_EQ(pull(Handed{7, 0}, 100), "ProtocolError");
-  sink.buffer.data[99] = std::byte{1};  // and is held all the same
+  sink.buffer.data[99] = std::byte{1};  // the receiver still holds the memory that it pulled
 }
 
 TEST_F(ShmHostile, ABlockThatIsHeldIsNotGivenOutAgain) {
@@ -289,12 +290,12 @@ TEST_F(ShmHostile, BeforeItsLedgerIsThereNothingOfAPeersIsMapped) {
   EXPECT_EQ(pull(Lending{0, 0, 1}, 100), "ProtocolError");
 }
 
-/// What a receiver may make of the list of blocks that it gives back.
+/// A receiver that writes arbitrary values into the list of blocks that it returns.
 class ShmHostileReceiver : public ShmHostile {
  protected:
   void SetUp() override {
     ShmHostile::SetUp();
-    for (int i = 0; i < 40; ++i) {  // a segment of 256 KB in blocks of 6
+    for (int i = 0; i < 40; ++i) {  // a segment of 256 KB has blocks of 6 KB
       lendings.push_back(*offer(6 * kilobyte));
       geometries.try_emplace(lendings.back().slot);
     }

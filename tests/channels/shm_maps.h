@@ -1,4 +1,4 @@
-/// What a process has mapped of shared memory, as the kernel sees it.
+/// Finds this process's mappings of TensorFerry's shared memory, from /proc/self/maps.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tensorferry {
 
-/// Calls `each(begin, end)` for every mapping of shared memory of ours.
+/// Calls `each(begin, end)` for every such mapping, with its addresses.
 template <class Each>
 void for_shared_mappings(Each each) {
   std::ifstream maps("/proc/self/maps");

@@ -1,4 +1,5 @@
-/// Two processes: what is left when one is killed, what a forked child sees, what many small buffers cost.
+/// Tests of `shm` between two processes: the memory that is left when one is killed, the memory that a forked child
+/// sees, and the memory that many small buffers cost.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +29,7 @@ using tensorferry::testing::open_descriptors;
 using tensorferry::testing::rounds;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(TENSORFERRY_UNDER_TSAN)
-constexpr bool under_sanitizer = true;  // whose own memory counts as the process's
+constexpr bool under_sanitizer = true;  // a sanitizer's own memory counts as the process's
 #elif defined(__has_feature)
 constexpr bool under_sanitizer = __has_feature(address_sanitizer);
 #else
@@ -51,7 +52,7 @@ struct End {
   WireEnd wire;
 };
 
-/// Bytes of memory that this process has in use, that which it shares with others included.
+/// Returns the bytes of memory that are resident in this process, including memory that it shares with others.
 std::size_t resident() {
   std::ifstream statm("/proc/self/statm");
   std::size_t size = 0, pages = 0;
@@ -81,7 +82,7 @@ TEST(ShmProcess, WhatTheReceiverHoldsOutlivesAKilledSender) {
       child.kill();
       ASSERT_TRUE(end.wire.messages().wait_ended());
       for (std::uint32_t i = 0; i < 20; ++i) EXPECT_TRUE(end.memory->holds(held[i]->buffer, i));
-      held[3].reset();  // gives back to nobody
+      held[3].reset();  // returns a block to a sender that is dead
     }
     const auto memory = cpu_memory();
     for (std::uint32_t i = 4; i < 20; ++i) {
@@ -123,9 +124,9 @@ TEST(ShmProcess, AKilledReceiverLeavesTheSenderNothingToKeep) {
   EXPECT_EQ(shared_mappings(), mappings);
 }
 
-#ifndef TENSORFERRY_UNDER_TSAN  // whose children of processes with threads cannot go on
+#ifndef TENSORFERRY_UNDER_TSAN  // under it, the forked child of a process with threads cannot go on
 
-/// A forked copy of this process, which runs `life` when told, while its parent goes on.
+/// A forked copy of this process. It waits until the test tells it to run `life`; meanwhile its parent goes on.
 class Copy {
  public:
   explicit Copy(const std::function<int()>& life) {

@@ -18,7 +18,7 @@ struct ShmFixture {
   static Traits traits() { return {.shares = true}; }
 };
 
-/// Each agent has a driver of its own.
+/// Each end has its own driver, as in two agents.
 struct ShmTwoDriversFixture {
   static constexpr auto name = "shm";
   static Drivers drivers() { return {std::make_unique<ShmDriver>(), std::make_unique<ShmDriver>()}; }
@@ -56,7 +56,7 @@ class Shm : public testing::Test {
     ASSERT_TRUE(a.wait_ready()->ok());
     ASSERT_TRUE(b.wait_ready()->ok());
   }
-  /// Offers where others could carry as well: only what is warm.
+  /// Sends a buffer that other channels could carry too, so that the channel takes it only if it has a warm block.
   bool sends_warm(const Buffer& buffer, std::string* why = nullptr) {
     Letter letter(a);
     letter.only_channel = false;
@@ -154,7 +154,7 @@ TEST_F(Shm, ABlockIsUsedAgainOnlyWhenItsLastOwnerHasLetGo) {
   first.reset();
   for (std::uint32_t i = 0; i < 5; ++i) EXPECT_NE(carry(memory->filled(megabyte, 10 + i))->buffer.data, at);
   second_owner.reset();
-  std::vector<std::shared_ptr<Arrival>> held;  // a block that was populated meanwhile may come first
+  std::vector<std::shared_ptr<Arrival>> held;  // blocks that were populated meanwhile may be used first
   bool again = false;
   for (std::uint32_t i = 0; i < 10 && !again; ++i) {
     held.push_back(carry(memory->filled(megabyte, 20 + i)));
@@ -177,7 +177,7 @@ TEST_F(Shm, OwnersOnManyThreadsGiveBackAtOnce) {
     owners.reserve(threads);
     for (auto& mine : held) owners.emplace_back([&mine] { mine.clear(); });
     for (auto& owner : owners) owner.join();
-    carry(memory->filled(6 * kilobyte, 0));  // looks
+    carry(memory->filled(6 * kilobyte, 0));  // makes the sender take back the returned blocks
     EXPECT_LE(driver.usage().held, 6 * kilobyte);
   }
   EXPECT_LE(driver.usage().idle, 2 * threads * each * 6 * kilobyte + megabyte);
@@ -187,7 +187,7 @@ TEST_F(Shm, SmallBuffersShareMappings) {
   const auto before = shared_mappings();
   Arrivals held;
   for (std::uint32_t i = 0; i < 2000; ++i) held.push_back(carry(memory->filled(5000, i)));
-  // Both ends are in this process.
+  // Both ends are in this process, so each segment is mapped twice.
   EXPECT_LE(shared_mappings(), before + 2 * 10);
   for (std::uint32_t i = 0; i < 2000; ++i) ASSERT_TRUE(memory->holds(held[i]->buffer, i));
 }
@@ -215,7 +215,7 @@ TEST_F(ShmWithSmallLimits, UnusedBlocksAreGivenBackDownToTheFloor) {
   {
     Arrivals held;
     for (std::uint32_t i = 0; i < 4; ++i) held.push_back(carry(memory->filled(megabyte, i)));
-    EXPECT_GE(shared_mappings(), mappings + 6);  // of both ends: segments of one, one and two blocks
+    EXPECT_GE(shared_mappings(), mappings + 6);  // at both ends: segments of one, one and two blocks
   }
   EXPECT_TRUE(eventually([&] { return driver.usage().held == 0 && driver.usage().idle <= megabyte; }));
   EXPECT_TRUE(eventually([&] { return shared_mappings() <= mappings + 2; })) << "the memory is still mapped";
@@ -237,7 +237,7 @@ TEST_F(Shm, TheEndOfTheLinkGivesBackWhatNobodyHolds) {
   EXPECT_EQ(driver.usage().held, 0u);
   EXPECT_EQ(driver.usage().idle, 0u);
   EXPECT_TRUE(memory->holds(held->buffer, 1));
-  EXPECT_TRUE(eventually([] { return shared_mappings() <= 2 * 2 + 1; }));  // ledgers, and what is held
+  EXPECT_TRUE(eventually([] { return shared_mappings() <= 2 * 2 + 1; }));  // the ledgers, and the held block
 }
 
 TEST_F(Shm, LinksMayEndWhileTheirMemoryIsBeingPrepared) {
@@ -349,7 +349,7 @@ TEST_F(Shm, ATicketThatComesAfterTheEndOfItsRegionIsStillGood) {
   early.send();
   ASSERT_EQ(b.receive().size(), 1u);
   mine = {};
-  const auto other_region = *Regions::of_this_process().make(megabyte);  // told of after the end of the first
+  const auto other_region = *Regions::of_this_process().make(megabyte);  // handed over after the first is gone
   ASSERT_NE(carry(other_region, Sharing::shared), nullptr);
   late.send();
   auto arrivals = b.receive();

@@ -62,7 +62,7 @@ TEST(TensorpipeMessages, AnAddressIsOneOfTheInternetProtocolAndAPort) {
   EXPECT_FALSE(tp::is_address(std::string("127.0.0.1\0x:80", 14)));
 }
 
-/// A wire that keeps what it is to send.
+/// A wire that keeps the control messages of a meeting instead of sending them.
 class Post final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
@@ -77,7 +77,7 @@ class Post final : public Wire {
   void ready(Status) override {}
   [[nodiscard]] std::string_view peer() const override { return "peer"; }
 
-  /// The message of that number, from 0, which must be of that kind.
+  /// Waits for the message with this number, counted from 0, which must be of type `Message`, and returns it.
   template <class Message>
   Message sent(std::size_t number) {
     std::unique_lock lock(mutex_);
@@ -91,7 +91,7 @@ class Post final : public Wire {
   std::vector<Bytes> sent_;
 };
 
-/// One end of a meeting, whose messages the test hands over, or makes up.
+/// One end of a meeting. The test hands the other end's messages to it, or makes messages up.
 struct Party {
   Post post;
   std::shared_ptr<WireUse> use = std::make_shared<WireUse>(post);
@@ -110,14 +110,14 @@ struct Party {
   Party& operator=(const Party&) = delete;
 
   tp::Hello hello() { return post.sent<tp::Hello>(0); }
-  /// Why they did not meet.
+  /// Waits for the meeting to end and returns its status.
   Status failure() {
     if (met.wait_for(patience) != std::future_status::ready) return {Code::internal, "nothing came of it"};
     return met.get().status();
   }
 };
 
-/// Two that have said hello; first the one that listens.
+/// Two ends that have exchanged hellos: `listens` and `dials`.
 struct Parties {
   Party one, other;
   const bool ordered = one.hello().secret > other.hello().secret;
@@ -129,7 +129,7 @@ struct Parties {
   }
 };
 
-/// TensorPipe as a process has it that is no end of the link.
+/// TensorPipe in a process that is not an end of the link.
 struct Stranger {
   tensorpipe::Context context;
   Stranger() {
@@ -164,7 +164,7 @@ TEST(TensorpipeMeeting, StrangersWhoDialAreTurnedAway) {
         [refused](const tensorpipe::Error& error, const tensorpipe::Descriptor&) { refused->set_value(error); });
     EXPECT_TRUE(refused->get_future().get());
   }
-  pipes.push_back(stranger.context.connect("uv://" + listening.address));  // this one says nothing
+  pipes.push_back(stranger.context.connect("uv://" + listening.address));  // this pipe stays silent
   both.dials.meeting->hear(listening);
   EXPECT_TRUE(both.dials.failure().ok());
   EXPECT_TRUE(both.listens.failure().ok());
@@ -231,7 +231,7 @@ TEST_F(Tensorpipe, TicketsArePulledInAnyOrder) {
 
 TEST_F(Tensorpipe, OthersCarryWhileThePipeIsMade) {
   auto [mine, theirs] = connected_sockets();
-  WireEnd lonely("nobody", *driver, {}, *memory, std::move(mine));  // whom nobody answers
+  WireEnd lonely("nobody", *driver, {}, *memory, std::move(mine));  // no peer answers this end
   Letter letter(lonely);
   letter.only_channel = false;
   EXPECT_FALSE(letter.offer(memory->filled(1000, 1)));

@@ -25,7 +25,7 @@ class Xth : public testing::Test {
   WirePair pair{driver, driver, {}, *memory, *memory};
   WireEnd &a = *pair.a, &b = *pair.b;
 
-  /// What becomes of a message of this one ticket, which nothing else is behind.
+  /// Pulls `ticket` as the only one of a message with no bytes behind it. Returns the name of the status.
   std::string_view pull(const Ticket& ticket) {
     const auto arrival = std::make_shared<Arrival>(ticket, Arrival::Number{1, 0}, *memory);
     b.pull(arrival);

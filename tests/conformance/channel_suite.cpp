@@ -81,7 +81,7 @@ bool ChannelSuite::returns_elsewhere(std::function<void()> work) {
     done->set_value();
   });
   const bool back = returned.wait_for(patience) == std::future_status::ready;
-  // One that hangs is left alone: the test has failed, and says so instead of hanging too.
+  // If the thread hangs, the test fails without waiting for it.
   back ? thread.join() : thread.detach();
   return back;
 }

@@ -1,4 +1,5 @@
-/// What every channel must do, as tests. A channel's own test file holds a fixture and one line:
+/// The conformance suite for channels: fixtures `ChannelSuite` and `ChannelProcessSuite`, and the macros that
+/// instantiate their cases. A channel's own test file defines a fixture and instantiates the suite with it:
 ///
 ///     struct BasicFixture {
 ///       static constexpr auto name = "basic";
@@ -7,12 +8,12 @@
 ///     };
 ///     INSTANTIATE_CHANNEL_SUITE(BasicFixture);
 ///
-/// and links tensorferry_channel_suite. A channel for other memory than the CPU's adds
+/// The test links tensorferry_channel_suite. The fixture of a channel for memory other than the CPU's adds
 ///
 ///       static DevicePair devices() { return {{DeviceType::cuda, 0}, {DeviceType::cuda, 1}}; }   // of end a
 ///       static std::unique_ptr<DeviceMemory> memory(Device device) { ... }
 ///
-/// and may say in `traits().missing` why this machine cannot run it: the tests are then skipped with that reason.
+/// If this machine cannot run the channel, `traits().missing` gives the reason, and the tests are skipped with it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,20 +30,20 @@
 
 namespace tensorferry::conformance {
 
-/// One driver for both ends, or one each.
+/// The drivers of the two ends. If `other` is null, both ends use `one`.
 struct Drivers {
   std::unique_ptr<Driver> one;
   std::unique_ptr<Driver> other = nullptr;
 };
 
 struct Traits {
-  bool same_process = false;  // both ends are in one process: no test kills a process
-  bool forks = true;          // who has used the channel may fork a process that uses it (not with CUDA)
-  bool shares = false;        // Sharing::shared is refused by the rest
-  std::string missing = {};   // why this machine cannot run the channel
+  bool same_process = false;  // both ends stay in one process: the cases with a second process are skipped
+  bool forks = true;          // a process that has used the channel may fork one that uses it (not with CUDA)
+  bool shares = false;        // takes Sharing::shared; the other channels must refuse it
+  std::string missing = {};   // why this machine cannot run the channel; "" if it can
 };
 
-/// A fixture as a value, so that the cases are compiled once and not once a channel.
+/// A fixture as a value, so that the cases are compiled once for all channels.
 struct ChannelKind {
   std::string name;
   std::function<Drivers()> drivers;
@@ -64,19 +65,20 @@ ChannelKind channel_kind() {
   return kind;
 }
 
-/// Two ends of the channel, connected from SetUp on.
+/// The fixture of most cases: two ends of the channel in this process, connected by SetUp. Its functions run on the
+/// test's thread.
 class ChannelSuite : public ::testing::TestWithParam<ChannelKind> {
  protected:
   void SetUp() override;
   void TearDown() override;
 
-  /// Drivers and memory without ends, for a test that makes its own.
+  /// Makes drivers and memory but no ends, for a test that makes its own ends.
   void make_drivers();
-  /// Before a process is forked: a driver may have threads, which a child would not.
+  /// Destroys the drivers. Call it before a fork, because a driver may have threads, which the child would lack.
   void drop_drivers() { drivers_ = {}; }
-  /// Ends the present pair, if there is one, and makes another; fails the test where its probe fails.
+  /// Ends the present pair, if there is one, and makes another. Fails the test if a probe fails.
   void connect();
-  /// Ends the pair: after it, every completion has run.
+  /// Ends the pair. Waits up to `patience` for each end's completions to run.
   void disconnect() { pair_.reset(); }
   Driver& driver_a() { return *drivers_.one; }
   Driver& driver_b() { return drivers_.other ? *drivers_.other : *drivers_.one; }
@@ -86,32 +88,33 @@ class ChannelSuite : public ::testing::TestWithParam<ChannelKind> {
   WireEnd& b() { return *b_; }
   const Traits& traits() { return GetParam().traits; }
 
-  /// Sends a filled buffer and sees it come, released once.
+  /// Sends a buffer with the pattern of `seed`. Expects it to arrive and to be released once.
   void expect_carries(WireEnd& from, WireEnd& to, std::size_t bytes, std::uint32_t seed);
-  /// The only buffer of the next message, which must hold what `seed` stands for.
+  /// Receives the next message. Expects it to have one buffer, whose first `bytes` bytes hold the pattern of `seed`.
   void expect_arrives(WireEnd& to, std::size_t bytes, std::uint32_t seed);
-  /// Completed once, at the latest in a while.
+  /// Expects that an operation completes within `patience`, and once only.
   static void expect_once(const Outcome& outcome, const char* what);
-  /// Runs `work` on another thread: false where it does not return, which is what a lock that is held does to it.
+  /// Runs `work` on another thread. Returns false if it does not return within `patience`, as when the calling thread
+  /// holds a lock that `work` needs.
   static bool returns_elsewhere(std::function<void()> work);
 
-  /// Whether `condition` comes true.
+  /// Polls `condition`. Returns whether it comes true within `patience`.
   static bool becomes_true(const std::function<bool()>& condition);
 
  private:
   Drivers drivers_;
   std::unique_ptr<DeviceMemory> memory_a_, memory_b_;
   std::unique_ptr<WirePair> pair_;
-  WireEnd* a_ = nullptr;  // as in pair_; completions use them while it ends
+  WireEnd* a_ = nullptr;  // the ends of pair_; completions use these pointers while the pair ends
   WireEnd* b_ = nullptr;
 };
 
-/// Cases that kill a process make their ends themselves.
+/// The fixture of the cases with a second process, which a case may kill. A case makes its own ends.
 class ChannelProcessSuite : public ChannelSuite {
  protected:
   void SetUp() override;
-  /// Runs `body` here, or in a child of its own where the channel wants that of who forks again and again; its failures
-  /// are the test's.
+  /// Runs `body` in this process if the channel permits a fork after use (`Traits::forks`), else in a forked child.
+  /// Failures in the child fail the test.
   void in_a_process_that_may_fork(const std::function<void()>& body);
 };
 
@@ -124,7 +127,7 @@ class ChannelProcessSuite : public ChannelSuite {
   }                                                                                           \
   INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)
 
-/// Only the cases with a process at the other end.
+/// Instantiates only the cases with a second process.
 #define INSTANTIATE_CHANNEL_PROCESS_SUITE(Fixture)                                                   \
   namespace tensorferry::conformance {                                                               \
   INSTANTIATE_TEST_SUITE_P(Fixture, ChannelProcessSuite, ::testing::Values(channel_kind<Fixture>()), \

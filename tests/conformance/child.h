@@ -1,4 +1,4 @@
-/// A forked child at the other end of a link, which a test may kill.
+/// A forked child at the other end of a link. A test may kill it.
 #pragma once
 
 #include <sys/wait.h>
@@ -12,11 +12,12 @@
 
 namespace tensorferry::conformance {
 
-/// A child that runs `life` on the other set of sockets, and whose exit status says what it saw. Killed at the latest
-/// when the test lets go of it.
+/// A child process that runs `life` on the other set of sockets. The value that `life` returns becomes its exit status.
+/// The destructor kills the child if it still runs.
 class Child {
  public:
-  /// Fork before any thread is there. `parents`: what the child must not keep open, or nobody would see the parent end.
+  /// Forks. Call it before this process has any other thread. The child closes `parents`, the parent's sockets: if it
+  /// kept them open, it could not see the parent end.
   Child(WireEnd::Sockets sockets, WireEnd::Sockets& parents, const std::function<int(WireEnd::Sockets)>& life)
       : pid_(::fork()) {
     if (pid_ != 0) return;
@@ -27,12 +28,12 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// Returns when it is dead.
+  /// Kills the child and waits until it is dead.
   void kill() {
     if (pid_ > 0) ::kill(pid_, SIGKILL);
     wait();
   }
-  /// Its exit status; -1: killed, or waited for already.
+  /// Waits for the child to end. Returns its exit status, or -1 if a signal ended it or if it was waited for before.
   int wait() {
     int status = -1;
     if (pid_ > 0) ::waitpid(std::exchange(pid_, -1), &status, 0);

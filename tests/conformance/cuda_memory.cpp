@@ -24,10 +24,10 @@ void expect(CUresult result) {
 }
 
 constexpr std::size_t slab_bytes = std::size_t{64} << 20;
-constexpr std::size_t chunk_bytes = std::size_t{20} << 20;  // torch's, for large blocks
+constexpr std::size_t chunk_bytes = std::size_t{20} << 20;  // as torch's expandable segments use for large blocks
 constexpr std::size_t most_bytes = std::size_t{8} << 30;
 
-/// What hands out and takes back; buffers' owners keep it.
+/// Hands out blocks of slabs and takes them back. The owners of its buffers keep it alive.
 class Pool {
  public:
   Pool(int device, CudaKind kind) : device_(device), kind_(kind) {
@@ -140,7 +140,7 @@ class CudaMemory final : public DeviceMemory {
     if (!bytes.empty())
       expect(api()->memcpy_async(cuda::address_of(buffer.data), cuda::address_of(bytes.data()), bytes.size(),
                                  pool_->stream()));
-    pool_->wait();  // `bytes` ends here
+    pool_->wait();  // `bytes` is destroyed on return
   }
 
   bool holds(const Buffer& buffer, std::uint32_t seed) override {

@@ -1,4 +1,4 @@
-/// Device memory for the conformance suite, by the driver alone.
+/// Device memory for the conformance suite, allocated through the CUDA driver API alone (no runtime, no torch).
 #pragma once
 
 #include <memory>
@@ -9,19 +9,20 @@
 
 namespace tensorferry::conformance {
 
-/// Where its memory comes from: one allocation by cudaMalloc's way, or addresses into which chunks of physical memory
-/// are mapped, as torch's expandable segments are.
+/// How a slab of memory is allocated:
+/// - `malloc`: one allocation, as by cudaMalloc;
+/// - `chunks`: reserved addresses with chunks of physical memory mapped into them, as in torch's expandable segments.
 enum class CudaKind { malloc, chunks };
 
-/// Buffers are cut from slabs; each memory has a stream of its own. What is freed is overwritten in the stream's order
-/// and used again.
+/// Returns memory of GPU `device`. It cuts buffers from slabs and has a stream of its own. A freed buffer's memory is
+/// overwritten in the stream's order, then used again.
 std::unique_ptr<DeviceMemory> cuda_memory(int device, CudaKind kind = CudaKind::malloc);
 
-/// The CPU's for a CPU device, else cuda_memory().
+/// Returns cpu_memory() for a CPU, else cuda_memory().
 std::unique_ptr<DeviceMemory> memory_of(Device device);
 
-/// Why `devices` GPUs cannot be used here; "" where they can. Asks in a child of its own, so that this process may
-/// still fork before it uses CUDA.
+/// Returns why this machine cannot provide `devices` GPUs, or "" if it can. Asks the driver in a child process, so that
+/// this process may still fork before it uses CUDA.
 std::string why_no_cuda(int devices);
 
 }  // namespace tensorferry::conformance

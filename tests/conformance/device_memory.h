@@ -1,4 +1,4 @@
-/// How the suite makes, fills and compares buffers on a device.
+/// Makes, fills and compares the suite's buffers on a device.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace tensorferry::conformance {
 
-/// A fixture for other memory than the CPU's brings one of its own. Thread-safe.
+/// The memory of one device. A fixture for memory other than the CPU's provides its own. Thread-safe.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
-  /// `bytes` bytes whose content is undefined; their memory is overwritten, and may be used again, when the last owner
-  /// lets go, so that whoever reads later reads rubbish.
+  /// Returns `bytes` bytes of undefined content. When the last owner drops the buffer, its memory is overwritten and
+  /// may be used again. So a late read finds wrong bytes.
   virtual Buffer allocate(std::size_t bytes) = 0;
-  /// Writes the pattern that `seed` stands for, in the order of the buffer's stream.
+  /// Writes the pattern of `seed`, in the order of the stream that `allocate` gave the buffer.
   virtual void fill(const Buffer& buffer, std::uint32_t seed) = 0;
-  /// Waits for the buffer's stream, then says whether all bytes are those that `fill` wrote.
+  /// Waits for the buffer's stream. Returns whether all bytes are those that `fill` writes for `seed`.
   virtual bool holds(const Buffer& buffer, std::uint32_t seed) = 0;
 
   Buffer filled(std::size_t bytes, std::uint32_t seed) {
@@ -28,7 +28,8 @@ class DeviceMemory {
   }
 };
 
-/// The byte at `at` of the pattern that `seed` stands for: neighbours differ, and so do blocks of any power of two.
+/// Returns the byte at offset `at` of the pattern of `seed`. Adjacent bytes differ, and so do adjacent blocks of any
+/// power of two.
 constexpr std::byte pattern(std::uint32_t seed, std::size_t at) {
   return static_cast<std::byte>((at * 131 + (at >> 8) * 17 + (at >> 16) * 29 + seed * 97) & 0xff);
 }

@@ -1,4 +1,4 @@
-/// Whatever happens to a link, a peer or a ticket, each operation completes once, and nothing hangs.
+/// Cases in which a link, a peer or a ticket ends. Each operation completes once, and nothing hangs.
 #include <atomic>
 #include <future>
 #include <random>
@@ -14,12 +14,13 @@ namespace {
 constexpr std::size_t kilobyte = 1 << 10;
 constexpr std::size_t megabyte = 1 << 20;
 
-/// How far the transfer is when an end dies.
+/// The point of the transfer at which an end dies.
 enum class Step { offer_made, ticket_delivered, while_pulling, bytes_half_there, before_acknowledgement };
 constexpr Step steps[] = {Step::offer_made, Step::ticket_delivered, Step::while_pulling, Step::bytes_half_there,
                           Step::before_acknowledgement};
 
-/// One transfer from a to b, of which `dying` is killed at `step`. Collects what must have completed.
+/// Runs one transfer from `a` to `b`, closes one of the two ends at `step`, and collects the outcomes that must
+/// complete.
 class Killing {
  public:
   Killing(WireEnd& a, WireEnd& b, bool sender_dies, Step step)
@@ -56,7 +57,7 @@ class Killing {
     }
     kill();
     killed.set_value();
-    if (step_ == Step::offer_made) letter.send();  // the sender has not heard of it yet
+    if (step_ == Step::offer_made) letter.send();  // as a sender does that has not noticed the end yet
   }
 
   std::vector<Outcome> outcomes() {
@@ -78,7 +79,7 @@ class Killing {
       if (reached_) return;
       std::lock_guard lock(mutex_);
       const bool landed = !pulled_.empty() && pulled_.front()->landed.runs() > 0;
-      if (landed) return;  // also where a channel has no bytes on the wire that could be half there
+      if (landed) return;  // a channel that puts no bytes on the wire lands without stopping half way
       if (b_.messages().held() || b_.bulk().held()) return;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -141,7 +142,7 @@ TEST_P(ChannelSuite, CloseDuringTransferCompletesEverythingOnce) {
           Letter letter(from);
           const auto bytes = i % 4 ? kilobyte * i : megabyte;
           const bool offered = letter.offer(from.memory().allocate(bytes));
-          if (!offered) return;  // closed
+          if (!offered) return;  // the end has been closed
           letter.send();
           keep(letter.released.front());
         }
@@ -160,7 +161,7 @@ TEST_P(ChannelSuite, AfterTheEndOffersAreRefusedAndPullsFail) {
   ASSERT_TRUE(letter.offer(memory_a().filled(100, 1))) << letter.refusal;
   const auto ticket = letter.tickets.front();
   for (auto* end : {&a(), &b()}) end->close(Status(Code::connection_lost, "closed by the test"));
-  for (auto* end : {&a(), &b()}) end->finish();  // an end that heard of the other's may still be about to close
+  for (auto* end : {&a(), &b()}) end->finish();  // an end may still be closing because the other one closed
   for (auto* end : {&a(), &b()}) {
     Letter late(*end);
     Outcome dropped;
@@ -200,7 +201,7 @@ TEST_P(ChannelSuite, AnEndThatClosesBeforeItIsReadyCompletesEverything) {
   const bool offered = letter.offer(memory_a().filled(1000, 1));
   if (offered) letter.send();
   lonely.close(Status(Code::connection_lost, "nobody came"));
-  lonely.start();  // the socket's threads find the end, and complete what was queued
+  lonely.start();  // the lanes' threads find the sockets ended, and complete the queued parts
   lonely.finish();
   if (offered) expect_once(letter.released.front(), "released");
 }
@@ -216,7 +217,7 @@ TEST_P(ChannelSuite, DiscardedTicketsAreReleasedAndDisturbNobody) {
     for (const auto& released : letter.released) EXPECT_EQ(released.wait_name(), "Ok");
   }
   b().behave({});
-  // receive() would wait for what was discarded.
+  // No receive() here: the discarded arrivals before this message would never complete.
   const auto released = a().send(memory_a().filled(777, 9));
   EXPECT_EQ(released.wait_name(), "Ok");
 }
@@ -279,7 +280,7 @@ TEST_P(ChannelSuite, GarbageTicketsCompleteOnceAndHarmNothing) {
             std::vector<std::uint64_t>{0, 1, ticket.bytes - 1, ticket.bytes + 1, 1ULL << 63, ~0ULL}[random() % 6];
         break;
       default:
-        letter.tickets.push_back(ticket);  // pulled twice
+        letter.tickets.push_back(ticket);  // the receiver pulls it twice
         break;
     }
     std::mutex mutex;
@@ -289,7 +290,8 @@ TEST_P(ChannelSuite, GarbageTicketsCompleteOnceAndHarmNothing) {
       outcomes.insert(outcomes.end(), {arrival.landed, arrival.consumed});
     }});
     letter.send();
-    // A ticket may name what never comes: that ends with the link, as in an agent with the call's deadline.
+    // A changed ticket may name bytes that never come. Its pull ends with the link, or in an agent with the call's
+    // deadline.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     disconnect();
     for (const auto& outcome : outcomes) ASSERT_NO_FATAL_FAILURE(expect_once(outcome, "an operation")) << round;
@@ -312,7 +314,7 @@ TEST_P(ChannelSuite, GarbageControlMessagesAndDescriptorsHarmNothing) {
 }
 
 namespace {
-/// Everything that a completion may want of a channel.
+/// Calls every function of a channel that a completion may call.
 void use(WireEnd& end, const Ticket& ticket) {
   Letter letter(end);
   (void)letter.offer(end.memory().filled(0, 1));
@@ -328,7 +330,7 @@ TEST_P(ChannelSuite, CompletionsRunUnderNoLock) {
   const auto look = [&](WireEnd& end, const Ticket& ticket) {
     ++ran;
     if (!returns_elsewhere([&end, ticket] { use(end, ticket); })) ++held;
-    use(end, ticket);  // and on this thread
+    use(end, ticket);  // also on the completing thread
   };
   b().behave({.on_landed = [&](Arrival& arrival) { look(b(), Ticket{.bytes = arrival.ticket.bytes, .opaque = {}}); }});
   for (std::size_t bytes : {std::size_t{0}, kilobyte, megabyte}) {
@@ -336,7 +338,7 @@ TEST_P(ChannelSuite, CompletionsRunUnderNoLock) {
     expect_arrives(b(), bytes, 1);
     expect_once(released, "released");
   }
-  // Those that run because the end has come.
+  // Completions that run because the link ends.
   b().messages().hold_after(0);
   b().bulk().hold_after(0);
   std::vector<Outcome> released;
@@ -363,7 +365,7 @@ TEST_P(ChannelSuite, ClosingFromACompletionWorks) {
 
 namespace {
 
-/// Operations of which each starts the next when it completes.
+/// A chain of operations. Each starts the next one when it completes.
 class Chain {
  public:
   explicit Chain(int length) : left_(length) {}
@@ -389,7 +391,7 @@ class Chain {
   std::promise<void> done_;
 };
 
-constexpr int deep_enough = 100;  // frames of an operation and its completion that a thread may nest
+constexpr int deep_enough = 100;  // how many operations may nest inside each other's completions on one thread
 
 }  // namespace
 

@@ -66,7 +66,7 @@ void Lane::write_loop() {
   }
 }
 
-/// The length of the head, with the descriptors, then the head.
+/// Writes the length of the head, with the descriptors, then the head.
 bool Lane::write(const Record& record) {
   auto length = static_cast<std::uint32_t>(record.head.size());
   iovec piece{&length, sizeof length};
@@ -133,7 +133,7 @@ std::optional<std::pair<Bytes, Descriptors>> Lane::read_head() {
   return std::pair(std::move(head), std::move(descriptors));
 }
 
-/// How many of `bytes` may be read now: waits where the test slowed the reader down, or holds it.
+/// Returns how many of `bytes` may be read now. Waits if the test has slowed the reader down, or holds it.
 std::size_t Lane::allowed(std::size_t bytes) {
   std::unique_lock lock(mutex_);
   if (pause_.count() > 0) {

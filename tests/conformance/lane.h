@@ -1,4 +1,4 @@
-/// One end of a socket that carries records and the bytes of buffers behind them, for tests.
+/// One end of a test socket. It carries records, and the bytes of buffers behind them.
 #pragma once
 
 #include <condition_variable>
@@ -17,8 +17,10 @@
 
 namespace tensorferry::conformance {
 
-/// A thread of its own writes what is queued, in order; another one reads. Both block, so bytes wait in a real socket
-/// for a reader that is slow. After `end` (or when the other end is gone) queued parts complete with an error.
+/// Writes queued records in order on one thread, and reads on another.
+///
+/// Both threads block, so bytes wait in a real socket if the reader is slow. After `end`, or when the other end has
+/// closed, queued parts complete with an error. All functions but the two that read may be called on any thread.
 class Lane {
  public:
   struct Part {
@@ -36,31 +38,32 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Begins to write, and to call `read_record` on the reading thread until it says false; then runs `ended` there.
+  /// Starts both threads. The reading thread calls `read_record` until it returns false, and then `ended`.
   void start(std::function<bool()> read_record, std::function<void()> ended);
 
-  /// Never waits. After the end the parts complete at once, inside.
+  /// Queues a record. Never waits. After the end, the parts complete inside the call.
   void send(Record record);
 
-  /// The reading thread alone. False, nullopt: the lane has ended. `to` null: drops.
+  /// Read a record's head, and bytes behind it. Only the reading thread may call them. They return nullopt or false
+  /// when the lane has ended. If `to` is null, `read` drops the bytes.
   std::optional<std::pair<Bytes, Descriptors>> read_head();
   bool read(std::byte* to, std::size_t bytes);
 
-  /// From now on the reader takes at most `bytes` at once and sleeps between.
+  /// Makes the reader take at most `bytes` bytes of buffers at once, and sleep for `pause` before each read.
   void slow_down(std::size_t bytes, std::chrono::microseconds pause);
-  /// The reader stops after `bytes` more bytes of buffers, until `resume` or the end.
+  /// Stops the reader after `bytes` more bytes of buffers, until `resume` or the end.
   void hold_after(std::size_t bytes);
-  /// Whether it has stopped there.
+  /// Returns whether the reader has stopped there.
   bool held();
   void resume();
 
-  /// No further bytes from this end; what the other end sends is still read.
+  /// Ends writing. This end still reads the bytes that the other end sends.
   void end_writing();
-  /// Ends both directions: any thread, returns at once.
+  /// Ends both directions. Any thread may call it; it returns at once.
   void end();
-  /// Waits until the lane has ended, for whatever reason. False after too long.
+  /// Waits until the lane has ended, for any reason. Returns false if that takes longer than `patience`.
   bool wait_ended();
-  /// Waits for both threads. Not from one of them.
+  /// Waits for both threads to exit. Neither of the two may call it.
   void join();
 
  private:
@@ -76,7 +79,7 @@ class Lane {
   bool ended_ = false;
   std::size_t chunk_ = 0;
   std::chrono::microseconds pause_{0};
-  std::optional<std::size_t> left_;  // until the reader holds
+  std::optional<std::size_t> left_;  // bytes that the reader takes before it stops; nullopt: no limit
   bool held_ = false;
   std::thread writer_, reader_;
 };

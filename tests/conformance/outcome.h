@@ -1,4 +1,4 @@
-/// What became of an operation: how often its completion ran, and with which status.
+/// A record of one operation's completion: how often it ran, and with which status. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -12,13 +12,13 @@
 
 namespace tensorferry::conformance {
 
-/// How long a test waits for what must happen.
+/// How long a test waits for an event that must happen.
 inline constexpr std::chrono::seconds patience{30};
 
-/// A copy shares what it watches.
+/// Counts the runs of completions and keeps the last status. Copies share their state.
 class Outcome {
  public:
-  /// To be handed to the operation; `then` runs inside the completion, after it was counted.
+  /// Returns a completion to hand to the operation. `then` runs inside it, after the run has been counted.
   Completion completion(Completion then = {}) {
     return [state = state_, then = std::move(then)](Status status) {
       {
@@ -35,13 +35,14 @@ class Outcome {
     std::lock_guard lock(state_->mutex);
     return state_->runs;
   }
-  /// The status, once it is known; nullopt after too long.
+  /// Waits for the first run. Returns the last status, or nullopt if no run comes within `limit`.
   [[nodiscard]] std::optional<Status> wait(std::chrono::milliseconds limit = patience) const {
     std::unique_lock lock(state_->mutex);
     if (!state_->changed.wait_for(lock, limit, [&] { return state_->runs > 0; })) return std::nullopt;
     return state_->status;
   }
-  /// "Ok", "ConnectionLost", or "nothing" where it did not complete: what tests compare.
+  /// Waits likewise. Returns the name of the status, such as "Ok" or "ConnectionLost", or "nothing" if the operation
+  /// did not complete.
   [[nodiscard]] std::string_view wait_name() const {
     const auto status = wait();
     return status ? name_of(status->code()) : "nothing";

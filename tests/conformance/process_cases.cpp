@@ -1,4 +1,5 @@
-/// The other end is a process of its own, which is killed: no destructor, no farewell.
+/// Cases with the other end in a second process. Most cases kill a process, which then runs no destructor and sends no
+/// goodbye.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,7 +32,8 @@ enum class Step { offer_made, ticket_delivered, while_pulling, bytes_half_there,
 constexpr Step steps[] = {Step::offer_made, Step::ticket_delivered, Step::while_pulling, Step::bytes_half_there,
                           Step::before_acknowledgement};
 
-/// Until the bytes are half there, or have landed where the channel moves none over the link's sockets.
+/// Waits until half of the bytes have arrived. If the channel moves none over the link's sockets, waits until they have
+/// landed.
 void wait_half(WireEnd& end, const std::atomic<bool>& landed) {
   const auto until = std::chrono::steady_clock::now() + patience;
   while (!landed && !end.messages().held() && !end.bulk().held() && std::chrono::steady_clock::now() < until) {
@@ -39,7 +41,7 @@ void wait_half(WireEnd& end, const std::atomic<bool>& landed) {
   }
 }
 
-/// The child's part where the receiver dies.
+/// The child's part in the cases in which the receiver dies.
 void receive_and_die(WireEnd& end, Step step, std::size_t bytes) {
   std::atomic<bool> landed{false};
   if (step == Step::bytes_half_there) {
@@ -85,7 +87,7 @@ TEST_P(ChannelProcessSuite, CarriesBetweenProcessesBothWays) {
       back.bytes = arrivals.front()->ticket.bytes;
       end.send(back);
     }
-    end.messages().wait_ended();  // the parent closes when it has seen enough
+    end.messages().wait_ended();  // the parent closes the link at the end of the test
     return 0;
   });
   make_drivers();
@@ -181,7 +183,7 @@ TEST_P(ChannelProcessSuite, ASenderKilledAtAnyStepCompletesThePull) {
         }
         end.messages().resume();
         end.bulk().resume();
-        end.messages().wait_ended();  // it died by itself, or was killed above
+        end.messages().wait_ended();  // the child died by itself, or was killed above
         end.finish();
         for (const auto& arrival : pulled) {
           expect_once(arrival->landed, "landed");

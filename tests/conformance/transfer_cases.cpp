@@ -1,5 +1,5 @@
-/// Bytes arrive: every size, both ways, many at once, slowly. The first eight have the names of TensorPipe's channel
-/// tests.
+/// Cases in which bytes arrive: every size, both directions, many at once, slow readers. The first eight have the names
+/// of TensorPipe's channel tests.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -94,7 +94,7 @@ TEST_P(ChannelSuite, ANullPointerWithASizeIsRefused) {
   Outcome outcome;
   EXPECT_FALSE(letter.offer(wrong, outcome.completion()));
   EXPECT_FALSE(letter.refusal.empty());
-  EXPECT_EQ(outcome.runs(), 0);  // a refusal drops it unrun
+  EXPECT_EQ(outcome.runs(), 0);  // a channel that refuses drops the completion without running it
 }
 
 TEST_P(ChannelSuite, CarriesEverySize) {
@@ -193,7 +193,7 @@ TEST_P(ChannelSuite, ASlowReceiverGetsEverythingAndHoldsNoOfferUp) {
   const auto offering = std::chrono::steady_clock::now() - begin;
   for (std::uint32_t i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(expect_arrives(b(), i % 2 ? 100'000 : 1'000'000, i));
   for (const auto& outcome : released) EXPECT_EQ(outcome.wait_name(), "Ok");
-  EXPECT_LT(offering, patience / 3);  // most of which is the filling
+  EXPECT_LT(offering, patience / 3);  // filling the buffers takes most of this time
 }
 
 TEST_P(ChannelSuite, OffersReturnWhileTheReceiverReadsNothingAtAll) {
@@ -268,11 +268,11 @@ TEST_P(ChannelSuite, AnAddressThatIsUsedAgainCarriesItsNewBytes) {
     const auto memory = memory_a().allocate(bytes);
     for (std::uint32_t round = 0; round < 50; ++round) {
       memory_a().fill(memory, round);
-      ASSERT_EQ(a().send(memory).wait_name(), "Ok");  // and is written again, whether the bytes have come or not
+      ASSERT_EQ(a().send(memory).wait_name(), "Ok");  // released: the next round overwrites it, landed or not
     }
     for (std::uint32_t round = 0; round < 50; ++round) ASSERT_NO_FATAL_FAILURE(expect_arrives(b(), bytes, round));
     for (std::uint32_t round = 0; round < 50; ++round) {
-      a().send(memory_a().filled(bytes, round));  // an allocator gives the address that was freed last
+      a().send(memory_a().filled(bytes, round));  // an allocator often returns the address that was freed last
       ASSERT_NO_FATAL_FAILURE(expect_arrives(b(), bytes, round));
     }
   }

@@ -15,7 +15,7 @@ namespace {
 
 enum class Kind : std::uint8_t { message, acknowledgement };
 
-/// A peer that corrupts a size must not make the test allocate it.
+/// Bounds allocations: a peer may send a corrupt size.
 constexpr std::size_t largest_buffer = std::size_t{8} << 30;
 
 void put(Writer& out, const Ticket& ticket) {
@@ -255,7 +255,7 @@ bool WireEnd::take_message(Reader& in) {
   return take_behind(trailing);
 }
 
-/// The bytes behind the message, into what was handed to read(); the rest is dropped.
+/// Reads the bytes behind the message into the destinations that were handed to read(), and drops the rest.
 bool WireEnd::take_behind(std::uint64_t bytes) {
   bool alive = true;
   for (auto& each : std::exchange(behind_, {})) {

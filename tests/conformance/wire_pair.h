@@ -1,5 +1,6 @@
-/// Two ends of a link in one process (or one in a forked child), joined by real sockets: what the conformance suite
-/// runs channels on. Each end is a `Wire`, and as much of an agent as it takes to send buffers and to receive them.
+/// Two ends of a test link, joined by real sockets. The conformance suite runs channels on them. Both ends are in one
+/// process, or one is in a forked child. Each end is a `Wire`, plus the parts of an agent that send and receive
+/// buffers.
 #pragma once
 
 #include <condition_variable>
@@ -22,9 +23,9 @@ namespace tensorferry::conformance {
 
 class WireEnd;
 
-/// A buffer that came, or is to come.
+/// One buffer at the receiver: its ticket, its sink, and the outcome of its pull.
 struct Arrival final : Sink {
-  /// Which buffer of which of the sender's messages.
+  /// Names the sender's message, counted from 1, and the buffer's index in it.
   struct Number {
     std::uint64_t message, index;
     auto operator<=>(const Number&) const = default;
@@ -37,37 +38,38 @@ struct Arrival final : Sink {
   const Ticket ticket;
   const Number number;
   DeviceMemory& memory;
-  bool has_memory = true;                 // false: reserve says that there is none
-  bool may_adopt = true;                  // false: the caller wants the bytes in memory of its own
-  std::function<void()> on_reserve = {};  // inside reserve
-  Buffer buffer;                          // what reserve or adopt made of it
-  int filled = 0;                         // how often
+  bool has_memory = true;                 // false: reserve() returns nullopt
+  bool may_adopt = true;                  // false: adopt() returns false
+  std::function<void()> on_reserve = {};  // runs inside reserve()
+  Buffer buffer;                          // the memory that reserve() returned or adopt() took
+  int filled = 0;                         // how often one of the two succeeded
   Outcome landed, consumed;
 };
 using Arrivals = std::vector<std::shared_ptr<Arrival>>;
 
-/// A message while it is written: buffers are offered, then it is sent or dropped.
+/// A message under construction. The test offers its buffers, then sends or drops it. One thread at a time.
 class Letter final : public Outgoing {
  public:
   explicit Letter(WireEnd& end, bool appends = true) : end_(end), appends_(appends) {}
-  ~Letter();  // drops it where it was not sent
+  ~Letter();  // drops the message if it was not sent
 
   [[nodiscard]] bool appends() const override { return appends_; }
   void append(Buffer buffer, Completion written) override;
   [[nodiscard]] bool last_resort() const override { return only_channel; }
 
-  /// Offers; false where the channel refused (`refusal` then says why). `then` runs inside the release.
+  /// Offers a buffer. Returns false if the channel refuses; `refusal` then gives the reason. `then` runs inside the
+  /// release.
   bool offer(Buffer buffer, Completion then = {}, Sharing sharing = Sharing::by_value);
   void send();
-  /// It is never sent: withdraws every ticket.
+  /// Withdraws every ticket, unless the message was sent. The appended parts complete with Cancelled.
   void drop();
 
   [[nodiscard]] std::size_t appended() const { return appended_.size(); }
 
-  std::vector<Ticket> tickets;    // may be changed before send()
-  std::vector<Outcome> released;  // one a ticket
+  std::vector<Ticket> tickets;    // a test may change them before send()
+  std::vector<Outcome> released;  // one for each ticket
   std::string refusal;
-  bool only_channel = true;  // false: offers may be refused for a while
+  bool only_channel = true;  // the result of last_resort(); if false, the channel may refuse an offer for a while
 
  private:
   WireEnd& end_;
@@ -77,8 +79,10 @@ class Letter final : public Outgoing {
   std::vector<Lane::Part> appended_;
 };
 
-/// One end. Three lanes: messages with the bytes appended to them, bulk data, control messages; each is read by a
-/// thread of its own, so that between them any order can happen.
+/// One end of the link.
+///
+/// It has three lanes: messages with the bytes appended to them, bulk data, and control messages. Each lane has its own
+/// reading thread, so no order holds between lanes. Thread-safe, except `start`, `finish` and `read`.
 class WireEnd final : public Wire {
  public:
   struct Sockets {
@@ -87,12 +91,12 @@ class WireEnd final : public Wire {
   WireEnd(std::string peer, Driver& driver, DevicePair pair, DeviceMemory& memory, Sockets sockets);
   ~WireEnd();
 
-  /// Starts the threads. Once both ends exist, where they are in one process.
+  /// Starts the threads. If both ends are in one process, call it when both exist.
   void start();
-  /// Waits for the probe to end.
+  /// Waits for the probe to end. Returns its last status, or nullopt if that takes longer than `patience`.
   std::optional<Status> wait_ready();
 
-  // Wire
+  // Implement Wire.
   ControlId control(Bytes message, Descriptors descriptors) override;
   void read(Buffer destination, Completion landed) override;
   void send_bulk(std::uint64_t sequence, Buffer buffer, Completion written) override;
@@ -103,17 +107,19 @@ class WireEnd final : public Wire {
   Channel& channel() { return *channel_; }
   DeviceMemory& memory() { return memory_; }
 
-  /// A message of one buffer, from offer to send.
+  /// Offers one buffer and sends it as a message. Returns the outcome of the release, which never completes if the
+  /// channel refuses.
   Outcome send(const Buffer& buffer, Completion then = {});
-  /// The next message's buffers, once all of them have completed; what a message that does not come lacks is empty.
+  /// Returns the next message's buffers when all of their pulls have completed. Returns none if the message does not
+  /// come within `limit`, or if one of its pulls does not complete.
   Arrivals receive(std::chrono::milliseconds limit = patience);
 
-  /// What the end does with messages, other than to pull all buffers and to acknowledge.
+  /// How the end treats a message. By default it pulls all buffers and acknowledges them.
   struct Behaviour {
-    std::function<void(Arrivals&)> on_message = {};  // instead of pulling; on the reading thread
-    std::function<void(Arrival&)> before_pull = {};  // to set how the sink behaves
-    std::function<void(Arrival&)> on_landed = {};    // inside the completion
-    bool acknowledges = true;                        // false: keeps acknowledgements back
+    std::function<void(Arrivals&)> on_message = {};  // runs on the reading thread in place of the pulls
+    std::function<void(Arrival&)> before_pull = {};  // sets up the sink
+    std::function<void(Arrival&)> on_landed = {};    // runs inside the completion
+    bool acknowledges = true;                        // false: pulls send no acknowledgements
   };
   void behave(Behaviour behaviour);
 
@@ -122,23 +128,24 @@ class WireEnd final : public Wire {
 
   Lane& messages() { return messages_; }
   Lane& bulk() { return bulk_; }
-  /// Bulk data asked for that has not begun to come.
+  /// Returns the number of bulk transfers that the channel expects and whose bytes have not begun to arrive.
   std::size_t expected_bulk();
 
-  /// The link ends here, and so at the other end: completes what the wire holds and closes the channel.
+  /// Ends the link here, and so at the other end. Completes the operations that the wire holds, and closes the channel.
   void close(Status status);
-  /// close(), and waits for the threads, and for the completions that use this end. Not from one of them.
+  /// Closes the end, then waits for its threads, and up to `patience` for the completions that use it. Do not call it
+  /// from one of these threads or completions.
   void finish();
 
  private:
   friend class Letter;
-  /// The completions that channels hold, which may run after close() on threads of theirs.
+  /// Counts the completions that the channel holds. They may run after close(), on the channel's threads.
   struct Held {
     std::mutex mutex;
     std::condition_variable changed;
     int completions = 0;
   };
-  /// Counts as a completion until its last copy goes.
+  /// Returns a token that counts as one held completion until its last copy is destroyed.
   std::shared_ptr<void> hold();
 
   struct Receive {
@@ -169,19 +176,19 @@ class WireEnd final : public Wire {
   std::map<Arrival::Number, Ticket> unacknowledged_;
   std::shared_ptr<const Behaviour> behaviour_ = std::make_shared<const Behaviour>();
   std::deque<Arrivals> arrived_;
-  std::map<std::uint64_t, Receive> expected_;  // bulk
-  std::set<std::uint64_t> received_;           // bulk sequences that were asked for
+  std::map<std::uint64_t, Receive> expected_;  // bulk transfers, by sequence
+  std::set<std::uint64_t> received_;           // all bulk sequences that receive_bulk() was called with
   ControlId controls_seen_ = 0;
 
-  std::mutex control_mutex_;  // numbers and queues control messages in one step
+  std::mutex control_mutex_;  // makes numbering and queueing of a control message one step
   ControlId controls_sent_ = 0;
 
-  std::vector<Receive> behind_;  // the message thread's
+  std::vector<Receive> behind_;  // used by the messages lane's reading thread alone
 
   Lane messages_, bulk_, control_;
 };
 
-/// Both ends, started and ready.
+/// Both ends in this process, started. Their probes may still be under way.
 struct WirePair {
   WirePair(Driver& a_driver, Driver& b_driver, DevicePair devices, DeviceMemory& a_memory, DeviceMemory& b_memory);
   ~WirePair();
@@ -189,7 +196,7 @@ struct WirePair {
   std::unique_ptr<WireEnd> a, b;
 };
 
-/// Three pairs of connected sockets: .first and .second are what the two ends are made of.
+/// Returns three pairs of connected sockets: `first` for one end, `second` for the other.
 std::pair<WireEnd::Sockets, WireEnd::Sockets> connected_sockets();
 
 }  // namespace tensorferry::conformance

@@ -1,5 +1,4 @@
-/// What the suite rests on: that the link between the ends is a real one. The channel here only shows what it was
-/// given.
+/// Tests of the suite's own link. The channel here only shows the arguments that the link hands to it.
 #include "tests/conformance/wire_pair.h"
 
 #include <fcntl.h>
@@ -15,7 +14,7 @@
 namespace tensorferry::conformance {
 namespace {
 
-/// Sends a buffer's bytes through a pipe whose reading end goes ahead in a control message.
+/// Sends a buffer's bytes through a pipe. The pipe's reading end goes ahead of the ticket, in a control message.
 class PipeChannel final : public Channel {
  public:
   explicit PipeChannel(Wire& wire) : wire_(wire) {}
@@ -44,7 +43,7 @@ class PipeChannel final : public Channel {
   }
 
   void control(ByteView message, Descriptors descriptors) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the ticket is there by now
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // by then the ticket has arrived
     std::lock_guard lock(mutex_);
     if (message.size() == 3 && descriptors.size() == 1) pipe_ = std::move(descriptors.front());
   }

@@ -11,7 +11,8 @@ namespace {
 
 std::shared_ptr<HostMemory> memory() { return std::make_shared<HostMemory>(); }
 
-/// A buffer that counts how many of its kind are still held.
+/// Returns a buffer of `bytes` bytes, `misalign` bytes behind an aligned address. `held` counts such buffers while they
+/// have an owner.
 Buffer received(std::size_t bytes, int& held, std::size_t misalign = 0) {
   auto* block = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + misalign + 127) / 64 * 64));
   for (std::size_t i = 0; i < bytes; ++i) block[misalign + i] = static_cast<std::byte>(i);
@@ -61,7 +62,7 @@ TEST(CpuConverter, LeavesStoragesAloneWhenAskedTo) {
   (*converter.to_buffer(tensor.storage(), 0, 16)).owner.reset();
   tensor.reset();
   EXPECT_FALSE(watched.expired());
-  c10::intrusive_ptr<c10::StorageImpl>::reclaim(watched.lock().get());  // this test need not leak it for good
+  c10::intrusive_ptr<c10::StorageImpl>::reclaim(watched.lock().get());  // frees the storage that the converter leaked
 }
 
 TEST(CpuConverter, SendingDoesNotMaterialiseACopyOnWriteStorage) {
@@ -91,7 +92,7 @@ TEST(CpuConverter, AReceivedStorageCanBeResizedAndWritten) {
   int held = 0;
   auto tensor = bytes_of(*converter.to_storage(received(100, held)));
   tensor.resize_({1000});
-  EXPECT_EQ(held, 0);  // moved to memory of torch's own
+  EXPECT_EQ(held, 0);  // the bytes have moved to memory of torch's allocator
   EXPECT_EQ(tensor[99].item<int>(), 99);
   tensor.fill_(3);
   EXPECT_EQ(tensor.sum().item<std::int64_t>(), 3000);

@@ -25,7 +25,7 @@ cudaStream_t stream_of(const Buffer& buffer) { return static_cast<cudaStream_t>(
 
 void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 
-/// Holds a stream up until it is opened.
+/// Blocks a stream until open().
 class Barrier {
  public:
   explicit Barrier(cudaStream_t stream) {
@@ -38,7 +38,7 @@ class Barrier {
   }
   ~Barrier() {
     open();
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // before the flag goes
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // until then, the host function uses the flag
   }
   void open() { open_ = true; }
   Barrier(const Barrier&) = delete;
@@ -105,7 +105,7 @@ TEST_F(CudaConverter, AnotherThreadsCaptureGoesOnWhileMemoryIsReceived) {
   const auto stream = c10::cuda::getStreamFromPool();
   check(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeGlobal));
   std::thread([&] {
-    auto buffer = memory->allocate(std::size_t{64} << 20, first);  // more than is cached
+    auto buffer = memory->allocate(std::size_t{64} << 20, first);  // more than the allocator has cached
     EXPECT_NE(buffer.data, nullptr);
     EXPECT_TRUE(converter->to_storage(std::move(buffer)).ok());
   }).join();
@@ -160,7 +160,7 @@ TEST_F(CudaConverter, MemoryIsNotUsedAgainWhileTheStreamThatReadItIsBusy) {
     const auto next = memory->allocate(bytes, first);
     EXPECT_NE(next.data, where);
   }
-  // And when it is done, it is.
+  // When the stream has finished, the memory is used again.
   bool again = false;
   std::vector<Buffer> others;
   for (int i = 0; i < 100 && !again; ++i) {
@@ -192,7 +192,7 @@ TEST_F(CudaConverter, BuffersThatAreHeldAtOnceHaveStreamsOfTheirOwn) {
   std::set<Stream> streams;
   for (int i = 0; i < 16; ++i) streams.insert(held.emplace_back(memory->allocate(512, first)).stream);
   EXPECT_EQ(streams.size(), 16U);
-  EXPECT_TRUE(streams.contains(memory->allocate(512, first).stream));  // there are no more
+  EXPECT_TRUE(streams.contains(memory->allocate(512, first).stream));  // all 16 streams are in use
 }
 
 TEST_F(CudaConverter, ABlockServesAgainAtOnceWhereItIsFreedInTheOrderOfItsStream) {
@@ -200,13 +200,13 @@ TEST_F(CudaConverter, ABlockServesAgainAtOnceWhereItIsFreedInTheOrderOfItsStream
   std::set<const void*> used;
   for (int i = 0; i < 100; ++i) {
     const std::array buffers{memory->allocate(bytes, first)};
-    const CurrentStreams streams(converters_with(converter), buffers);  // as a handler's
+    const CurrentStreams streams(converters_with(converter), buffers);  // as while a handler runs
     const auto storage = converter->to_storage(buffers[0]);
     ASSERT_TRUE(storage.ok());
     check(cudaMemsetAsync(storage->mutable_data(), i, bytes, stream_of(buffers[0])));
     used.insert(storage->data());
   }
-  EXPECT_LE(used.size(), 16U);  // one a stream
+  EXPECT_LE(used.size(), 16U);  // one block for each stream
 }
 
 TEST_F(CudaConverter, WhatThereIsNoMemoryForIsNull) {

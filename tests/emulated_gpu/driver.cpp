@@ -1,4 +1,4 @@
-// The driver's functions, as libcuda.so.1 has them.
+// The functions of the emulated driver. Callers find them through cuGetProcAddress_v2, as in libcuda.so.1.
 #include <cuda.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 #include "tests/emulated_gpu/memory.h"
 #include "tests/emulated_gpu/streams.h"
 
-// Those that tests look up by name.
+// The exported functions, which the channels and their tests look up by name.
 extern "C" {
 CUresult emulated_begin_capture(CUstream, CUstreamCaptureMode) __asm__("cuStreamBeginCapture_v2");
 CUresult emulated_end_capture(CUstream, CUgraph*) __asm__("cuStreamEndCapture");
@@ -104,7 +104,8 @@ Memory& memory() { return Memory::of_this_process(); }
 Streams& streams() { return Streams::of_this_process(); }
 Stream* stream_of(CUstream stream) { return stream == nullptr ? streams().default_stream() : as<Stream*>(stream); }
 
-/// What is put on a stream; CUDA_ERROR_INVALID_CONTEXT on a thread with no context, as the driver says.
+/// Enqueues an operation. Fails if this thread has no context (CUDA_ERROR_INVALID_CONTEXT, as in the real driver) or if
+/// the stream is being captured.
 CUresult put(CUstream stream, Operation operation) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   auto* const on = stream_of(stream);
@@ -154,7 +155,7 @@ CUresult stream_write_value(CUstream stream, CUdeviceptr address, cuuint32_t val
 }
 
 struct Event {
-  PointPtr last;  // recorded
+  PointPtr last;  // the point of the last record; null if there was none
 };
 
 CUresult event_create(CUevent* event, unsigned int) {
@@ -197,7 +198,7 @@ CUresult stream_wait_event(CUstream stream, CUevent event, unsigned int) {
   return put(stream, [last] { return last->reached.load(); });
 }
 
-/// What comes from pageable memory has been read on return, and what goes there has been written.
+/// Enqueues a copy. On return, a pageable source has been read, and a pageable destination has been written.
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   std::vector<std::byte> staged;
   const auto* source = as<const std::byte*>(from);
@@ -287,7 +288,7 @@ CUresult attributes(unsigned int count, CUpointer_attribute* names, void** value
   return CUDA_SUCCESS;
 }
 
-/// Opened by way of /proc, which a process of the same user may.
+/// The contents of an IPC handle. A process of the same user opens the memory through /proc/PID/fd.
 struct IpcHandle {
   pid_t process;
   int descriptor;

@@ -1,4 +1,4 @@
-/// The memory of the emulated devices: shared memory, so that another process may have it as well.
+/// The memory of the emulated devices. It is shared memory of the host, so that another process can map it too.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ namespace emulated {
 
 inline constexpr std::size_t device_bytes = std::size_t{8} << 30;
 
-/// Pages, which go with the last mapping, handle and descriptor.
+/// Memory of one memfd. Owns `descriptor`. The kernel frees the memory when no process has a mapping or descriptor of
+/// it any more.
 struct Pages {
   Pages(int f, std::size_t b) : descriptor(f), bytes(b) {}
   ~Pages();
@@ -24,36 +25,43 @@ struct Pages {
 };
 using PagesPtr = std::shared_ptr<Pages>;
 
-/// Pages at an address.
+/// Pages that are mapped at an address.
 struct Range {
   std::uintptr_t begin = 0;
   std::size_t bytes = 0;
-  std::uint64_t id = 0;  // of this mapping, never used again
+  std::uint64_t id = 0;  // identifies this mapping, and is never reused
   PagesPtr pages;
-  bool allocated = false;  // by the way of cudaMalloc; else mapped into a reservation
+  /// True: allocated as by cudaMalloc, or opened by an IPC handle. False: mapped at reserved addresses.
+  bool allocated = false;
 };
 
-/// All of the process. Thread-safe. Null and nullopt: it cannot be.
+/// All emulated memory of this process. Thread-safe. Functions return null, nullopt or false if they fail.
 class Memory {
  public:
   static Memory& of_this_process();
 
+  /// Creates pages. Fails if the devices would then have more than `device_bytes` together.
   PagesPtr create(std::size_t bytes);
-  /// Pages of another process's, or of this one's, which are then the same. Takes the descriptor.
+  /// Returns the pages of a descriptor from this process or another one, and takes over the descriptor. Two descriptors
+  /// of the same memory give the same Pages.
   PagesPtr import(int descriptor);
 
+  /// Maps all pages at addresses that the kernel chooses.
   std::optional<std::uintptr_t> map(const PagesPtr& pages, bool allocated);
+  /// Maps the first `bytes` bytes of `pages` at reserved addresses.
   bool map_at(std::uintptr_t begin, std::size_t bytes, const PagesPtr& pages);
-  /// Leaves a hole in its reservation; frees the addresses of what was allocated.
+  /// Ends the mapping that begins at `begin`. Addresses of allocated memory are freed; others stay reserved.
   bool unmap(std::uintptr_t begin);
+  /// Returns the mapping that contains `address`.
   std::optional<Range> find(std::uintptr_t address);
-  /// Of all pages that there are.
+  /// Returns the bytes of all pages that this process has.
   std::size_t used();
 
-  /// Page-locked memory of the host.
+  /// Records host memory as page-locked, or no longer so.
   void lock(std::uintptr_t begin, std::size_t bytes);
   bool unlock(std::uintptr_t begin);
-  /// Neither of a device nor page-locked: copies do not leave it alone behind their caller's back.
+  /// Returns whether `address` is neither device memory nor page-locked. A copy from or to pageable memory has finished
+  /// with it when the call returns.
   bool pageable(std::uintptr_t address);
 
   std::uint64_t add_handle(PagesPtr pages);
@@ -65,7 +73,7 @@ class Memory {
   std::map<std::uintptr_t, Range> ranges_;
   std::map<std::uintptr_t, std::size_t> locked_;
   std::map<std::uint64_t, PagesPtr> handles_;
-  std::map<std::uint64_t, std::weak_ptr<Pages>> known_;  // by the system's number of the file
+  std::map<std::uint64_t, std::weak_ptr<Pages>> known_;  // by the file's inode
   std::uint64_t next_ = 1;
 };
 

@@ -1,4 +1,4 @@
-/// The text with which a user chooses channels.
+/// Fuzzes the text by which a user chooses channels.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-/// What fuzzers of channels hand to them.
+/// Completions and memory that the fuzzers of channels hand to a channel.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tensorferry::fuzzing {
 
-/// Completions. Aborts where one runs twice, and in the destructor where one did not run.
+/// Makes completions that must run exactly once. Aborts if one runs twice; the destructor aborts if one has not run.
 class Promises {
  public:
   ~Promises() {
@@ -28,13 +28,14 @@ class Promises {
       if (++*runs != 1) std::abort();
     };
   }
-  void forget_last() { runs_.pop_back(); }  // an offer was refused: it is dropped unrun
+  void forget_last() { runs_.pop_back(); }  // after a refused offer, which drops its completion without running it
 
  private:
   std::vector<std::shared_ptr<int>> runs_;
 };
 
-/// Memory of exactly so many bytes, so that a sanitizer sees a byte too many; nullopt: more than `most`.
+/// Returns memory of exactly `bytes` bytes, so that a sanitizer sees an access beyond them. Returns nullopt if `bytes`
+/// exceeds `most`.
 inline std::optional<Buffer> memory_of(std::size_t bytes, std::size_t most) {
   if (bytes > most) return std::nullopt;
   std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);

@@ -1,5 +1,5 @@
-/// Tickets, control messages and descriptors of a hostile peer, mixed with honest ones, in any order: nothing is read
-/// or written that should not be, and every completion runs once.
+/// Fuzzes `basic` and `xth` with tickets, control messages and descriptors of a hostile peer, mixed with honest
+/// tickets, in any order. The channel must stay within its memory, and each completion must run once.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t most_bytes = std::size_t{1} << 20;
 
-/// Completes reads at once or when the link ends, as the input says.
+/// A wire that completes reads at once or when the link ends; the input chooses.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes, Descriptors) override { return ++controls_; }
@@ -63,7 +63,7 @@ class FuzzSink final : public Sink {
 
 Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
   Ticket ticket;
-  if (!honest.empty() && in.get<std::uint8_t>() % 2 == 0) {  // an honest one, perhaps with a byte changed
+  if (!honest.empty() && in.get<std::uint8_t>() % 2 == 0) {  // an honest ticket, perhaps with one byte changed
     ticket = honest[in.get<std::uint8_t>() % honest.size()];
     const auto at = in.get<std::uint8_t>();
     if (at < ticket.opaque.size()) ticket.opaque[at] ^= std::byte{in.get<std::uint8_t>()};

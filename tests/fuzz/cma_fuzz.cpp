@@ -1,6 +1,6 @@
-/// The two ends of a cma channel, where either may be hostile: tickets, control messages and descriptors are made up or
-/// changed on their way, and what is read may be anywhere in memory. Every completion runs once, no source is sent that
-/// was not offered, what parses encodes to the same again.
+/// Fuzzes both ends of a `cma` channel; either may be hostile. The input makes up tickets, control messages and
+/// descriptors, or changes them on their way. A pull may read any address. Each completion must run once, the channel
+/// must send only offered sources, and a parsed message or ticket must survive encoding and parsing.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -27,7 +27,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Keeps what an end sends until the input has it delivered, and what it waits for until the end.
+/// A wire that keeps the end's control messages until the input delivers them. Its bulk receives complete at the end.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
@@ -71,7 +71,7 @@ class FuzzSink final : public Sink {
   bool adopt(Buffer) override { std::abort(); }
 };
 
-/// An honest one as it is, or with a byte changed; or one that the input makes up.
+/// Returns an honest ticket, unchanged or with one byte changed, or a ticket that the input makes up.
 Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
   Ticket ticket;
   const auto way = in.get<std::uint8_t>();
@@ -122,7 +122,7 @@ void fuzz(Driver& driver, Reader& in) {
       case 4:
         channel.withdraw(ticket_from(in, honest));
         break;
-      case 5: {  // what the other end has sent, as it is or with a byte changed
+      case 5: {  // delivers the other end's next message, unchanged or with one byte changed
         auto& mail = wires[1 - side].mail;
         if (mail.empty()) break;
         auto message = std::move(mail.front());

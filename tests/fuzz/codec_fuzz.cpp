@@ -1,5 +1,5 @@
-// Arbitrary bytes as values, requests, replies and fetches: they decode or fail; what decodes encodes again, to
-// something that decodes to the same.
+// Fuzzes the decoding of values, requests, replies and fetches. Arbitrary bytes decode or fail. A decoded value encodes
+// to bytes that decode to the same value.
 #include <array>
 #include <cstdlib>
 
@@ -18,7 +18,7 @@ void must(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Three buffers: an empty one, one of host memory, and one whose bytes must never be looked at.
+/// Returns three buffers: an empty one, one of host memory, and one whose bytes must not be accessed.
 std::array<Buffer, 3> buffers() {
   static std::array<std::byte, 256> memory{};
   static std::byte nothing;

@@ -1,5 +1,5 @@
-/// Control messages and tickets of the cuda channels: what parses is written back as it was, and nothing else happens.
-/// Needs no GPU.
+/// Fuzzes the parsers of control messages and tickets of the cuda channels. A parsed message survives encoding and
+/// parsing. Needs no GPU.
 #include <cstdint>
 #include <cstdlib>
 
@@ -9,7 +9,8 @@
 namespace tensorferry {
 namespace {
 
-/// Written again it is read as the same: bytes may differ, for a number has several spellings.
+/// Checks that a parsed message survives encoding and parsing. The input's bytes may differ from the encoded ones,
+/// because a varint has several encodings.
 template <class Parse>
 void round_trip(ByteView input, Parse parse) {
   const auto once = parse(input);

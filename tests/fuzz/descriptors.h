@@ -1,4 +1,4 @@
-/// Descriptors that go with bytes, as a hostile peer sends them.
+/// Sends file descriptors with bytes, as a hostile peer may.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -12,9 +12,9 @@
 
 namespace tensorferry::fuzzing {
 
-inline const FileDescriptor something(::eventfd(0, EFD_CLOEXEC));  // there before anybody counts descriptors
+inline const FileDescriptor something(::eventfd(0, EFD_CLOEXEC));  // opened before a fuzzer counts descriptors
 
-/// Sends `bytes`, and up to 64 descriptors with the first of them; what sendmsg() returned.
+/// Sends `bytes`, with up to 64 descriptors at the first byte. Returns the result of sendmsg(). Never waits.
 inline ssize_t send_with_descriptors(int fd, ByteView bytes, std::size_t descriptors) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 64)> ancillary{};
   iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};

@@ -1,4 +1,5 @@
-// Records are read from a store that others write: first byte 0 with a key here, else without one.
+// Fuzzes the parser of records from a store that strangers can write. If the first byte is 0, the reader has a cluster
+// key, else none.
 
 #include <cstdint>
 #include <cstdlib>

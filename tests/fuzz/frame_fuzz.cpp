@@ -1,5 +1,9 @@
-// Frames as a peer may write them. First byte: 0 a header with its body, 1 a hello, 2 an error reply, 3 what a spilled
-// buffer holds, 4 and 5 a connection for calls and one for bulk, read in whatever pieces the input says.
+// Fuzzes the parsers of frames. The first byte of the input chooses:
+// - 0: a header with its body
+// - 1: a hello
+// - 2: an error reply
+// - 3: the contents of a spilled buffer
+// - 4, 5: a connection for calls, one for bulk data; the input sets the sizes of the pieces that are read
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -46,7 +50,7 @@ bool same(const std::vector<wire::BufferRecord>& a, const std::vector<wire::Buff
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return same(x, y); });
 }
 
-/// Each of the message's buffers has one place, and the parts of a bundle make it up.
+/// Checks that each of the message's buffers has one place, and that the parts of a bundle fill it.
 void placed(const std::vector<wire::BufferRecord>& records) {
   std::vector<int> places(wire::BufferRecord::count(records));
   for (const auto& record : records) {
@@ -70,7 +74,7 @@ Bytes encode(const std::vector<wire::BufferRecord>& records) {
 
 // ---- One frame
 
-/// The extension records that this version knows of.
+/// Encodes the extension records that this version knows.
 Bytes extensions_of(const wire::Frame& frame) {
   Bytes out;
   Writer writer(out);
@@ -89,7 +93,7 @@ void frame(ByteView input) {
   if (!header) return must(header.status().code() == Code::protocol_error);
   std::array<std::byte, Header::size> head{};
   header->encode(head.data());
-  head[7] = input[7];  // padding: not read
+  head[7] = input[7];  // padding, which is not read
   must(same(head, input.first(Header::size)));
 
   const auto body = input.subspan(Header::size);
@@ -145,7 +149,7 @@ void spilled(ByteView input) {
 
 // ---- A connection
 
-constexpr std::size_t most_memory = 1 << 16;  // a frame may claim 2^62 bytes behind it
+constexpr std::size_t most_memory = 1 << 16;  // a bound, because a frame may claim 2^62 bytes behind it
 
 std::size_t open_descriptors() {
   std::error_code ignored;
@@ -153,7 +157,7 @@ std::size_t open_descriptors() {
   return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
 }
 
-/// Does with each frame what its call id says, and knows from `sent` what must come where.
+/// Handles each frame as the bits of its call id say, and checks the frames and the bytes behind them against `sent`.
 class Sink final : public FrameSink {
  public:
   Sink(ByteView sent, const std::size_t& came) : sent_(sent), came_(came) {}
@@ -165,7 +169,7 @@ class Sink final : public FrameSink {
     must(at_ + Header::size + body.size() <= came_ && body.size() == header.length);
     std::array<std::byte, Header::size> head{};
     header.encode(head.data());
-    head[7] = sent_[at_ + 7];  // padding: not read
+    head[7] = sent_[at_ + 7];  // padding, which is not read
     must(same(head, sent_.subspan(at_, Header::size)) && same(body, sent_.subspan(at_ + Header::size, body.size())));
     must(descriptors.size() == header.descriptors && stream.unclaimed() == header.trailing);
     if (held_ < (header.call >> 8 & 3)) {
@@ -182,13 +186,14 @@ class Sink final : public FrameSink {
     return Taken::yes;
   }
 
-  /// Every frame that came has been seen, and a stream ended by a frame was ended by one that is none.
+  /// Checks that the sink has got every complete frame, and that the stream ended with ProtocolError only if the next
+  /// bytes are no valid frame.
   void check_end(FrameStream::Use use, Code end) const {
     if (ended_ || at_ >= came_) return must(ended_ || end != Code::protocol_error);
     const auto left = sent_.subspan(at_, came_ - at_);
     if (left.size() < Header::size) return must(end != Code::protocol_error);
     const auto header = Header::decode(left.first(Header::size));
-    if (header.ok() && header->descriptors != 0) return;  // perhaps they did not come
+    if (header.ok() && header->descriptors != 0) return;  // the descriptors may be missing
     const bool none = !header.ok() || (use == FrameStream::Use::bulk && header->length != 0);
     must(none == (end == Code::protocol_error) && (none || header->length > left.size() - Header::size));
   }
@@ -199,18 +204,18 @@ class Sink final : public FrameSink {
     int completed = 0;
   };
 
-  /// Nothing, all, parts of it, or more than there is.
+  /// Reads nothing behind the frame, or all bytes, at once or in parts, or more than there are.
   void read(FrameStream& stream, const Header& header) {
     const auto how = header.call & 7;
     if (how == 0) return;
-    const auto parts = how == 1 ? 1 : 1 + (header.call >> 4 & 15) * 9;  // more than one recvmsg takes
+    const auto parts = how == 1 ? 1 : 1 + (header.call >> 4 & 15) * 9;  // up to more than one recvmsg takes
     for (std::uint64_t part = 0; part < parts; ++part) {
       const auto left = stream.unclaimed();
       read_one(stream, part + 1 == parts ? left : left / 3, how == 2);
     }
     if (how != 3) return;
     read_one(stream, stream.unclaimed() + 1, true);
-    at_ = behind_;  // a destination that fails takes what nobody had asked for with it
+    at_ = behind_;  // a failed read leaves no unclaimed bytes, so the next frame begins here
   }
 
   void read_one(FrameStream& stream, std::uint64_t bytes, bool drop) {
@@ -230,18 +235,18 @@ class Sink final : public FrameSink {
   }
 
   const ByteView sent_;
-  const std::size_t& came_;  // bytes that have been written so far
+  const std::size_t& came_;  // how many bytes have been written so far
   std::size_t at_ = 0;       // where the next frame begins
-  std::size_t behind_ = 0;   // where the next destination's bytes do
+  std::size_t behind_ = 0;   // where the next destination's bytes begin
   std::uint64_t held_ = 0;
-  bool ended_ = false;  // by this sink
+  bool ended_ = false;  // whether this sink has ended the stream
   std::vector<std::shared_ptr<Landing>> landings_;
 };
 
-/// `bytes`, and descriptors with the first of them.
+/// Writes `bytes`, with the descriptors at the first byte.
 void write(int fd, ByteView bytes, std::size_t descriptors) {
   const auto written = fuzzing::send_with_descriptors(fd, bytes, descriptors);
-  must(written < 0 || static_cast<std::size_t>(written) == bytes.size());  // refused only where the reader has closed
+  must(written < 0 || static_cast<std::size_t>(written) == bytes.size());  // fails only if the reader has closed
 }
 
 FrameStream::Progress drain(FrameStream& stream, FrameSink& sink) {
@@ -254,7 +259,8 @@ FrameStream::Progress drain(FrameStream& stream, FrameSink& sink) {
   return progress;
 }
 
-/// Sizes of pieces and what comes with them, then what is sent.
+/// Sends the input over a connection in pieces. Its first bytes say how the connection ends, how large each piece is,
+/// and how many descriptors go with it.
 void connection(ByteView input, FrameStream::Use use) {
   Reader in(input);
   const auto ending = in.get<std::uint8_t>();
@@ -286,7 +292,7 @@ void connection(ByteView input, FrameStream::Use use) {
   sink.check_end(use, code);
 }
 
-/// What came with frames is gone with them.
+/// Runs a connection, and checks in every 16th run that all descriptors which came with frames are closed.
 void connection_that_leaves_nothing(ByteView input, FrameStream::Use use) {
   static unsigned runs = 0;
   const bool counts = runs++ % 16 == 0;

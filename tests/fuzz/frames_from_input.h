@@ -1,5 +1,5 @@
-/// Frames of a peer that mostly keeps to the protocol, chosen by a fuzzer's input: what is random bytes there is a
-/// kind, a function that exists, a ticket of the right form here, and one lie at a time.
+/// Makes frames from a fuzzer's input, as from a peer that mostly keeps to the protocol. The input chooses among valid
+/// kinds, existing functions and well-formed tickets. Besides its records, a frame has at most one deliberate error.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,16 @@ inline std::uint64_t size_from(Reader& in) {
   return choice < 248 ? choice : sizes[choice - 248U];
 }
 
-inline constexpr std::uint8_t basic = 2;  // among the channels of the agent: mail, xth, basic
+inline constexpr std::uint8_t basic = 2;  // its index among the agent's channels: mail, xth, basic
 inline constexpr Device gpu{DeviceType::cuda, 0};
 
-/// Ids that calls of either side have: the agent's are slots with generations, the first of a link 1 << 32.
+/// Returns a call id that either side may use. The agent's ids are slots with generations; a link's first is 1 << 32.
 inline std::uint64_t call_from(Reader& in) {
   const auto choice = in.get<std::uint8_t>();
   return (choice & 0x80) != 0 ? std::uint64_t{choice & 7U} : std::uint64_t{1U + (choice >> 6)} << 32 | (choice & 7U);
 }
 
-/// Makes a record that of a bundle: mostly of buffers that make it up and are there.
+/// Turns a record into that of a bundle. Mostly its parts add up to the bundle and name buffers of the message.
 inline void bundle_from(Reader& in, wire::BufferRecord& record) {
   const auto choice = in.get<std::uint8_t>();
   std::uint64_t end = 0;
@@ -44,7 +44,7 @@ inline void bundle_from(Reader& in, wire::BufferRecord& record) {
   record.bytes = (choice & 0x10) != 0 ? record.bytes : end;
 }
 
-/// Writes a buffer record; returns how many bytes an honest peer would send behind the frame for it.
+/// Writes a buffer record. Returns how many bytes an honest peer would send behind the frame for it.
 inline std::uint64_t put_record(Reader& in, Bytes& out, bool in_spill) {
   constexpr std::array<std::uint8_t, 8> channels{0, 1, 2, 3, 0xff, 0xff, 0xff, 77};
   const auto form = in.get<std::uint8_t>();
@@ -61,23 +61,23 @@ inline std::uint64_t put_record(Reader& in, Bytes& out, bool in_spill) {
   switch (way % 8) {
     case 0:
     case 1:
-      writer.put(std::uint8_t{1});  // basic: behind the frame
+      writer.put(std::uint8_t{1});  // basic: the bytes are behind the frame
       break;
     case 2:
-      writer.put(std::uint8_t{2});  // basic: on the bulk connection
+      writer.put(std::uint8_t{2});  // basic: the bytes are on the bulk connection
       writer.varint(in.get<std::uint8_t>() % 4);
       break;
     case 3:
       writer.put(std::uint8_t{0});
       break;
     case 4:
-      writer.put(std::uint32_t{in.get<std::uint8_t>() % 4U});  // mail
+      writer.put(std::uint32_t{in.get<std::uint8_t>() % 4U});  // a ticket of the channel mail
       break;
     default:
       writer.raw(in.raw(std::min<std::size_t>(in.get<std::uint8_t>() % 64, in.rest().size())));
   }
   if (record.channel == wire::BufferRecord::inline_channel) {
-    const auto cut = way % 8 == 7 ? 1U : 0U;  // ends outside
+    const auto cut = way % 8 == 7 ? 1U : 0U;  // the buffer ends outside of its bytes
     record.bytes = std::min<std::uint64_t>(record.bytes, 5000);
     ticket.resize(record.bytes - std::min<std::uint64_t>(cut, record.bytes));
   }
@@ -108,7 +108,7 @@ inline Bytes extensions_from(Reader& in, std::uint8_t choice) {
   return out;
 }
 
-/// Payloads as the agent knows them: of control frames, with the codes of the channels that there are.
+/// Returns a payload. That of a control frame begins with an operation and the code of a channel, mostly valid ones.
 inline Bytes payload_from(Reader& in, wire::Kind kind) {
   Bytes out;
   Writer writer(out);
@@ -121,11 +121,11 @@ inline Bytes payload_from(Reader& in, wire::Kind kind) {
   return out;
 }
 
-/// A frame and what stands behind it.
+/// A frame under construction, and the bytes behind it.
 struct Draft {
   wire::Header header;
   Bytes extensions, records, payload, behind;
-  unsigned count = 0;  // of records
+  unsigned count = 0;  // the number of records
 
   [[nodiscard]] Bytes assemble() {
     auto bytes = wire::assemble(header, extensions, records, payload);
@@ -134,7 +134,7 @@ struct Draft {
   }
 };
 
-/// Records and payload become one buffer: inside the frame, or behind it.
+/// Moves records and payload into one buffer, inside the frame or behind it.
 inline void spill(Draft& draft, bool in_frame, Device destination, bool miscounted) {
   Bytes body;
   Writer writer(body);
@@ -161,7 +161,7 @@ struct Sent {
   std::size_t descriptors = 0;
 };
 
-/// Mostly well-formed. `controls`: how many control frames there were before.
+/// Returns a frame of `kind`, mostly well-formed. `controls` counts the control frames so far.
 inline Sent frame_from(Reader& in, wire::Kind kind, std::uint64_t& controls) {
   const auto form = in.get<std::uint8_t>();
   const auto lie = (form & 0xc0) == 0xc0 ? in.get<std::uint8_t>() % 16 : 0;

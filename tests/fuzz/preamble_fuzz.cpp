@@ -1,4 +1,4 @@
-// Whatever a stranger says at either end of a greeting, it never passes for one that knows the key.
+// Fuzzes both sides of the handshake. A stranger's bytes never pass for those of a peer that knows the key.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Arbitrary peers against the tables of one agent: messages, answers, records and deaths in any order, well-formed and
-// not. Whatever they say, no lock is left behind, nothing is counted twice, and closing completes everything.
+// Fuzzes one agent's reference tables with arbitrary peers: messages, answers, records and deaths in any order,
+// well-formed and malformed. After any input, no lock is held, nothing is counted twice, and close() completes all
+// operations.
 #include <cstdlib>
 #include <deque>
 
@@ -47,7 +48,7 @@ class Fuzz {
   }
 
  private:
-  // Few of each, so that they meet.
+  // Few values of each kind, so that operations often name the same ones.
   std::uint64_t small(std::uint64_t below) { return in_.get<std::uint8_t>() % below; }
   AgentId agent() {
     const auto incarnation = small(5);
@@ -74,7 +75,7 @@ class Fuzz {
     std::vector<ReferenceOp> ops;
     for (auto left = small(4); left != 0; --left) ops.push_back(op());
     auto& number = numbers_[from.incarnation];
-    if (small(8) != 0) ++number;  // else a repeat
+    if (small(8) != 0) ++number;  // else repeats the number
     static_cast<void>(references_->receive_mail(from, write_batch(small(16) == 0 ? 9 : here, number, ops)));
   }
   void garbage() {
@@ -114,7 +115,7 @@ class Fuzz {
     auto passage = references_->pass_to(agent());
     static_cast<void>(passage.add(**reference));
     const auto kind = small(4);
-    if (kind == 0) return;  // never sent
+    if (kind == 0) return;  // the message is never sent
     passage.sent();
     if (kind == 1) passage.ended({});
     if (kind == 2) passage.ended({Code::deadline_exceeded, ""});

@@ -1,6 +1,5 @@
-/// An agent that meets the others through a store in which a stranger writes: every answer of the store's is the
-/// input's. Joining, looking others up, waiting for a world, its barriers and the key of a job end, with a result that
-/// keeps its promises or with an error.
+/// Fuzzes an agent's rendezvous through a store that a stranger writes: the input gives each answer of the store. These
+/// operations must end, with a valid result or an error: join, find, wait for a world, barrier, and the cluster key.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -17,7 +16,7 @@ void check(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Its answers are used up one by one; then it has failed.
+/// A store that takes its answers from the input. When the input is used up, each operation fails with ConnectionLost.
 class StrangersStore final : public Store {
  public:
   StrangersStore(Reader& in, Record self) : in_(in), self_(std::move(self)) {}
@@ -39,7 +38,7 @@ class StrangersStore final : public Store {
 
  private:
   static Status gone() { return {Code::connection_lost, "the store is gone"}; }
-  /// Of "p/rec/n/agent/3": "n/agent" and 3.
+  /// These two return "n/agent" and 3 for the key "p/rec/n/agent/3".
   static std::string slot_of(std::string_view key) {
     const auto begin = key.find("rec/"), end = key.rfind('/');
     return begin == std::string_view::npos ? "" : std::string(key.substr(begin + 4, end - begin - 4));
@@ -60,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   self.name = "agent";
   self.rank = 0;
   self.incarnation = 7;
-  const auto rank = in.get<std::uint8_t>() % 2;  // who leads a barrier, who follows
+  const auto rank = in.get<std::uint8_t>() % 2;  // rank 0 leads a barrier, rank 1 follows
   auto mine = self;
   mine.rank = rank;
   const auto store = std::make_shared<StrangersStore>(in, self);

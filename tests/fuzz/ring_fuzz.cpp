@@ -1,6 +1,6 @@
-/// Both sides of a ring of calls, where either may be hostile: anything is written into the memory that both map,
-/// between any two operations. Nothing is touched that should not be, lengths and indices that come out are in bounds,
-/// and the caller never uses a slot for two calls at once.
+/// Fuzzes both sides of a ring of calls; either may be hostile. Between any two operations, the input writes arbitrary
+/// values into the memory that both sides map. The ring must stay within its memory, return only lengths and indices in
+/// bounds, and never give the caller one slot for two calls at once.
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -70,7 +70,7 @@ class Fuzz {
  private:
   struct Asked {
     SlotId slot;
-    bool given_up = false;  // the slot comes back when the answer has, or has already
+    bool given_up = false;  // the slot becomes free when the answer comes; it may be free already
   };
 
   void call() {
@@ -139,7 +139,7 @@ class Fuzz {
     asked->given_up = true;
   }
 
-  /// The words that count stand at the beginning, and in front of each slot.
+  /// Writes an arbitrary value to a word near the beginning, or in front of a slot. The words that matter are there.
   void write() {
     const auto where = in_.get<std::uint8_t>();
     const auto at = where % 2 ? std::size_t{in_.get<std::uint16_t>()} * 4

@@ -1,7 +1,8 @@
-// A peer that passes the greeting and then sends what the input says, to an agent that serves it and calls it. Whatever
-// it sends: calls of others still succeed, nothing of it stays in flight, no descriptor or thread stays behind.
+// Fuzzes an agent with a peer that completes the handshake and then sends frames from the input. The agent serves the
+// peer and calls it. After any input, calls of other peers succeed, no call of the hostile peer is in flight, and no
+// descriptor or thread is left.
 //
-// Input: how the peer connects (Session::connect), then steps (Session::step), in bytes read front to back.
+// The input's first bytes say how the peer connects (Session::connect). The others are its steps (Session::step).
 #include <poll.h>
 #include <sanitizer/lsan_interface.h>
 #include <sys/socket.h>
@@ -61,7 +62,7 @@ void must_become(const Condition& holds) {
 std::ptrdiff_t threads() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
 }
-/// But for pipes, which the fuzzer has with its symbolizer.
+/// Returns the number of open descriptors, without pipes: the fuzzer opens some to its symbolizer.
 std::ptrdiff_t open_descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
   return std::count_if(begin(all), end(all), [](const auto& entry) {
@@ -70,7 +71,7 @@ std::ptrdiff_t open_descriptors() {
   });
 }
 
-/// Peers may name any size: what they get here is bounded, so that the fuzzer's own memory is.
+/// Memory with a bound on each buffer. A peer may name any size, and the fuzzer's own memory must stay small.
 class BoundedMemory final : public Memory {
  public:
   Buffer allocate(std::size_t bytes, Device device) override {
@@ -81,7 +82,7 @@ class BoundedMemory final : public Memory {
   HostMemory host_;
 };
 
-/// Memory that the host cannot touch.
+/// Memory that the host must not access.
 class DeviceMemory final : public Memory {
  public:
   Buffer allocate(std::size_t bytes, Device device) override {
@@ -94,7 +95,7 @@ class Connection {
  public:
   explicit Connection(FileDescriptor fd) : fd_(std::move(fd)) {}
 
-  /// Gives up for good where the agent has closed it or reads no more.
+  /// Writes all bytes. If the agent has closed the connection or no longer reads, gives up for good.
   void write(ByteView bytes, std::size_t descriptors) {
     while (!bytes.empty() && !ended_) {
       const auto written = fuzzing::send_with_descriptors(fd_.get(), bytes, std::exchange(descriptors, 0));
@@ -107,7 +108,7 @@ class Connection {
     ended_ = true;
     ::shutdown(fd_.get(), SHUT_WR);
   }
-  /// The agent has closed it; what it sent before is dropped.
+  /// Returns whether the agent has closed the connection. Drops the bytes that it has sent.
   bool ended() {
     std::array<std::byte, 16384> dropped;
     auto got = static_cast<ssize_t>(dropped.size());
@@ -157,7 +158,8 @@ FileDescriptor greet(const std::string& address) {
 
 constexpr auto target_name = "target", witness_name = "witness", hostile_name = "hostile";
 
-/// A call of the agent's to the hostile peer. Once it has ended nothing may write to its memory: that is freed.
+/// A call from the agent to the hostile peer. When the call has ended, nothing may write to `memory` any more, because
+/// it is freed.
 struct Outbound {
   explicit Outbound(std::size_t bytes) : memory(bytes) {}
   Bytes memory;
@@ -205,7 +207,7 @@ class Agents {
         hostile_directory_.emplace(store, "tensorferry", Key()).join(record, [](const Record&) { return false; }).ok());
   }
 
-  /// Answers the oldest request that waits for it, or drops it.
+  /// Answers the oldest kept request of function "later", or drops it.
   void answer_one(bool drop) {
     std::optional<Reply> reply;
     {
@@ -219,7 +221,8 @@ class Agents {
     reply->send({{}, {{{}, memory->data(), memory->size(), nullptr, memory}}, {}, {}});
   }
 
-  /// Ends what the agent waits for from the hostile peer, or from a handler; perhaps not all of it is there yet.
+  /// Ends the agent's waits: accepts and closes its pending dials to the hostile peer, and drops one kept request. Call
+  /// it again for waits that begin later.
   void settle() {
     while (FileDescriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK))) {
     }
@@ -236,9 +239,9 @@ class Agents {
 
   std::shared_ptr<RawAgent> target, witness;
   std::string target_address;
-  wire::Hello hello;  // the target's
+  wire::Hello hello;  // of the target
   Record record;
-  FileDescriptor listener;  // the hostile peer's
+  FileDescriptor listener;  // of the hostile peer
   std::atomic<bool> end_waiting{false};
 
  private:
@@ -250,7 +253,7 @@ class Agents {
     options.devices = {Device{}, Device{DeviceType::cuda, 0}};
     options.memory = {{DeviceType::cpu, std::make_shared<BoundedMemory>()},
                       {DeviceType::cuda, std::make_shared<DeviceMemory>()}};
-    options.heartbeat = milliseconds(20);  // it ends links that consist of a bulk connection alone
+    options.heartbeat = milliseconds(20);  // heartbeats end links that have only a bulk connection
     auto agent = RawAgent::join(std::move(options));
     must(agent.ok());
     return *agent;
@@ -262,7 +265,7 @@ class Agents {
   std::atomic<bool> waiting_{false};
 };
 
-/// One life of the hostile peer.
+/// One life of the hostile peer, for one input.
 class Session {
  public:
   Session(Agents& agents, ByteView input) : agents_(agents), in_(input) {}
@@ -274,7 +277,8 @@ class Session {
   }
 
  private:
-  /// With the agent's own channels, which all reach, or with such as do not, or as the input has it.
+  /// Returns a hello with the agent's own channels, which all reach, or with channels that do not reach, or one that
+  /// the input makes up.
   Bytes hello_of(wire::Hello::Purpose purpose) {
     wire::Hello hello;
     hello.purpose = purpose;
@@ -286,7 +290,7 @@ class Session {
     if ((shape_ & 0x40) != 0) {
       const auto said = in_.sized();
       const auto decoded = wire::Hello::decode(said);
-      // Names are not proven among those who have the key: the witness's own connection would be given up for this one.
+      // A peer that knows the key can use any name. With the witness's name, this connection would end the witness's.
       if (!decoded.ok() || decoded->name != witness_name) return {said.begin(), said.end()};
     }
     return hello.encode();
@@ -303,7 +307,8 @@ class Session {
     const auto hello = hello_of(purpose);
     connections_.emplace_back(std::move(socket)).write(frame_of(hello), 0);
   }
-  /// The agent dials as soon as it calls; not where it still has a link of the life before, which fails the call.
+  /// Accepts the connection that the agent dials when it calls. If the agent still has a link of the life before, it
+  /// does not dial; the call then fails, and this returns.
   void accept(const Outbound& outbound) {
     while (!outbound.call.done()) {
       pollfd readable{agents_.listener.get(), POLLIN, 0};
@@ -317,7 +322,7 @@ class Session {
     }
   }
 
-  /// Who dials whom, for what, and with which hello.
+  /// Makes the connections. The input says which side dials, for which purpose, and with which hello.
   void connect() {
     shape_ = in_.get<std::uint8_t>();
     if ((shape_ & 3) != 2) dial(wire::Hello::Purpose::calls);
@@ -378,7 +383,7 @@ class Session {
   }
 
   void end() {
-    const bool abrupt = (shape_ & 0x80) != 0;  // the agent has not seen the end when the next life begins
+    const bool abrupt = (shape_ & 0x80) != 0;  // the next life begins before the agent has seen the end
     for (auto& connection : connections_) connection.half_close();
     if (abrupt) connections_.clear();
     agents_.end_waiting = true;
@@ -404,8 +409,8 @@ class Session {
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
-  ::setenv("TENSORFERRY_LOG", "off", 1);  // a line for each link that ends
-  // Threads allocate and free as they go, so that the fuzzer would look for leaks after almost every input.
+  ::setenv("TENSORFERRY_LOG", "off", 1);  // the agent would log a line for each link that ends
+  // Background threads allocate and free all the time, so the fuzzer would search for leaks after almost every input.
   static std::vector<char*> with_mine(*arguments, *arguments + *count);
   static std::string mine = "-detect_leaks=0";
   with_mine.push_back(mine.data());

@@ -1,6 +1,7 @@
-/// The two ends of a shm channel, where either may be hostile: tickets and control messages are made up or changed on
-/// their way, and anything is written into the words that both have mapped. Nothing is touched that should not be,
-/// every completion runs once, what parses encodes to the same again.
+/// Fuzzes both ends of a `shm` channel; either may be hostile. The input makes up tickets and control messages or
+/// changes them on their way, and writes arbitrary values into the words that both ends have mapped. The channel must
+/// stay within its memory, each completion must run once, and a parsed message or ticket must survive encoding and
+/// parsing.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -35,7 +36,7 @@ struct Mail {
   Descriptors descriptors;
 };
 
-/// Keeps what an end sends until the input has it delivered, and a mapping of the memory that went with it.
+/// A wire that keeps the end's control messages until the input delivers them, and maps the memory that they carry.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors descriptors) override {
@@ -87,7 +88,7 @@ struct FuzzSink final : Sink {
   Buffer buffer;
 };
 
-/// Aborts where a completion runs twice.
+/// Returns a completion that counts its runs in `runs`, and aborts if it runs twice.
 Completion counted(const std::shared_ptr<int>& runs) {
   return [runs](Status) { require(++*runs == 1); };
 }
@@ -164,7 +165,7 @@ class Fuzz {
       ticket.bytes = in_.varint();
     }
     if (const auto place = place_of(ticket.opaque)) {
-      const auto again = place_of(encode(*place));  // numbers may have been written at length
+      const auto again = place_of(encode(*place));  // the input may have longer varints than needed
       require(again.has_value() && encode(*again) == encode(*place));
     }
     return ticket;
@@ -198,7 +199,7 @@ class Fuzz {
     if (mapped.empty()) return;
     auto& memory = mapped[in_.get<std::uint8_t>() % mapped.size()];
     const auto words = memory.bytes() / sizeof(std::uint64_t);
-    const auto back = in_.get<std::uint16_t>();  // the words that count stand at a segment's end, or a ledger's begin
+    const auto back = in_.get<std::uint16_t>();  // the words that matter: a segment's end, a ledger's beginning
     const auto at = memory.bytes() == Ledger::bytes ? back % words : words - 1 - back % words;
     word_at(memory, at * sizeof(std::uint64_t))
         .store(in_.get<std::uint8_t>() % 2 ? in_.varint() : in_.get<std::uint64_t>());

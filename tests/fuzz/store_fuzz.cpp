@@ -1,5 +1,7 @@
-// The store's server parses requests, its clients parse replies: first byte 0 a request, 1..3 a reply to that
-// operation, else the length in front of either.
+// Fuzzes the parsers of the store's server (requests) and clients (replies). The first byte of the input chooses:
+// - 0: a request
+// - 1 to 3: a reply to the operation of that number
+// - else: the length in front of a request or reply
 
 #include <cstdint>
 #include <cstdlib>

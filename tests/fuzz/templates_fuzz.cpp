@@ -1,4 +1,4 @@
-// Two payloads of one length, and what differs: {u8 n, n bytes, n bytes more, differences of a peer's}.
+// Fuzzes payload deltas. Input: u8 n, two payloads of n bytes each, then a delta as a peer may send it.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,5 +1,5 @@
-/// Descriptors, control messages, tickets and the metadata of pipes: what parses is written back as it was, and nothing
-/// else happens. Needs no TensorPipe.
+/// Fuzzes the parsers of the tensorpipe channel: descriptors, control messages, tickets, and the metadata of pipes. A
+/// parsed message survives encoding and parsing. Needs no TensorPipe.
 #include <cstdint>
 #include <cstdlib>
 

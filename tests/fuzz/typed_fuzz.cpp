@@ -1,5 +1,5 @@
-// Arbitrary bytes as the arguments and results of typed C++ functions: they are read as values of the types that such
-// functions take, or fail with an exception of ours; telling what came works on all of them.
+// Fuzzes the arguments and results of typed C++ functions. Arbitrary bytes are read as values of the types that such
+// functions take, or fail with one of TensorFerry's exceptions. detail::describe_arguments takes any bytes.
 #include <array>
 #include <cstdlib>
 
@@ -24,7 +24,7 @@ struct tensorferry::Value<Step> : tensorferry::Fields<"Step", &Step::observation
 
 namespace {
 
-/// An empty buffer, one of host memory, and one whose bytes must never be looked at.
+/// Returns three buffers: an empty one, one of host memory, and one whose bytes must not be accessed.
 std::vector<Buffer> buffers() {
   static std::array<std::byte, 256> memory{};
   static std::byte nothing;

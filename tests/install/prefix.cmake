@@ -1,4 +1,4 @@
-# `cmake --install`: a small archive, public headers alone, found by CMake and by pkg-config.
+# Tests `cmake --install`: it installs a small archive and only public headers, and CMake and pkg-config find them.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(prefix "${WORK}/prefix")
 run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${prefix}")
@@ -14,14 +14,14 @@ run("${STRIP}" --strip-unneeded -o stripped.a "${archive}")
 file(SIZE "${WORK}/stripped.a" bytes)
 message(STATUS "libtensorferry.a, stripped: ${bytes} bytes")
 math(EXPR most "3 * 1024 * 1024")
-if(bytes GREATER_EQUAL most AND NOT CUDA) # the channels between GPUs are beside it
+if(bytes GREATER_EQUAL most AND NOT CUDA) # with CUDA, the archive also holds the cuda channels
   message(FATAL_ERROR "libtensorferry.a has ${bytes} bytes when stripped, at least 3 MiB")
 endif()
 
 build_example(06-embed-cpp "-DCMAKE_PREFIX_PATH=${prefix}")
 expect_few_libraries("${WORK}/06-embed-cpp/embed")
 
-# Elsewhere than it was installed, and without CMake.
+# The prefix also works after a move, and without CMake.
 file(RENAME "${prefix}" "${WORK}/moved")
 find_program(pkg_config pkg-config REQUIRED)
 file(GLOB_RECURSE description "${WORK}/moved/tensorferry.pc")

@@ -1,9 +1,10 @@
-# For the scripts beside this one, which CTest runs with BUILD, SOURCE, WORK (a folder of the test's own) and the tools.
+# Functions for the scripts beside this one. CTest runs the scripts with BUILD, SOURCE, WORK (the test's own folder) and
+# the paths of the tools.
 
 file(REMOVE_RECURSE "${WORK}")
 file(MAKE_DIRECTORY "${WORK}")
 
-# run(COMMAND ...): a failure ends the test with what the command printed; `output` holds it otherwise.
+# run(COMMAND ...): runs a command in WORK. If it fails, the test fails with its output; else `output` holds the output.
 function(run)
   execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK}"
     RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -14,14 +15,14 @@ function(run)
   set(output "${said}" PARENT_SCOPE)
 endfunction()
 
-# Builds a project of its own that knows nothing but where to look for the package.
+# Builds an example as a separate project, which is told only where to find the package.
 function(build_example folder)
   run("${CMAKE_COMMAND}" -S "${SOURCE}/examples/${folder}" -B "${WORK}/${folder}" -DCMAKE_CXX_COMPILER=${CXX}
     -DCMAKE_BUILD_TYPE=Release ${ARGN})
   run("${CMAKE_COMMAND}" --build "${WORK}/${folder}")
 endfunction()
 
-# A program that holds an agent needs libcrypto beside what every C++ program needs.
+# Checks that a program with an agent needs no shared library but libcrypto and those of every C++ program.
 function(expect_few_libraries program)
   run("${READELF}" -d "${program}")
   string(REGEX MATCHALL "Shared library: \\[[^]]*" needed "${output}")
