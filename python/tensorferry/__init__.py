@@ -1,15 +1,16 @@
-"""Calls with tensors between processes, over the fastest way that their devices share.
+"""Remote calls with tensors between processes, over the fastest channel between their devices.
 
-:mod:`tensorferry.rpc` has the names of ``torch.distributed.rpc``; :class:`Agent` has the same verbs as methods, for
-several agents in one process; :func:`empty` and :func:`share` hand memory over without a copy;
-:mod:`tensorferry.errors` says what can go wrong.
+- :mod:`tensorferry.rpc` has the names of ``torch.distributed.rpc``.
+- :class:`Agent` has the same functions as methods, for several agents in one process.
+- :func:`empty` and :func:`share` hand memory to a peer without a copy.
+- :mod:`tensorferry.errors` lists the errors.
 """
 
 from __future__ import annotations
 
 from . import _torch_check
 
-_torch_check.check()  # before _C: its libraries are torch's
+_torch_check.check()  # before _C is imported: _C links against torch's libraries
 
 from . import errors, futures, rpc  # noqa: E402
 from ._build_info import VERSION as __version__  # noqa: E402

@@ -1,4 +1,4 @@
-"""How scripted modules travel among arguments and results: as ``torch.jit.save`` writes them."""
+"""Pickles scripted modules in arguments and results, in the format of ``torch.jit.save``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def reduce(module: ScriptModule) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-    """What pickle is to do with a scripted module: its own way refuses them."""
+    """Returns how pickle rebuilds a scripted module, as ``__reduce__`` does. Pickle itself refuses such modules."""
     saved = io.BytesIO()
     torch.jit.save(module, saved)
     return load, (saved.getvalue(),)
 
 
 def load(saved: bytes) -> ScriptModule:
-    """A copy of the module, where it arrived."""
+    """Returns a copy of the module, at the receiver."""
     module: ScriptModule = torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
     return module

@@ -1,4 +1,4 @@
-"""TensorDicts as records of the codec. Called by the compiled module, where tensordict is imported already."""
+"""TensorDicts as records of the codec. The compiled module calls this only if tensordict is imported already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def take_apart(value: Any) -> tuple[Any, ...] | None:
-    """What a TensorDict is made of; None: one that only pickle can take (memory-mapped, in shared memory)."""
+    """Returns the parts of a TensorDict; None if only pickle can encode it (memory-mapped or in shared memory)."""
     if value.is_memmap() or value.is_shared():
         return None
     names = tuple(value.names)
@@ -15,7 +15,7 @@ def take_apart(value: Any) -> tuple[Any, ...] | None:
 
 
 def put_together(kind: type, parts: tuple[Any, ...]) -> Any:
-    """The TensorDict of these parts, which a peer sent: its own constructor checks them."""
+    """Returns the TensorDict of the parts that a peer sent. The constructor of TensorDict checks them."""
     source, batch_size, device, names, locked = parts
     if type(source) is not dict or type(locked) is not bool:
         raise TypeError("a TensorDict came that is made of something else than a dict")

@@ -1,7 +1,7 @@
-"""Refuses a torch that this build cannot work with.
+"""Refuses a version of torch that this build cannot work with.
 
-torch gives no promise about its C++ interface between minor versions: a module built with one and loaded into another
-fails in ways that say nothing, from missing symbols to wrong memory. So the package asks first.
+torch does not promise a stable C++ ABI between minor versions. A module that is built with one version and loaded into
+another fails without a clear error, from missing symbols to corrupted memory. So the package checks the version first.
 """
 
 from ._build_info import TORCH_VERSION, VERSION
@@ -14,8 +14,8 @@ def _minor(version: str) -> list[str]:
 def check() -> None:
     """Imports torch, so that its libraries are loaded before ours.
 
-    Raises ImportError, with what to type, where torch is missing or is of another minor version than the one that
-    this build was made with.
+    Raises ImportError if torch is missing, or if its minor version is not the one that this build was made with. In the
+    latter case, the text gives the command that rebuilds the package.
     """
     remedy = "To rebuild it, in its source tree: pip install --no-build-isolation --no-deps --force-reinstall ."
     try:

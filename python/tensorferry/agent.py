@@ -1,4 +1,4 @@
-"""One process's place among its peers: joining, calling, leaving."""
+"""An agent: a process's member of a job. It joins, calls peers, serves their calls, and leaves."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
 
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
 
-_WORTH_A_BLOCK = 64 * 1024  # bytes of tensors that call_many puts into memory for all
+_WORTH_A_BLOCK = 64 * 1024  # bytes of tensors from which call_many publishes the arguments
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """An agent, as :func:`get_worker_info` tells of it; stands for its name in calls.
+    """The name and rank of an agent, from :func:`get_worker_info`. Calls accept it instead of the name.
 
     Args:
-        name: unique among the agents that meet.
-        id: its rank; -1 where it joined without one.
+        name: the agent's name, unique among the agents that meet.
+        id: the agent's rank; -1 if it joined without one.
 
     Example::
 
@@ -57,16 +57,17 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which channel carries tensors to a peer, and why not another. Prints as a table.
+    """Which channel carries tensors to a peer, and why the others do not. Prints as a table.
 
     Args:
         peer: the peer's name.
-        devices: what the answer is about, such as ``"cpu -> cpu"`` or ``"cuda:0 -> cuda:1"``: where the tensor is,
-            and where it would land.
-        channel: the channel that carries them now; ``""`` where none does.
-        transport: what carries the calls themselves: ``"ring"`` (memory that both map), ``"unix"`` or ``"tcp"``.
-        no_ring: why it is not ``"ring"``.
-        candidates: (channel, usable, reason), in the order in which they are tried.
+        devices: the tensor's device and the device on which it would land, such as ``"cpu -> cpu"`` or
+            ``"cuda:0 -> cuda:1"``.
+        channel: the channel that carries the tensors now; ``""`` if none does.
+        transport: the transport of the calls themselves: ``"ring"`` (memory that both processes map), ``"unix"`` or
+            ``"tcp"``.
+        no_ring: why the transport is not ``"ring"``; ``""`` if it is.
+        candidates: the channels as (channel, usable, reason), in the order in which the agent tries them.
 
     Example::
 
@@ -95,20 +96,20 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Counters:
-    """What an agent has done since it joined.
+    """The calls, bytes and references of an agent, counted since it joined.
 
     Args:
-        calls_sent: calls made here.
-        calls_served: calls of others answered here.
-        calls_failed: calls made here that ended with an error of ours.
-        bytes_sent: bytes of tensors and large buffers, by channel, those that were handed over by ``share`` too;
-            ``"inline"`` inside the calls' own frames.
-        bytes_received: likewise.
-        structure_bytes_spared: bytes of calls and results beside their buffers (names, keys, shapes) that did not
-            travel because the peer had them from an earlier one.
-        objects: objects here that a reference (:class:`RRef`) stands for, now.
-        references_given: references that peers hold on them, now.
-        references_held: references that are held here on objects of peers, by the owner's name, now.
+        calls_sent: calls that this agent made.
+        calls_served: calls of peers that this agent answered.
+        calls_failed: calls that this agent made and that ended with an error of TensorFerry's own.
+        bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
+            ``share``; under ``"inline"`` those inside the frames of calls.
+        bytes_received: the same for bytes received.
+        structure_bytes_spared: bytes of payloads (names, keys, shapes) that were not sent because the peer had them
+            from an earlier call or result.
+        objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
+        references_given: references that peers hold on those objects now.
+        references_held: references that this agent holds now on objects of peers, by the owner's name.
 
     Example::
 
@@ -126,16 +127,17 @@ class Counters:
     references_held: dict[str, int] = field(default_factory=dict)
 
 
-_sessions: Counter[Hashable] = Counter()  # worlds begun, by place, size and rank
-_living: set[Agent] = set()  # an agent lives until it leaves, whether or not anybody holds it
+_sessions: Counter[Hashable] = Counter()  # worlds that this process has joined, by place, size and rank
+_living: set[Agent] = set()  # keeps every agent alive until it leaves, even if the program drops it
 _lock = threading.Lock()  # guards both
 
 
 def _prefix(meeting: Meeting) -> str:
-    """Of the keys of one session.
+    """Returns the prefix of this session's keys in the store.
 
-    In a world all begin together, so that one process may begin again while another still ends: a session of theirs is
-    not one of ours. Ranks are counted apart, as several may be in one process; and sizes, as a rank may be in some.
+    The agents of a world begin together, each of them once per session. One process may begin the next session while
+    another still ends the previous one, so each session has keys of its own. Ranks are counted apart, because one
+    process can have several. World sizes are counted apart, because a rank can be in worlds of several sizes.
     """
     if not meeting.world_size:
         return "tensorferry"
@@ -159,7 +161,7 @@ def _device(device: DeviceLike | None) -> tuple[int, int]:
 
 
 def _gpus(devices: Sequence[DeviceLike] | None) -> list[int]:
-    """The GPUs that tensors may be on; makes no context on any of them."""
+    """Returns the indices of the GPUs that tensors may be on. Makes no CUDA context on any of them."""
     present = torch.cuda.device_count() if torch.version.cuda else 0
     if devices is None:
         return list(range(present))
@@ -182,43 +184,48 @@ def _device_maps(given: Mapping[str, DeviceMap] | None) -> dict[str, list[tuple[
 
 
 class Agent(_C.Agent):
-    """An agent of its own, with the verbs of :mod:`tensorferry.rpc` as methods; several can live in one process.
+    """A member of a job, with the functions of :mod:`tensorferry.rpc` as methods. One process can have several agents.
 
     Args:
-        name: unique among the agents that meet; None: ``worker<rank>``.
-        rank: unique, from 0; -1: the environment's (torchrun), or none.
-        world_size: wait until so many ranks have joined; then ``shutdown`` waits for all their calls. None: the
-            environment's where the rank is too, else agents join and leave at any time.
-        store: where agents meet: a store of torch's, or of :func:`tensorferry.connect_store`; else ``init_method``.
+        name: the agent's name, unique among the agents that meet; None: ``worker<rank>``.
+        rank: the agent's rank, unique, from 0; -1: the rank in the environment (torchrun), or none.
+        world_size: wait until this many ranks have joined; ``shutdown`` then waits for the calls of all of them. None:
+            the size in the environment if the rank comes from there too, else agents join and leave at any time.
+        store: the store at which the agents meet, instead of ``init_method``: one of torch's stores, or the result of
+            :func:`tensorferry.connect_store`.
         init_method: ``env://`` (the default), ``tcp://host:port``, ``file:///path``.
-        timeout: the default time-out of calls, seconds; 0: none.
+        timeout: the default time-out of calls, in seconds; 0: none.
         join_timeout: seconds to wait for the world.
-        key: the cluster key; else ``TENSORFERRY_KEY_FILE`` or ``TENSORFERRY_KEY``; needed beyond this host.
-        channels: ``"xth,basic"`` allows these alone, in this order, ``"-xth"`` all others; else
-            ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is there only where it is named.
-        interface: the network interface to listen on; else ``TENSORFERRY_SOCKET_IFNAME``, else the one that leads to
-            the store's host.
-        ports: ``"7000"`` or ``"7000-7099"``; else any.
-        unix_sockets: False: TCP also between processes of one host.
-        shared_memory: False: no memory is shared with peers: sockets carry every call, and channels that share memory
-            are left out unless ``channels`` names them.
-        socket_dir: the folder of unix sockets; else ``TENSORFERRY_SOCKET_DIR``, else they have no file.
-        max_threads: functions that run here at once; then calls fail with :class:`ResourceExhausted`.
-        max_bytes_in_flight: bytes under way to one peer, beyond which callers wait.
-        devices: the GPUs that tensors of its calls may be on, here; None: all that torch sees. Nothing is asked of a
-            GPU, and no context made on it, before a tensor on it is sent or received.
-        device_maps: by peer, a dict of devices here to devices there, one to one: where tensors among the arguments of
-            calls to it land, and the other way round where those of the results land. Others land on the device of the
-            same index, else on the first GPU, else on the CPU. ``device=`` of a call goes before.
-        heartbeat: seconds between signs of life to a peer on another host; it is lost when three are missing.
-        trust: ``"full"``: peers may call every function that can be imported here, and pickles that they send are
-            loaded. ``"registered"``: they may call what was exposed (:meth:`expose`, :func:`tensorferry.rpc.expose`)
-            and nothing else, and no pickle is loaded or sent. ``docs/security.md`` says what each risks.
+        key: the cluster key; by default that of ``TENSORFERRY_KEY_FILE`` or ``TENSORFERRY_KEY``. Required to listen
+            beyond this host.
+        channels: the channels that are allowed. ``"xth,basic"`` allows only these, in this order; ``"-xth"`` allows all
+            except this one; by default ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is used only if it is named.
+        interface: the network interface to listen on; by default ``TENSORFERRY_SOCKET_IFNAME``, else the interface
+            that leads to the store's host.
+        ports: the ports to listen on: ``"7000"`` or ``"7000-7099"``; by default any.
+        unix_sockets: False: use TCP also between processes of one host.
+        shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
+            that share memory unless ``channels`` names them.
+        socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
+        max_threads: how many functions run here at once. When as many more calls wait, further calls fail with
+            :class:`ResourceExhausted`.
+        max_bytes_in_flight: the limit of bytes in flight to one peer; callers beyond it block.
+        devices: the local GPUs that tensors of this agent's calls may be on; None: all that torch sees. The agent asks
+            nothing of a GPU, and makes no context on it, before it sends or receives a tensor on that GPU.
+        device_maps: for each peer, a one-to-one dict from devices here to devices there. Tensors in the arguments of
+            calls to the peer land by it, and those in the results land by its inverse. Tensors on other devices land on
+            the device of the same index, else on the first GPU, else on the CPU. ``device=`` of a call takes
+            precedence.
+        heartbeat: seconds between heartbeats to a peer on another host. A peer that misses three is lost.
+        trust: ``"full"``: peers may call every function that can be imported here, and the agent loads the pickles that
+            they send. ``"registered"``: peers may call only exposed functions and classes (:meth:`expose`,
+            :func:`tensorferry.rpc.expose`), and the agent neither loads nor sends pickles. ``docs/security.md``
+            describes the risks of each.
 
     Raises:
-        InvalidArgument: the name or rank belongs to an agent that lives, or an argument makes no sense.
-        Unauthenticated: there is no key to listen beyond this host with, or the others have another one.
-        DeadlineExceeded: not all have joined; says who is missing.
+        InvalidArgument: the name or rank belongs to a living agent, or an argument makes no sense.
+        Unauthenticated: the agent has no key to listen beyond this host with, or its peers have another key.
+        DeadlineExceeded: some agents of the world have not joined; the text names the missing ones.
 
     Example::
 
@@ -285,12 +292,12 @@ class Agent(_C.Agent):
 
     @property
     def world_size(self) -> int | None:
-        """How many agents began together; None where they come and go."""
+        """The number of agents that began together; None if agents join and leave at any time."""
         return self._meeting.world_size
 
     @property
     def timeout(self) -> float:
-        """The default time-out of calls, seconds; 0: none."""
+        """The default time-out of calls, in seconds; 0: none."""
         return self._timeout
 
     @timeout.setter
@@ -298,25 +305,25 @@ class Agent(_C.Agent):
         self._timeout = seconds
 
     def get_worker_info(self, worker_name: Peer | None = None) -> WorkerInfo:
-        """Who the agent of that name (or rank) is; without one, this agent.
+        """Returns the name and rank of an agent.
 
         Args:
-            worker_name: a name or a rank; None: this agent.
+            worker_name: the agent's name or rank; None: this agent.
 
         Raises:
-            NotFound: there is none. AgentClosed: this agent has left.
+            NotFound: there is no such agent. AgentClosed: this agent has left.
         """
         name, rank, _ = self._self if worker_name is None else self._find(worker_name)
         return WorkerInfo(name, rank)
 
     def peer(self, name: Peer) -> PeerHandle:
-        """A peer, with the verbs as methods: see :class:`tensorferry.Peer`.
+        """Returns a handle on a peer, with the calls as methods: see :class:`tensorferry.Peer`.
 
         Args:
-            name: its name, its rank, or a :class:`WorkerInfo`. Of a name nothing is asked: the peer may come later.
+            name: the peer's name, its rank, or a :class:`WorkerInfo`. A name is not looked up: the peer may join later.
 
         Raises:
-            NotFound: there is no such rank. AgentClosed: a rank was given, and this agent has left.
+            NotFound: no agent has that rank. AgentClosed: a rank was given, and this agent has left.
 
         Example::
 
@@ -338,26 +345,26 @@ class Agent(_C.Agent):
         require: str | None = None,
         wait_for_ready: bool = False,
     ) -> Stream[_T]:
-        """Calls a generator function on a peer and returns an iterator over what it yields.
+        """Calls a generator function on a peer and returns an iterator over its items.
 
         Args:
             to: the peer, as for :func:`rpc_sync`.
-            func: a generator function, an asynchronous one, or one that returns an iterator; or the name of one that
-                the peer exposed.
+            func: a generator function, an asynchronous one, or a function that returns an iterator; or the name under
+                which the peer exposed one.
             args: the positional arguments, a tuple.
             kwargs: the keyword arguments, a dict.
-            timeout: seconds that each item may take from when it is waited for; 0: no limit; -1: the default that
-                ``init_rpc`` was given (60). It also bounds the calls that the generator makes for the item.
-            window: items that the generator may be ahead of what has been taken here, at least 1.
+            timeout: seconds that each item may take once the caller waits for it; 0: no limit; -1: the default of
+                ``init_rpc`` (60). It also bounds the calls that the generator makes for the item.
+            window: how many items the generator may be ahead of the caller, at least 1.
             require, wait_for_ready: as for :func:`remote`.
 
         Returns:
             A :class:`Stream`: an iterator, also an asynchronous one, and a context manager.
 
         Raises:
-            At once: ValueError: ``window`` is below 1; otherwise what :func:`remote` raises.
-            From the iterator, after which the stream is closed: what ``func`` raised; DeadlineExceeded, where an item
-            did not come in time; ConnectionLost; TypeError, where ``func`` returned no iterator.
+            At once: ValueError if ``window`` is below 1; otherwise as :func:`remote`.
+            From the iterator, which closes the stream: the exception that ``func`` raised; DeadlineExceeded if an item
+            did not come in time; ConnectionLost; TypeError if ``func`` returned no iterator.
 
         Example::
 
@@ -377,16 +384,16 @@ class Agent(_C.Agent):
     def explain(
         self, peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None
     ) -> Explanation:
-        """Which channel would carry ``tensor`` (by default a CPU tensor of 1 MiB) to ``peer``, and why not another.
+        """Explains which channel would carry ``tensor`` to ``peer``, and why the others would not.
 
         Args:
-            peer: its name, rank, or :class:`WorkerInfo`.
-            tensor: its device and size count, not its values.
-            device: where it is to land, as :func:`rpc_sync` has it.
+            peer: the peer's name, rank, or :class:`WorkerInfo`.
+            tensor: only its device and size count, not its values; None: a CPU tensor of 1 MiB.
+            device: the device on which the tensor is to land, as for :func:`rpc_sync`.
 
         Raises:
-            InvalidArgument: the peer has no such device. NotFound: there is no such peer. ConnectionLost: it cannot be
-                reached. AgentClosed: this agent has left.
+            InvalidArgument: the peer has no such device. NotFound: there is no such peer. ConnectionLost: the peer
+                cannot be reached. AgentClosed: this agent has left.
 
         Example::
 
@@ -402,10 +409,10 @@ class Agent(_C.Agent):
         """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`.
 
         Args:
-            value: as :func:`tensorferry.rpc.publish` takes it.
+            value: as for :func:`tensorferry.rpc.publish`.
 
         Raises:
-            TypeError, InvalidArgument, ResourceExhausted: as there.
+            TypeError, InvalidArgument, ResourceExhausted: as :func:`tensorferry.rpc.publish`.
 
         Example::
 
@@ -425,13 +432,13 @@ class Agent(_C.Agent):
         """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`.
 
         Args:
-            peers, func, args, kwargs, timeout: as :func:`tensorferry.rpc.call_many` takes them.
+            peers, func, args, kwargs, timeout: as for :func:`tensorferry.rpc.call_many`.
 
         Returns:
-            A future for each peer, in their order.
+            One future for each peer, in the order of ``peers``.
 
         Raises:
-            TypeError: as there.
+            TypeError: as :func:`tensorferry.rpc.call_many`.
 
         Example::
 
@@ -440,8 +447,8 @@ class Agent(_C.Agent):
         given: tuple[Any, ...] | _C.Published = tuple(args or ())
         named = dict(kwargs or {})
         if _C.is_called_by_name(func):
-            # What cannot be published (references, tensors on GPUs) goes to each as by rpc_async, which says what is
-            # wrong where that cannot be either.
+            # Arguments that cannot be published (references, tensors on GPUs) go to each peer by rpc_async. If they
+            # cannot be sent either, rpc_async raises the error.
             with contextlib.suppress(TypeError, errors.Error):
                 block = self.publish((given, named or None))
                 if not 0 < block.nbytes < _WORTH_A_BLOCK:
@@ -449,21 +456,21 @@ class Agent(_C.Agent):
         return [self.rpc_async(peer, func, args=given, kwargs=named, timeout=timeout) for peer in peers]
 
     def counters(self) -> Counters:
-        """Calls, bytes and references so far: also after the agent has left.
+        """Returns the calls, bytes and references so far. May be called after the agent has left, too.
 
         Raises:
-            AgentClosed: in a forked child, whose parent's the agent is.
+            AgentClosed: called in a forked child: the agent belongs to the parent.
         """
         return Counters(**self._counters())
 
     def expose(self, fn: Any = None, *, name: str | None = None) -> Any:
-        """Lets peers call a function by name: :func:`tensorferry.rpc.expose` for this agent alone.
+        """Lets peers of this agent alone call a function by name: see :func:`tensorferry.rpc.expose`.
 
         Args:
-            fn, name: as :func:`tensorferry.rpc.expose` takes them.
+            fn, name: as for :func:`tensorferry.rpc.expose`.
 
         Raises:
-            InvalidArgument, TypeError: as there.
+            InvalidArgument, TypeError: as :func:`tensorferry.rpc.expose`.
 
         Example::
 
@@ -487,18 +494,20 @@ class Agent(_C.Agent):
                         raise errors.DeadlineExceeded(f"after {timeout:g} s {error}") from None
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
-        """Leaves. After it nothing of this agent's can be used: its futures and references raise :class:`AgentClosed`.
+        """Waits for calls under way, and leaves. Afterwards, the agent's futures and references raise
+        :class:`AgentClosed`.
 
         Args:
-            graceful: first wait for the calls that are under way; with a world size, for everybody's, and until
-                everybody has come here. False: fail them.
-            timeout: seconds to wait at most; 0: as long as it takes.
+            graceful: True: first wait for the calls under way. With a world size, wait for the calls of all agents of
+                the world, and until all of them have called ``shutdown``. False: fail the calls under way.
+            timeout: seconds to wait at most; 0: no limit.
 
         Raises:
-            DeadlineExceeded: ``timeout`` passed. ConnectionLost: a peer died or left before it came here. The agent has
-            left all the same.
-            InvalidArgument: called inside a function that a peer called, and graceful. The agent has not left.
-            AgentClosed: called in a forked child, whose parent's the agent is. It goes on there.
+            DeadlineExceeded: ``timeout`` passed. The agent has left all the same.
+            ConnectionLost: a peer died or left before it called ``shutdown``. The agent has left all the same.
+            InvalidArgument: a graceful ``shutdown`` was called inside a function that a peer called. The agent has not
+                left.
+            AgentClosed: called in a forked child: the agent belongs to the parent, and goes on there.
         """
         self._check_usable_here()
         if graceful and not self._left and _C.is_serving():
@@ -511,8 +520,10 @@ class Agent(_C.Agent):
             self.leave()
 
     def leave(self) -> None:
-        """Leaves at once: calls under way fail, and whoever calls here is told. Does nothing the second time, nor in a
-        forked child, whose parent's the agent is."""
+        """Leaves at once: calls under way fail, and peers with calls under way here get an error.
+
+        Does nothing the second time. Does nothing in a forked child either: the agent belongs to the parent.
+        """
         self._leave()
         with _lock:
             _living.discard(self)
@@ -520,7 +531,7 @@ class Agent(_C.Agent):
 
 @contextmanager
 def _interruptible(what: str) -> Iterator[None]:
-    """Ctrl-C inside says what was waited for."""
+    """Adds ``what`` to a KeyboardInterrupt that is raised inside, as the text that says what the wait was for."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -529,13 +540,13 @@ def _interruptible(what: str) -> Iterator[None]:
 
 
 class _Patience:
-    """Seconds that are left of a time-out; 0 stands for no end."""
+    """The time left of a time-out in seconds; a time-out of 0 never ends."""
 
     def __init__(self, timeout: float) -> None:
         self._until = time.monotonic() + timeout if timeout > 0 else None
 
     def slice(self) -> float:
-        """A short wait, so that a dead peer or Ctrl-C is noticed."""
+        """Returns the seconds to wait next: at most 0.5, so that the caller notices a dead peer or Ctrl-C."""
         return 0.5 if self._until is None else max(0.0, min(0.5, self._until - time.monotonic()))
 
     def over(self) -> bool:
@@ -543,10 +554,11 @@ class _Patience:
 
 
 def _finish(agent: Agent, timeout: float) -> None:
-    """Waits until no call is under way: here, or in a world everywhere.
+    """Waits until no call is under way: at this agent, or at all agents of its world.
 
-    Everybody waits until it is idle, then for the others (a round). When nobody has made or served a call between its
-    arrival in two rounds, all were idle at once in between, and with nothing under way nothing can begin again.
+    In each round, every agent waits until it is idle, and then until all others have arrived in the round. If no agent
+    made or served a call between its arrivals in two successive rounds, all were idle at once in between. Then no call
+    is under way that could begin another.
     """
     patience = _Patience(timeout)
     if not agent.world_size:
@@ -591,7 +603,7 @@ def _wait_for_all(agent: Agent, key: str, patience: _Patience) -> None:
     while store.get(f"{key}/go", patience.slice()) is None:
         missing = [name for name in agent._world if store.get(f"{key}/at/{name}", 0) is None]
         for name in missing:
-            # And then once more: it may have come and gone since.
+            # Reads the key a second time: the peer may have arrived and left since the first.
             if (why := _why_gone(agent, name)) and store.get(f"{key}/at/{name}", 0) is None:
                 raise errors.ConnectionLost(f'shutdown: "{name}" was lost before it came here ({why})')
         if patience.over():
@@ -599,7 +611,7 @@ def _wait_for_all(agent: Agent, key: str, patience: _Patience) -> None:
 
 
 def _why_gone(agent: Agent, name: str) -> str | None:
-    """Why the agent of that name will not come any more; None: it may."""
+    """Returns why the agent of that name will not arrive any more; None: it still may."""
     try:
         incarnation = agent._find(name)[2]
     except errors.NotFound:
@@ -612,5 +624,5 @@ def _why_gone(agent: Agent, name: str) -> str | None:
     return None
 
 
-# Before the interpreter ends: after that no thread of ours may enter it. Quick, whatever still runs.
+# Runs before the interpreter ends, because no thread of ours may enter it afterwards. Quick, even if calls still run.
 atexit.register(_C.leave_all)

@@ -1,4 +1,4 @@
-"""Functions that serve the calls that wait for them together."""
+"""Batching: a function serves several waiting calls at once."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ __all__ = ["batch"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_IDLE = 1.0  # seconds until a thread that has nothing to do ends
+_IDLE = 1.0  # seconds after which an idle thread ends
 
 Answer = Any  # torch.futures.Future, which cannot be subscripted at run time
 
 
 def batch(max_size: int, max_wait: float = 0.0) -> Callable[[Callable[..., list[R]]], Callable[..., Any]]:
-    """Serves calls that come at about the same time by one call of the function below it.
+    """Decorates a function so that one run of it serves several calls that arrive at about the same time.
 
-    That function gets a list for each of its parameters, with what the calls gave (defaults filled in), in the order in
-    which they came; it returns as many results, in the same order, and each caller gets its own. An exception among the
-    results is raised at its caller alone; one that the function raises, at all. Batches of one function run one after
-    another, on a thread of their own; those of a method, for each object apart. No thread is held by calls that wait,
-    and calls whose callers have given up meanwhile are left out.
+    The function gets one list for each of its parameters. The list has the arguments of the calls (defaults filled in),
+    in the order of arrival. The function returns as many results, in the same order, and each caller gets its own. An
+    exception among the results is raised at its caller alone; an exception that the function raises is raised at all
+    callers of the batch.
 
-    Called in this process itself, the function returns a ``torch.futures.Future``, as under ``async_execution``.
+    The batches of one function run one after another, on a thread of their own. The batches of a method do so for each
+    object separately. Waiting calls hold no thread. Calls that their callers have given up are left out of the batch.
+
+    A call from this process itself returns a ``torch.futures.Future``, as under ``async_execution``.
 
     Args:
-        max_size: calls in one batch at most, at least 1.
-        max_wait: seconds that the first call of a batch waits for others, at most; 0: a batch is what has come while
-            the one before it ran, and nobody waits for more.
+        max_size: the largest number of calls in one batch, at least 1.
+        max_wait: how many seconds the first call of a batch waits for others, at most; 0: a batch has the calls that
+            arrived while the previous batch ran, and does not wait for more.
 
     Raises:
-        ValueError: ``max_size`` is below 1, or ``max_wait`` below 0. At each caller, where the function returns another
-            number of results than there were calls.
-        TypeError: the function takes ``*args`` or ``**kwargs``, or is a coroutine function.
+        ValueError: ``max_size`` is below 1, or ``max_wait`` below 0. At each caller, if the function returns more or
+            fewer results than the batch has calls.
+        TypeError: the function takes ``*args``, ``**kwargs`` or positional-only parameters, or is a coroutine function.
 
     Example::
 
@@ -70,7 +72,7 @@ def batch(max_size: int, max_wait: float = 0.0) -> Callable[[Callable[..., list[
 
 @dataclass
 class _Waiting:
-    """One call."""
+    """A call that waits for its batch."""
 
     arguments: tuple[Any, ...]
     answer: Answer
@@ -80,8 +82,7 @@ class _Waiting:
 
 
 class _Queue:
-    """The calls of one function, or of one object's method, that wait; and the thread that serves them, while there are
-    some."""
+    """The waiting calls of one function, or of one object's method. While calls arrive, one thread serves them."""
 
     def __init__(self, name: str, parameters: list[str], max_size: int, max_wait: float) -> None:
         self._name = name
@@ -93,7 +94,7 @@ class _Queue:
         self._running = False
 
     def put(self, call: _Waiting, function: Callable[..., Any]) -> None:
-        """``function`` is kept for no longer than its calls."""
+        """Adds a call, and starts the thread if none runs. The thread keeps ``function`` until it ends."""
         with self._changed:
             self._waiting.append(call)
             if self._running:
@@ -107,7 +108,7 @@ class _Queue:
             _run(self._name, self._parameters, function, batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch; empty: nothing has come for a while, and the thread ends."""
+        """Waits for the next batch and returns it; empty if no call has come for ``_IDLE`` s: the thread then ends."""
         with self._changed:
             while True:
                 if not self._changed.wait_for(lambda: self._waiting, _IDLE):
@@ -120,7 +121,7 @@ class _Queue:
                 while self._waiting and len(batch) < self._max_size:
                     call = self._waiting.popleft()
                     if call.given_up:
-                        call.answer.set_result(None)  # which nobody gets
+                        call.answer.set_result(None)  # no caller gets this
                     else:
                         batch.append(call)
                 if batch:
@@ -145,18 +146,18 @@ def _run(name: str, parameters: list[str], function: Callable[..., Any], batch: 
             call.answer.set_result(result)
         elif isinstance(result, Exception):
             call.answer.set_exception(result)
-        else:  # of SystemExit, say, the callers are told, and this process goes on
+        else:  # SystemExit, for example: the callers get an error, and this process goes on
             call.answer.set_exception(RuntimeError(f'"{name}" raised {result!r}'))
 
 
 class _Batched(Generic[R]):
-    """What stands in a batch function's place. On a class it is a method."""
+    """Replaces a decorated function. As a class attribute, it binds to the object as a method does."""
 
     def __init__(self, function: Callable[..., list[R]], max_size: int, max_wait: float) -> None:
         if inspect.iscoroutinefunction(function):
             raise TypeError("a batch function runs on a thread of its own: it cannot be a coroutine function")
         functools.update_wrapper(self, function)
-        self._wrapped_async_rpc_function = function  # as under functions.async_execution
+        self._wrapped_async_rpc_function = function  # as functions.async_execution does
         self._function = function
         self._signature = inspect.signature(function)
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
@@ -165,7 +166,7 @@ class _Batched(Generic[R]):
         self._limits = max_size, max_wait
         self._lock = threading.Lock()
         self._own: _Queue | None = None
-        self._queues: dict[int, _Queue] = {}  # by id of the object
+        self._queues: dict[int, _Queue] = {}  # by the object's id()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Answer:
         if self._own is None:

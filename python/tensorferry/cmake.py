@@ -1,6 +1,6 @@
-"""Where this package's C++ side is: ``cmake -DCMAKE_PREFIX_PATH=$(python -m tensorferry.cmake)``.
+"""Prints where CMake finds this package's C++ API: ``cmake -DCMAKE_PREFIX_PATH=$(python -m tensorferry.cmake)``.
 
-There lie the headers, the libraries, the files of ``find_package(tensorferry)``, and ``tensorferry.pc``.
+That folder has the headers, the libraries, the files of ``find_package(tensorferry)``, and ``tensorferry.pc``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ __all__ = ["prefix"]
 
 
 def prefix() -> Path:
-    """The prefix that ``find_package(tensorferry)`` is to look in: of the wheel, or the build folder of a checkout.
+    """Returns the prefix for ``find_package(tensorferry)``: a folder of the wheel, or the build folder of a checkout.
 
     Raises:
-        FileNotFoundError: the package was built without its C++ side.
+        FileNotFoundError: the package was built without its C++ API.
     """
     package = Path(__file__).parent
     installed, build = package / "cpp", package.parents[1]

@@ -1,4 +1,4 @@
-"""Time limits that calls inherit."""
+"""Deadlines that calls inherit."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ._C import _deadline, cancelled
 
 __all__ = ["cancelled", "deadline"]
 
-_NEVER = 1e9  # seconds; what is longer is this long
+_NEVER = 1e9  # seconds; a longer deadline is cut to this
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Calls made inside, to whichever peer, have ended when so many seconds from here have passed.
+    """Sets a deadline for all calls made inside the ``with`` block, to any peer.
 
-    The time-out of each is the lesser of its own and what is left. A function that a peer called makes its own calls
-    within what is left of that call, so deadlines pass on from process to process; ``rpc.cancelled()`` tells it when
-    nothing is left. Inner deadlines can only be earlier. asyncio tasks inherit the deadline of where they are created;
-    new threads inherit none.
+    The time-out of each call is the smaller of its own time-out and the time left. A function that serves a call makes
+    its own calls within the time left of that call, so deadlines propagate from process to process. In such a function,
+    ``rpc.cancelled()`` tells when no time is left. An inner deadline can only be earlier than the outer one. An asyncio
+    task inherits the deadline of the code that creates it; a new thread inherits none.
 
-    It bounds the calls, not the code: nothing is raised but by calls.
+    The deadline bounds the calls, not other code: only calls raise.
 
     Args:
-        seconds: more than 0.
+        seconds: the time from now until the deadline, more than 0.
 
     Raises:
         ValueError: ``seconds`` is not more than 0.
-        DeadlineExceeded: from calls inside, ``rpc_async`` and ``remote`` included, where the time was over before they
-            were made; these are not sent. Otherwise as for ``timeout=``.
+        DeadlineExceeded: from a call inside, ``rpc_async`` and ``remote`` included, if the deadline has passed before
+            the call is made; such a call is not sent. Otherwise as for ``timeout=``.
 
     Example::
 

@@ -1,7 +1,7 @@
-"""What can go wrong with a call. Everything of ours derives from :class:`Error`, a :class:`RuntimeError`.
+"""The errors of calls. All errors of TensorFerry's own derive from :class:`Error`, a :class:`RuntimeError`.
 
-An exception that a remote function raised arrives as its own type where that can be rebuilt here, else as
-:class:`RemoteError`; either way its ``__cause__`` is a :class:`RemoteTraceback` that names the peer::
+If a remote function raises an exception, the caller gets an exception of the same type if that type can be rebuilt
+here, else a :class:`RemoteError`. In both cases its ``__cause__`` is a :class:`RemoteTraceback` that names the peer::
 
     try:
         rpc.rpc_sync("worker1", divide, args=(1, 0))
@@ -31,27 +31,27 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """The base of all errors of TensorFerry's own. Its text says what happened, to which peer, and what to do."""
+    """The base class of all errors of TensorFerry's own. The text says what happened, at which peer, and what to do."""
 
 
 class ConnectionLost(Error):
-    """The peer died, left, or became unreachable; calls that were in flight to it fail with this at once."""
+    """The peer died, left, or became unreachable. Calls in flight to it fail with this error at once."""
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """No answer within the time-out. The callee may or may not have run the function."""
+    """No reply came within the time-out. The callee may or may not have run the function."""
 
 
 class Cancelled(Error):
-    """The call was cancelled before its answer came."""
+    """The call was cancelled before its reply came."""
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument or option makes no sense; nothing was sent."""
+    """An argument or option makes no sense. Nothing was sent."""
 
 
 class NotFound(Error, LookupError):
-    """There is no agent, function or object of that name."""
+    """No agent, function or object has that name."""
 
 
 class PermissionDenied(Error):
@@ -59,19 +59,19 @@ class PermissionDenied(Error):
 
 
 class ResourceExhausted(Error):
-    """A bound was reached: handlers that run at once, bytes in flight, memory."""
+    """A limit was reached: of handlers that run at once, of bytes in flight, or of memory."""
 
 
 class ChannelUnavailable(Error):
-    """No channel can carry a tensor of the call, or the one that ``require=`` names cannot."""
+    """No channel can carry a tensor of the call, or the channel that ``require=`` names cannot carry it."""
 
 
 class ProtocolError(Error):
-    """The peer sent what the protocol does not allow, or speaks another version; its link is closed."""
+    """The peer broke the protocol, or speaks another version of it. The link to it is closed."""
 
 
 class Unauthenticated(Error):
-    """The peer did not prove that it knows the cluster key, or there is no key to listen beyond this host with."""
+    """The peer did not prove that it knows the cluster key, or this agent has no key to listen beyond its host."""
 
 
 class AgentClosed(Error):
@@ -79,14 +79,14 @@ class AgentClosed(Error):
 
 
 class InternalError(Error):
-    """A mistake in TensorFerry, or a failure of the system underneath it."""
+    """A bug in TensorFerry, or a failure of the operating system."""
 
 
 class RemoteTraceback(Exception):
-    """Where a remote exception was raised: the ``__cause__`` of what arrives here.
+    """The traceback of a remote exception: the ``__cause__`` of the exception that the caller gets.
 
     Args:
-        peer: the name of the agent that raised.
+        peer: the name of the agent at which the exception was raised.
         text: the traceback, as that agent would print it.
     """
 
@@ -100,12 +100,12 @@ class RemoteTraceback(Exception):
 
 
 class RemoteError(Error):
-    """An exception of a remote function whose own type cannot be rebuilt here.
+    """Stands for an exception of a remote function whose own type cannot be rebuilt here.
 
     Args:
-        message: the type's name and the exception's text.
-        type_name: ``"module.QualifiedName"`` of the type over there.
-        peer: the name of the agent that raised.
+        message: the name of the exception's type, and its text.
+        type_name: the ``"module.QualifiedName"`` of the type at the peer.
+        peer: the name of the agent at which the exception was raised.
     """
 
     def __init__(self, message: str, type_name: str = "", peer: str = "") -> None:

@@ -11,12 +11,12 @@ __all__ = ["everywhere", "expose", "expose_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What agents that begin from now on expose.
+#: The functions and classes that agents started from now on expose.
 everywhere = _C.Exposed()
 
 
 def expose_with(add: Callable[[str, Any], None], fn: Any, name: str | None) -> Any:
-    """What every ``expose`` is made of: a call, or a decorator with or without a name. ``add`` is told name and fn."""
+    """Implements every ``expose``: as a call, or as a decorator with or without a name. Calls ``add(name, fn)``."""
     if isinstance(fn, str):
         if name is not None:
             raise TypeError("expose() was given two names")
@@ -45,22 +45,23 @@ def expose(fn: str | None = None, *, name: str | None = None) -> Callable[[F], F
 def expose(fn: Any = None, *, name: str | None = None) -> Any:
     """Lets peers call a function by a plain name: ``rpc.rpc_sync("server", "step", args=(x,))``, or from C++.
 
-    A call, ``expose(fn)`` or ``expose(fn, name="step")``, or a decorator, ``@expose`` or ``@expose("step")``. It holds
-    for the default agent and for agents that begin later; :meth:`tensorferry.Agent.expose` is for one agent alone.
-    Agents of ``trust="registered"`` let peers call nothing else.
+    Use it as a call, ``expose(fn)`` or ``expose(fn, name="step")``, or as a decorator, ``@expose`` or
+    ``@expose("step")``. It applies to the default agent and to agents that start later; to expose a function at one
+    agent alone, use :meth:`tensorferry.Agent.expose`. With ``trust="registered"``, peers can call only what is exposed.
 
     Args:
-        fn: a function, a bound method, or any other callable. Of a class, peers may make objects
-            (``rpc.remote("server", "Model")``) and call their public methods, inherited ones too; and the codec may
-            make objects of it from what a peer sends.
-        name: 1 to 4096 bytes, not beginning with ``py:``, ``op:`` or ``tf:``; else ``fn.__name__``.
+        fn: a function, a bound method, a class, or any other callable. If it is a class, peers may make objects of it
+            (``rpc.remote("server", "Model")``) and call their public methods, inherited ones too. The codec may also
+            make objects of the class from the data that a peer sends.
+        name: 1 to 4096 bytes that do not begin with ``py:``, ``op:`` or ``tf:``; by default ``fn.__name__``.
 
     Returns:
-        ``fn``, as it is; without it a decorator.
+        ``fn`` unchanged; without ``fn``, a decorator.
 
     Raises:
-        InvalidArgument: the name is none of those, or names another function already.
-        TypeError: ``fn`` cannot be called.
+        InvalidArgument: the name is not allowed, or belongs to another function already. A newer definition with the
+            same module and qualified name replaces the old one.
+        TypeError: ``fn`` is not callable.
 
     Example::
 

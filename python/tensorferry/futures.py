@@ -1,4 +1,4 @@
-"""Results that have not come yet."""
+"""Futures: the results of calls that have not completed yet."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _T = TypeVar("_T")
 
 
 def as_completed(futures: Iterable[AnyFuture], timeout: float | None = None) -> Iterator[AnyFuture]:
-    """The futures in the order in which they complete, each as soon as it has: ``wait()`` on it returns at once.
+    """Yields futures in the order in which they complete. ``wait()`` on a yielded future returns at once.
 
     Args:
-        futures: from :func:`rpc_async`; torch's own may be among them. One that stands there twice is given once.
-        timeout: seconds from now within which all must have completed; ``None``: as long as the calls' own time-outs.
+        futures: futures of :func:`rpc_async` or of torch. A future that is given twice is yielded once.
+        timeout: seconds from now within which all futures must complete; ``None``: the calls' own time-outs alone.
 
     Raises:
-        DeadlineExceeded: from the iterator, when ``timeout`` has passed; says how many are missing. Their calls go on.
+        DeadlineExceeded: from the iterator, when ``timeout`` has passed; the text says how many futures are missing.
+            Their calls go on.
         ValueError: ``timeout`` is negative.
 
     Example::
@@ -49,7 +50,7 @@ def as_completed(futures: Iterable[AnyFuture], timeout: float | None = None) -> 
     waited = list(dict.fromkeys(futures))
     completed: SimpleQueue[AnyFuture] = SimpleQueue()
     for future in waited:
-        # Not what the callback gets: for torch's futures that may be another Python object.
+        # Puts this object, not the callback's argument: for torch's futures that may be another Python object.
         future.add_done_callback(lambda _, future=future: completed.put(future))
     return _take(completed, len(waited), until)
 
@@ -65,24 +66,25 @@ def _take(completed: SimpleQueue[AnyFuture], count: int, until: float | None) ->
                 "their calls go on"
             ) from None
         yield future
-        del future  # nobody holds it here while the next one is waited for
+        del future  # keeps no reference to it while waiting for the next one
 
 
 def awaitable(future: torch._C.Future[_T]) -> Awaitable[_T]:
-    """What asyncio can await, as often as one likes, for any future: one that torch made, or one of ours itself.
+    """Returns an object for a future, TensorFerry's or torch's, that asyncio can await any number of times.
 
-    Cancelling a task that awaits it cancels the call where the future is of one; torch's futures go on. What is awaited
-    is completed by the event loop itself: do not block a loop's thread with torch's own waits meanwhile.
+    Cancelling a task that awaits a :class:`Future` of a call cancels the call. Cancelling a task that awaits a torch
+    future does not affect that future. The event loop itself completes awaited futures, so do not block the loop's
+    thread in torch's own waits meanwhile.
 
     Args:
-        future: a ``torch.futures.Future``, ``torch.futures.collect_all``'s, or a :class:`Future`.
+        future: a :class:`Future`, a ``torch.futures.Future``, or the result of ``torch.futures.collect_all``.
 
     Returns:
-        ``future`` where it is a :class:`Future`, else something with ``__await__`` that gives what it holds, or raises
-        that.
+        ``future`` itself if it is a :class:`Future`; else an object whose ``__await__`` returns the future's value or
+        raises its exception.
 
     Raises:
-        RuntimeError: what is awaited is so without a running loop.
+        RuntimeError: the object is awaited without a running event loop.
 
     Example::
 
@@ -106,7 +108,7 @@ class _Awaitable(Awaitable[_T]):
 
 
 class _Loops:
-    """The inboxes of event loops: each loop has its own, made when it first waits for something of ours."""
+    """The inboxes of event loops. Each loop has one of its own, made when the loop first needs it."""
 
     def __init__(self) -> None:
         self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _C._LoopInbox]
@@ -119,7 +121,7 @@ class _Loops:
             inbox = _C._LoopInbox()
             loop.add_reader(inbox.fileno(), inbox.drain)
             weakref.finalize(loop, inbox.close)
-            with self._lock:  # loops of other threads are added meanwhile
+            with self._lock:  # other threads add their loops at the same time
                 self._inboxes[loop] = inbox
         return inbox
 
@@ -143,8 +145,8 @@ def _await(future: torch._C.Future[_T]) -> Generator[Any, None, _T]:
 
 
 def await_(future: Future[_T]) -> Generator[Any, None, _T]:
-    """``await future``: the running loop goes on until the reply has come. A task that is cancelled meanwhile cancels
-    the call, here and at the peer."""
+    """Implements ``await future``. The event loop runs on until the reply arrives. If the awaiting task is cancelled
+    meanwhile, the call is cancelled here and at the peer."""
     try:
         value: _T = yield from _await(future)
     except asyncio.CancelledError:
@@ -153,17 +155,17 @@ def await_(future: Future[_T]) -> Generator[Any, None, _T]:
     return value
 
 
-# ---- failures that nobody has seen
+# ---- failures that the program has not seen
 
 _log = logging.getLogger("tensorferry")
 
 
 def report_unseen(what: str, error: BaseException) -> None:
-    """Logs the error of a future that was dropped before the program waited for it, asked for its value, added a
-    callback, or cancelled it. Called once for each such future.
+    """Logs the error of a future that the program dropped without waiting for it, asking for its value, adding a
+    callback, or cancelling it. Called once for each such future.
 
     Args:
-        what: what failed: ``the call of "f" to "b" failed``.
-        error: what the future holds.
+        what: the failed call: ``the call of "f" to "b" failed``.
+        error: the future's exception.
     """
     _log.warning("%s, and nobody looked at its future: %s: %s", what, type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""One peer, with the verbs as methods."""
+"""A handle on one peer, with the calls as methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 
 
 class Peer:
-    """A peer of an agent's; :func:`peer` makes it. It may be given as ``to`` wherever a name may.
+    """A handle on a peer of an agent. :func:`peer` makes it. Calls accept it as ``to``, instead of the peer's name.
 
-    Calls run side by side over there and in no order. Those made on one ``peer.ordered()`` run one after another, in
-    the order in which they were made.
+    By default, calls run concurrently at the peer, in no order. Calls on one ``peer.ordered()`` handle run one after
+    another, in the order in which they were made.
 
     Example::
 
@@ -43,12 +43,12 @@ class Peer:
         return f"<tensorferry peer {self.name!r}{', in order' if self._order else ''}>"
 
     def ordered(self) -> Peer:
-        """The same peer, whose calls run there one after another, in the order in which they were made.
+        """Returns a handle on the same peer whose calls run there one after another, in the order in which they were
+        made.
 
-        Each starts when the one before it has been answered, coroutines and ``async_execution`` included, whether or
-        not that succeeded. Each object that this returns has an order of its own. The order holds for as long as the
-        link to the peer does: a call made after it was lost does not wait for those before. A stream is in order by
-        itself.
+        Each call starts when the previous one has been answered, whether or not that one succeeded. This holds for
+        coroutines and ``async_execution`` too. Each returned handle has an order of its own. If the link to the peer is
+        lost, calls made afterwards do not wait for the calls before. A stream is in order by itself.
         """
         return Peer(self._agent, self.name, new_order())
 
@@ -60,17 +60,17 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> Any:
-        """:func:`rpc_sync` to this peer.
+        """Calls a function on this peer and waits for its result: see :func:`rpc_sync`.
 
         Args:
-            func, args, kwargs, timeout: as :func:`rpc_sync` takes them.
-            options: its keywords, such as ``device``.
+            func, args, kwargs, timeout: as for :func:`rpc_sync`.
+            options: keyword arguments of :func:`rpc_sync`, such as ``device``.
 
         Returns:
-            What ``func(*args, **kwargs)`` returned there.
+            The result of ``func(*args, **kwargs)`` at the peer.
 
         Raises:
-            What :func:`rpc_sync` raises.
+            As :func:`rpc_sync`.
         """
         return self._agent.rpc_sync(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
@@ -82,17 +82,17 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> Future[Any]:
-        """:func:`rpc_async` to this peer.
+        """Calls a function on this peer without waiting: see :func:`rpc_async`.
 
         Args:
-            func, args, kwargs, timeout: as :func:`rpc_sync` takes them.
-            options: the keywords of :func:`rpc_async`, such as ``device``.
+            func, args, kwargs, timeout: as for :func:`rpc_async`.
+            options: keyword arguments of :func:`rpc_async`, such as ``device``.
 
         Returns:
-            A :class:`Future`.
+            The :class:`Future` of the result.
 
         Raises:
-            What :func:`rpc_async` raises.
+            As :func:`rpc_async`.
         """
         return self._agent.rpc_async(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
@@ -104,17 +104,18 @@ class Peer:
         timeout: float = -1.0,
         **options: Any,
     ) -> RRef[Any]:
-        """:func:`remote` to this peer. Of an ``ordered()`` one the making is in the order, not what is done to it then.
+        """Creates an object on this peer: see :func:`remote`. On an ``ordered()`` handle, the creation keeps the order;
+        later calls on the object do not.
 
         Args:
-            func, args, kwargs, timeout: as :func:`remote` takes them.
-            options: its keywords, such as ``device``.
+            func, args, kwargs, timeout: as for :func:`remote`.
+            options: keyword arguments of :func:`remote`, such as ``device``.
 
         Returns:
-            An :class:`RRef`.
+            An :class:`RRef` to the object.
 
         Raises:
-            What :func:`remote` raises.
+            As :func:`remote`.
         """
         return self._agent.remote(self.name, func, args, kwargs, timeout, _order=self._order, **options)
 
@@ -128,17 +129,17 @@ class Peer:
         window: int = 8,
         **options: Any,
     ) -> Stream[_T]:
-        """:func:`rpc_stream` to this peer.
+        """Calls a generator function on this peer: see :func:`rpc_stream`.
 
         Args:
-            func, args, kwargs, timeout, window: as :func:`rpc_stream` takes them.
-            options: the keywords of :func:`remote`, such as ``require``.
+            func, args, kwargs, timeout, window: as for :func:`rpc_stream`.
+            options: keyword arguments of :func:`remote`, such as ``require``.
 
         Returns:
-            A :class:`Stream`.
+            A :class:`Stream` of the items.
 
         Raises:
-            What :func:`rpc_stream` raises.
+            As :func:`rpc_stream`.
         """
         options.setdefault("_order", self._order)
         return open_stream(self._agent, self.name, func, args, kwargs, timeout, window, options)

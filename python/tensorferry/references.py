@@ -1,4 +1,4 @@
-"""What references to remote objects are made of, beside the C++ class."""
+"""The Python parts of :class:`RRef`, beside the C++ class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Proxy", "owner_of", "type_of"]
 
 
 class Proxy:
-    """The object that an :class:`RRef` refers to, as far as calling its methods goes."""
+    """Calls methods of the object that an :class:`RRef` refers to: ``proxy.name(...)`` calls its method ``name``."""
 
     __slots__ = ("_call", "_timeout")
 
@@ -27,7 +27,7 @@ class Proxy:
 
 
 def owner_of(rref: RRef[Any]) -> WorkerInfo:
-    """``RRef.owner()``."""
+    """Implements ``RRef.owner()``."""
     owner: WorkerInfo = rref._agent.get_worker_info(rref.owner_name())
     return owner
 
@@ -37,6 +37,6 @@ def _local_type(rref: RRef[Any]) -> type:
 
 
 def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> type | Future[type]:
-    """``RRef._get_type()``, which torch has too."""
+    """Implements ``RRef._get_type()``, which torch has too."""
     future: Future[type] = rref._agent.rpc_async(rref.owner_name(), _local_type, args=(rref,), timeout=timeout)
     return future.wait() if blocking else future

@@ -1,4 +1,4 @@
-"""Where agents find one another: torch's stores, or one of our own."""
+"""The rendezvous of agents: at a store of torch's, or at the built-in one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ __all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
 
 
 class StoreServer(_C.StoreServer):
-    """Serves the built-in rendezvous, where there is no store of torch's, until it is dropped.
+    """Serves the built-in store, for jobs without a store of torch's. It serves until the object is dropped.
 
     Args:
-        host: the address to listen on. Beyond this host a ``key`` is needed, and asked of every client.
-        port: 0: any free one; see :attr:`port`.
+        host: the address to listen on. Beyond this host, the server needs a ``key``, and demands it of every client.
+        port: the port to listen on; 0: any free port, see :attr:`port`.
         key: the cluster key.
 
     Raises:
-        Unauthenticated: beyond this host there is no key. InternalError: the address cannot be listened on.
+        Unauthenticated: the address is reachable from other hosts, and there is no key.
+        InternalError: the server cannot listen on the address.
 
     Example::
 
@@ -44,16 +45,16 @@ class StoreServer(_C.StoreServer):
 
 
 def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) -> _C.Store:
-    """A client of a :class:`StoreServer`, for ``store=`` of ``init_rpc`` and ``Agent``.
+    """Returns a client of a :class:`StoreServer`, for ``store=`` of ``init_rpc`` and ``Agent``.
 
     Args:
         host: the server's address.
         port: the server's port.
-        key: the cluster key, where the server has one.
-        timeout: seconds to go on trying to connect: the server may start later.
+        key: the cluster key, if the server has one.
+        timeout: how many seconds to retry connecting: the server may start later.
 
     Raises:
-        Unauthenticated: the server has another key. DeadlineExceeded, ConnectionLost: it cannot be reached.
+        Unauthenticated: the server has another key. DeadlineExceeded, ConnectionLost: the server cannot be reached.
 
     Example::
 
@@ -65,14 +66,14 @@ def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) ->
 
 @dataclass
 class Meeting:
-    """A store, who this process is among those that meet there, and the host that leads to them."""
+    """A store, this agent's rank there, the world size, and the host of the store."""
 
     store: _C.Store
     rank: int
     world_size: int | None
     host: str
-    place: Hashable  # equal for meetings in one place, though a store of it be made anew
-    iterator: Iterator[Any] | None = None  # torch's: keeps the store's server
+    place: Hashable  # equal for meetings at the same place, even if each makes a new store object
+    iterator: Iterator[Any] | None = None  # of torch.distributed.rendezvous; keeps the store's server alive
 
 
 def _number(name: str) -> int | None:
@@ -96,7 +97,10 @@ def _static(init_method: str, rank: int, world_size: int, host: str) -> Meeting:
 
 
 def _dynamic(init_method: str, rank: int, host: str) -> Meeting:
-    """A group that agents join and leave at any time: whoever has rank 0 serves the store."""
+    """Returns the meeting of a group that agents join and leave at any time.
+
+    With ``env://`` and ``tcp://``, the agent of rank 0 serves the store, unless torchrun does.
+    """
     url = urlparse(init_method)
     if url.scheme == "file":
         return Meeting(_C.adapt_store(dist.FileStore(url.path, -1)), rank, None, host, init_method)
@@ -112,14 +116,15 @@ def _dynamic(init_method: str, rank: int, host: str) -> Meeting:
 
 
 def meet(init_method: str | None, store: Any, rank: int, world_size: int | None) -> Meeting:
-    """The store to join at.
+    """Returns the store to join at, with the rank and the world size.
 
     Args:
-        init_method: ``env://`` (the default: what torchrun sets), ``tcp://host:port``, ``file:///path``; as for
-            ``torch.distributed.init_process_group``.
-        store: one of torch's stores or of :func:`connect_store`, instead.
-        rank: -1: the environment's, where ``init_method`` is ``env://``.
-        world_size: None: where neither it nor a rank is given, the environment's; else agents come and go.
+        init_method: ``env://`` (the default: the variables that torchrun sets), ``tcp://host:port``, ``file:///path``;
+            as for ``torch.distributed.init_process_group``.
+        store: the store to use instead: one of torch's stores, or the result of :func:`connect_store`.
+        rank: this agent's rank; -1: with ``env://``, the rank in the environment, if any; else none.
+        world_size: the number of agents that begin together; None: with ``env://`` and no rank given, the size in the
+            environment, if any; else agents join and leave at any time.
     """
     if store is not None:
         adapted = store if isinstance(store, _C.Store) else _C.adapt_store(store)

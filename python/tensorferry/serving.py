@@ -1,4 +1,4 @@
-"""The event loop of an agent, which the coroutines that peers call run on."""
+"""The event loop of an agent: runs the coroutines that peers call."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from .futures import inbox_of
 
 __all__ = ["HandlerLoop"]
 
-_PATIENCE = 1.0  # seconds for tasks to end in when the agent leaves, as functions have
+_PATIENCE = 1.0  # seconds that tasks have to end when the agent leaves, the same as functions
 
 
 class HandlerLoop:
-    """One thread with an event loop. Each call is a task of it, cancelled when the caller gives the call up, when its
-    deadline passes, and when the agent leaves.
+    """A thread with an event loop, which starts with the first call. Each call runs as a task of the loop.
+
+    The task is cancelled when the caller gives up the call, when the call's deadline passes, or when the agent leaves.
 
     Args:
-        agent: the agent's name, for the thread's.
+        agent: the agent's name, which becomes part of the thread's name.
     """
 
     def __init__(self, agent: str) -> None:
         self._name = f"tensorferry {agent}"
-        self._lock = threading.Lock()  # guards the beginning and the end
+        self._lock = threading.Lock()  # guards the start and the end of the thread
         self._ended = False
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, call: _C._ServedCall, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """What ``coroutine`` returns or raises is the answer to ``call``. From any thread."""
+        """Runs ``coroutine``, and answers ``call`` with its result or exception. May be called from any thread."""
         if not self._begin() or not self._inbox.post(partial(self._start, call, coroutine)):
             coroutine.close()
             call.give_up()
@@ -49,7 +50,10 @@ class HandlerLoop:
         return not self._ended
 
     def stop(self) -> None:
-        """Cancels all tasks, waits for them a moment, closes asynchronous generators, ends the thread."""
+        """Cancels all tasks, waits up to ``_PATIENCE`` s for them, closes asynchronous generators, and ends the thread.
+
+        May be called from any thread. The loop's own thread does not wait for the end.
+        """
         with self._lock:
             self._ended = True
         if self._thread is None:
@@ -70,19 +74,19 @@ class HandlerLoop:
     async def _end_all(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._others_end()  # which includes the ends of generators that have just been dropped
+        await self._others_end()  # also waits until generators dropped just now have closed
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         self._loop.create_task(self._loop.shutdown_asyncgens())
         await self._others_end()
 
     async def _others_end(self) -> None:
-        await asyncio.sleep(0)  # what has been dropped is scheduled
+        await asyncio.sleep(0)  # lets the loop schedule the closing of dropped generators
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=_PATIENCE)
 
     def _start(self, call: _C._ServedCall, coroutine: Coroutine[Any, Any, Any]) -> None:
-        token = _C._serving.set(call)  # which the task's context copies
+        token = _C._serving.set(call)  # the task's context copies it
         try:
             task = self._loop.create_task(_serve(call, coroutine))
         finally:
@@ -103,8 +107,8 @@ class HandlerLoop:
         self._tasks.discard(task)
         if timer is not None:
             timer.cancel()
-        coroutine.close()  # where the task was cancelled before it began
-        call.give_up()  # nothing, where it has been answered
+        coroutine.close()  # in case the task was cancelled before it began
+        call.give_up()  # does nothing if the call has been answered
 
 
 async def _serve(call: _C._ServedCall, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -112,7 +116,7 @@ async def _serve(call: _C._ServedCall, coroutine: Coroutine[Any, Any, Any]) -> N
         result = await coroutine
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # as of other functions: the caller is told, and this process goes on
+    except BaseException as error:  # as for other functions: the caller gets the error, and this process goes on
         here = error.__traceback__
         call.error(error.with_traceback(here and here.tb_next))
     else:

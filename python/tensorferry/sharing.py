@@ -1,4 +1,4 @@
-"""Tensors in memory that processes of one host can share: made by :func:`empty`, handed over by :func:`share`."""
+"""Tensors in memory that processes of one host share: :func:`empty` makes them, :func:`share` hands them over."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def empty(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    """A tensor like ``torch.empty``'s, in memory that :func:`share` can hand over to peers without a copy.
+    """Returns a tensor as ``torch.empty`` does, in memory that :func:`share` can hand to peers without a copy.
 
-    It is an ordinary contiguous CPU tensor, and in calls a value like any other unless :func:`share` marks it. Its
-    memory is a piece of its own (a memfd, with a file descriptor), zero at first, in whole pages; so it is for tensors
-    that are large or used again and again. It needs no agent, and belongs to none. It is given back when the last
-    tensor on it is gone, here and at every peer that it was handed to. A forked child sees the same bytes.
+    The tensor is an ordinary contiguous CPU tensor. Calls copy it as any other tensor, unless :func:`share` marks it.
+    Its memory is a memfd of its own, in whole pages, initially zero, and uses a file descriptor. So it suits tensors
+    that are large or used repeatedly. The memory needs no agent, and belongs to none. It is freed when the last tensor
+    in it is gone, here and at every peer that got it. A forked child sees the same bytes.
 
     Args:
-        size: as ``torch.empty`` has it: ``empty(2, 3)`` or ``empty((2, 3))``.
+        size: as for ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``.
         dtype: None: ``torch.get_default_dtype()``.
-        device: the CPU, which is the default whatever ``torch.set_default_device`` says.
-        requires_grad: as ``torch.empty`` has it.
+        device: the CPU, which is the default even after ``torch.set_default_device``.
+        requires_grad: as for ``torch.empty``.
 
     Raises:
-        ValueError: a negative size; a device other than the CPU; a dtype that cannot be sent (quantised).
-        tensorferry.errors.ResourceExhausted: no memory, or no file descriptor, is left.
+        ValueError: a size is negative, the device is not the CPU, or the dtype cannot be sent (quantised).
+        tensorferry.errors.ResourceExhausted: there is no memory or no file descriptor left.
 
     Example::
 

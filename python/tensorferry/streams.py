@@ -1,4 +1,4 @@
-"""Results that come one by one: iterators over what a generator at a peer yields."""
+"""Streams: iterators over the items that a generator at a peer yields."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ _orders = itertools.count()
 
 
 def new_order() -> int:
-    """A key under which calls are made in order: one that this process uses for nothing else."""
+    """Returns a new order key for calls, which this process uses for nothing else."""
     return next(_orders) % (2**32 - 1) + 1
 
 
 class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
-    """What a generator at a peer yields, item by item; :func:`rpc_stream` makes it.
+    """An iterator over the items that a generator at a peer yields. :func:`rpc_stream` makes it.
 
-    Iterate over it by ``for`` or ``async for``, on one thread or task at a time. The generator goes on while its items
-    are used here, but is never more than ``window`` items ahead. It is closed (its ``finally`` clauses run) when it has
-    ended, when :meth:`close` is called, a ``with`` block ends, the stream is dropped, or this process dies; and when
-    its own agent leaves.
+    Iterate over it with ``for`` or ``async for``, on one thread or task at a time. The generator runs on while the
+    caller uses its items, but is never more than ``window`` items ahead. The generator is closed (its ``finally``
+    clauses run) when one of these happens:
 
-    An exception of the generator's is raised in the place of the item that it would have yielded, and ends the stream.
+    - it ends by itself;
+    - the caller calls :meth:`close`, leaves the ``with`` block, or drops the stream;
+    - the caller's process dies, or the agent at which the generator runs leaves.
+
+    If the generator raises an exception, the stream raises it in place of the next item, and ends.
 
     Raises:
-        In the place of an item, after which the stream is closed: what the generator raised; DeadlineExceeded: the item
-        did not come in time; ConnectionLost: the peer was lost; AgentClosed: this agent has left.
+        In place of an item, which closes the stream: the generator's exception; DeadlineExceeded: the item did not come
+        in time; ConnectionLost: the peer was lost; AgentClosed: this agent has left.
 
     Example::
 
@@ -61,11 +64,11 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         self._window = window
         self._order = new_order()
         self._coming: deque[Future[tuple[_T, ...]]] = deque()
-        self._failed: Exception | None = None  # what is to be raised after the items that are coming
+        self._failed: Exception | None = None  # raised after the items that are already requested
         self._ask()
 
     def _ask(self) -> None:
-        """Keeps ``window`` items asked for."""
+        """Requests items until ``window`` of them are under way."""
         try:
             while self._rref is not None and len(self._coming) < self._window:
                 self._coming.append(self._rref._next(self._timeout, self._order, self._function))
@@ -73,7 +76,7 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
             self._failed, self._rref = error, None
 
     def _first(self) -> Future[tuple[_T, ...]] | None:
-        """The next item, which may not have come yet; None: there are no more."""
+        """Returns the future of the next item; None: there are no more. Raises the error of a failed request."""
         if self._coming:
             return self._coming[0]
         error, self._failed = self._failed, None
@@ -82,7 +85,7 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         return None
 
     def _ended_by(self, error: BaseException, late: bool) -> BaseException:
-        """What is to be raised in the place of an item that did not come; closes the stream."""
+        """Closes the stream, and returns the exception to raise in place of an item that did not come."""
         if late:
             error = errors.DeadlineExceeded(
                 f'"{self._function}" on "{self._peer}" did not yield its next item in {self._timeout:g} s; the stream '
@@ -91,7 +94,7 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         elif isinstance(error, errors.Error) and self._rref is not None:
             try:
                 self._rref._check()
-            except errors.Error as why:  # where the generator could not be made, why not
+            except errors.Error as why:  # why the peer could not make the generator
                 error = why
         self.close()
         return error
@@ -145,15 +148,15 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
         return self._next_after(item)
 
     def _next_after(self, item: tuple[_T, ...]) -> _T:
-        if self._coming:  # it has not been closed meanwhile
+        if self._coming:  # else the stream was closed meanwhile
             self._coming.popleft()
             self._ask()
         return item[0]
 
     def close(self) -> None:
-        """Ends the stream: the generator is closed at its peer, and there are no more items here. Does nothing the
-        second time."""
-        self._rref = self._failed = None  # the last reference to the generator
+        """Ends the stream: closes the generator at the peer, and yields no more items here. Does nothing the second
+        time."""
+        self._rref = self._failed = None  # drops the last reference to the generator
         while self._coming:
             self._coming.pop().cancel()
 
@@ -188,7 +191,7 @@ def open_stream(
     window: int,
     options: dict[str, Any],
 ) -> Stream[_T]:
-    """:func:`rpc_stream`, of ``agent``."""
+    """Implements :func:`rpc_stream` for ``agent``."""
     if window < 1:
         raise ValueError("window must be at least 1: items that may be under way")
     generator = agent.remote(to, func, args, kwargs, timeout, **options)
@@ -196,11 +199,11 @@ def open_stream(
     return Stream(generator, getattr(func, "__qualname__", str(func)), seconds, window)
 
 
-# ---- at the generator's side
+# ---- at the callee
 
 
 def next_item(iterator: Any, seconds: float) -> tuple[Any, ...] | Awaitable[tuple[Any, ...]]:
-    """What a request for the next item is answered with: it in a tuple, or an empty one at the end."""
+    """Returns the answer to a request for the next item: a tuple of that item, or an empty tuple at the end."""
     if hasattr(iterator, "__anext__"):
         return _next_of_async(iterator, seconds)
     if not hasattr(iterator, "__next__"):

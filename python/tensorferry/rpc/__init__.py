@@ -70,8 +70,11 @@ _lock = threading.Lock()
 
 
 class _DefaultAgent(Agent):
-    """Becomes the default agent before peers can find it: a function that they call uses this module's functions, and
-    so do the callbacks and threads that it leaves behind, which may run before :func:`init_rpc` has returned."""
+    """An agent that becomes the default agent before peers can find it.
+
+    A function that a peer calls may run before :func:`init_rpc` has returned. That function, its callbacks and its
+    threads may use the functions of this module.
+    """
 
     def _announce(self) -> None:
         _C.set_default_agent(self)
@@ -79,7 +82,7 @@ class _DefaultAgent(Agent):
 
 
 def is_available() -> bool:
-    """True; torch's tells whether it was built with RPC.
+    """Returns True always. torch's function of this name returns whether torch was built with RPC.
 
     Example::
 
@@ -102,21 +105,24 @@ def init_rpc(
 ) -> None:
     """Starts this process's default agent, which the functions of this module use.
 
-    With a world size it returns when all have joined. Under torchrun no argument is needed.
+    With a world size, it returns when all ranks have joined. Under torchrun, it needs no argument.
 
     Args:
-        name: unique; None: ``worker<rank>``.
-        backend: for torch's sake; there is one.
-        rank: unique, from 0; -1: the environment's, or none.
-        world_size: how many begin together; None: the environment's where the rank is too, else agents come and go.
-        rpc_backend_options: torch's, for ``rpc_timeout``, ``init_method``, ``devices`` and ``device_maps``.
-        store: where agents meet, instead of ``init_method``: a store of torch's, or of ``tensorferry.connect_store``.
-        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; before that of the options.
-        timeout: the default time-out of calls, seconds, before that of the options; 0: none.
+        name: the agent's name, unique; None: ``worker<rank>``.
+        backend: accepted for compatibility with torch; there is only one backend.
+        rank: the agent's rank, unique, from 0; -1: the rank in the environment, or none.
+        world_size: the number of agents that begin together; None: the size in the environment if the rank comes from
+            there too, else agents join and leave at any time.
+        rpc_backend_options: torch's options; ``rpc_timeout``, ``init_method``, ``devices`` and ``device_maps`` are
+            used.
+        store: the store at which the agents meet, instead of ``init_method``: one of torch's stores, or the result of
+            ``tensorferry.connect_store``.
+        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; overrides that of the options.
+        timeout: the default time-out of calls, in seconds; 0: none; overrides that of the options.
         agent_options: ``key``, ``channels``, ``trust``, ``join_timeout`` and others: see :class:`tensorferry.Agent`.
 
     Raises:
-        RuntimeError: there is a default agent already. Otherwise what :class:`tensorferry.Agent` raises.
+        RuntimeError: there is a default agent already. Otherwise as :class:`tensorferry.Agent`.
 
     Example::
 
@@ -133,7 +139,7 @@ def init_rpc(
         timeout = options.DEFAULT_RPC_TIMEOUT_SEC if given is None else given.rpc_timeout
     if init_method is None and given is not None:
         init_method = given.init_method
-    for option in ("devices", "device_maps"):  # torch's RpcBackendOptions, which others share, has none
+    for option in ("devices", "device_maps"):  # torch's base class RpcBackendOptions has neither
         if value := getattr(given, option, None):
             agent_options.setdefault(option, value)
     with _lock:
@@ -148,14 +154,15 @@ def init_rpc(
 
 
 def shutdown(graceful: bool = True, timeout: float = 0) -> None:
-    """Ends the default agent: see :meth:`tensorferry.Agent.shutdown`.
+    """Shuts the default agent down: see :meth:`tensorferry.Agent.shutdown`.
 
     Args:
-        graceful: first wait for everybody's calls, and until everybody has come here.
-        timeout: seconds to wait at most; 0: as long as it takes.
+        graceful: first wait for the calls under way. With a world size, wait for the calls of all agents of the world,
+            and until all of them have called ``shutdown``.
+        timeout: seconds to wait at most; 0: no limit.
 
     Raises:
-        RuntimeError: there is no default agent. Otherwise what :meth:`tensorferry.Agent.shutdown` raises.
+        RuntimeError: there is no default agent. Otherwise as :meth:`tensorferry.Agent.shutdown`.
 
     Example::
 
@@ -173,23 +180,25 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 
 
 def publish(value: Any) -> Published:
-    """Encodes a value once, for any number of calls: what is large in it lies in one block of memory, which nobody can
-    write any more.
+    """Encodes a value once, for any number of calls. Its tensors and other large parts lie in one read-only block of
+    memory.
 
-    Anywhere in the arguments or the result of a call, beside values that the codec knows, the handle arrives as the
-    value. A peer on this host maps the block and copies what it writes, page by page, so each has a value of its own
-    and 64 of them take the memory of one. A peer that cannot map it (another host, another user, sockets alone) gets a
-    copy, as by any call. Sending it again costs about an empty call.
+    The returned handle may stand anywhere in the arguments or the result of a call, beside values that the codec knows.
+    It arrives there as the value. A peer on this host maps the block copy-on-write: each peer has a value of its own,
+    and 64 peers use the memory of one. A peer that cannot map the block (on another host, of another user, with sockets
+    alone) gets a copy, as in any call. Sending the handle again costs about as much as an empty call.
 
-    The block lives as long as the handle, or any tensor that arrived out of it, here or at a peer. It is a memfd, so
-    nothing is left behind by a process that is killed. What is done to ``value`` later does not show.
+    The block lives as long as the handle or any tensor that arrived out of the block, here or at a peer. The block is a
+    memfd, so a killed process leaves nothing behind. Later changes of ``value`` do not change the block.
 
     Args:
-        value: tensors on the CPU and what the codec or pickle can take; no remote references, and nothing that
-            :func:`tensorferry.share` or this function returned.
+        value: CPU tensors, and other values that the codec or pickle can encode. Not allowed: remote references, and
+            results of :func:`tensorferry.share` or of this function.
 
     Raises:
-        TypeError: it cannot be encoded. InvalidArgument: it has tensors on a GPU. ResourceExhausted: no memory.
+        TypeError: the value cannot be encoded.
+        InvalidArgument: the value contains tensors on a GPU.
+        ResourceExhausted: there is no memory left.
 
     Example::
 
@@ -209,12 +218,14 @@ def call_many(
 ) -> list[Future[Any]]:
     """Calls a function on many peers with the same arguments, which are encoded once (:func:`publish`).
 
+    Arguments that cannot be published, or whose tensors have less than 64 KiB in all, are encoded for each peer.
+
     Args:
-        peers: names, ranks or :class:`WorkerInfo`.
+        peers: the peers' names, ranks or :class:`WorkerInfo`.
         func, args, kwargs, timeout: as for :func:`rpc_async`.
 
     Returns:
-        A future for each peer, in their order; what goes wrong with one shows in its future alone.
+        One future for each peer, in the order of ``peers``. An error at one peer fails that peer's future alone.
 
     Raises:
         TypeError: the arguments cannot be sent.
@@ -228,13 +239,13 @@ def call_many(
 
 
 def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
-    """Who the agent of that name (or rank) is; without one, this agent.
+    """Returns the name and rank of an agent.
 
     Args:
-        worker_name: a name or a rank; None: this agent.
+        worker_name: the agent's name or rank; None: this agent.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such agent.
 
     Example::
 
@@ -245,13 +256,13 @@ def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
 
 
 def peer(name: Peer) -> PeerHandle:
-    """A peer, with the verbs as methods, in order if wanted: see :class:`tensorferry.Peer`.
+    """Returns a handle on a peer, with the calls as methods, in order if wanted: see :class:`tensorferry.Peer`.
 
     Args:
-        name: its name, its rank, or a :class:`WorkerInfo`. Of a name nothing is asked: the peer may come later.
+        name: the peer's name, its rank, or a :class:`WorkerInfo`. A name is not looked up: the peer may join later.
 
     Raises:
-        NotFound: there is no such rank. RuntimeError: there is no agent.
+        NotFound: no agent has that rank. RuntimeError: there is no default agent.
 
     Example::
 
@@ -274,18 +285,18 @@ def rpc_stream(
     require: str | None = None,
     wait_for_ready: bool = False,
 ) -> Stream[_T]:
-    """Calls a generator function on a peer and returns an iterator over what it yields: see
+    """Calls a generator function on a peer and returns an iterator over its items: see
     :meth:`tensorferry.Agent.rpc_stream`.
 
     Args:
-        to, func, args, kwargs, timeout, window: as there. The time-out is of each item.
-        require, wait_for_ready: as :func:`remote` takes them.
+        to, func, args, kwargs, timeout, window: as for that method. The time-out applies to each item.
+        require, wait_for_ready: as for :func:`remote`.
 
     Returns:
         A :class:`tensorferry.Stream`: an iterator, also an asynchronous one, and a context manager.
 
     Raises:
-        What :meth:`tensorferry.Agent.rpc_stream` raises, at once or from the iterator.
+        As :meth:`tensorferry.Agent.rpc_stream`, at once or from the iterator.
 
     Example::
 
@@ -303,15 +314,16 @@ def rpc_stream(
 
 
 def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None) -> Explanation:
-    """Which channel carries tensors to ``peer``, and why not another: see :meth:`tensorferry.Agent.explain`.
+    """Explains which channel would carry a tensor to ``peer``, and why the others would not: see
+    :meth:`tensorferry.Agent.explain`.
 
     Args:
-        peer: its name, rank, or :class:`WorkerInfo`.
-        tensor: what would be sent; None: a CPU tensor of 1 MiB.
-        device: where it is to land, as :func:`rpc_sync` has it.
+        peer: the peer's name, rank, or :class:`WorkerInfo`.
+        tensor: the tensor that would be sent; None: a CPU tensor of 1 MiB.
+        device: the device on which the tensor is to land, as for :func:`rpc_sync`.
 
     Raises:
-        NotFound: there is no such peer. ConnectionLost: it cannot be reached.
+        NotFound: there is no such peer. ConnectionLost: the peer cannot be reached.
 
     Example::
 
@@ -321,10 +333,10 @@ def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceCho
 
 
 def counters() -> Counters:
-    """Calls, bytes and references of this agent so far: see :class:`tensorferry.Counters`.
+    """Returns the default agent's calls, bytes and references so far: see :class:`tensorferry.Counters`.
 
     Raises:
-        RuntimeError: there is no agent.
+        RuntimeError: there is no default agent.
 
     Example::
 
@@ -336,10 +348,10 @@ def counters() -> Counters:
 
 
 def get_rpc_timeout() -> float:
-    """The default time-out of calls, seconds; 0: none.
+    """Returns the default time-out of calls, in seconds; 0: none.
 
     Raises:
-        RuntimeError: there is no agent.
+        RuntimeError: there is no default agent.
 
     Example::
 
@@ -355,7 +367,7 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
 
 def _is_current_rpc_agent_set() -> bool:
     agent = _C.default_agent()
-    return agent is not None and agent._usable_here  # a forked child begins without one
+    return agent is not None and agent._usable_here  # a forked child starts without an agent
 
 
 def _current() -> Agent:

@@ -1,4 +1,4 @@
-"""What a function can say of itself to those who call it from afar."""
+"""Decorators that change how a function serves remote calls."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ R = TypeVar("R")
 
 
 def async_execution(fn: Callable[P, R]) -> Callable[P, R]:
-    """Marks a function that returns a future: its callers get the future's value, when it has one.
+    """Marks a function that returns a future. Remote callers get the future's value, once the future completes.
 
-    The thread that runs the function is free meanwhile. torch's decorator of the same name does as well. With
-    ``@staticmethod`` or ``@classmethod`` this is the inner decorator; with ``@torch.jit.script`` the outer one.
+    The thread that ran the function is free until then. Functions marked by torch's decorator of the same name work
+    too. With ``@staticmethod`` or ``@classmethod``, this is the inner decorator; with ``@torch.jit.script``, the outer.
 
     Args:
-        fn: returns a ``torch.futures.Future``, such as that of ``rpc_async`` or of ``then``.
+        fn: a function that returns a ``torch.futures.Future``, such as that of ``rpc_async`` or of ``then``.
 
     Raises:
-        TypeError: at the caller, where ``fn`` returned something else.
+        TypeError: at the caller, if ``fn`` returned something else.
 
     Example::
 

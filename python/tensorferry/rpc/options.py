@@ -1,4 +1,4 @@
-"""The options of ``torch.distributed.rpc``, so that programs written for it start here as they are."""
+"""The options of ``torch.distributed.rpc``, so that programs written for it start unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_NUM_WORKER_THREADS = 16
 
 
 class BackendType(enum.Enum):
-    """Accepted by ``init_rpc`` for torch's sake; either means this package.
+    """The backends that ``init_rpc`` accepts, for compatibility with torch. Both mean this package.
 
     Example::
 
@@ -31,14 +31,14 @@ class BackendType(enum.Enum):
 
 
 class RpcBackendOptions:
-    """What every backend takes.
+    """The options that all backends share.
 
     Args:
-        rpc_timeout: the default time-out of calls, seconds; 0: none.
-        init_method: where agents find one another: ``env://``, ``tcp://host:port``, ``file:///path``.
+        rpc_timeout: the default time-out of calls, in seconds; 0: none.
+        init_method: where the agents meet: ``env://``, ``tcp://host:port``, ``file:///path``.
 
     Raises:
-        ValueError: ``rpc_timeout`` is no number.
+        ValueError: ``rpc_timeout`` is not a number.
 
     Example::
 
@@ -51,7 +51,7 @@ class RpcBackendOptions:
 
     @property
     def rpc_timeout(self) -> float:
-        """The default time-out of calls, seconds; 0: none."""
+        """The default time-out of calls, in seconds; 0: none."""
         return self._rpc_timeout
 
     @rpc_timeout.setter
@@ -60,17 +60,17 @@ class RpcBackendOptions:
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """torch's options. All are used but ``num_worker_threads``.
+    """torch's options. All of them are used except ``num_worker_threads``.
 
     Args:
-        num_worker_threads: kept, not used: threads here grow with the calls that block (``max_threads=`` of
-            ``init_rpc`` bounds them), so a fixed number could only make nested calls deadlock.
-        rpc_timeout: the default time-out of calls, seconds; 0: none.
+        num_worker_threads: stored, but not used. The number of threads grows with the calls that block, up to
+            ``max_threads=`` of ``init_rpc``; a fixed number could make nested calls deadlock.
+        rpc_timeout: the default time-out of calls, in seconds; 0: none.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``.
-        device_maps: by peer, devices here to devices there: where tensors among the arguments land, and, the other way
-            round, those of the results. What is not named lands on the device of the same index where there is one
-            (torch refuses to send it).
-        devices: the local GPUs that tensors may be on; None: all. Those that a device map names belong to them.
+        device_maps: for each peer, a dict from devices here to devices there. Tensors in arguments land by it, and
+            tensors in results land by its inverse. A tensor on a device that the map does not name lands on the device
+            of the same index, else on the first GPU, else on the CPU (torch refuses to send it).
+        devices: the local GPUs that tensors may be on; None: all. Name the GPUs of ``device_maps`` too.
 
     Raises:
         ValueError: a map of ``device_maps`` is not one to one.
@@ -103,14 +103,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             self.set_devices(devices)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
-        """Says on which of ``to``'s devices tensors of ours shall land: one to one.
+        """Adds to the map of devices by which tensors sent to ``to`` land there. The map is one to one.
 
         Args:
             to: the peer's name.
-            device_map: devices here to devices there.
+            device_map: a dict from devices here to devices there.
 
         Raises:
-            ValueError: two devices here would go to one there, or one to two.
+            ValueError: two devices here would map to one there, or one here to two there.
         """
         import torch
 
@@ -129,7 +129,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             devices: such as ``["cuda:0", "cuda:1"]``.
 
         Raises:
-            RuntimeError: torch knows no such device.
+            RuntimeError: torch does not know such a device.
         """
         import torch
 
