@@ -168,4 +168,4 @@ def report_unseen(what: str, error: BaseException) -> None:
         what: the failed call: ``the call of "f" to "b" failed``.
         error: the future's exception.
     """
-    _log.warning("%s, and nobody looked at its future: %s: %s", what, type(error).__name__, error)
+    _log.warning("%s, and its future was dropped unseen: %s: %s", what, type(error).__name__, error)

@@ -23,7 +23,7 @@ std::string text_of(const std::exception_ptr& exception) {
 
 void log_unheard(const char* where, const std::exception_ptr& exception) noexcept {
   try {
-    log_warning(std::string(where) + " threw, and nobody looks at its future: " + text_of(exception));
+    log_warning(std::string(where) + " threw, and its future was dropped unseen: " + text_of(exception));
   } catch (...) {  // no memory for the log line
   }
 }
