@@ -1,4 +1,4 @@
-# Language level, warnings, sanitizers, compiler cache: what holds for every target.
+# Settings of every target: language level, warnings, sanitizers, compiler cache.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -10,7 +10,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
-# Carries the warnings of our own code only; third-party headers are included as system headers.
+# The warnings for the project's own code. Third-party headers are included as system headers, without warnings.
 add_library(tensorferry_warnings INTERFACE)
 target_compile_options(tensorferry_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow
   $<$<BOOL:${TENSORFERRY_WERROR}>:-Werror>)
@@ -20,7 +20,7 @@ if(TENSORFERRY_SANITIZE)
   add_link_options(-fsanitize=${TENSORFERRY_SANITIZE})
 endif()
 if(TENSORFERRY_SANITIZE MATCHES thread)
-  # For tests to skip what the tool itself cannot do: a forked child that ends or starts threads.
+  # Tests skip cases that ThreadSanitizer does not support: a forked child that ends or starts threads.
   add_compile_definitions(TENSORFERRY_UNDER_TSAN)
 endif()
 if(TENSORFERRY_FUZZERS)
@@ -30,8 +30,8 @@ if(TENSORFERRY_FUZZERS)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# Sources without torch share one cache between build folders and clones: paths inside the tree are hashed relative to
-# it. Precompiled headers hold absolute paths and need the sloppiness that ccache's manual asks for.
+# Build folders and clones share one cache for sources without torch, because ccache hashes paths inside the tree
+# relative to it. Precompiled headers contain absolute paths and need the sloppiness settings of ccache's manual.
 find_program(TENSORFERRY_CCACHE ccache)
 if(TENSORFERRY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER

@@ -1,5 +1,5 @@
-# Decides TENSORFERRY_HAS_CUDA: a toolkit and, where torch is used, a torch that was built for CUDA.
-# To see what a machine without the toolkit sees: -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON.
+# Sets TENSORFERRY_HAS_CUDA: ON if there is a CUDA toolkit and, if torch is used, a torch built for CUDA.
+# To build as on a machine without the toolkit: -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON.
 
 set(TENSORFERRY_HAS_CUDA OFF)
 if(NOT TENSORFERRY_CUDA STREQUAL OFF)
@@ -23,8 +23,8 @@ else()
   message(STATUS "CUDA parts: off (${cuda_reason})")
 endif()
 
-# tensorferry::torch_cuda: what torch has for the GPU in C++ (its allocator and streams), and the runtime library that
-# it was built with, which lies beside it: the toolkit's may be older than torch needs.
+# tensorferry::torch_cuda: torch's C++ library for GPUs (its allocator and streams), and the CUDA runtime library that
+# torch was built with. The runtime is the one installed beside torch, because the toolkit's may be too old for torch.
 if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
   find_file(TENSORFERRY_CUDART libcudart.so.13
     PATHS "${torch_root}/../nvidia/cu13/lib" "${torch_root}/lib" "${CUDAToolkit_LIBRARY_DIR}" NO_DEFAULT_PATH REQUIRED)
@@ -37,7 +37,8 @@ if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
   target_include_directories(tensorferry_torch_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(tensorferry_torch_cuda INTERFACE
     tensorferry::libtorch tensorferry::lib_c10_cuda tensorferry::lib_cudart)
-  # For C++ programs, which Python's import of torch does not load it for: its kernels register themselves.
+  # C++ programs must load libtorch_cuda themselves, as no Python import of torch does it. Its kernels register
+  # themselves when it is loaded.
   add_library(tensorferry_torch_cuda_loaded INTERFACE)
   add_library(tensorferry::torch_cuda_loaded ALIAS tensorferry_torch_cuda_loaded)
   target_link_options(tensorferry_torch_cuda_loaded INTERFACE

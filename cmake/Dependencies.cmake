@@ -1,9 +1,9 @@
-# Libraries of the system. Each becomes one target, tensorferry::NAME, or an imported target of CMake's own module.
+# System libraries. Each becomes one target: tensorferry::NAME, or the imported target of CMake's own module.
 
 find_package(Threads REQUIRED)
 find_package(OpenSSL 3 REQUIRED COMPONENTS Crypto SSL)
 
-# Headers only: find_package(Boost) would want the compiled libraries' configuration too.
+# Only Boost's headers: find_package(Boost) would also require the configuration of its compiled libraries.
 find_path(TENSORFERRY_BOOST_INCLUDE boost/asio.hpp)
 if(NOT TENSORFERRY_BOOST_INCLUDE)
   message(FATAL_ERROR "Boost headers not found: install libboost1.81-dev (Debian 12) or libboost-dev (Ubuntu 24.04)")

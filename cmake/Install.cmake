@@ -1,13 +1,14 @@
-# What C++ programs outside this tree use: two archives, the public headers, and the files by which CMake and pkg-config
-# find them. The same from this build folder, from an install prefix, and from the wheel (python -m tensorferry.cmake).
+# The package for C++ programs outside this tree: two archives, the public headers, and the files by which CMake and
+# pkg-config find them. It is the same in this build folder, in an install prefix, and in the wheel
+# (python -m tensorferry.cmake).
 #
 #   tensorferry::core    libtensorferry.a: agent, channels, typed calls. Needs OpenSSL's libcrypto.
-#   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only where TENSORFERRY_TORCH is on.
+#   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only if TENSORFERRY_TORCH is on.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# In the wheel all of it lies in a folder of the Python package's.
+# In the wheel all of it is in a folder of the Python package.
 set(root)
 if(SKBUILD)
   set(root tensorferry/cpp/)
@@ -18,7 +19,8 @@ set(libraries "${root}${CMAKE_INSTALL_LIBDIR}")
 set(package "${libraries}/cmake/tensorferry")
 
 # tensorferry_archive(NAME COMPONENT FILE OF targets ... LINK ...)
-# The objects of these libraries, joined (prelink.cmake) to half of their size. As they are where sanitizers are on.
+# Makes an archive of these libraries' objects. Joins them first (prelink.cmake), which halves their size, unless a
+# sanitizer is on.
 function(tensorferry_archive name component file)
   cmake_parse_arguments(arg "" "" "OF;LINK" ${ARGN})
   list(TRANSFORM arg_OF REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
@@ -54,7 +56,7 @@ if(TENSORFERRY_TORCH)
     OF tensorferry_host_converters tensorferry_rpc tensorferry_cpp_torch LINK tensorferry_core tensorferry::libtorch)
   set(torch_headers)
 else()
-  file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # of an earlier configuration of this folder
+  file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # left by an earlier configuration of this folder
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
   ${torch_headers})
@@ -68,7 +70,7 @@ install(FILES
   cmake/LibTorch.cmake cmake/torch_info.py
   DESTINATION "${package}" COMPONENT cpp)
 
-# Relative to the file itself: a prefix may be moved, and a wheel is.
+# The paths are relative to the file itself, because a prefix may be moved and a wheel always is.
 file(RELATIVE_PATH up "/${libraries}/pkgconfig" "/${root}")
 configure_file(cmake/tensorferry.pc.in "${PROJECT_BINARY_DIR}/CMakeFiles/tensorferry.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/CMakeFiles/tensorferry.pc" DESTINATION "${libraries}/pkgconfig" COMPONENT cpp)

@@ -1,7 +1,7 @@
-# libtorch as an imported target, from the folder of a Python's torch. Used by the build and, installed, by the package's
-# component torch: find_package(Torch) fails for a CUDA torch where there is no CUDA toolkit.
+# Makes libtorch an imported target, from the torch folder of a Python. The build uses it, and so does the installed
+# package's component torch. find_package(Torch) is no substitute: for a CUDA torch it fails without a CUDA toolkit.
 #
-#   tensorferry_import_libtorch(ROOT CXX11_ABI)   makes tensorferry::libtorch; Threads::Threads must be there
+#   tensorferry_import_libtorch(ROOT CXX11_ABI)   makes tensorferry::libtorch; Threads::Threads must exist
 
 function(tensorferry_import_libtorch root cxx11_abi)
   foreach(name c10 torch_cpu)
@@ -13,10 +13,10 @@ function(tensorferry_import_libtorch root cxx11_abi)
     "${root}/include" "${root}/include/torch/csrc/api/include")
   target_compile_definitions(tensorferry::libtorch INTERFACE
     _GLIBCXX_USE_CXX11_ABI=${cxx11_abi} USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D_GLOO)
-  # libstdc++ by name: a compiler that was set up to link it statically would put a second one beside libtorch's, and
-  # locales made by one are freed by the other.
+  # Links libstdc++ by its file name. A compiler that is set up to link it statically would add a second libstdc++
+  # beside libtorch's, and one of them would free locales that the other one made.
   target_link_libraries(tensorferry::libtorch INTERFACE
     tensorferry::lib_torch_cpu tensorferry::lib_c10 -l:libstdc++.so.6 Threads::Threads)
-  # libtorch's own dependencies (CUDA's libraries beside it) are its business, not the linker's.
+  # The linker need not resolve libtorch's own dependencies (CUDA's libraries beside it).
   target_link_options(tensorferry::libtorch INTERFACE -Wl,--allow-shlib-undefined)
 endfunction()

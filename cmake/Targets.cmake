@@ -1,6 +1,6 @@
-# The functions that the folders' CMakeLists.txt are written in. cmake/README.md shows each in use.
+# The functions that the folders' CMakeLists.txt call. cmake/README.md has an example of each.
 
-# Adds a folder. Folders that hold no CMakeLists.txt are skipped.
+# Adds a folder. Skips a folder without a CMakeLists.txt.
 function(tensorferry_add_folder folder)
   if(EXISTS "${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt")
     add_subdirectory("${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_BINARY_DIR}/${folder}")
@@ -16,14 +16,14 @@ function(tensorferry_cache_precompiled_headers name)
   endif()
 endfunction()
 
-# What every target of ours has: the repository as include root, warnings as errors, and torch's headers precompiled
-# where TORCH is given.
+# Sets the properties of every target of the project: the repository as include root, warnings as errors, and torch's
+# precompiled headers if TORCH is given.
 function(tensorferry_target name torch)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE tensorferry_warnings)
   if(torch)
     tensorferry_cache_precompiled_headers(${name})
-    # The flags must be those of the precompiled header: -fPIC, also where an executable would have -fPIE.
+    # The flags must equal those of the precompiled header: -fPIC, even for an executable, which would have -fPIE.
     target_precompile_headers(${name} REUSE_FROM tensorferry_torch_pch)
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${name} PRIVATE -fPIC)
@@ -31,7 +31,7 @@ function(tensorferry_target name torch)
 endfunction()
 
 # tensorferry_library(NAME [TORCH] [SOURCES ...] [HEADERS ...] [LINK ...])
-# A static library; with no SOURCES a header-only one. LINK is public. TORCH adds tensorferry::libtorch.
+# A static library, or without SOURCES a header-only one. LINK is public. TORCH adds tensorferry::libtorch.
 function(tensorferry_library name)
   cmake_parse_arguments(arg "TORCH" "" "SOURCES;HEADERS;LINK" ${ARGN})
   if(arg_TORCH)
@@ -62,11 +62,12 @@ endfunction()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
 #                  [ONE_PROCESS] [TOGETHER suites ...] [ALONE])
-# A GoogleTest binary. Each of its tests is a CTest of its own, with a time-out of its own (60 s by default; half an
-# hour under make soak), except with NEEDS_TORCH or ONE_PROCESS, where all share a process, and those of suites that are
-# to run TOGETHER ("*" stands for any text), each of which has one: loading libtorch, or making a CUDA context, takes
-# longer than a case.
-# ALONE: no other test runs beside it. NEEDS_TORCH: skipped with TENSORFERRY_TORCH=OFF.
+# A GoogleTest binary. Each of its cases is a CTest with its own process and time-out (60 s by default; half an hour
+# under make soak), except:
+#   NEEDS_TORCH, ONE_PROCESS   all cases share one process
+#   TOGETHER                   the cases of each of these suites share one process ("*" in a name stands for any text)
+# A shared process saves time if loading libtorch, or making a CUDA context, takes longer than a case.
+# ALONE: no other test runs at the same time. NEEDS_TORCH: not built with TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
   cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK;TOGETHER" ${ARGN})
   if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))
@@ -77,7 +78,7 @@ function(tensorferry_test name)
     set(torch TORCH)
   endif()
   tensorferry_executable(${name} ${torch} SOURCES ${arg_SOURCES} LINK ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
-  if(NOT torch)  # with a precompiled header the flags must be its own
+  if(NOT torch)  # with a precompiled header the flags must equal the header's
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiles in two thirds of the time
   endif()
 
@@ -103,7 +104,8 @@ function(tensorferry_test name)
     set(others TEST_FILTER "-${together}")
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases ${others})
-  # Set by a file that CTest reads last: gtest_discover_tests' own PROPERTIES cannot carry a list. Loops in full take longer.
+  # CTest reads this file last and sets the properties, because PROPERTIES of gtest_discover_tests cannot hold a list.
+  # Soak tests run their loops in full, so they get more time.
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
   file(WRITE "${file}" "set(timeout ${timeout})\n"
     "if(\"\$ENV{TENSORFERRY_SOAK}\" STREQUAL 1)\n  set(timeout 1800)\nendif()\n"
@@ -114,7 +116,7 @@ function(tensorferry_test name)
 endfunction()
 
 # tensorferry_test_emulated(NAME FILTERS ... [TIMEOUT seconds])
-# Tests of a binary whose tests need a GPU, on the emulated ones of tests/emulated_gpu: a process for each filter.
+# Runs tests that need a GPU on the emulated GPUs of tests/emulated_gpu. Each filter has its own process.
 function(tensorferry_test_emulated name)
   cmake_parse_arguments(arg "" "TIMEOUT" "FILTERS" ${ARGN})
   if(NOT TENSORFERRY_TESTS)
@@ -132,7 +134,8 @@ function(tensorferry_test_emulated name)
 endfunction()
 
 # tensorferry_fuzzer(NAME SOURCES ... LINK ...)
-# A libFuzzer binary, only with TENSORFERRY_FUZZERS; scripts/fuzz.sh runs all of them over tests/fuzz/corpus/NAME.
+# A libFuzzer binary, built only with TENSORFERRY_FUZZERS. scripts/fuzz.sh runs it on the seeds in
+# tests/fuzz/corpus/NAME.
 function(tensorferry_fuzzer name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   if(NOT TENSORFERRY_FUZZERS)
@@ -144,7 +147,7 @@ function(tensorferry_fuzzer name)
 endfunction()
 
 # tensorferry_python_module(SOURCES ... LINK ...)
-# tensorferry._C, and the package around it in ${build}/python, ready for PYTHONPATH.
+# Builds tensorferry._C, and the Python package around it in ${build}/python, ready for PYTHONPATH.
 function(tensorferry_python_module)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   set(package "${PROJECT_BINARY_DIR}/python/tensorferry")
@@ -155,7 +158,7 @@ function(tensorferry_python_module)
   tensorferry_cache_precompiled_headers(tensorferry_python)
   target_precompile_headers(tensorferry_python PRIVATE <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
   target_compile_definitions(tensorferry_python PRIVATE TORCH_EXTENSION_NAME=_C)
-  # pybind11 types are hidden; so is what the static libraries bring, Boost above all.
+  # Hides pybind11's types and the symbols of the static libraries, Boost's above all.
   set_target_properties(tensorferry_python PROPERTIES
     OUTPUT_NAME _C CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
     LIBRARY_OUTPUT_DIRECTORY "${package}" INSTALL_RPATH "$ORIGIN/../torch/lib")
@@ -166,7 +169,7 @@ function(tensorferry_python_module)
     COMMAND ${CMAKE_COMMAND} -DFROM=${PROJECT_SOURCE_DIR}/python/tensorferry -DTO=${package}
             -P "${PROJECT_SOURCE_DIR}/cmake/link_package.cmake"
     COMMENT "" VERBATIM)
-  # For the wheel alone: what is installed by `cmake --install` is for C++.
+  # For the wheel alone: `cmake --install` installs the C++ package.
   install(TARGETS tensorferry_python LIBRARY DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
   install(FILES "${package}/_build_info.py" DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
 endfunction()

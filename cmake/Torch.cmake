@@ -1,5 +1,5 @@
-# torch as imported targets of our own, from what the chosen Python says about its torch.
-# find_package(Torch) is not used: with a CUDA torch it fails where no CUDA toolkit is installed.
+# Makes torch imported targets of the project, from the answers of the chosen Python about its torch.
+# Does not use find_package(Torch), which for a CUDA torch fails if no CUDA toolkit is installed.
 #
 #   tensorferry::libtorch         libtorch for C++: c10, torch_cpu, torch (and c10_cuda, torch_cuda with CUDA)
 #   tensorferry::libtorch_python  the same plus libtorch_python, Python's headers and torch's own pybind11
@@ -25,7 +25,7 @@ list(GET torch_info 3 TENSORFERRY_TORCH_CUDA)
 if(TENSORFERRY_TORCH_CUDA STREQUAL none)
   set(TENSORFERRY_TORCH_CUDA "")
 endif()
-# Another torch in the same place is another build.
+# Configures again if another torch is installed in the same place.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${torch_root}/version.py")
 message(STATUS "torch ${TENSORFERRY_TORCH_VERSION} (CUDA: ${TENSORFERRY_TORCH_CUDA}) in ${torch_root}")
 string(REGEX MATCH "^[0-9]+[.][0-9]+" TENSORFERRY_TORCH_MINOR "${TENSORFERRY_TORCH_VERSION}")
@@ -44,7 +44,8 @@ add_library(tensorferry::libtorch_python ALIAS tensorferry_libtorch_python)
 target_link_libraries(tensorferry_libtorch_python INTERFACE
   tensorferry::libtorch tensorferry::lib_torch_python Python::Module)
 
-# torch's headers take most of the compile time of every source that sees them: parse them once, twice with Python.
+# torch's headers take most of the compile time of each source that includes them. They are parsed once for all sources,
+# and once more with Python's headers.
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/pch/empty.cpp" CONTENT "")
 add_library(tensorferry_torch_pch OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/pch/empty.cpp")
 target_link_libraries(tensorferry_torch_pch PRIVATE tensorferry::libtorch tensorferry_warnings)

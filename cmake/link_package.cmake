@@ -1,5 +1,5 @@
-# Links every file and folder of the Python package FROM into TO, beside the built module, so that edits to Python
-# sources need no build. Links to files that have gone are removed.
+# Links every file and folder of the Python package FROM into TO, beside the built module, so that edits of Python
+# sources need no build. Removes links to files that no longer exist.
 file(MAKE_DIRECTORY "${TO}")
 file(GLOB present RELATIVE "${TO}" "${TO}/*")
 foreach(name ${present})

@@ -1,7 +1,7 @@
 # cmake -DCXX= -DNM= -DOBJCOPY= -DOUT= -DSTRIP=ON/OFF -P prelink.cmake -- OBJECTS ...
-# Joins objects into one, OUT. What several of them have (inline functions and templates, Boost's above all) is in it
-# once; Boost's names become its own, so that a program may use another Boost, and so do those of instances of std's
-# templates, which only cost room.
+# Joins objects into one, OUT. OUT contains inline functions and template instances (Boost's above all) once, even if
+# several objects contain them. Boost's symbols become local to OUT, so that a program may use another Boost. Symbols of
+# std's template instances become local too, because as global symbols they only take space.
 
 set(objects)
 set(behind OFF)
@@ -17,8 +17,8 @@ endforeach()
 execute_process(COMMAND ${CXX} -r -nostdlib -Wl,--force-group-allocation -Wl,-T,${CMAKE_CURRENT_LIST_DIR}/prelink.ld
   -o ${OUT} ${objects} COMMAND_ERROR_IS_FATAL ANY)
 
-# GCC's unique symbols (variables of inline functions and templates) would now clash with those of a program that has
-# the same ones. Weak, they are one with them.
+# GCC's unique symbols (variables of inline functions and templates) would now clash with a program's symbols of the
+# same names. The linker merges weak symbols instead.
 execute_process(COMMAND ${NM} --format=posix ${OUT} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n ]+ u " unique "${symbols}")
 list(TRANSFORM unique REPLACE " u " "\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures tensors on GPUs beside torch.distributed.rpc, NCCL and bare copies: make bench-gpu ARGS="--only 64mb".
+# Measures tensors on GPUs against torch.distributed.rpc, NCCL and bare copies: make bench-gpu ARGS="--only 64mb".
 . "$(dirname "$0")/common.sh"
 . scripts/gpu.sh
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every benchmark beside its peer, with the arguments given: make bench ARGS="--quick".
+# Runs the benchmarks of TensorFerry and of the libraries it is compared with: make bench ARGS="--quick".
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/system.sh grpc || say "the rows beside gRPC are left out"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Configures and builds one preset: scripts/build.sh PRESET [FOLDER] [CMAKE OPTIONS ...]. Default: what make test uses.
+# Configures and builds one preset: scripts/build.sh [PRESET [FOLDER [CMAKE OPTIONS ...]]]. Default: make test's build.
 . "$(dirname "$0")/common.sh"
 preset=${1:-release}
 folder=${2:-$build}
@@ -10,7 +10,7 @@ if [ -x "$venv/bin/python" ]; then
   options+=("-DPython_EXECUTABLE=$venv/bin/python")
 fi
 
-# CMake configures again by itself when one of its files changes; here, only when the options do.
+# Configures again only if the options have changed. CMake itself does so if one of its files changes.
 key="$preset ${options[*]}"
 if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/.configured" 2>/dev/null)" != "$key" ]; then
   say "configuring $folder"

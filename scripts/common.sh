@@ -1,7 +1,7 @@
-# Sourced by every script here: where things are, and how to say what is happening.
+# Sourced by every script of this folder: paths, versions, and functions for messages.
 #
-#   TORCH=2.11       another torch than the newest: .venv-2.11 and build/torch-2.11
-#   PYTHON=python3.12   the interpreter that the .venv is made with
+#   TORCH=2.11          selects another torch than the newest: .venv-2.11 and build/torch-2.11
+#   PYTHON=python3.12   selects the interpreter that makes the .venv
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +19,7 @@ jobs=${JOBS:-$(nproc)}
 say() { printf '==> %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# Runs a command up to three times: package servers drop a connection now and then.
+# Runs a command up to three times, because package servers sometimes drop a connection.
 try_again() {
   "$@" && return
   say "failed, trying again: $*"; sleep 5

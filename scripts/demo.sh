@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a model through a parameter server in several processes, then measures us beside torch.distributed.rpc.
+# Trains a model with a parameter server in several processes, then measures TensorFerry against torch.distributed.rpc.
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/venv.sh

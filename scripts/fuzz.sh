@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs every fuzzer for some seconds, twice as many at once as there are cores: scripts/fuzz.sh [SECONDS].
-# New inputs go to build/fuzz/corpus; what tests/fuzz/corpus/NAME holds are the seeds. A crash is kept and named.
+# Runs every fuzzer for 30 or the given seconds, two at once per core: scripts/fuzz.sh [SECONDS].
+# Seeds are in tests/fuzz/corpus/NAME, and new inputs go to build/fuzz/corpus. After a crash the script keeps the input,
+# and prints the path to it.
 . "$(dirname "$0")/common.sh"
 export seconds=${1:-30}
 scripts/system.sh build clang

@@ -1,5 +1,5 @@
-# Sourced behind common.sh by what needs a GPU: $python, an interpreter whose torch finds one. Needs no network where
-# python3 (or PYTHON=) has torch already.
+# Sourced after common.sh by scripts that need a GPU. Sets $python, an interpreter whose torch finds a GPU. Needs no
+# network if python3 (or PYTHON=) already has torch.
 python=${PYTHON:-python3}
 if ! "$python" -c 'import torch, numpy, pytest' 2>/dev/null; then
   scripts/system.sh build
@@ -11,7 +11,7 @@ fi
 "$python" -c 'import torch; print("torch", torch.__version__, "on", torch.cuda.device_count(), "x", torch.cuda.get_device_name(0))'
 interpreter=-DPython_EXECUTABLE=$(command -v "$python")
 
-# Builds these targets alone, in build/gpu.
+# Builds only these targets, in build/gpu.
 build_targets() {
   cmake --preset release -B build/gpu "$interpreter" >/dev/null
   cmake --build build/gpu -j "$jobs" --target "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the format, clang-tidy on the torch-free C++ sources, ruff, mypy and stubtest. Runs all of them, then fails if
-# one did.
+# Checks the format, clang-tidy on the torch-free C++ sources, ruff, mypy and stubtest. Runs every check, then fails if
+# a check has failed.
 . "$(dirname "$0")/common.sh"
 . scripts/sources.sh
 scripts/system.sh build clang
@@ -16,12 +16,12 @@ say "ruff"
 
 say "mypy"
 "$venv/bin/mypy" || failed+=(mypy)
-for example in examples/*/; do # each is a program of its own, with a main.py
+for example in examples/*/; do # each is a separate program, with a main.py
   "$venv/bin/mypy" "$example" || failed+=("mypy $example")
 done
 
 say "stubtest"
-# The stubs of the compiled module, and every public name, against what is there at run time.
+# Compares the stubs of the compiled module, and every public name, with the module at run time.
 scripts/build.sh
 PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m mypy.stubtest tensorferry --concise --ignore-disjoint-bases \
   --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Checks the models in tests/models with spin. Each says itself with which definitions it holds, and with which, as a
-# mutant that lacks something, it must fail: lines "holds:" and "fails:" of its comment.
+# Checks the models in tests/models with spin. A model's comment lists the definitions with which it must hold (lines
+# "holds:"), and those of its mutants, with which it must fail (lines "fails:").
 . "$(dirname "$0")/common.sh"
 scripts/system.sh models
 failed=0
 
-# Looks for deadlocks and failed assertions in every state that can be reached: prints "holds", "fails", or nothing where
-# the search did not come to an end.
+# Searches every reachable state for deadlocks and failed assertions. Prints "holds", "fails", or nothing if the search
+# did not complete.
 check() {
   local model=$PWD/tests/models/$1 folder=$2
   shift 2

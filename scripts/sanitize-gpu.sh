@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests of what streams wait for, and of memory that is used again at once, under the CUDA toolkit's
-# compute-sanitizer: nothing on a GPU touches memory that is not there yet, or no more.
+# Runs the tests of stream order, and of memory that is used again at once, under the CUDA toolkit's compute-sanitizer.
+# It reports each access of a GPU to memory that is not allocated yet, or that is already freed.
 . "$(dirname "$0")/common.sh"
 . scripts/gpu.sh
 
@@ -8,7 +8,8 @@ sanitizer=$(PATH=$PATH:/usr/local/cuda/bin first_of compute-sanitizer)
 build_targets cuda_order_test cuda_converter_test cuda_calls_test
 failed=()
 
-# checked NAME COMMAND ...: its processes, all of them, must have been checked without an error.
+# checked NAME COMMAND ...: runs the command and all of its processes under memcheck. Notes NAME as failed if the
+# command or a process had an error, or if memcheck gave no summary.
 checked() {
   local name=$1 log=build/gpu/sanitized.log ok=yes
   shift
@@ -19,12 +20,12 @@ checked() {
   [ "$ok" = yes ] || failed+=("$name")
 }
 
-# Without the test that forks: in a process that has used a GPU that is not allowed.
+# Leaves out the test that forks, because a process that has used a GPU must not fork.
 checked "what streams of the channels wait for" build/gpu/tests/channels/cuda_order_test --gtest_filter='-*Killed*'
 checked "the converter's streams and memory" build/gpu/tests/converters/cuda_converter_test
 calls=build/gpu/tests/rpc/cuda_calls_test
 checked "calls" env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$calls"
-# Each tensor with memory of its own from the driver, whose bounds and end the sanitizer knows.
+# Each tensor gets its own memory from the driver, so the sanitizer knows its bounds and when it is freed.
 checked "calls, without a caching allocator" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$calls"
 
 [ ${#failed[@]} -eq 0 ] || die "compute-sanitizer found errors in: ${failed[*]}"

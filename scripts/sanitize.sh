@@ -9,5 +9,5 @@ symbolizer=external_symbolizer_path=$(first_of llvm-symbolizer-16 llvm-symbolize
 export ASAN_OPTIONS=$symbolizer:detect_leaks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=$symbolizer:print_stacktrace=1
 export TSAN_OPTIONS=$symbolizer:halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/scripts/tsan.supp
-# ThreadSanitizer of clang 16 gives up on kernels that randomise more address bits than it expects.
+# clang 16's ThreadSanitizer does not start on kernels that randomise more address bits than it expects.
 setarch -R scripts/run-tests.sh "build/$preset"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# The long tests: C++ with their loops in full, Python's marked soak (all pairs of call shapes and 200,000 drawn ones,
-# leaks, growth, endings a hundred times over), and both suites ten times on busy cores (TIMES=3: three times).
+# Runs the long tests:
+#   - the C++ tests with their loops in full;
+#   - the Python tests marked soak: all pairs of call shapes and 200,000 random ones, leaks, growth, repeated endings;
+#   - both suites ten times on busy cores (TIMES=3: three times).
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/venv.sh
@@ -11,7 +13,7 @@ TENSORFERRY_SOAK=1 ctest --test-dir "$build" --output-on-failure --label-exclude
 say "Python soak tests"
 PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m pytest tests/python -rsfE -q -m soak || failed+=("Python soak tests")
 
-# Both suites again and again while other processes keep the cores busy: no test may depend on being alone.
+# Repeats both suites while other processes keep the cores busy, because no test may depend on an idle machine.
 times=${TIMES:-10}
 say "C++ and Python tests, $times times on busy cores"
 hogs=()

@@ -1,2 +1,2 @@
-# Sourced: the C++ and the Python files of the tree, tracked or about to be.
+# Sourced by other scripts. cpp_sources prints the C++ and CUDA files of the tree, both tracked files and new ones.
 cpp_sources() { git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh'; }

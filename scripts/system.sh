@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the system packages of the given sets (build, clang, docs, models) that are missing. As root with apt, by itself; else it
-# prints the command to type.
+# Installs the missing system packages of the given sets (build, clang, docs, format, grpc, models, python). As root it
+# installs them by apt. Otherwise it prints the command to type and fails.
 . "$(dirname "$0")/common.sh"
 
 if ! command -v dpkg-query >/dev/null; then
@@ -42,7 +42,7 @@ if [ "$(id -u)" = 0 ]; then
   say "apt-get update"
   try_again apt-get update -qq
 fi
-# Debian 12 has 1.81 beside an older default; Ubuntu 24.04's default is 1.83.
+# Debian 12 has Boost 1.81 beside an older default; Ubuntu 24.04's default is 1.83.
 boost=libboost-dev
 if apt-cache show libboost1.81-dev >/dev/null 2>&1; then boost=libboost1.81-dev; fi
 missing=("${missing[@]/#boost/$boost}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds all, and runs the tests that need a GPU (make test runs the others, there as elsewhere).
+# Builds everything and runs the tests that need a GPU. make test runs the other tests.
 . "$(dirname "$0")/common.sh"
 . scripts/gpu.sh
 

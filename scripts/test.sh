@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs all tests, C++ then Python. Says what was skipped and why; ends with a line for each.
+# Builds and runs all tests, C++ then Python. Prints the skipped tests with their reasons, and ends with one line for
+# each suite.
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/venv.sh

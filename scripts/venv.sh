@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv (.venv-$TORCH) with torch and the packages of the given requirement sets, or leaves it as it is when
-# they have not changed since.
+# Makes .venv (.venv-$TORCH) with torch and the packages of the given requirement sets. Leaves it as it is if the sets
+# have not changed since the last time.
 . "$(dirname "$0")/common.sh"
 
-# Python headers and the venv module: a Debian python lacks both until they are installed.
+# Checks for Python 3.10 or newer, its headers and the venv module. A plain Debian Python lacks the headers and venv.
 usable() {
   "$1" - 2>/dev/null <<'PYTHON'
 import ensurepip, os, sys, sysconfig, venv
@@ -26,7 +26,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 
 quiet=()
-[ -t 1 ] || quiet=(-q) # a terminal sees the progress of what is some 3 GB the first time
+[ -t 1 ] || quiet=(-q) # a terminal shows the progress, because the first time pip loads some 3 GB
 
 for set in base "$@"; do
   list=scripts/requirements/$set.txt

@@ -71,7 +71,7 @@ TEST(ListeningAddress, IsLoopbackWhereTheRendezvousIs) {
 }
 
 TEST(ListeningAddress, IsTheOneFromWhichTheRendezvousIsReached) {
-  // Our own address elsewhere than on loopback is reached from itself.
+  // A rendezvous at a non-loopback address of this host is reached from that address itself.
   for (const auto& one : interface_addresses()) {
     if (one.loopback) continue;
     const auto address = listening_address("", one.address);
@@ -225,7 +225,7 @@ TEST_F(UnixSockets, OfTheDeadAreRemovedThoseOfTheLivingAndTheYoungStay) {
     ASSERT_TRUE(a.ok() && b.ok());
     dead = a->address, young = b->address;
   }
-  const auto other = (folder_ / "tensorferry-notes.sock").string();  // not a socket
+  const auto other = (folder_ / "tensorferry-notes.sock").string();  // a regular file
   std::ofstream(other) << "keep";
   for (const auto& path : {alive->address, dead, other}) age(path);
   ASSERT_TRUE(listen_unix(folder_).ok());

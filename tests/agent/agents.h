@@ -1,4 +1,4 @@
-/// Agents for tests: several in one process, joined through a store in memory.
+/// Agents for tests: several agents in one process, which join through a store in memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ inline Bytes bytes_of(std::string_view text) {
 
 inline Message message_of(std::string_view text) { return {bytes_of(text), {}, {}, {}}; }
 
-/// A host buffer of its own memory, of bytes that depend on their place and on `seed`.
+/// Returns a host buffer that owns its memory. Each byte depends on its position and on `seed`.
 inline Buffer patterned(std::size_t bytes, unsigned seed = 1) {
   auto owner = std::make_shared<Bytes>(bytes);
   for (std::size_t i = 0; i < bytes; ++i) (*owner)[i] = static_cast<std::byte>(i * 31 + seed + (i >> 12));
@@ -37,16 +37,16 @@ inline bool same_bytes(const Buffer& a, const Buffer& b) {
 /// How the agents of a test reach one another.
 struct Ways {
   std::string transport = "ring";  // "ring", "unix" (no memory is shared), "tcp"
-  std::string channels;            // "": all that there are
+  std::string channels;            // "": all channels of the build
 };
 
-/// "ring_basic".
+/// Returns a test's name for `ways`, such as "ring_basic".
 inline std::string name_of(const Ways& ways) {
   return ways.transport + (ways.channels.empty() ? "" : "_" + ways.channels.substr(0, ways.channels.find(',')));
 }
 inline void PrintTo(const Ways& ways, std::ostream* out) { *out << name_of(ways); }
 
-/// An agent that peers cannot find yet.
+/// Creates an agent that has not joined yet, so peers cannot find it.
 inline std::shared_ptr<RawAgent> create(const std::shared_ptr<Store>& store, const std::string& name,
                                         const Ways& ways = {},
                                         const std::function<void(RawAgentOptions&)>& change = {}) {

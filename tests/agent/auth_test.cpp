@@ -36,7 +36,8 @@ struct Outcome {
   Result<Agreement> acceptor = Status(Code::internal, "not run");
 };
 
-// Both sides for real over a socket pair; each closes its end when its part is over, as a connection's owner does.
+// Runs both sides of the handshake over a socket pair. Each side closes its end when its part is over, as a
+// connection's owner does.
 Outcome greet(Terms dialler, Terms acceptor) {
   auto [a, b] = connected_pair();
   Outcome outcome;
@@ -131,7 +132,7 @@ TEST(Signature, HoldsForItsBytesContextAndKeyAlone) {
   EXPECT_FALSE(verify(key, "record trainer0", view_of("bodx"), signature));
   EXPECT_FALSE(verify(other, "record trainer0", view_of("body"), signature));
   EXPECT_FALSE(verify(key, "record trainer0", view_of("body"), ByteView(signature).first(31)));
-  EXPECT_FALSE(verify(key, "record trainer0b", view_of("ody"), signature));  // no sliding between the fields
+  EXPECT_FALSE(verify(key, "record trainer0b", view_of("ody"), signature));  // no byte may move between the fields
 }
 
 TEST(Proof, IsNeitherTheOtherSidesNorAnotherConnections) {
@@ -170,7 +171,7 @@ TEST(Preamble, ThatIsNoneIsAProtocolError) {
             Code::protocol_error);
 }
 
-// ---- Who needs a key
+// ---- Which connections need a key
 
 TEST(KeyNeeded, ByAnyoneButTheSameUserOverAUnixSocket) {
   EXPECT_FALSE(key_needed(1000, 1000));
@@ -193,7 +194,7 @@ TEST(UnixPeer, IsKnownByItsUidAndOtherSocketsAreNot) {
   EXPECT_EQ(unix_peer_uid(-1), std::nullopt);
 }
 
-// ---- Greeting
+// ---- Handshake
 
 TEST(Greeting, WithTheSameKeyAgreesAndIsProven) {
   const auto key = Key::random();

@@ -1,5 +1,5 @@
-// What strangers and hostile peers send: each costs its own connection and one line in the log, and nobody else
-// anything.
+// Invalid bytes from strangers and hostile peers. Each costs the sender its connection and the log one line, and no
+// other agent notices.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -45,7 +45,7 @@ Bytes joined(std::initializer_list<Bytes> parts) {
   return all;
 }
 
-/// A request whose records and payload stand in its one, inline, buffer.
+/// Returns a request whose records and payload are in its only buffer, an inline one.
 Bytes spilled(const Bytes& body) {
   auto frame = request_frame(1, "echo", record_frame(body.size(), body, wire::BufferRecord::inline_channel), 1);
   frame[1] = static_cast<std::byte>(wire::flag::spilled);
@@ -70,7 +70,8 @@ Bytes control_frame(std::uint64_t id, std::uint8_t operation, std::uint32_t code
   return wire::assemble(header, {}, {}, payload);
 }
 
-/// The target of it all, and two others who call it and each other meanwhile without a failure.
+/// The target of the invalid bytes, and two other agents. Meanwhile "third" calls the target and "other", and no such
+/// call may fail.
 class BadInput : public ::testing::Test {
  protected:
   BadInput() {
@@ -100,7 +101,7 @@ class BadInput : public ::testing::Test {
     EXPECT_TRUE(eventually([&] { return target->in_flight().second == 0; }));
   }
 
-  /// What the target logs, line by line, until the connection ended.
+  /// Waits until the connection has ended, and returns the lines that the target has logged until then.
   static std::vector<std::string> log_until_ended(RawConnection& connection) {
     const bool ended = connection.ended();
     std::istringstream log(::testing::internal::GetCapturedStderr());
@@ -110,7 +111,8 @@ class BadInput : public ::testing::Test {
     return lines;
   }
 
-  /// A stranger who sends `bytes`, and then perhaps nothing more, is turned away with a line that says `why`.
+  /// Expects that the target turns away a stranger that sends `bytes`, and logs one line with `why`. If `then_closes`,
+  /// the stranger closes its writing half afterwards.
   void expect_turned_away(const std::string& name, const Bytes& bytes, const std::string& why,
                           bool then_closes = false) {
     for (const bool by_unix : {true, false}) {
@@ -126,7 +128,8 @@ class BadInput : public ::testing::Test {
     }
   }
 
-  /// A peer in good standing who then sends `bytes` is lost with a line that says `why`.
+  /// Expects that the target loses a peer that sends `bytes` after a valid handshake, and logs one line with `why`. If
+  /// `then_closes`, the peer closes its writing half afterwards.
   void expect_lost(const std::string& name, const Bytes& bytes, const std::string& why,
                    wire::Hello hello = raw_hello(""), bool then_closes = false) {
     for (const bool by_unix : {true, false}) {
@@ -152,7 +155,7 @@ class BadInput : public ::testing::Test {
   std::vector<std::thread> callers_;
   std::atomic<bool> enough_{false};
   std::atomic<int> answered_{0}, failed_{0};
-  std::atomic<int> lost_{0};  // hostile peers, to the target; told after the line in the log
+  std::atomic<int> lost_{0};  // hostile peers that the target has lost; counted after the line in the log
   int hostile_ = 0;
 };
 
@@ -188,7 +191,7 @@ TEST_F(BadInput, OfAStrangerWithoutTheKeyEndsBeforeAnythingIsParsed) {
     ASSERT_EQ(lines.size(), 1U);
     EXPECT_THAT(lines[0], HasSubstr("Unauthenticated"));
   }
-  // One who goes on regardless.
+  // A stranger that sends on all the same.
   ::testing::internal::CaptureStderr();
   auto stranger = raw_connect(record_of(store, "target"), false);
   DiallerGreeting greeting(raw_terms(wrong, true));
@@ -260,7 +263,7 @@ TEST_F(BadInput, OfThreeHundredSlowStrangersNeitherBlocksOthersNorLeaks) {
   const auto before = open_descriptors();
   come_and_go();
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= before; })) << open_descriptors() << " after " << before;
-  (void)::testing::internal::GetCapturedStderr();  // a line for each
+  (void)::testing::internal::GetCapturedStderr();  // one line for each stranger
 }
 
 TEST_F(BadInput, OfAStrangerWhoSaysNothingIsEndedByTime) {
@@ -414,7 +417,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
       const Key none;
       ASSERT_TRUE(greet_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
       const auto theirs = wire::Hello::decode(connection.read(wire::Kind::hello)->body);
-      hello.drivers = theirs->drivers;  // with their own descriptors, so that each channel reaches
+      hello.drivers = theirs->drivers;  // with the target's own descriptors, so that each channel reaches
       ASSERT_TRUE(connection.write(hello_frame(hello)).ok());
       auto ticket = noise(seed % 40, seed);
       if (seed % 2 == 0 && !ticket.empty()) ticket[0] = static_cast<std::byte>(seed % 4);
@@ -428,7 +431,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
   EXPECT_TRUE(call_sync(*other, "post", "echo", message_of("x")).ok());
 }
 
-// ---- Those who are called
+// ---- Callees
 
 TEST_F(BadInput, InRepliesFailsTheCallsToThatPeerAlone) {
   const auto answer = [&](const std::string& name, const std::function<Bytes(std::uint64_t)>& reply,

@@ -1,4 +1,4 @@
-// Small buffers of one message that travel as one.
+// Bundles: small buffers of one message that travel as one buffer.
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -23,7 +23,7 @@ class Bundles : public ::testing::TestWithParam<Ways> {
     const auto& first = GetParam().channels;
     eventually([&] { return a->explain("b")->channel == first.substr(0, first.find(',')); });
   }
-  /// There and back; what came.
+  /// Sends the buffers there and back, and returns the buffers that arrive.
   std::vector<Buffer> echo(const std::vector<Buffer>& buffers, RawCallOptions options = {}) {
     auto message = message_of("m");
     message.buffers = buffers;
@@ -31,7 +31,7 @@ class Bundles : public ::testing::TestWithParam<Ways> {
     EXPECT_TRUE(reply.ok()) << reply.status().text();
     return reply.ok() ? std::move(reply->buffers) : std::vector<Buffer>();
   }
-  /// Until memory for bundles is warm.
+  /// Sends until the memory for bundles is warm.
   void warm_up(const std::vector<Buffer>& buffers) {
     for (int i = 0; i < 50; ++i) echo(buffers);
   }
@@ -105,7 +105,7 @@ TEST_P(Bundles, LandInTheCallersMemory) {
   warm_up(buffers);
   RawCallOptions options;
   for (std::size_t i = 0; i < 20; ++i) {
-    const auto bytes = buffers[i].bytes + (i % 5 == 0 ? 1 : 0);  // of another size: not used
+    const auto bytes = buffers[i].bytes + (i % 5 == 0 ? 1 : 0);  // a buffer of another size is not used
     options.into.push_back(i % 7 == 0 ? Buffer() : patterned(bytes, 200));
   }
   const auto into = options.into;
@@ -150,7 +150,7 @@ TEST_P(Bundles, AreReadBeforeTheCallSaysSent) {
   for (std::size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(same_bytes(reply->buffers[i], buffers[i])) << i;
 }
 
-// ---- What a peer may say
+// ---- Invalid input from peers
 
 wire::BufferRecord appended_bundle(std::vector<wire::BufferRecord::Part> parts) {
   wire::BufferRecord record;
@@ -206,7 +206,7 @@ TEST(BundleOfAPeer, ThatMakesNoSenseEndsItsLink) {
 TEST(BundleOfAPeer, IsNotSentToOneThatDoesNotReadThem) {
   const auto store = std::make_shared<MemoryStore>();
   const auto agent = join(store, "agent");
-  RawPeer peer(store, "old");  // of no features
+  RawPeer peer(store, "old");  // announces no features
   auto message = message_of("m");
   message.buffers = leaves(5, 10'000);
   const auto call = agent->call("old", "f", std::move(message));

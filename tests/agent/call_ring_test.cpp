@@ -1,4 +1,5 @@
-// The memory of one direction of calling, without agents: both ends in one process, each with a mapping of its own.
+// The shared memory of one direction of calling, without agents. Both ends are in one process, each with its own
+// mapping.
 #include "agent/transport/call_ring.h"
 
 #include <gtest/gtest.h>
@@ -153,7 +154,7 @@ TEST_F(CallRings, WakeWhoeverSleepsOnASlot) {
       const auto request = pop();
       if (round % 3 == 0) std::this_thread::yield();
       if (round % 4 == 3)
-        caller->abandon(request->first);  // a cancelling thread
+        caller->abandon(request->first);  // as a thread does that cancels the call
       else
         (void)callee->answer(request->first, frame_of(40, 2));
     });
@@ -178,7 +179,7 @@ TEST_F(CallRings, OfAnotherNonceOrSizeOrThatCouldShrinkAreRefused) {
 }
 
 TEST_F(CallRings, ThatHoldNonsenseAreRefusedWithoutReadingOutside) {
-  // The first word of the ring's bytes is the length of the request in front: a caller that writes its own may lie.
+  // The first word of the ring's bytes is the length of its first request. A hostile caller may write any length there.
   auto descriptor = caller->share();
   const auto slot = send(frame_of(40, 1));
   (void)slot;

@@ -1,4 +1,4 @@
-// Which channel carries a buffer between two agents, and what is said about it.
+// The choice of the channel that carries a buffer between two agents, and how explain() describes it.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class ChannelChoice : public ::testing::Test {
     b = join(store, "b", ways, change_b ? change_b : change_a);
     serve_echo(*b);
   }
-  /// A call there and back, whose bytes are checked.
+  /// Calls "echo" with a buffer, and checks the bytes that come back.
   Status echo(std::size_t bytes, const std::string& require = {}) {
     auto message = buffer_message(bytes, static_cast<unsigned>(bytes));
     const auto reply = call_sync(*a, "b", "echo", message, requiring(require));
@@ -108,7 +108,7 @@ TEST_F(ChannelChoice, ExplainNamesTheChannelWhoseCounterRises) {
 
 TEST_F(ChannelChoice, ExplainGivesAReasonForEveryChannelThatIsNotChosen) {
   a = join(store, "a");
-  RawPeer other(store, "other");  // says that it has basic alone
+  RawPeer other(store, "other");  // announces basic alone
   std::thread accepting([&] {
     auto peer = other.accept();
     EXPECT_TRUE(peer.connection.ended());
@@ -222,7 +222,7 @@ TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
   EXPECT_THAT(what(status), HasSubstr("xth: the peer does not have it"));
 }
 
-/// What ends the probes of mail, until it is released.
+/// Holds back the answers that end the probes of mail, until release().
 class KeptBack {
  public:
   std::function<void(RawAgentOptions&)> mail(const Status& probe = {}) {
@@ -337,7 +337,7 @@ TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
   EXPECT_TRUE(echo(10'000).ok());
 }
 
-// ---- A channel of a user's own
+// ---- A user's own channel
 
 TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
   for (const Ways& ways : {Ways{"ring", ""}, Ways{"tcp", ""}}) {
@@ -359,7 +359,7 @@ TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
 TEST_F(ChannelChoice, AReplyAcknowledgesWhatItsChannelNoticesOnlyWhenAsked) {
   join_both([](RawAgentOptions& options) {
     options.registry = with_mail({.consumes_when_settled = true});
-    options.max_bytes_in_flight = 100'000;  // so that each call waits for the one before
+    options.max_bytes_in_flight = 100'000;  // each call waits for the call before it
   });
   ASSERT_EQ(usable_soon("mail"), "usable");
   for (int i = 0; i < 20; ++i) {

@@ -1,4 +1,5 @@
-// The end of a channel: until it is destroyed it may use what its link lends it, whatever has ended before.
+// The end of a channel. Until its destructor returns it may use the wire that its link lends it, even if the link has
+// ended.
 #include <gmock/gmock.h>
 
 #include <future>
@@ -14,12 +15,12 @@ namespace {
 using namespace tensorferry::testing;
 using std::chrono::seconds;
 
-/// What the test and its channel have in common. The channel lets others use its wire until it is destroyed, and keeps
-/// one buffer, as one does whose GPU is still reading it.
+/// State that the test and its channel share. The test may use the channel's wire until the channel is destroyed. The
+/// channel keeps one buffer, as a channel does while a GPU reads the buffer.
 struct Common {
   std::shared_ptr<WireUse> use;
   Completion released;
-  std::function<void(Wire&)> last;  // what the channel does at its end
+  std::function<void(Wire&)> last;  // runs in the channel's destructor
 };
 
 class Lasting final : public Channel {
@@ -72,7 +73,7 @@ class LastingDriver final : public Driver {
 
 class ChannelEnd : public ::testing::Test {
  protected:
-  /// Agents of which one has sent a buffer by the channel, which it keeps, and both have left.
+  /// Makes two agents; one sends a buffer by the channel, which keeps the buffer. Then both agents leave.
   void send_and_leave() {
     const auto store = std::make_shared<MemoryStore>();
     const auto with = [](const std::shared_ptr<Common>& with_them) {
@@ -112,7 +113,7 @@ TEST_F(ChannelEnd, ItMayUseItsWireWhileTheLinkIsDestroyed) {
 TEST_F(ChannelEnd, ALinkThatGoesInsideAUseOfItsWireDoesNotWaitForThatUse) {
   send_and_leave();
   auto over = std::make_shared<std::promise<void>>();
-  std::thread([over, common = common] {  // not joined: it may wait for ever
+  std::thread([over, common = common] {  // not joined: if the test fails, it waits for ever
     common->use->with([&](Wire&) { std::exchange(common->released, {})({}); });
     over->set_value();
   })

@@ -1,5 +1,5 @@
-/// Containers: processes that have a folder of unix sockets in common, and the user, but neither pid, IPC, network nor
-/// mount namespace. Calls go by rings and tensors by shared blocks all the same, and a death is seen.
+/// Containers: processes that share a folder of unix sockets and the user, but no pid, IPC, network or mount namespace.
+/// Calls still go by rings and tensors by shared blocks, and agents notice the death of a peer.
 #include <gmock/gmock.h>
 #include <net/if.h>
 #include <sched.h>
@@ -36,7 +36,7 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr milliseconds promised{1000};  // ten times what is promised for a death on this host
+constexpr milliseconds promised{1000};  // ten times the documented time for a death on this host
 constexpr int not_allowed = 77;
 
 constexpr int apart = CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS;
@@ -47,7 +47,8 @@ bool write_file(const char* name, const std::string& text) {
   return file.good();
 }
 
-/// Namespaces of its own; with a user namespace, in which it is the same user as outside, where that takes one.
+/// Moves this process into new namespaces. If that needs a user namespace, makes one too, and maps the user and the
+/// group to themselves.
 bool go_apart() {
   if (::unshare(apart) == 0) return true;
   const auto uid = std::to_string(::geteuid()), gid = std::to_string(::getegid());
@@ -56,7 +57,7 @@ bool go_apart() {
          write_file("/proc/self/gid_map", gid + " " + gid + " 1");
 }
 
-/// What the runtime of a container does before it starts a program.
+/// Sets up the mounts and the loopback interface, as a container's runtime does before it starts a program.
 void furnish() {
   ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
   ::mount("proc", "/proc", "proc", 0, nullptr);
@@ -67,7 +68,7 @@ void furnish() {
   ::ioctl(any.get(), SIOCSIFFLAGS, &loopback);
 }
 
-/// An agent (peer_main.cpp) in a container: an init, which is process 1 there and reaps, and the agent as its child.
+/// An agent (peer_main.cpp) in a container. Process 1 of the container is an init, which reaps; the agent is its child.
 class Container {
  public:
   Container(const std::string& store, const std::string& sockets, const std::string& name) {
@@ -86,14 +87,14 @@ class Container {
   }
   ~Container() {
     if (outside_ <= 0) return;
-    ::kill(outside_, SIGKILL);  // the init ends with it, and all that is in the container with the init
+    ::kill(outside_, SIGKILL);  // the init ends with it, and every process of the container ends with the init
     ::waitpid(outside_, nullptr, 0);
   }
   Container(const Container&) = delete;
   Container& operator=(const Container&) = delete;
 
   [[nodiscard]] bool ready() const { return ready_; }
-  /// The system lets nobody make namespaces here.
+  /// Returns whether the system forbids this process to make namespaces.
   [[nodiscard]] bool not_permitted() const { return WIFEXITED(ended_) && WEXITSTATUS(ended_) == not_allowed; }
 
  private:
@@ -112,7 +113,7 @@ class Container {
         ::_exit(127);
       }
       ::close(ready);
-      while (true) {  // as an init does; it ends by the signal
+      while (true) {  // reaps as an init does, until the signal ends it
         if (::wait(nullptr) < 0) ::usleep(10'000);
       }
     }
@@ -127,7 +128,7 @@ class Container {
   int ended_ = 0;
 };
 
-/// "p" and "q" in a container each, and "me" outside of both.
+/// Agents "p" and "q" in a container each, and "me" outside of both.
 class Containers : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -165,7 +166,7 @@ class Containers : public ::testing::Test {
 
 TEST_F(Containers, CallsGoByRingsAndTensorsBySharedBlocks) {
   constexpr std::size_t bytes = 3 << 20;
-  // One within, one without; and both within, of which neither sees the other's pid.
+  // Pairs of one agent inside a container and one outside, and of two inside, of which neither sees the other's pid.
   const auto explained = [&](const std::string& from, const std::string& to) {
     if (from != "me") return ask(from, "explain", to);
     const auto route = me->explain(to);
@@ -183,7 +184,7 @@ TEST_F(Containers, CallsGoByRingsAndTensorsBySharedBlocks) {
   };
   for (const auto& [from, to] : {std::pair<std::string, std::string>{"me", "q"}, {"p", "q"}, {"q", "p"}}) {
     SCOPED_TRACE(from + " -> " + to);
-    EXPECT_TRUE(eventually([&] {  // the first buffers of a size go by socket
+    EXPECT_TRUE(eventually([&] {  // the first buffers of each size go by socket
       EXPECT_EQ(echoes(from, to), " and buffers");
       return explained(from, to).find("shm sent ") != std::string::npos;
     }));

@@ -7,13 +7,13 @@
 namespace tensorferry {
 namespace {
 
-/// More that wait than there are CPUs, and one more.
+/// A crowd: gather() adds one waiting member more than there are CPUs, and each test adds another one.
 class Crowds : public ::testing::Test {
  protected:
   void gather() {
     for (unsigned i = 0; i <= std::thread::hardware_concurrency(); ++i) others_.emplace_back(crowd);
   }
-  /// How often one looks that finds nothing.
+  /// Returns how often a member polls if it finds nothing.
   int looks() {
     int looks = 0;
     Crowd::Member me(crowd);
@@ -45,7 +45,7 @@ TEST_F(Crowds, WhatNeverPaysIsTriedOnceIn64Times) {
   for (int i = 0; i < 40; ++i) looks();
   int longer = 0;
   for (int i = 0; i < 128; ++i) longer += looks() > 1 ? 1 : 0;
-  EXPECT_LE(longer, 60);  // two, each of which is followed by some twenty shorter ones
+  EXPECT_LE(longer, 60);  // two long polls, and some twenty shorter ones after each
   int finds = 0;
   for (int i = 0; i < 128; ++i) {
     Crowd::Member me(crowd);

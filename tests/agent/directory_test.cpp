@@ -26,7 +26,7 @@ using ::testing::Not;
 
 const Directory::Alive kAlive = [](const Record&) { return true; };
 const Directory::Alive kDead = [](const Record&) { return false; };
-// For places where nobody else is expected in the slot.
+// For calls that must find no other agent in the slot.
 const Directory::Alive kUnasked = [](const Record& record) {
   ADD_FAILURE() << "asked about " << record.name;
   return true;
@@ -137,7 +137,7 @@ TEST(Name, IsShortAndPrintable) {
   }
 }
 
-// ---- The directory, over both stores
+// ---- The directory, with both stores
 
 class DirectoryTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -151,7 +151,7 @@ class DirectoryTest : public ::testing::TestWithParam<const char*> {
     server_ = std::move(*server);
     store_ = connect();
   }
-  // Another process's view: over TCP a client of its own.
+  // Returns the store as another process sees it: over TCP, through its own client.
   std::shared_ptr<Store> connect() {
     if (!server_) return store_;
     auto store = connect_tcp_store("127.0.0.1", server_->port(), "", seconds(20));
@@ -300,7 +300,7 @@ TEST_P(DirectoryTest, OfSixteenThatReplaceADeadOneAtOnceOneDoes) {
 }
 
 TEST_P(DirectoryTest, ClaimantThatDiedInTheMiddleIsPassedOver) {
-  // It has counted itself in the name's slot, and then no more.
+  // The claimant has counted itself in the name's slot, and then died.
   ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
   const auto a = directory(), reader = directory();
   const auto record = record_of("server");
@@ -312,7 +312,7 @@ TEST_P(DirectoryTest, ClaimantThatWasSlowInTheMiddleKeepsTheName) {
   ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
   const auto a = directory();
   const auto slow = record_of("server"), fast = record_of("server");
-  // It comes back while the other one waits for it.
+  // The slow claimant sets its record while the other claimant waits for it.
   std::thread comes_back([&] {
     std::this_thread::sleep_for(milliseconds(200));
     ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "n/server", 1)).ok());
@@ -323,7 +323,8 @@ TEST_P(DirectoryTest, ClaimantThatWasSlowInTheMiddleKeepsTheName) {
   EXPECT_EQ(directory()->find("server", milliseconds(0))->incarnation, slow.incarnation);
 }
 
-// Its process is stopped between counting itself in a slot and setting its record there, until let go.
+// The store of a process that is stopped after it has counted itself in a slot, and before it sets its record there. It
+// stays stopped until `go_on`.
 class StoppedInTheMiddle final : public Store {
  public:
   explicit StoppedInTheMiddle(std::shared_ptr<Store> store) : store_(std::move(store)) {}
@@ -418,7 +419,7 @@ TEST_P(DirectoryTest, WorldCountsOneThatLeftItButNoneOfAnEarlierOne) {
   ASSERT_TRUE(a0->join(record_of("zero", 0), kUnasked).ok());
   ASSERT_TRUE(a1->join(record_of("one", 1), kUnasked).ok());
   ASSERT_TRUE(a1->wait_for_world(2, seconds(10)).ok());
-  a1->leave();  // before the other looks
+  a1->leave();  // before a0 waits for the world
   EXPECT_TRUE(a0->wait_for_world(2, seconds(10)).ok());
   a0->leave();
 
@@ -443,7 +444,7 @@ TEST_P(DirectoryTest, BarrierNamesWhoIsMissingAndWhoHasLeft) {
     EXPECT_EQ(status.code(), Code::deadline_exceeded);
     EXPECT_THAT(what(status), AllOf(HasSubstr("1 of 3"), HasSubstr("\"two\""), Not(HasSubstr("\"one\""))));
   }
-  // Long before its time is over: one that left in order will not come.
+  // The barrier fails long before its time-out, because a member that left in order will not arrive.
   c->leave();
   const auto from = steady_clock::now();
   std::thread other([&] { EXPECT_THAT(what(b->barrier("end", seconds(60))), HasSubstr("has left")); });
@@ -471,7 +472,7 @@ TEST(Directory, StoreThatWentIsAnErrorAndLeavingIsQuiet) {
 
 // ---- Cluster keys
 
-class Elsewhere final : public Store {  // a store that other hosts reach
+class Elsewhere final : public Store {  // a store that other hosts can reach
  public:
   Status set(std::string_view key, ByteView value) override { return store_.set(key, value); }
   Result<Bytes> get(std::string_view key, milliseconds timeout) override { return store_.get(key, timeout); }

@@ -1,4 +1,4 @@
-// Processes that are killed, stopped, restarted, or leave, at every step of a call.
+// Peers that are killed, stopped or restarted, or that leave, at every step of a call.
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-constexpr milliseconds promised{1000};  // ten times what is promised for a death on this host
+constexpr milliseconds promised{1000};  // ten times the documented time for a death on this host
 
 std::string what(const Status& status) { return std::string(status.what()); }
 
@@ -28,7 +28,7 @@ Message with_buffer(std::size_t bytes, std::string_view payload = "m") {
   return message;
 }
 
-/// The numbers that a peer answers with.
+/// Returns the numbers in a peer's reply.
 std::vector<int> numbers_of(const Result<Received>& reply) {
   std::vector<int> numbers;
   if (!reply.ok()) return numbers;
@@ -168,7 +168,7 @@ TEST_P(Faults, ARestartedPeerIsANewIncarnationAndCallsReachIt) {
   const auto second = me->find("b", seconds(5));
   ASSERT_TRUE(second.ok());
   EXPECT_NE(first->incarnation, second->incarnation);
-  // What was told about the death may overtake the first call after it, or not.
+  // The first call after the death may begin before this agent has noticed the death.
   auto reply = call_sync(*me, "b", "echo", message_of("x"));
   if (!reply.ok()) reply = call_sync(*me, "b", "echo", message_of("x"));
   ASSERT_TRUE(reply.ok()) << reply.status().text();
@@ -178,7 +178,7 @@ TEST_P(Faults, ARestartedPeerIsANewIncarnationAndCallsReachIt) {
 TEST_P(Faults, APeerThatComesBackIsWaitedForOnlyByCallsThatAskForIt) {
   auto b = start("b");
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
-  const auto told = std::make_shared<std::atomic<bool>>(false);  // also of b's second end, after this test's
+  const auto told = std::make_shared<std::atomic<bool>>(false);  // outlives the test: b's second end is told after it
   me->on_peer_lost([told](const PeerInfo&, const Status&) { *told = true; });
   b->kill();
   ASSERT_TRUE(eventually([&] { return told->load(); }));
@@ -237,7 +237,8 @@ TEST_P(Faults, APeerThatClosesHalfOfItsConnectionIsLost) {
   EXPECT_TRUE(eventually([&] { return a->in_flight().second == 0; }, promised));
 }
 
-/// Reaches nobody, and takes its time to find that out: a link is not up before it has sent what waited for it.
+/// Reaches no peer, and takes long to find that out. The link is not up before it has sent the calls that waited for
+/// it, so this driver delays it.
 class SlowDriver final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "slow"; }
@@ -292,7 +293,7 @@ TEST_P(Faults, APeerThatIsStoppedIsLostAfterThreeHeartbeatsBetweenHosts) {
     if (eventually([&] { return reply.cancelled(); }, seconds(20))) ++cancelled;
   });
   ASSERT_TRUE(call_sync(*me, "b", "call me", message_of("hang")).ok());
-  std::this_thread::sleep_for(milliseconds(1000));  // idle for ten heartbeats: nobody is lost
+  std::this_thread::sleep_for(milliseconds(1000));  // idle for ten heartbeats: no peer is lost
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   EXPECT_EQ(cancelled, 0);
   auto call = me->call("b", "hang", {});
@@ -313,7 +314,7 @@ TEST_P(Faults, AProcessThatWasStoppedItselfKeepsItsLinks) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "no heartbeats on one host";
   const auto b = start("b", 100), c = start("c", 5000);
   me->serve("echo", [](const Request&, Reply reply) { reply.send({}); });
-  ASSERT_TRUE(call_sync(*me, "b", "call me", message_of("echo")).ok());  // b has dialled this agent, whose beat is slow
+  ASSERT_TRUE(call_sync(*me, "b", "call me", message_of("echo")).ok());  // b dials this agent, whose heartbeat is slow
   std::this_thread::sleep_for(milliseconds(100));
   for (int i = 0; i < 3; ++i) {
     b->signal(SIGSTOP);
@@ -347,7 +348,7 @@ TEST_P(Faults, AgentsJoinAndLeaveAtAnyTimeAndLeaveNothingBehind) {
     serve_echo(*agent);
     const auto there = call_sync(*agent, "b", "echo", with_buffer(static_cast<std::size_t>(i % 4) * 200'000));
     EXPECT_TRUE(there.ok()) << i << ": " << there.status().text();
-    // That the guest before it left may be known here only after the first call to its name.
+    // This agent may notice only at the first call to the name that the previous guest has left.
     Status here;
     EXPECT_TRUE(eventually([&] {
       here = call_sync(*me, "guest", "echo", with_buffer(500'000)).status();
@@ -368,7 +369,8 @@ TEST_P(Faults, AgentsJoinAndLeaveAtAnyTimeAndLeaveNothingBehind) {
   const auto descriptors = open_descriptors(), running = threads();
   for (int i = 0; i < 50; ++i) cycle(i);
   EXPECT_TRUE(eventually(settled));
-  // The store's clients open another connection where two threads ask at once, and keep it; 50 guests leave nothing.
+  // If two threads use a client of the store at once, it opens another connection and keeps it. Otherwise 50 guests
+  // leave no descriptors and no threads.
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors + 4 && threads() <= running + 2; }))
       << open_descriptors() << " of " << descriptors << " descriptors, " << threads() << " of " << running
       << " threads";
@@ -387,7 +389,7 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
   const auto answer = call_sync(*me, "b", "leave", {});
   ASSERT_TRUE(answer.ok()) << what(answer.status()) << ": an answer that was given is still delivered";
   ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
-  // Its process ends at once, which may be seen before its farewell is read.
+  // Its process ends at once. This agent may see that before it reads the farewell.
   EXPECT_THAT(what(call.take().status()),
               ::testing::AnyOf(HasSubstr("the link to \"b\" has ended: it left the job"),
                                HasSubstr("the link to \"b\" has ended: its process has ended")));
@@ -396,7 +398,7 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
 }
 
 TEST_P(Faults, AnswersThatNobodyHasReadWhenThePeerEndsAreDelivered) {
-  const std::string small(100, 's'), large(20'000, 'l');  // in shared memory, where it is shared, and by socket
+  const std::string small(100, 's'), large(20'000, 'l');  // by the ring, if there is one, and by socket
   for (int round = 0; round < rounds(1000); ++round) {
     const auto b = start("b");
     ASSERT_TRUE(call_sync(*me, "b", "echo", message_of(large)).ok());

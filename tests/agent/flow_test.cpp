@@ -1,4 +1,4 @@
-// Bounds: bytes in flight, handlers at once, and that nobody waits for others who are slow.
+// Bounds on bytes in flight and on concurrent handlers. No call waits because another call or peer is slow.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -39,7 +39,7 @@ TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
   RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
-  auto peer = lazy.accept();  // and does not read
+  auto peer = lazy.accept();  // never reads
   const Since since;
   auto second = a->call("lazy", "f", large(200'000), within(milliseconds(200)));
   EXPECT_GE(since.passed(), milliseconds(200));
@@ -148,7 +148,7 @@ TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
   RawPeer lazy(store, "lazy");
   auto heavy = a->call("lazy", "heavy", large(64 << 20));
   auto peer = lazy.accept();
-  auto bulk = lazy.accept();  // and reads nothing there
+  auto bulk = lazy.accept();  // never reads from it
   EXPECT_EQ(bulk.hello.purpose, wire::Hello::Purpose::bulk);
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
   for (int i = 0; i < 20; ++i) {
@@ -196,7 +196,7 @@ TEST_F(Flow, BeyondTheCapOfHandlersAndAsManyThatWaitCallsAreRefused) {
   std::vector<Call> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(a->call("b", "block", {}));
   ASSERT_TRUE(eventually([&] { return inside == 4 && a->in_flight().first == 8 && b->in_flight().second == 8; }));
-  std::this_thread::sleep_for(milliseconds(200));  // they are no burst of short ones
+  std::this_thread::sleep_for(milliseconds(200));  // long enough not to count as a burst of short handlers
   for (int i = 0; i < 22; ++i) calls.push_back(a->call("b", "block", {}));
   EXPECT_TRUE(eventually(
       [&] { return std::count_if(calls.begin(), calls.end(), [](const Call& call) { return call.done(); }) == 22; }));

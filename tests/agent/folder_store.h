@@ -1,4 +1,5 @@
-/// A store in a folder that processes share, whatever their network: one file a key, counters under a lock.
+/// A store in a folder that processes share, for processes without a common network. Each key is one file. Writers and
+/// counters hold a file lock; readers take none.
 #pragma once
 
 #include <fcntl.h>
@@ -62,7 +63,7 @@ class FolderStore final : public Store {
         : file(::open((store.folder_ + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
       ::flock(file.get(), LOCK_EX);
     }
-    FileDescriptor file;  // its lock ends with it
+    FileDescriptor file;  // closing it releases the lock
   };
 
   [[nodiscard]] std::string file_of(std::string_view key) const {
@@ -74,7 +75,7 @@ class FolderStore final : public Store {
     }
     return name;
   }
-  /// Whole or not at all: readers take no lock.
+  /// Replaces the file atomically, because readers take no lock.
   static void write(const std::string& file, std::string_view text) {
     std::ofstream(file + ".new", std::ios::binary) << text;
     std::filesystem::rename(file + ".new", file);

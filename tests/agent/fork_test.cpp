@@ -1,4 +1,5 @@
-// What a forked child may do with what is its parent's: nothing, and it is told so; the parent's goes on.
+// Agents across fork(). A forked child cannot use its parent's agent, and each attempt fails with that reason. The
+// parent's agent goes on.
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +17,8 @@ using namespace tensorferry::testing;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-/// Runs `life` in a forked child; its exit status (-1: it was still there after half a minute, and was killed).
+/// Runs `life` in a forked child, and returns its exit status. If the child still runs after half a minute, kills it
+/// and returns -1.
 template <class Life>
 int in_child(Life life) {
   const auto child = ::fork();
@@ -56,7 +58,7 @@ class Forks : public ::testing::TestWithParam<Ways> {
 INSTANTIATE_TEST_SUITE_P(Over, Forks, ::testing::Values(Ways{"ring", ""}, Ways{"unix", ""}, Ways{"tcp", ""}),
                          [](const auto& tested) { return name_of(tested.param); });
 
-/// Whether `status` says that the agent is not the child's.
+/// Returns whether `status` says that the agent belongs to the parent.
 bool says_so(const Status& status) {
   return status.code() == Code::agent_closed && status.what().find("was forked from") != std::string_view::npos;
 }
@@ -121,7 +123,8 @@ TEST_P(Forks, CallsUnderWayEndInAChildAndGoOnInTheParent) {
 
 TEST_P(Forks, AChildJoinsAsAnAgentOfItsOwn) {
   const auto result = in_child([&] {
-    // The store in memory is a copy here: the child meets itself alone, which is enough to see that its agent works.
+    // The store in memory is a copy here, so the child's agents meet only each other. That is enough to see that they
+    // work.
     auto mine = join(store, "child", GetParam());
     auto other = join(store, "other child", GetParam());
     if (!mine || !other) return 1;

@@ -21,7 +21,7 @@ Bytes encoded(const Header& header) {
 
 Result<Header> again(const Header& header) { return Header::decode(encoded(header)); }
 
-/// `frame` as it arrives: header, then what its header says of the rest.
+/// Returns `frame` as a receiver reads it: the header, then the rest by the header's lengths.
 Result<Frame> arrived(const Bytes& frame) {
   const auto header = Header::decode(ByteView(frame).first(Header::size));
   if (!header) return header.status();
@@ -310,7 +310,7 @@ TEST(Frame, WithAnInlineBufferThatEndsOutsideOrIsHugeIsRefused) {
   EXPECT_FALSE(arrived(assemble(header, {}, record_bytes(huge), {})).ok());
 }
 
-/// A request of these records.
+/// Returns a request with these records.
 Bytes frame_of(const std::vector<BufferRecord>& records) {
   Bytes bytes;
   Writer writer(bytes);
@@ -465,7 +465,7 @@ TEST(ErrorReply, ThatCannotBeReadIsAnErrorAllTheSame) {
   for (const auto* bytes : {"", "\x01", "\x7f\x01x", "\x01\x05x"}) {
     EXPECT_EQ(decode_status(view_of(bytes)).code(), Code::protocol_error);
   }
-  const char okay[] = {0, 0};  // an error that says ok
+  const char okay[] = {0, 0};  // an error with the code ok
   EXPECT_EQ(decode_status(view_of({okay, 2})).code(), Code::protocol_error);
 }
 

@@ -1,4 +1,5 @@
-// Agents whose tensors lie on GPUs, without torch, on the emulated GPUs as well: what ends beside what.
+// Agents with tensors on GPUs, without torch; on emulated GPUs too. Agents leave right after their first calls, or
+// while calls are in flight.
 #include <gtest/gtest.h>
 
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
@@ -15,7 +16,7 @@ using std::chrono::seconds;
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
 
-/// Device memory of the conformance suite, to receive into.
+/// Receive memory on a GPU, from the conformance suite's device memory.
 class GpuMemory final : public Memory {
  public:
   Buffer allocate(std::size_t bytes, Device) override { return memory->allocate(bytes); }
@@ -31,7 +32,7 @@ class OnGpu : public ::testing::Test {
   }
   std::shared_ptr<RawAgent> join_store(const std::shared_ptr<Store>& store, const std::string& name) {
     return join(store, name, {}, [&](RawAgentOptions& options) {
-      // One process has both ends, within which cuda_ipc has to map memory of its own.
+      // One process has both ends, so cuda_ipc must map memory of its own process.
       options.registry.add("cuda_ipc", 80,
                            [] { return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true}); });
       options.channels = "cuda_ipc,cuda_basic,basic";

@@ -1,4 +1,5 @@
-// Who may be called, and where an agent listens: keys, interfaces, ports, socket folders, as agents see them.
+// Keys, interfaces, ports and socket folders of agents: which peers an agent can call, and at which addresses it
+// listens.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -24,7 +25,7 @@ std::string what(const Status& status) { return std::string(status.what()); }
 constexpr const char* kKey = "a cluster key of our own, long enough";
 constexpr const char* kOtherKey = "another cluster key, also long enough";
 
-/// An address of this machine that other hosts may reach; "" where it has none.
+/// Returns an address of this host that other hosts may reach; "" if it has none.
 std::string outer_interface() {
   for (const auto& address : interface_addresses()) {
     if (!address.loopback) return address.interface;
@@ -139,7 +140,7 @@ TEST_F(Keys, AStrangerAtThePortOfAnAgentThatHasEndedIsNotTakenForIt) {
 
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
   const auto a = join_with("a", key(kKey));
-  // Somebody who can write to the store, and does not have the key.
+  // A peer that can write to the store, but does not have the key.
   RawPeer forged(store, "forged");
   const auto status = call(*a, "forged");
   EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
@@ -210,7 +211,7 @@ TEST_F(Keys, TheEnvironmentNamesTheInterface) {
 TEST_F(Keys, PortsComeFromTheirRange) {
   auto probe = listen_tcp("127.0.0.1", {});
   ASSERT_TRUE(probe.ok());
-  const auto taken = probe->port;  // one that is taken, and its neighbour
+  const auto taken = probe->port;  // the range begins with a port in use
   const auto range = std::to_string(taken) + "-" + std::to_string(taken + 20);
   const auto a = join_with("a", [&](RawAgentOptions& options) { options.ports = range; });
   ASSERT_TRUE(a);

@@ -1,4 +1,5 @@
-/// A channel that a user might register: carries buffers in control messages, which the ticket names by `after`.
+/// A channel as a user might register one. It carries buffers in control messages, and a ticket's `after` names the
+/// last of them.
 #pragma once
 
 #include <atomic>
@@ -16,12 +17,12 @@
 namespace tensorferry::testing {
 
 struct MailBehaviour {
-  bool refuses_every_second = false;  // with another reason each time
-  /// Runs `answer`, which ends the other end's probe, at once, later or never.
+  bool refuses_every_second = false;  // each refusal has a different reason
+  /// Is given `answer`, which ends the other end's probe, and may run it at once, later or never.
   std::function<void(std::function<void()> answer)> asked = [](const auto& answer) { answer(); };
-  Status probe{};                      // what this end's probe finds out
-  bool consumes_when_settled = false;  // keeps who waits for an acknowledgement waiting until then
-  bool any_device = false;             // takes all memory for the CPU's, which in a test it may be
+  Status probe{};                      // the result of this end's probe
+  bool consumes_when_settled = false;  // settle() completes `consumed`: acknowledgements wait until then
+  bool any_device = false;             // treats all memory as the CPU's; GPU memory in a test may be a label alone
 };
 
 class MailChannel final : public Channel {
@@ -181,7 +182,7 @@ class MailDriver final : public Driver {
   const MailBehaviour behaviour_;
 };
 
-/// The built-in channels, and this one before them.
+/// Returns the built-in channels with mail at a higher priority.
 inline Registry with_mail(MailBehaviour behaviour = {}) {
   auto registry = Registry::built_in();
   registry.add("mail", 1000, [behaviour] { return std::make_unique<MailDriver>(behaviour); });

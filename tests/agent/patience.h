@@ -1,4 +1,4 @@
-/// How long and how often tests try, and what a process holds meanwhile.
+/// Time limits and repetition counts of tests, and counts of a process's descriptors and threads.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace tensorferry::testing {
 
-/// Whether `holds` becomes true; asks every millisecond.
+/// Returns whether `holds` becomes true in time. Polls it every millisecond.
 template <class Condition>
 bool eventually(const Condition& holds, std::chrono::milliseconds within = std::chrono::seconds(10)) {
   const auto until = std::chrono::steady_clock::now() + within;
@@ -24,7 +24,7 @@ bool eventually(const Condition& holds, std::chrono::milliseconds within = std::
   return true;
 }
 
-/// How often a loop runs: a hundredth of `full`, or all of it with TENSORFERRY_SOAK=1.
+/// Returns how often a loop runs: a hundredth of `full`, or `full` with TENSORFERRY_SOAK=1.
 inline int rounds(int full) {
   const char* soak = std::getenv("TENSORFERRY_SOAK");
   return soak != nullptr && std::string_view(soak) == "1" ? full : std::max(1, full / 100);
@@ -35,7 +35,8 @@ inline std::size_t entries_of(const char* folder) {
   const std::filesystem::directory_iterator entries(folder, ignored);
   return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
 }
-/// Of this process, at this moment; the one that counts them included.
+/// Return the open descriptors and the threads of this process at this moment. The counts include the calling thread
+/// and the descriptor by which it reads /proc.
 inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
 inline std::size_t threads() { return entries_of("/proc/self/task"); }
 

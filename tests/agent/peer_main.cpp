@@ -1,6 +1,9 @@
-// An agent in a process of its own, for tests that kill it: agent_peer PORT|FOLDER NAME ring|unix|tcp CHANNELS READY_FD
-// [HEARTBEAT_MS]. Joins through the store at 127.0.0.1:PORT, or the one in a shared folder, writes a line to READY_FD,
-// and serves until it is told to leave or killed.
+// An agent in a process of its own, for tests that kill it:
+//
+//   agent_peer PORT|FOLDER NAME ring|unix|tcp CHANNELS READY_FD [HEARTBEAT_MS]
+//
+// Joins through the store at 127.0.0.1:PORT, or through the store in a shared folder. Then writes a line to READY_FD,
+// and serves until a peer tells it to leave or a signal kills it.
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -43,7 +46,7 @@ Buffer zeros(std::size_t bytes) {
   std::abort();
 }
 
-/// What this process saw of its own callers.
+/// Counts of the events that this process's callers have caused.
 std::atomic<int> running{0}, cancelled{0}, lost{0}, echoed{0};
 
 void serve_plain(RawAgent& agent) {
@@ -51,7 +54,7 @@ void serve_plain(RawAgent& agent) {
     reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
     ++echoed;
   });
-  agent.serve("hang", [](const Request&, Reply reply) {  // until its caller has gone
+  agent.serve("hang", [](const Request&, Reply reply) {  // runs until its caller has gone
     ++running;
     while (!reply.cancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ++cancelled;
@@ -73,9 +76,9 @@ void serve_plain(RawAgent& agent) {
   agent.on_peer_lost([](const PeerInfo&, const Status&) { ++lost; });
 }
 
-/// What this process finds out about another one.
+/// Serves functions by which this process calls, or describes, another peer.
 void serve_asking(RawAgent& agent) {
-  agent.serve("ask", [&agent](const Request& request, Reply reply) {  // "peer function", with what buffers came
+  agent.serve("ask", [&agent](const Request& request, Reply reply) {  // "peer function", with the request's buffers
     std::istringstream in(payload_of(request));
     std::string peer, function;
     in >> peer >> function;
@@ -87,7 +90,7 @@ void serve_asking(RawAgent& agent) {
     if (!answer) return reply.fail(answer.status());
     reply.send({std::move(answer->payload), std::move(answer->buffers), {}, {}});
   });
-  agent.serve("explain", [&agent](const Request& request, Reply reply) {  // "peer": its way of calls, then the channels
+  agent.serve("explain", [&agent](const Request& request, Reply reply) {  // "peer": the calls' transport, the channels
     const auto route = agent.explain(payload_of(request));
     if (!route) return reply.fail(route.status());
     auto text = route->transport + " " + route->no_ring + "\n";
@@ -99,7 +102,7 @@ void serve_asking(RawAgent& agent) {
   });
 }
 
-/// Those that end this process, or call from it.
+/// Serves functions that end this process, or that call from it.
 void serve_endings(RawAgent& agent) {
   agent.serve("die", [](const Request&, const Reply&) { die(); });
   agent.serve("answer and die", [](const Request&, Reply reply) {
@@ -115,17 +118,17 @@ void serve_endings(RawAgent& agent) {
     }).detach();
     reply.send({});
   });
-  agent.serve("fork", [](const Request&, Reply reply) {  // a child that keeps every socket open
+  agent.serve("fork", [](const Request&, Reply reply) {  // forks a child that keeps every socket open
     if (::fork() == 0) {
       ::prctl(PR_SET_PDEATHSIG, 0);
-      for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::close(fd);  // but these: whoever reads them would wait
+      for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::close(fd);  // else the reader of these pipes would wait
       ::sleep(30);
       ::_exit(0);
     }
     reply.send({});
   });
   agent.serve("call me",
-              [&agent](const Request& request, Reply reply) {  // "function" of the caller, and leave it pending
+              [&agent](const Request& request, Reply reply) {  // calls "function" of the caller, and does not wait
                 agent.call(request.peer.name, payload_of(request), {}).on_done([](const Result<Received>&) {});
                 reply.send({});
               });
@@ -142,7 +145,7 @@ std::shared_ptr<Store> store_at(const std::string& place) {
 
 int main(int argc, char** argv) {
   if (argc < 6) return 2;
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that dies takes its peers along
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // this process dies with the test that started it
   const auto store = store_at(argv[1]);
   if (!store) return 3;
   RawAgentOptions options;
@@ -152,7 +155,7 @@ int main(int argc, char** argv) {
   options.shared_memory = std::string_view(argv[3]) == "ring";
   options.channels = argv[4];
   if (argc > 6) options.heartbeat = Milliseconds(std::stoi(argv[6]));
-  std::atomic<int> leave_after{std::numeric_limits<int>::max()};  // so many echoes
+  std::atomic<int> leave_after{std::numeric_limits<int>::max()};  // leaves after this many echoes
   const auto agent = RawAgent::create(std::move(options));
   Status joined = agent.status();
   if (agent) {

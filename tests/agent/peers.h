@@ -1,4 +1,4 @@
-/// Agents in processes of their own (peer_main.cpp), joined through a store that the test serves.
+/// Agents in processes of their own (peer_main.cpp), which join through a store that the test serves.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@
 
 namespace tensorferry::testing {
 
-/// A process; killed and reaped at the end at the latest.
+/// A process with an agent. The constructor waits until the agent has joined; the destructor kills and reaps the
+/// process if it still runs.
 class Peer {
  public:
   Peer(std::uint16_t port, const std::string& name, const Ways& ways, int heartbeat_ms = 5000) {
@@ -52,7 +53,7 @@ class Peer {
     signal(SIGKILL);
     reap();
   }
-  /// Its exit status as waitpid says it.
+  /// Waits until the process ends, and returns its exit status as waitpid gives it.
   int reap() {
     int status = -1;
     ::waitpid(std::exchange(pid_, -1), &status, 0);
@@ -64,7 +65,7 @@ class Peer {
   pid_t pid_ = -1;
 };
 
-/// A store, an agent "me" in this process, and whoever a test starts.
+/// A store, an agent "me" in this process, and the peers that a test starts.
 class PeerTest : public ::testing::TestWithParam<Ways> {
  protected:
   std::unique_ptr<Peer> start(const std::string& name, int heartbeat_ms = 5000) {

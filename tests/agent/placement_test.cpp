@@ -1,4 +1,4 @@
-// On which of the peer's devices a tensor lands. GPUs are pretended: memory of the host's with another label.
+// The device of the peer on which a tensor lands. The GPUs are pretended: host memory with a GPU's label.
 #include "agent/placement.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ TEST(Arrival, PlacementsTravelAsTheyAre) {
   }
 }
 
-/// Memory of the host's that says that it is a GPU's.
+/// Receive memory on the host that has a GPU's label.
 class PretendedMemory final : public Memory {
  public:
   Buffer allocate(std::size_t bytes, Device device) override {
@@ -91,7 +91,8 @@ class Placing : public ::testing::Test {
     });
     return agent;
   }
-  /// "where they landed there | where the results landed here", of a tensor on each of `from`.
+  /// Sends a tensor on each device of `from`. Returns "devices where they landed there | devices where the results
+  /// landed here".
   std::string trip(const std::vector<Device>& from, const RawCallOptions& options = {}) {
     auto message = message_of("");
     for (const auto device : from) {

@@ -1,4 +1,4 @@
-// The pool alone: who reads, who runs, how many threads there are, and how it ends.
+// The pool alone: which threads read and run, the number of threads, and the end of a pool.
 #include "agent/pool.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using namespace tensorferry::testing;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Opens once, for everybody.
+/// A gate that opens once, for all waiting threads.
 class Gate {
  public:
   void open() { open_ = true; }
@@ -37,11 +37,11 @@ class Gate {
   std::atomic<bool> open_{false};
 };
 
-/// A pool, and the housekeeping's tick where it is asked for.
+/// A pool, with housekeeping's tick if a test asks for it.
 class Pools : public ::testing::Test {
  protected:
   ~Pools() override { finish(); }
-  /// Before what the jobs use goes out of scope.
+  /// Ends the pool. A test calls it before the objects that its jobs use go out of scope.
   void finish() {
     ticking_ = false;
     if (ticker_.joinable()) ticker_.join();
@@ -58,7 +58,7 @@ class Pools : public ::testing::Test {
       }
     });
   }
-  /// So many handlers that all wait at `gate`.
+  /// Submits this many handlers, which all wait at `gate`.
   void occupy(int handlers, Gate& gate) {
     for (int i = 0; i < handlers; ++i) {
       pool->submit_handler([&] {
@@ -76,7 +76,7 @@ class Pools : public ::testing::Test {
   std::thread ticker_;
 };
 
-/// Something to read: each write makes `on_read` run once.
+/// A readable descriptor: after each write the pool runs `on_read` once.
 class Doorbell final : public Readable {
  public:
   explicit Doorbell(std::function<void()> on_read) : on_read_(std::move(on_read)) {}
@@ -95,7 +95,7 @@ class Doorbell final : public Readable {
   const std::function<void()> on_read_;
 };
 
-/// Like a language runtime with a global lock; counts.
+/// An executor with one global lock, like a language runtime. Counts its calls.
 class CountingExecutor final : public Executor {
  public:
   void* attach() override {
@@ -117,7 +117,7 @@ class CountingExecutor final : public Executor {
     delete static_cast<int*>(thread);
     ++detached;
   }
-  /// As a handler does that waits with the lock let go.
+  /// Runs `wait` without the lock, as a handler does that releases the lock while it waits.
   void while_outside(const std::function<void()>& wait) {
     void* const thread = holder.exchange(nullptr);
     lock_.unlock();
@@ -274,7 +274,7 @@ TEST_F(Pools, ABusyMachineIsNotAReasonForMoreThreads) {
 }
 
 TEST_F(Pools, HandlersOfAFractionOfATickRunSideBySide) {
-  constexpr int callers = 3;  // as many threads run them on two CPUs and more
+  constexpr int callers = 3;  // on two CPUs or more, as many threads run their handlers
   start({.least = 2, .idle = seconds(60)});
   std::atomic<int> inside{0}, most{0};
   std::atomic<bool> over{false};
@@ -430,7 +430,7 @@ TEST_F(Pools, PlainJobsDoNotWaitForTheExecutor) {
   start({}, executor);
   Gate gate;
   std::atomic<int> done{0};
-  pool->submit_handler([&] { gate.wait(); }, true);  // keeps it
+  pool->submit_handler([&] { gate.wait(); }, true);  // holds the executor
   for (int i = 0; i < 20; ++i) pool->submit_handler([] {}, true);
   for (int i = 0; i < 20; ++i) pool->submit_handler([&] { EXPECT_EQ(done++ < 20, true); });
   EXPECT_TRUE(eventually([&] { return done == 20; }));

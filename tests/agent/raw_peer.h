@@ -1,4 +1,4 @@
-/// A peer that speaks the protocol byte by byte, as a test likes: dials an agent, or is one that agents dial.
+/// A peer whose every byte the test chooses. It dials an agent, or takes an agent's place and is dialled.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 
 namespace tensorferry::testing {
 
-/// One connection. Reads and writes block, up to ten seconds.
+/// One connection. Reads and writes block for up to ten seconds.
 class RawConnection {
  public:
   explicit RawConnection(FileDescriptor fd) : fd_(std::move(fd)) {}
@@ -42,7 +42,7 @@ class RawConnection {
     if (auto status = read_exactly(fd_.get(), frame.body, soon()); !status) return status;
     return frame;
   }
-  /// The next frame of this kind.
+  /// Returns the next frame of this kind, and drops the frames before it.
   Result<Frame> read(wire::Kind kind) {
     while (true) {
       auto frame = read();
@@ -54,7 +54,7 @@ class RawConnection {
     EXPECT_TRUE(read_exactly(fd_.get(), bytes, soon()).ok());
     return bytes;
   }
-  /// The other side has closed it, or does within ten seconds; what it sent before is dropped.
+  /// Returns whether the other side closes the connection within ten seconds. Drops the bytes that it sent before.
   bool ended() {
     Bytes bytes(1 << 16);
     return eventually([&] {
@@ -71,7 +71,7 @@ class RawConnection {
   FileDescriptor fd_;
 };
 
-/// What the agents of a test find in its store.
+/// Returns the record that agents find in the store under this name.
 inline Record record_of(const std::shared_ptr<Store>& store, const std::string& name) {
   const auto record = Directory(store, "tensorferry", {}).find(name, std::chrono::seconds(5));
   EXPECT_TRUE(record.ok()) << record.status().text();
@@ -86,7 +86,7 @@ inline Terms raw_terms(const Key& key, bool proof) {
   return terms;
 }
 
-/// A connection to the agent of that record on which nothing has been said.
+/// Connects to the agent of that record, and sends nothing.
 inline RawConnection raw_connect(const Record& record, bool by_unix) {
   if (by_unix) {
     auto socket = connect_unix(record.unix_address);
@@ -101,7 +101,7 @@ inline RawConnection raw_connect(const Record& record, bool by_unix) {
   return RawConnection(std::move(*socket));
 }
 
-/// What a raw peer says of itself: the built-in channels, as one in another process would.
+/// Returns a raw peer's hello. It announces the channel basic alone, for the CPU.
 inline wire::Hello raw_hello(const std::string& name, std::uint64_t incarnation = 77) {
   wire::Hello hello;
   hello.name = name;
@@ -117,7 +117,7 @@ inline Bytes hello_frame(const wire::Hello& hello) {
   return wire::assemble(header, {}, {}, hello.encode());
 }
 
-/// Greets the agent "name" of the store and says hello: frames may follow.
+/// Dials the agent `name` of the store, and performs the handshake and the exchange of hellos. Frames may follow.
 inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::string& name, const wire::Hello& hello,
                               bool by_unix = true) {
   auto connection = raw_connect(record_of(store, name), by_unix);
@@ -132,11 +132,11 @@ inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::st
   return connection;
 }
 
-/// An "agent" whose name stands in the store and whose connections the test answers itself. Of this host and user.
+/// A listener that has an agent's record in the store, of this host and user. The test answers its connections itself.
 class RawPeer {
  public:
   RawPeer(const std::shared_ptr<Store>& store, const std::string& name) : RawPeer(store, name, raw_hello(name, 0)) {}
-  /// With channels of its own; the incarnation is made up here.
+  /// Announces `hello`, with the incarnation of its own record.
   RawPeer(const std::shared_ptr<Store>& store, const std::string& name, wire::Hello hello)
       : hello_(std::move(hello)), directory_(store, "tensorferry", {}) {
     auto listener = listen_unix("");
@@ -153,7 +153,7 @@ class RawPeer {
     RawConnection connection;
     wire::Hello hello;
   };
-  /// The next connection, greeted.
+  /// Accepts the next connection, and performs the handshake and the exchange of hellos.
   Accepted accept() {
     EXPECT_TRUE(wait_for_socket(listener_.get(), POLLIN, deadline_after(std::chrono::seconds(10))).ok());
     RawConnection connection(
@@ -175,7 +175,7 @@ class RawPeer {
   Directory directory_;
 };
 
-// ---- Frames by hand
+// ---- Frames made by hand
 
 inline Bytes request_frame(std::uint64_t call, std::string_view function, ByteView records = {},
                            std::uint16_t buffers = 0, std::uint64_t trailing = 0, std::string_view payload = {},
@@ -209,7 +209,7 @@ inline Bytes plain_frame(wire::Kind kind, std::uint64_t call = 0) {
   return wire::assemble(header, {}, {}, {});
 }
 
-/// A buffer on the sender's first channel (basic), with whatever ticket.
+/// Returns the record of a buffer on the sender's first channel (basic), with any ticket.
 inline Bytes record_frame(std::uint64_t bytes, ByteView ticket, std::uint8_t channel = 0, ControlId after = 0) {
   wire::BufferRecord record;
   record.channel = channel;
@@ -222,7 +222,8 @@ inline Bytes record_frame(std::uint64_t bytes, ByteView ticket, std::uint8_t cha
   return out;
 }
 
-/// basic's tickets: the bytes stand behind the frame; they come on the bulk connection under a sequence.
+/// Tickets of basic. appended_ticket: the bytes follow the frame. bulk_ticket: they come on the bulk connection, under
+/// a sequence number.
 inline const Bytes appended_ticket{std::byte{1}};
 inline Bytes bulk_ticket(std::uint64_t sequence) {
   Bytes ticket;

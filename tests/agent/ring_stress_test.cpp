@@ -1,5 +1,5 @@
-// Calls without end between two agents: random think times, handlers that block, callers that cancel, complete by
-// callback or wait for many, on one core, on two and on all. Every call has a deadline of 5 s, and none may need it.
+// A stream of calls between two agents, on one core, on two and on all. Think times are random, and handlers may block.
+// Callers cancel, complete by callback, or wait for many calls. Every call has a deadline of 5 s; none may reach it.
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -24,14 +24,14 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 struct Placement {
-  int cores;  // 0: wherever the system likes
+  int cores;  // 0: all cores
   int callers;
 };
 void PrintTo(const Placement& placement, std::ostream* out) {
   *out << placement.cores << " cores, " << placement.callers << " callers";
 }
 
-/// Keeps this thread, and those it starts, on the first `cores` that it may use.
+/// Pins this thread, and the threads that it starts, to the first `cores` cores that it may use.
 class Pinned {
  public:
   explicit Pinned(int cores) {
@@ -56,7 +56,7 @@ class Pinned {
 
 class RingStress : public ::testing::TestWithParam<Placement> {
  protected:
-  /// One of the ways in which programs call, chosen at random. Counts calls that did not end as they should.
+  /// Calls in one of the ways of programs, chosen at random. Counts the calls with a wrong result.
   void call_somehow(RawAgent& from, const std::string& to, std::mt19937& random) {
     const auto options = within(seconds(5));
     const auto text = std::to_string(random());
@@ -68,7 +68,7 @@ class RingStress : public ::testing::TestWithParam<Placement> {
         ADD_FAILURE() << "another call's answer";
     };
     switch (random() % 16) {
-      case 0: {  // the answer comes to a completion
+      case 0: {  // completes by a callback
         ++open;
         from.call(to, "echo", message_of(text), options).on_done([this, text](const Result<Received>& reply) {
           if (!reply.ok() || text_of(reply->payload) != text) ++wrong;
@@ -87,7 +87,7 @@ class RingStress : public ::testing::TestWithParam<Placement> {
         }
         break;
       }
-      case 2: {  // given up at any moment
+      case 2: {  // cancelled at a random moment
         auto call = from.call(to, random() % 2 == 0 ? "echo" : "block", message_of(text), options);
         if (random() % 2 == 0) std::this_thread::sleep_for(microseconds(random() % 50));
         call.cancel();
@@ -99,7 +99,7 @@ class RingStress : public ::testing::TestWithParam<Placement> {
         return expect(call_sync(from, to, "block", message_of(text), options));
       case 4:
         return expect(call_sync(from, to, "nested", message_of(text), options));
-      case 5: {  // longer than a slot, or than the ring takes
+      case 5: {  // perhaps too long for a slot, or for the ring
         auto message = message_of(text);
         message.buffers = {patterned(1 + random() % 6000)};
         return expect(call_sync(from, to, "echo", std::move(message), options));

@@ -1,4 +1,4 @@
-// What a call promises: deadlines, cancellation, memory, order, completion.
+// The guarantees of calls: deadlines, cancellation, memory, order, completion.
 #include <gmock/gmock.h>
 #include <pthread.h>
 
@@ -100,7 +100,7 @@ TEST_P(Calls, WhoseDeadlinePassesBeforeTheirTurnAreNotRun) {
   first.order = second.order = 9;
   auto blocked = a->call("b", "blocked", {}, first);
   EXPECT_EQ(call_sync(*a, "b", "count", {}, second).status().code(), Code::deadline_exceeded);
-  std::this_thread::sleep_for(milliseconds(50));  // the callee's clock starts when the request comes
+  std::this_thread::sleep_for(milliseconds(50));  // the callee's clock starts when the request arrives
   open = true;
   EXPECT_TRUE(blocked.wait());
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
@@ -166,7 +166,7 @@ TEST_P(Calls, ThatAreCancelledTellTheirHandlerOnce) {
   std::vector<Call> made;
   for (int i = 0; i < calls; ++i) {
     made.push_back(a->call("b", "later", {}, within(seconds(60))));
-    if (i % 2 == 0) made.back().cancel();  // perhaps before it is read: then it does not run
+    if (i % 2 == 0) made.back().cancel();  // if the callee has not read it yet, it does not run
   }
   const auto running = [&] {
     const std::lock_guard lock(mutex);
@@ -209,7 +209,7 @@ TEST_P(Calls, ThatAreAbandonedStillRun) {
   EXPECT_TRUE(eventually([&] { return ran == 100 && a->in_flight().first == 0; }));
 }
 
-// ---- Memory of the caller's
+// ---- The caller's memory
 
 TEST_P(Calls, LandTheirReplyWhereTheCallerWantsIt) {
   serve_echo(*b);
@@ -350,7 +350,7 @@ TEST_P(Calls, AreNotWaitedForAnyLongerWhenASignalSaysSo) {
   std::vector<Call> calls;
   for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "blocked", {}));
   std::atomic<int> asked{0}, waiting{0}, stopped{0};
-  std::vector<std::thread> threads;  // one of them reads, the others sleep
+  std::vector<std::thread> threads;  // one of them reads, and the others sleep
   for (auto& call : calls) {
     threads.emplace_back([&] {
       ++waiting;
@@ -426,7 +426,7 @@ TEST_P(Calls, WhoseCompletionsAreNotUrgentStillCompleteOnce) {
     calls.back().on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 1'000'000; }, false,
                          Call::Notice::relaxed);
   };
-  start("blocked");  // the one that is looked after answers last: the others must not wait for it
+  start("blocked");  // the sentinel call returns last: the others must not wait for it
   for (int i = 0; i < 500; ++i) start("echo");
   for (std::size_t i = 1; i < calls.size(); i += 5) {
     if (!calls[i].claim()) continue;
@@ -465,7 +465,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilNothingWritesThereAnyMore) 
   const auto a = join(store, "a");
   for (const bool completes : {true, false}) {
     const std::string name =
-        completes ? "slow" : "slow and cut off";  // a link of its own: the first one's end may come late
+        completes ? "slow" : "slow and cut off";  // each has its own link, as the first link may end late
     RawPeer slow(store, name);
     const auto sent = patterned(100'000, 5);
     auto options = within(milliseconds(1000));
@@ -529,13 +529,13 @@ TEST(Waiters, WhoLeavesInTheMomentInWhichItIsCalledToReadHandsOver) {
     std::this_thread::sleep_for(std::chrono::microseconds(std::stoi(std::string(text_of(request.arguments.payload)))));
     reply.send({});
   });
-  const auto sleep = [&](int microseconds) {  // without a deadline, which the housekeeping tick would look after
+  const auto sleep = [&](int microseconds) {  // without a deadline, because a deadline keeps the tick running
     return a->call("b", "sleep", message_of(std::to_string(microseconds)), within({}));
   };
   ASSERT_TRUE(sleep(0).wait());
-  std::this_thread::sleep_for(milliseconds(500));  // the tick ends, which would hide a lost hand-over for 10 ms
+  std::this_thread::sleep_for(milliseconds(500));  // until the tick stops: it would mend a lost hand-over after 10 ms
   std::mt19937 random(1);
-  auto usual = std::chrono::nanoseconds(milliseconds(1));  // from the start of a round to the first answer
+  auto usual = std::chrono::nanoseconds(milliseconds(1));  // from the start of a round to the first reply
   for (int round = rounds(50'000); round > 0 && !HasFailure(); --round) {
     const auto began = Clock::now();
     Clock::time_point answered;
@@ -555,7 +555,7 @@ TEST(Waiters, WhoLeavesInTheMomentInWhichItIsCalledToReadHandsOver) {
     usual += (answered - began - usual) / 4;
     second.cancel();
     EXPECT_TRUE(second.wait());
-    EXPECT_TRUE(sleep(0).wait());  // no call is left in flight: the pool reads no more
+    EXPECT_TRUE(sleep(0).wait());  // no call is in flight afterwards, so the pool stops reading
   }
 }
 
@@ -586,7 +586,7 @@ TEST(Links, ThatEndWhileTheirRingsAreBeingMadeKeepNoMemory) {
 
 // ---- Executors
 
-/// Takes long to enter, as a lock that somebody else computes under.
+/// An executor that takes long to enter, like a lock under which another thread computes.
 class SlowExecutor final : public Executor {
  public:
   void* attach() override { return nullptr; }
@@ -611,7 +611,7 @@ TEST(SlowExecutors, AreKeptWhileTheNextRequestMayCome) {
   const auto b = join(store, "b", {}, [&](RawAgentOptions& options) { options.executor = executor; });
   b->serve("nothing", [](const Request&, Reply reply) { reply.send({}); }, {.executor = true});
   constexpr int calls = 50;
-  EXPECT_TRUE(eventually([&] {  // a busy machine may keep the caller from calling again soon
+  EXPECT_TRUE(eventually([&] {  // repeated, because a busy machine may delay the caller's next call
     const int before = executor->entered;
     for (int i = 0; i < calls; ++i) EXPECT_TRUE(call_sync(*a, "b", "nothing", {}, within(seconds(10))).ok());
     return executor->entered - before < calls / 2;

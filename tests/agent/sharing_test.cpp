@@ -1,4 +1,4 @@
-// Memory that calls hand over instead of copying: asked for per buffer, by the channels that can.
+// Memory that calls share instead of copying. The caller asks for it per buffer, and only some channels can do it.
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -29,7 +29,7 @@ Message sharing(std::vector<Buffer> buffers) {
   return message;
 }
 
-/// Two agents of one process. "shm" maps memory twice even so.
+/// Two agents in one process. The channel "shm" maps the memory twice all the same.
 class SharingCalls : public ::testing::TestWithParam<Ways> {
  protected:
   void SetUp() override {
@@ -48,7 +48,7 @@ class SharingCalls : public ::testing::TestWithParam<Ways> {
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
   std::mutex mutex;
-  std::vector<Buffer> held;  // of the last call
+  std::vector<Buffer> held;  // the buffers of the last call
   Buffer theirs = region_of(5000, std::byte{3});
   std::shared_ptr<RawAgent> a, b;
 };
@@ -149,7 +149,7 @@ TEST(Sharing, FailsWhereNoChannelShares) {
   }
 }
 
-/// A channel of a user's that maps memory, as it says, and whose probe never ends.
+/// The driver of a user's channel that announces shared memory, and whose probe never ends.
 class Hesitant final : public Driver {
  public:
   [[nodiscard]] std::string_view name() const override { return "mail"; }

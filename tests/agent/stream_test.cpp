@@ -1,4 +1,4 @@
-// FrameStream over socket pairs: what arrives, in what pieces, and how it ends.
+// FrameStream over socket pairs: the frames that arrive, their pieces, and the end of a stream.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -52,7 +52,7 @@ std::vector<Part> parts_of(const std::vector<Buffer>& buffers, std::atomic<int>*
   return parts;
 }
 
-/// Writes down what comes; `take` decides about the bytes behind each frame.
+/// Records the frames that arrive. `take` decides where the bytes behind each frame go.
 struct Recorder final : FrameSink {
   std::function<Result<Taken>(FrameStream&, const Header&)> take = [](FrameStream&, const Header&) {
     return Taken::yes;
@@ -72,7 +72,7 @@ struct Recorder final : FrameSink {
   }
 };
 
-/// Reads what is there.
+/// Reads until no bytes are left, or the stream ends. Returns the last progress.
 FrameStream::Progress drain(FrameStream& stream, FrameSink& sink) {
   auto progress = FrameStream::Progress::some;
   EXPECT_TRUE(stream.begin_read());
@@ -87,7 +87,7 @@ struct Streams : ::testing::Test {
     a = std::make_unique<FrameStream>(std::move(one), true, use);
     b = std::make_unique<FrameStream>(std::move(other), true, use);
   }
-  /// As it goes when both sides do their part, until `b` has `count` frames and nothing is left behind them.
+  /// Writes at `a` and reads at `b` until `b` has `count` frames and no bytes are left.
   void flow(std::size_t count) {
     ASSERT_TRUE(eventually([&] {
       const bool written = a->write_some();
@@ -281,7 +281,7 @@ TEST_F(Streams, AFloodOfDescriptorsIsNotKept) {
   for (int i = 0; i < 200; ++i) {
     Descriptors descriptors;
     for (int n = 0; n < 2; ++n) descriptors.emplace_back(::dup(0));
-    flood.send(frame_of(Kind::ping, ""), {}, std::move(descriptors), true);  // the header names none
+    flood.send(frame_of(Kind::ping, ""), {}, std::move(descriptors), true);  // the header announces no descriptors
     drain(*b, sink);
   }
   EXPECT_LE(open_descriptors(), before + 70);

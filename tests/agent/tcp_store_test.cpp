@@ -45,7 +45,7 @@ std::string text(const Result<Bytes>& value) {
   return value.ok() ? std::string(text_of(*value)) : value.status().text();
 }
 
-// A plain connection, for those who do not keep to the protocol.
+// Makes a plain connection, for clients that break the protocol.
 FileDescriptor dial(std::uint16_t port) {
   auto socket = start_connect_tcp("127.0.0.1", port);
   EXPECT_TRUE(socket.ok());
@@ -62,7 +62,7 @@ bool closed_by_peer(const FileDescriptor& socket, milliseconds within) {
   return false;
 }
 
-// ---- Both stores keep one contract.
+// ---- The contract of both stores
 
 class AnyStore : public ::testing::TestWithParam<const char*> {
  protected:
@@ -186,7 +186,7 @@ TEST(TcpStore, ServerBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
 }
 
 TEST(TcpStore, ClientBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
-  // 192.0.2.1 is nobody's: the answer must come before anybody is dialled.
+  // No host has 192.0.2.1. The call must fail before it dials.
   const auto from = steady_clock::now();
   EXPECT_EQ(connect_tcp_store("192.0.2.1", 1, "", seconds(30)).status().code(), Code::unauthenticated);
   EXPECT_LT(steady_clock::now() - from, seconds(5));
@@ -240,7 +240,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
   ASSERT_TRUE(write_all(first.get(), view_of(http), deadline_after(seconds(5))).ok());
   EXPECT_TRUE(closed_by_peer(first, seconds(2)));
 
-  // After a greeting in order: a length beyond all bounds, and a body that is no request.
+  // After a valid handshake: a length beyond the bound, and bodies that are no requests.
   for (const std::uint32_t length : {0xffffffffU, 3U, 0U}) {
     const auto socket = dial(server->port());
     const auto key = Key::from_text(kKey);
@@ -268,7 +268,7 @@ TEST(TcpStore, HalfARequestAndASlowClientEndAfterTheHandshakeTime) {
   ASSERT_TRUE(write_all(half_request.get(), ByteView(*request).first(7), deadline_after(seconds(5))).ok());
   for (const auto* socket : {&silent, &half_hello, &half_request}) EXPECT_TRUE(closed_by_peer(*socket, seconds(5)));
   EXPECT_EQ(good->get("k", milliseconds(0)).status().code(), Code::deadline_exceeded);
-  EXPECT_TRUE(good->set("k", view_of("whole")).ok());  // idle for longer than the handshake may take: still welcome
+  EXPECT_TRUE(good->set("k", view_of("whole")).ok());  // connected clients may idle longer than a handshake may take
 }
 
 TEST(TcpStore, BoundsHold) {
@@ -397,7 +397,7 @@ TEST(TcpOwner, IsFoundInTheKernelsTable) {
 TEST(TcpOwner, OfAConnectionOfOursIsThisUser) {
   for (const auto* address : {"127.0.0.1", "::1"}) {
     const auto listener = listen_tcp(address, {});
-    if (!listener.ok()) continue;  // no IPv6 here
+    if (!listener.ok()) continue;  // this host has no IPv6
     const auto client = start_connect_tcp(address, listener->port);
     ASSERT_TRUE(client.ok());
     ASSERT_TRUE(wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(5))).ok());

@@ -1,4 +1,4 @@
-// Payloads of which only the differences travel.
+// Templates: payloads that travel as their difference from an earlier payload.
 #include "agent/templates.h"
 
 #include <gtest/gtest.h>
@@ -143,7 +143,7 @@ class Templates : public ::testing::TestWithParam<Ways> {
     serve_echo(*a);
     serve_echo(*b);
   }
-  /// There and back.
+  /// Sends the payload and this many buffers there and back.
   void echo(const Bytes& payload, std::size_t buffers) {
     Message message{payload, {}, {}, {}};
     for (unsigned i = 0; i < buffers; ++i) message.buffers.push_back(patterned(5'000, i));
@@ -234,7 +234,7 @@ TEST_P(Templates, OfRepliesThatNobodyWaitsForAreKeptAllTheSame) {
   }));
 }
 
-// ---- What a peer may say
+// ---- Invalid input from peers
 
 Bytes request_with(const wire::Template& as, std::string_view payload) {
   return request_frame(1, "echo", {}, 0, 0, payload, as);
@@ -270,7 +270,7 @@ TEST(TemplateOfAPeer, ThatMakesNoSenseEndsItsLink) {
 TEST(TemplateOfAPeer, IsNotAskedOfOneThatKeepsNone) {
   const auto store = std::make_shared<MemoryStore>();
   const auto agent = join(store, "agent");
-  RawPeer peer(store, "old");  // of no features
+  RawPeer peer(store, "old");  // announces no features
   Message message{structure(3000, 1), {}, {}, {}};
   message.buffers.push_back(patterned(5'000));
   const auto call = agent->call("old", "f", std::move(message));

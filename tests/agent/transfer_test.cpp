@@ -1,4 +1,4 @@
-// The channel suite's transfers, between agents: every transport with every channel.
+// The channel suite's transfers between agents, with every transport and every channel.
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -25,7 +25,7 @@ class Transfers : public ::testing::TestWithParam<Ways> {
     eventually(
         [&] { return a->explain("b")->channel == GetParam().channels.substr(0, GetParam().channels.find(',')); });
   }
-  /// Sends them there and back, through the channel of this test.
+  /// Sends the buffers there and back by the channel of this test.
   static Status echo(RawAgent& from, const std::string& to, const std::vector<Buffer>& buffers) {
     auto message = message_of("m");
     message.buffers = buffers;

@@ -1,21 +1,21 @@
-/* Who takes the replies of calls with completions, from the first call over a new link on: Link::start, attach,
- * send_by_ring, expect_reply, expect_frames, scouts and expect_relaxed in agent/link*.cpp; Call::State::on_done and hurry
- * in agent/call.cpp. Who reads a connection that threads wait at is in reader.pml, how a slot changes hands in slot.pml,
- * how pool threads sleep in park.pml.
+/* Which thread takes the replies of calls with completions, from the first call over a new link on: Link::start,
+ * attach, send_by_ring, expect_reply, expect_frames, scouts and expect_relaxed in agent/link*.cpp; Call::State::on_done
+ * and hurry in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and
+ * park.pml the sleep of pool threads.
  *
- * A handler makes a call, asks for its completion and blocks on an event that is none of ours. The completion makes a
- * second call, whose completion sets the event. Each completion is lazy at first, and may be made prompt (then()). The
- * link is being dialled meanwhile, and then its ring is settled, so a request goes by the connection or by the ring. The
- * callee answers into the slot or by the connection, as late as it likes.
- * Checked: the handler returns, and the ring gets settled (a process that waits for good is an invalid end state).
- * Of the housekeeping tick there is only what a late sentinel needs: it makes lazy completions prompt. The look at every
- * call each 10 ms is not here.
+ * A handler makes a call with a completion, and blocks on an event of the program. The completion makes a second call,
+ * whose completion sets the event. Each completion is lazy at first, and may be made prompt (then()). Meanwhile another
+ * thread dials the link and offers the ring, so a request goes by the connection or by the ring. The callee replies
+ * into the slot or by the connection, after any delay.
+ * Checked: the handler returns, and the ring becomes ready. A process that waits for ever is an invalid end state.
+ * The housekeeping tick does only one thing here: if the sentinel call is late, it makes lazy completions prompt. The
+ * tick's check of every call, each 10 ms, is not in the model.
  *
- * What is left out in a mutant, which must fail:
- *   NO_TICK               lazy calls wait for the sentinel alone, which may have returned before they were noted
- *   NO_FRAMES_FOR_SLOT    a slot that says "by socket" does not have the connection read
- *   NO_ARM_AT_THE_END     the dialling thread does not have the connection read for calls that began before it was there
- *   NO_READ_TO_SETTLE     the pool stops reading while the ring's acceptance is to come
+ * Each mutant leaves one step out, and must fail:
+ *   NO_TICK               lazy calls depend on the sentinel call alone, which may have returned before they were noted
+ *   NO_FRAMES_FOR_SLOT    for a slot that says "by socket", the link does not arm the connection
+ *   NO_ARM_AT_THE_END     the dialling thread does not arm the connection for calls that began before it was there
+ *   NO_READ_TO_SETTLE     the pool stops reading before the ring's acceptance has arrived
  *
  * holds:
  * fails: -DNO_TICK
@@ -32,7 +32,7 @@ mtype = { Unused, Pending, Watched, Full, By_socket, Taken };
 
 /* between the processes */
 chan requests = [3] of { byte, bool };  /* call, by ring */
-byte socket[3], head, tail;             /* replies: those from tail to head have not been read */
+byte socket[3], head, tail;             /* replies; the replies from tail to head are unread */
 mtype slot[CALLS] = Unused;
 bool listed[CALLS];                     /* the done list */
 
@@ -46,7 +46,7 @@ bool armed, interest, edge;
 
 /* the calls' completions */
 bool has_completion[CALLS], lazy[CALLS];
-bool jobs[CALLS];                       /* completions that the pool is to run */
+bool jobs[CALLS];                       /* completions that the pool must run */
 bool event;
 
 inline set_interest(wanted) {
@@ -130,7 +130,7 @@ inline sentinel_returned(call) {
   fi
 }
 
-/* Link::send_now. By the ring only before anything else has the call: what waited for the link goes by the connection. */
+/* Link::send_now. Sends by the ring if the ring is ready. A call that waited for the link goes by the connection. */
 inline send(call) {
   if
   :: ring_ready ->
@@ -165,7 +165,7 @@ inline make(call) {
      :: lazy[call] -> hurry(call)
      :: skip
      fi
-  :: atomic { done[call] -> has_completion[call] = true; jobs[call] = true }  /* here; it makes no difference */
+  :: atomic { done[call] -> has_completion[call] = true; jobs[call] = true }  /* in the code it runs on this thread */
   fi
 }
 
@@ -217,7 +217,7 @@ end:
   od
 }
 
-/* Another thread of the pool, which runs the completions. */
+/* Another thread of the pool; runs the completions. */
 active proctype completions() {
   atomic { jobs[0] -> jobs[0] = false };
   make(1);

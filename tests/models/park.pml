@@ -1,18 +1,19 @@
-/* How the threads of a pool sleep and are woken: agent/transport/doorbell.h; Pool::next, park, poll, push and wake_one
+/* The sleep and the wake-up of a pool's threads: agent/transport/doorbell.h; Pool::next, park, poll, push and wake_one
  * in agent/pool.cpp.
  *
- * Callers in other processes put requests into a ring and ring the bell. Two threads serve it, in one of two cases:
- *   WITH_HANDLER_THAT_BLOCKS   both sleep at the bell; the handler of request 0 may block until request 1 is served
- *   WITH_JOB                   one of them leads, that is, sleeps in epoll_wait, which shows no request; somebody in
- *                              this process submits a job
- * Checked: what is put in is served in the end (a process that waits for it for good is an invalid end state). There is
- * no housekeeping tick here: in the code it adds a thread where none is left that neither leads nor blocks.
+ * Callers in other processes put requests into a ring and ring the doorbell. Two threads serve the ring, in one of two
+ * cases:
+ *   WITH_HANDLER_THAT_BLOCKS   both sleep at the doorbell; the handler of request 0 may block until request 1 is served
+ *   WITH_JOB                   one thread leads: it sleeps in epoll_wait, which does not report requests in the ring.
+ *                              Another thread of this process submits a job
+ * Checked: each request and the job are served in the end. A process that waits for ever is an invalid end state.
+ * The model has no housekeeping tick. In the code the tick adds a thread if each thread leads or blocks.
  *
- * Memory is sequentially consistent, as the code's atomics are. What the pool's mutex guards changes in one step.
- * What is left out in a mutant, which must fail:
- *   NO_SECOND_LOOK     a thread sleeps without looking at the ring once more
- *   NO_HANDLER_LOOK    a thread runs what it took without looking at what is left
- *   NO_LOOK_FOR_JOBS   a thread that has looked at the ring sleeps without looking at the jobs once more
+ * Memory is sequentially consistent, as the code's atomics are. State under the pool's mutex changes in one step.
+ * Each mutant leaves one step out, and must fail:
+ *   NO_SECOND_LOOK     a thread sleeps without polling the ring once more
+ *   NO_HANDLER_LOOK    a thread runs a handler without polling the ring for further requests
+ *   NO_LOOK_FOR_JOBS   a thread that has polled the ring sleeps without checking the jobs once more
  *
  * holds: -DWITH_HANDLER_THAT_BLOCKS
  * holds: -DWITH_JOB
@@ -37,16 +38,16 @@
 
 /* shared with the callers' processes */
 byte ring[REQUESTS], head, tail;
-byte pollers, parked;  /* the doorbell's page; of its sequence: */
-bool rung[THREADS];    /* it has changed since the thread took its ticket */
+byte pollers, parked;  /* the doorbell's page, without its sequence number: */
+bool rung[THREADS];    /* the number has changed since the thread took its ticket */
 bool asleep[THREADS];  /* the kernel's queue of the futex */
 
-/* of the pool */
+/* the pool */
 byte jobs, parked_threads, wakes;
 byte leader = NOBODY;
 bool leader_polls, wake_fd;
 
-/* of the check */
+/* for the check */
 bool served[REQUESTS], job_done;
 
 inline wake() {
@@ -125,7 +126,7 @@ end_leading:
   fi;
   if
   :: (rung[_pid] || head != tail) -> goto woken
-  :: skip  /* it has looked for long enough */
+  :: skip  /* it has polled for long enough */
   fi;
   parked++;
   pollers--;

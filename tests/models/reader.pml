@@ -1,17 +1,17 @@
-/* Who reads the replies that come by a connection: Link::wait, read_until_done, stop_reading, leave_wait, on_replies and
- * expect_frames in agent/link_calls.cpp; Pool::arm and Pool::disarm.
+/* Which thread reads the replies that come by a connection: Link::wait, read_until_done, stop_reading, leave_wait,
+ * on_replies and expect_frames in agent/link_calls.cpp; Pool::arm and Pool::disarm.
  *
- * Two threads wait for a call each, and either may give up at any moment (its wait's time-out, a signal). A third call
- * has a completion: the pool reads its reply, which is what expect_frames arms the connection for. Another thread may
- * end a call (a deadline, cancel()), which the callee then need not answer. The callee answers as late as it likes, and
- * may close the connection behind its answers.
- * Checked: every wait returns, the completion runs, and a closed connection is noticed (a process that waits for good is
- * an invalid end state). There is no housekeeping tick here: a call without a deadline does not start it.
+ * Two threads wait for a call each, and either may give up at any moment (a time-out of its wait, a signal). A third
+ * call has a completion: expect_frames arms the connection, so that the pool reads its reply. Another thread may end a
+ * call (a deadline, cancel()), and the callee then need not reply to it. The callee replies after any delay, and may
+ * close the connection after its replies.
+ * Checked: every wait returns, the completion runs, and this side notices a closed connection. A process that waits for
+ * ever is an invalid end state. The model has no housekeeping tick: a call without a deadline does not start it.
  *
- * What wait_mutex_ guards changes in one step. What is left out in a mutant, which must fail:
- *   NO_HAND_OVER     a thread that leaves wait() does not look whether it was called to read for the others
- *   NO_MISSED        an edge that the pool met while a thread was reading is forgotten
- *   NO_NUDGE         ending a call whose thread is inside poll() does not call it out
+ * State under wait_mutex_ changes in one step. Each mutant leaves one step out, and must fail:
+ *   NO_HAND_OVER     a thread that leaves wait() does not check whether it was woken to read for the others
+ *   NO_MISSED        the pool does not note an edge that it meets while another thread reads
+ *   NO_NUDGE         the end of a call does not wake the call's thread out of poll()
  *
  * holds:
  * fails: -DNO_HAND_OVER
@@ -23,15 +23,15 @@
 
 mtype = { Idle, Sleeping, Woken };
 
-byte socket[CALLS], head, tail;     /* replies: those from tail to head have not been read */
+byte socket[CALLS], head, tail;     /* replies; the replies from tail to head are unread */
 bool reading;                       /* FrameStream::begin_read */
 bool waiting[WAITERS];              /* in waiters_ */
-mtype word[WAITERS] = Idle;         /* of the thread's call */
+mtype word[WAITERS] = Idle;         /* the word of the thread's call */
 bool open[CALLS] = true;            /* in the table of pending calls */
 bool done[CALLS];
 byte pending = CALLS;
 bool armed, missed;
-bool interest;                      /* the kernel reports bytes that come */
+bool interest;                      /* the kernel reports bytes that arrive */
 bool edge;                          /* an event for the pool's leader */
 bool nudged;                        /* the eventfd */
 bool ended;                         /* the callee has closed its end */
@@ -51,7 +51,7 @@ inline complete(call) {
   fi
 }
 
-/* Pool::arm and disarm: EPOLL_CTL_MOD reports what is there, the end in any case. */
+/* Pool::arm and disarm. EPOLL_CTL_MOD reports bytes that are already there, and always reports the end. */
 inline set_interest(wanted) {
   interest = wanted;
   if
@@ -82,7 +82,8 @@ inline stop_reading() {
   }
 }
 
-/* FrameStream::read_some: one reply, or the end, which closes the link. Only the one that reads takes from the socket. */
+/* FrameStream::read_some: takes one reply, or the end, which closes the link. Only the reading thread takes from the
+ * socket. */
 inline read_one() {
   if
   :: atomic { (head != tail) -> call = socket[tail]; tail++ }; complete(call); call = 0
@@ -139,7 +140,7 @@ sleep:
   :: (word[_pid] == Woken || done[_pid]) -> waiting[_pid] = false;
      if
      :: goto again
-     :: may_leave -> goto left  /* its time was over in the same moment */
+     :: may_leave -> goto left  /* its wait timed out at the same moment */
      fi
   :: may_leave ->
      atomic {
@@ -173,7 +174,7 @@ active proctype completion() {
   done[CALLS - 1]
 }
 
-/* The leader: Link::on_replies at each edge. */
+/* The leader, which runs Link::on_replies at each edge. */
 active proctype pool() {
   byte call;
 end:
@@ -189,7 +190,7 @@ end:
      :: atomic {  /* with wait_mutex_ */
           reading ->
           if
-          :: armed -> armed = false; set_interest(false); edge = false  /* it has just been seen */
+          :: armed -> armed = false; set_interest(false); edge = false  /* this edge is being handled */
           :: !armed
           fi;
           missed = true

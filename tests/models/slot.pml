@@ -1,23 +1,23 @@
-/* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and who looks at it
- * in agent/link_rings.cpp and agent/link_calls.cpp.
+/* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and its users in
+ * agent/link_rings.cpp and agent/link_calls.cpp.
  *
- * The caller's thread waits for its call or asks for a completion; another thread may cancel the call (a time-out is
- * the same), the pool looks after answers that nobody waits for, the tick frees what was abandoned. The callee answers
- * by the slot or by socket, as late as it likes, and may die at any step.
+ * The caller's thread waits for its call or asks for a completion. Another thread may cancel the call (a time-out does
+ * the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee
+ * replies by the slot or by socket, after any delay, and may die at any step.
  * Checked:
- *   - every call ends (a caller that waits for good is an invalid end state);
- *   - a reply never reaches another call than its own (assert in take_reply);
- *   - the callee never writes into a slot that has another call by now (assert in the callee);
+ *   - every call ends (a caller that waits for ever is an invalid end state);
+ *   - a reply reaches only its own call (assert in take_reply);
+ *   - the callee never writes into a slot that already has another call (assert in the callee);
  *   - a slot is given back once (assert in release).
- * Memory is sequentially consistent, as the code's compare-and-swaps are. The tick's look at every call in flight, each
- * 10 ms, is not here. What is left out in a mutant, which must fail:
+ * Memory is sequentially consistent, as the code's compare-and-swaps are. The tick's check of every call in flight,
+ * each 10 ms, is not in the model. Each mutant leaves one step out, and must fail:
  *   NO_GENERATION         an abandoned slot is used again at once, and the callee does not compare generations
- *   NO_OWN_GENERATION     who takes a reply is decided by the slot's word alone
- *   NO_WAKE_ON_ABANDON    giving up does not wake the thread that sleeps on the slot
- *   NO_WAKE_AT_THE_END    the end of a link wakes nobody: the callee may have died after its answer, before its wake
- *   NO_DONE_LIST          the callee does not list what it answered while nobody waited
- *   NO_LOOK_AFTER_PUSH    who sends does not look whether the call has ended meanwhile: its slot is never free again
- *   NO_LOOK_AFTER_WAIT    nor does who waited, where the reply came by socket first
+ *   NO_OWN_GENERATION     the slot's word alone decides which thread takes a reply
+ *   NO_WAKE_ON_ABANDON    abandoning the slot does not wake the thread that sleeps on it
+ *   NO_WAKE_AT_THE_END    the end of a link wakes no thread: the callee may die between its reply and its wake-up
+ *   NO_DONE_LIST          the callee does not list its replies to calls without a waiting thread
+ *   NO_LOOK_AFTER_PUSH    the sending thread does not check whether the call has ended meanwhile: its slot stays taken
+ *   NO_LOOK_AFTER_WAIT    the waiting thread does not abandon the slot if the reply came by socket first
  *
  * holds:
  * fails: -DNO_GENERATION
@@ -35,13 +35,13 @@ mtype = { Unused, Pending, Sleeping, Watched, Full, By_socket, Abandoned, Late }
 /* the slot, in shared memory; its word is generation and state, changed together */
 byte generation;
 mtype state = Unused;
-byte bytes;                                /* the reply: the generation that it answers */
+byte bytes;                                /* the reply: the generation of its request */
 bool waits_in_kernel;                      /* the caller's thread sleeps on the word */
 chan ring = [CALLS] of { byte, byte };     /* requests: call, generation */
 chan done_list = [CALLS] of { byte };      /* generations */
 chan socket = [CALLS] of { byte };         /* replies: call */
 
-/* the caller's own */
+/* the caller's memory */
 byte own_generation;
 bool taken;                                /* not in the list of free slots */
 byte slot_of[CALLS];                       /* generation */
@@ -85,7 +85,7 @@ inline abandon(mine) {
   fi
 }
 
-/* Link::finish, of whoever has taken the call out of the table of pending ones */
+/* Link::finish; runs on the thread that has removed the call from the table of pending calls */
 inline finish(call) {
   done[call] = true;
   if
@@ -115,7 +115,7 @@ inline take_reply(call) {
   fi
 }
 
-/* Link::start, send_by_ring, then wait or Call::on_done. There is no other slot, nor the way by socket, to go on with. */
+/* Link::start, send_by_ring, then wait or Call::on_done. There is no other slot, and a request cannot go by socket. */
 active proctype caller() {
   byte call, mine;
   do
@@ -178,7 +178,7 @@ next:
   od
 }
 
-/* Cancels some of the calls, or the tick does: their time is over. Then the callee may die; Link::close follows. */
+/* Cancels some of the calls, as cancel() or an expired deadline does. Then the callee may die; Link::close follows. */
 active proctype ender() {
   byte call;
   do
@@ -203,7 +203,7 @@ active proctype ender() {
   fi
 }
 
-/* The caller's pool: what was answered while nobody waited, and what comes by socket. */
+/* The caller's pool: takes replies of calls without a waiting thread, and replies that come by socket. */
 active proctype pool() {
   byte call, mine;
 end:

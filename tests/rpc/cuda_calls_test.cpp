@@ -1,5 +1,5 @@
-/// Calls with tensors on a GPU, without Python: agents, channels and converter together, and what streams and memory
-/// make of each other. `make sanitize-gpu` runs this under compute-sanitizer.
+/// Calls with tensors on a GPU, without Python. Tests the stream order of agents, channels and the converter together,
+/// with memory that is used again at once. `make sanitize-gpu` runs this test under compute-sanitizer.
 #include <ATen/ATen.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -25,7 +25,8 @@ constexpr std::int64_t a_while = 8'000'000;  // cycles: some 5 ms
 
 at::TensorOptions floats() { return at::TensorOptions(at::kFloat).device(at::kCUDA); }
 
-/// One process has all ends, so cuda_ipc has to map its own process's memory, which only chunks allow.
+/// Returns the built-in channels, with a cuda_ipc that maps its own process's memory, because one process has both
+/// ends. CUDA allows that only for chunks.
 Registry registry() {
   auto registry = Registry::built_in();
   registry.add("cuda_ipc", 1000,
@@ -33,7 +34,7 @@ Registry registry() {
   return registry;
 }
 
-/// What the Python package does of a call, of one tensor of floats each way.
+/// A caller and callee of one tensor of floats in each direction. Does the Python package's part of a call.
 class Caller {
  public:
   Caller() { converters_.add(DeviceType::cuda, converter_); }
@@ -59,7 +60,7 @@ class Caller {
     message.destinations.push_back({gpu, true});
     return message;
   }
-  /// On the current stream.
+  /// Makes a tensor of the buffer, for use on the current stream.
   at::Tensor tensor_of(Buffer buffer) {
     auto storage = converter_->to_storage(std::move(buffer));
     EXPECT_TRUE(storage.ok()) << storage.status().text();
@@ -102,7 +103,7 @@ TEST_P(CudaCalls, LongKernelsBeforeAndAfterAndMemoryUsedAgainAtOnce) {
     x.fill_(i);
     in_flight.emplace_back(i, call(x));
     x.reset();
-    at::empty({mega}, floats()).fill_(-1);  // in the memory of what is no longer read
+    at::empty({mega}, floats()).fill_(-1);  // may get the memory of x, once the channel no longer reads it
     while (in_flight.size() > (i + 1 < calls ? 3 : 0)) {
       auto [sent, future] = std::move(in_flight.front());
       in_flight.pop_front();

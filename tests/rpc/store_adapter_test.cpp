@@ -31,7 +31,7 @@ c10::intrusive_ptr<c10d::TCPStore> tcp_store(bool server, std::uint16_t port) {
 
 struct Stores {
   std::string name;
-  c10::intrusive_ptr<c10d::Store> one, other;  // two clients of the same store
+  c10::intrusive_ptr<c10d::Store> one, other;  // two clients of one store
 };
 
 class StoreAdapterTest : public testing::TestWithParam<std::string> {

@@ -16,7 +16,7 @@ namespace {
 struct TensorRecords : ::testing::Test {
   TensorRecords() { converters.add(DeviceType::cpu, std::make_shared<CpuConverter>(memory)); }
 
-  /// Writes `tensors`, noted or not.
+  /// Returns a message with `tensors`. Notes them first if `noted`.
   Message written(const std::vector<at::Tensor>& tensors, bool noted = true) {
     Encoder out;
     TensorWriter writer(converters, out);
@@ -32,7 +32,7 @@ struct TensorRecords : ::testing::Test {
     return out.take();
   }
 
-  /// What a receiver has: bytes of its own.
+  /// Returns copies of the message's buffers, as a receiver has them.
   std::vector<Buffer> delivered(const Message& message) {
     std::vector<Buffer> buffers;
     for (const auto& source : message.buffers) {
@@ -60,7 +60,7 @@ struct TensorRecords : ::testing::Test {
 
   at::Tensor there_and_back(const at::Tensor& tensor) { return read(written({tensor}), 1).at(0); }
 
-  /// What is said of a tensor that cannot be sent. Nothing may have been written.
+  /// Expects that `tensor` is refused and that the writer has written nothing. Returns the refusal's text.
   std::string refusal(const at::Tensor& tensor) {
     Encoder out;
     const auto before = out.size();
@@ -179,7 +179,7 @@ TEST_F(TensorRecords, WhatCannotBeSentSaysWhyAndWritesNothing) {
   EXPECT_THAT(refusal(at::ones({3})), ::testing::HasSubstr("device cpu"));
 }
 
-/// A message of a sparse tensor that claims to be `layout`, made of `parts`.
+/// Returns a message with a sparse tensor of `parts` that claims to have `layout`.
 Message sparse_message(const Converters& converters, const SparseLayout& layout, const std::vector<at::Tensor>& parts) {
   Encoder out;
   TensorWriter writer(converters, out);
@@ -196,8 +196,8 @@ TEST_F(TensorRecords, SparseTensorsWhosePartsDoNotFitAreProtocolErrors) {
   const std::vector<std::pair<SparseLayout, std::vector<at::Tensor>>> wrong{
       {{Kind::coo, 0, {3, 3}}, {indices({0, 1, 0, 7}).view({2, 2}), values}},                        // outside
       {{Kind::coo, 0, {3, 3}}, {indices({0, 1, 0, -1}).view({2, 2}), values}},                       // negative
-      {{Kind::coo, 0, {3, 3}}, {indices({0, 1}), values}},                                           // no matrix
-      {{Kind::coo, 0, {3, 3}}, {at::ones({2, 2}), values}},                                          // no integers
+      {{Kind::coo, 0, {3, 3}}, {indices({0, 1}), values}},                                           // not a matrix
+      {{Kind::coo, 0, {3, 3}}, {at::ones({2, 2}), values}},                                          // not integers
       {{Kind::coo, SparseLayout::coalesced, {3, 3}}, {indices({1, 0, 1, 0}).view({2, 2}), values}},  // unsorted
       {{Kind::coo, 0, {1LL << 62, 1LL << 62}}, {indices({0, 1, 0, 1}).view({2, 2}), values}},
       {{Kind::coo, SparseLayout::requires_grad, {3, 3}}, {indices({0, 1, 0, 1}).view({2, 2}), at::ones({2}, at::kInt)}},

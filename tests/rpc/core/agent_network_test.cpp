@@ -1,4 +1,4 @@
-// Remote objects over real agents: creating, passing on, fetching, letting go, leaving.
+// Remote objects over real agents: create, pass on, fetch, release, leave.
 #include "rpc/core/agent_network.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace tensorferry {
 namespace {
 
-/// An agent whose functions keep objects: what the layer above does for Python, in small.
+/// An agent whose functions keep references, as a small version of the Python layer above.
 class Member {
  public:
   Member(const std::shared_ptr<Store>& store, const std::string& name) : agent_(testing::join(store, name)) {
@@ -39,7 +39,7 @@ class Member {
   }
   [[nodiscard]] AgentId id() const { return {agent_->self().name, agent_->self().incarnation}; }
 
-  /// remote(): a number that will live at `owner`.
+  /// Creates a number that lives at `owner`, as remote() does.
   std::shared_ptr<Reference> create(const Member& owner, std::int64_t number) {
     auto reference = references->begin_creation(owner.id());
     Encoder out;
@@ -52,7 +52,7 @@ class Member {
         });
     return reference;
   }
-  /// Has `to` keep a reference. How the call ended.
+  /// Makes `to` keep a reference. Returns the call's status.
   Status pass(const Member& to, const Reference& reference) {
     auto passage = std::make_shared<Passage>(references->pass_to(to.id()));
     Encoder out;
@@ -117,7 +117,7 @@ class AgentNetworkTest : public ::testing::Test {
 
 TEST_F(AgentNetworkTest, AnObjectLivesUntilTheLastHolderLetsGo) {
   auto mine = user_.create(owner_, 42);
-  ASSERT_TRUE(user_.pass(third_, *mine).ok());  // while it is being created
+  ASSERT_TRUE(user_.pass(third_, *mine).ok());  // while the owner creates it
   mine.reset();
   ASSERT_EQ(third_.kept().size(), 1U);
   auto theirs = third_.kept()[0];

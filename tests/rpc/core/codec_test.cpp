@@ -50,7 +50,7 @@ Value nested(Tag tag, std::size_t depth) {
   return out;
 }
 
-/// Encodes and decodes; nullopt where either end refused.
+/// Encodes and decodes a value. Returns nullopt if either end refuses it.
 std::optional<Value> round_trip(const Value& from, std::span<const Buffer> buffers = {}) {
   Encoder out;
   if (!TreeWriter(out, buffers).write(from) || !out.status().ok()) return std::nullopt;
@@ -256,7 +256,7 @@ TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferAndApart) {
   Encoder out;
   out.published({}, std::array{PublishedPart{0, 1}}, region);
   const auto message = out.take();
-  EXPECT_EQ(Decoder(message.payload, {}).next(), Tag::invalid);  // the buffer did not come
+  EXPECT_EQ(Decoder(message.payload, {}).next(), Tag::invalid);  // the message came without its buffer
 }
 
 TEST(Codec, TensorsThatShareAStorageShareOneBuffer) {
@@ -385,10 +385,10 @@ TEST(Codec, ListsAndDictsMayHoldThemselvesAndTuplesMayNot) {
     EXPECT_EQ(out.status().code(), Code::invalid_argument);
   }
   EXPECT_TRUE(decode(bytes({0x71, 0x1a, 0x00})).ok());                        // [itself]
-  EXPECT_EQ(decode(bytes({0x61, 0x1a, 0x00})).code(), Code::protocol_error);  // (itself,): not built yet
+  EXPECT_EQ(decode(bytes({0x61, 0x1a, 0x00})).code(), Code::protocol_error);  // (itself,): a tuple is not built yet
   EXPECT_EQ(decode(bytes({0x61, 0x71, 0x1a, 0x00})).code(), Code::protocol_error);
   EXPECT_TRUE(decode(bytes({0x72, 0x60, 0x1a, 0x01})).ok());                        // [(), the same]
-  EXPECT_EQ(decode(bytes({0x72, 0x1a, 0x01, 0x60})).code(), Code::protocol_error);  // from the future
+  EXPECT_EQ(decode(bytes({0x72, 0x1a, 0x01, 0x60})).code(), Code::protocol_error);  // a reference to a later object
 }
 
 TEST(Codec, DeepNestingEndsAtTheLimitAtBothEnds) {
@@ -417,7 +417,7 @@ TEST(Codec, CountsBeyondTheBytesAreRefusedBeforeAnyMemoryIsTaken) {
   EXPECT_EQ(decode(bytes({0x08, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})).code(),
             Code::protocol_error);
   EXPECT_EQ(decode(bytes({0x12, 0x00, 0xff, 0xff, 0xff, 0xff, 0x0f})).code(), Code::protocol_error);
-  // Each list alone could be true; all of them together announce more values than there are bytes.
+  // Each list alone could be valid. Together they announce more values than there are bytes.
   Bytes many;
   for (int i = 0; i < 100; ++i) many.insert(many.end(), {std::byte{0x0b}, std::byte{0x50}});
   Decoder in(many, {});
@@ -450,7 +450,7 @@ TEST(Codec, HostileTensorsAreRefused) {
   const Buffer buffer{Device{}, memory.data(), memory.size(), nullptr, nullptr};
   for (const auto& bad : {
            bytes({0x0f, 0x06, 0x00, 0x01, 0x11, 0x00}),  // 17 float32 in 64 bytes
-           bytes({0x0f, 0x0c, 0x00, 0x01, 0x10, 0x00}),  // no dtype of ours
+           bytes({0x0f, 0x0c, 0x00, 0x01, 0x10, 0x00}),  // an unknown dtype
            bytes({0x0f, 0x06, 0x10, 0x01, 0x10, 0x00}),  // an unknown flag
            bytes({0x0f, 0x06, 0x00, 0x41}),              // 65 dimensions
            bytes({0x0f, 0x06, 0x80, 0x01, 0x02, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x00}),

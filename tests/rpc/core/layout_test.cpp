@@ -20,7 +20,7 @@ TensorLayout layout(std::initializer_list<std::int64_t> sizes, std::initializer_
   return out;
 }
 
-/// The slow way: looks at every element.
+/// Checks every element, the slow way.
 bool every_element_is_inside(const TensorLayout& tensor, std::uint64_t bytes) {
   const auto item = static_cast<std::int64_t>(size_of(tensor.dtype));
   std::vector<std::int64_t> at(tensor.sizes.size(), 0);
@@ -80,12 +80,12 @@ TEST(TensorLayout, RefusesNumbersThatOverflow) {
            layout({huge}, {huge}),
            layout({huge}, {0}),  // 2^63 elements of 4 bytes in one
            layout({std::int64_t{1} << 32, std::int64_t{1} << 32}, {0, 0}),
-           layout({0, huge, huge}, {0, 0, 0}),  // none at all, and no stride can be computed
+           layout({0, huge, huge}, {0, 0, 0}),  // no elements, and strides that overflow
            layout({3}, {huge / 2 + 1}),
            layout({2, 2, 2}, {huge / 2, huge / 2, huge / 2}),
            layout({2}, {1}, huge),
            layout({2}, {huge}, huge),
-           layout({0}, {1}, huge),  // a wild pointer, though never read
+           layout({0}, {1}, huge),  // a wild pointer, though no element is read
            layout({1}, {1}, huge / 4 + 1),
            layout({2, 2}, {1}),
            layout({2}, {1, 1}),

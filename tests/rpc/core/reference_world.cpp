@@ -11,7 +11,7 @@ class World::Network final : public References::Network {
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override {
     const auto life = life_.lock();
     if (!life || !life->alive) return;
-    // Either end of the call may end it; the first does.
+    // Either end of the call may end it; only the first end counts.
     auto pending = std::make_shared<UniqueFunction<void(Result<Bytes>)>>(std::move(done));
     const auto finish = [this, life, pending](Result<Bytes> result, std::int64_t delay) {
       world_.later(life, delay, [pending, result = std::move(result)] {

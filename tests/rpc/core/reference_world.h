@@ -1,5 +1,5 @@
-/// Agents' references over a network of the test's own: virtual time, in which messages take as long as chance has it,
-/// overtake one another, get lost, come twice, and come after their sender was told that they did not.
+/// Agents' references over a simulated network, in virtual time. Messages take random times and overtake one another.
+/// They may be lost, arrive twice, or arrive after their sender was told that they failed.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace tensorferry::testing {
 
-/// Events in the order of their times.
+/// A queue of events that runs them in the order of their times.
 class Clockwork {
  public:
   explicit Clockwork(std::uint32_t seed) : random_(seed) {}
@@ -23,7 +23,7 @@ class Clockwork {
   void at(std::int64_t delay_ms, std::function<void()> what) {
     events_.push({now_ + delay_ms, next_++, std::move(what)});
   }
-  /// False: there is nothing left to happen.
+  /// Runs the next event. Returns false if none is left.
   bool step() {
     if (events_.empty()) return false;
     auto event = events_.top();
@@ -45,7 +45,7 @@ class Clockwork {
 
   int pick(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
   bool chance(int percent) { return pick(100) < percent; }
-  /// Mostly short; now and then longer than any time-out.
+  /// Returns a random delay: mostly short, now and then longer than any time-out.
   std::int64_t delay() { return chance(90) ? pick(20) : pick(chance(80) ? 500 : 20000); }
 
  private:
@@ -65,7 +65,7 @@ class Clockwork {
 
 class World;
 
-/// One life of one agent.
+/// One incarnation of one agent.
 struct Life {
   AgentId id;
   bool alive = true;
@@ -77,24 +77,24 @@ class World {
   explicit World(std::uint32_t seed, int trouble_percent = 10) : clock(seed), trouble_(trouble_percent) {}
   ~World();
 
-  /// Starts an agent; a name that lives is not started again.
+  /// Starts an agent with a new incarnation. From now on the name means this life.
   std::shared_ptr<Life> start(const std::string& name);
-  /// It stops in the middle of whatever it does; the others hear of it one by one. Not `linked`: nobody is connected to
-  /// it, so nobody is told.
+  /// Stops the agent in the middle of its work. The other agents hear of its death one by one. Without `linked` no
+  /// agent is connected to it, so none hears of it.
   void kill(const std::shared_ptr<Life>& life, bool linked = true);
-  /// The life that has the name now; null where nobody has.
+  /// Returns the life that has the name now; null if none has.
   std::shared_ptr<Life> find(const std::string& name) const;
 
-  /// What happens to a message from one agent to another: `arrive` at the receiver, unless it is lost or that life is
-  /// over; `fail` at the sender, where it is told that it failed. Both may run, in either order; `arrive` at most twice
-  /// where `repeatable`. `arrive` is given the life that has the name then.
+  /// Carries a message from one agent to another. Runs `arrive` with the life that has the receiver's name by then,
+  /// unless the message is lost or no life has that name. Runs `fail` at the sender if it is told that the message
+  /// failed. Both may run, in either order. `arrive` runs at most once, or twice if `repeatable`.
   void carry(const std::shared_ptr<Life>& from, const AgentId& to, std::function<void(Life&)> arrive,
              std::function<void(Status)> fail, bool repeatable = false);
   /// Runs `what` later, unless that life is over by then.
   void later(const std::shared_ptr<Life>& life, std::int64_t delay_ms, std::function<void()> what);
 
   Clockwork clock;
-  std::vector<std::shared_ptr<Life>> lives;  // all that ever were
+  std::vector<std::shared_ptr<Life>> lives;  // all that were ever started
 
  private:
   class Network;

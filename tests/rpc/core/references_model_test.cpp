@@ -1,5 +1,5 @@
-// The reference protocol against a model that knows who holds what: nothing freed early, nothing leaked, under random
-// schedules of passing on, dropping, failing and dying.
+// The reference protocol against a model that knows each agent's holds. Agents pass on, drop, fail and die at random.
+// No object may be freed early or leak.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,22 +21,22 @@ namespace {
 using testing::Life;
 using testing::World;
 
-/// What the model knows of an object.
+/// An object, as the model knows it.
 struct Thing {
   std::shared_ptr<Life> owner;
   std::weak_ptr<void> value;  // of the outcome
   bool made = false;
-  bool doomed = false;  // its creator died, or gave it up, with the creation under way: then it need not come to be
+  bool doomed = false;  // its creator died, or gave it up, during the creation, so the object need not come to be
 };
 
-/// What the model knows of a hold: at an agent, or on its way there.
+/// A hold, as the model knows it: at an agent, or on its way there.
 struct Holding {
   std::shared_ptr<Thing> thing;
   std::shared_ptr<Life> at;
   std::shared_ptr<Holding> parent;
-  std::shared_ptr<Reference> reference;  // null on its way, and when dropped
+  std::shared_ptr<Reference> reference;  // null on its way, and after the agent drops it
   bool known_to_owner = false;           // seen confirmed
-  bool at_risk = false;                  // who kept it alive died before the owner knew of it
+  bool at_risk = false;                  // the agent that kept it alive died before the owner knew of it
 
   bool secure() {
     if (reference && reference->confirmed()) {
@@ -122,7 +122,7 @@ class Model {
     thing->owner = someone();
     const auto entry = hold(thing, creator, nullptr, creator->references->begin_creation(thing->owner->id));
     const auto ids = entry->reference->ids();
-    // The call keeps no hold of its own, but must tell its end: by then the handle may be gone.
+    // The call has no hold of its own, but must report its end, when the handle may already be gone.
     const std::weak_ptr<Reference> weak = entry->reference;
     const auto end = [creator, weak, thing,
                       keep = std::make_shared<std::shared_ptr<Reference>>(entry->reference)](const Status& status) {
@@ -138,7 +138,7 @@ class Model {
           if (&at != thing->owner.get()) return reply(creator, [end] { end({Code::connection_lost, "restarted"}); });
           const auto admitted = at.references->create(creator->id, ids);
           if (!admitted.ok()) return reply(creator, [end, admitted] { end(admitted); });
-          // Runs for a while, then answers; the answer may be lost.
+          // Runs for a while, then replies; the reply may be lost.
           world_.later(thing->owner, clock().delay(), [this, creator, thing, ids, end] {
             thing->owner->references->fulfil(ids.object, make(*thing));
             const bool lost = clock().chance(10);
@@ -154,7 +154,7 @@ class Model {
   }
 
   struct Carried {
-    Entry entry;  // what it will be at the receiver
+    Entry entry;  // the hold at the receiver
     ReferenceRecord record;
   };
 
@@ -164,7 +164,7 @@ class Model {
     for (const auto& entry : std::vector(held_)) {
       if (entry->at != from || load.size() == 3 || pick(3) == 0) continue;
       const auto record = passage.add(*entry->reference);
-      if (!record.ok()) continue;  // lost, or the receiver is
+      if (!record.ok()) continue;  // the reference or the receiver is lost
       auto carried = hold(entry->thing, to, entry, nullptr);
       carried->at_risk = entry->at_risk && !entry->secure();
       flying_.insert(carried);
@@ -173,12 +173,13 @@ class Model {
     return load;
   }
 
-  /// The receiver decodes. `failed`: the sender had been told that it failed, so the references may be refused.
+  /// Lets the receiver decode the references. `failed`: the sender was told that the message failed, so the receiver
+  /// may refuse them.
   void land(const std::shared_ptr<Life>& from, Life& to, const std::vector<Carried>& load, bool failed) {
     for (const auto& [entry, record] : load) {
       flying_.erase(entry);
       auto reference = to.references->receive(record, from->id);
-      if (&to != entry->at.get()) {  // a next life of the receiver's
+      if (&to != entry->at.get()) {  // a later incarnation of the receiver
         EXPECT_EQ(reference.status().code(), Code::protocol_error);
         continue;
       }
@@ -228,8 +229,8 @@ class Model {
       if (std::exchange(*over, true)) return;
       to->references->end_call(call);
     };
-    const bool unread = clock().chance(10);  // the future is looked at much later
-    if (!unread && clock().chance(20)) {     // timed out, and the reply is dropped when it comes
+    const bool unread = clock().chance(10);  // the caller reads the future much later
+    if (!unread && clock().chance(20)) {     // the call times out, and its reply is dropped
       for (const auto& each : load) flying_.erase(each.entry);
       return world_.later(to, clock().delay(), end);
     }
@@ -274,7 +275,8 @@ class Model {
   void die() {
     const auto life = someone();
     auto doomed_by = [&](const Entry& entry) {
-      // What kept it alive until its owner knows of it: the hold that it was made of, if that is known, and so on.
+      // Until the owner knows of a hold, the hold's parent keeps the object alive, and so on up to a hold that the
+      // owner knows.
       for (auto* at = entry.get(); at != nullptr && !at->secure(); at = at->parent.get()) {
         if (at->parent && at->parent->at == life) return true;
         if (at->parent == nullptr) return false;
@@ -300,10 +302,10 @@ class Model {
     }
     std::string newcomer("x");
     world_.start(newcomer.append(std::to_string(world_.lives.size())));
-    if (clock().chance(50)) world_.start(life->id.name);  // restarts under its name
+    if (clock().chance(50)) world_.start(life->id.name);  // restarts under the same name
   }
 
-  /// Nothing that somebody holds was freed.
+  /// Checks that no object with a hold was freed.
   void check() {
     for (const auto& entry : held_) {
       const auto& thing = *entry->thing;
@@ -315,7 +317,7 @@ class Model {
     }
   }
 
-  /// Everybody lets go, and everything must be gone.
+  /// Drops all holds, and checks that no object and no table entry is left.
   void finish() {
     clock().run_for(200000);
     check();

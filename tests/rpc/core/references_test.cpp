@@ -21,7 +21,7 @@ class ReferencesTest : public ::testing::Test {
   }
   [[nodiscard]] bool freed() const { return value_.expired(); }
 
-  /// A message from one agent to another that carries one reference and arrives at once.
+  /// Sends a message with one reference, which arrives at once. Returns the receiver's handle.
   Handle send(Life& from, Life& to, const Handle& reference) {
     auto passage = from.references->pass_to(to.id);
     const auto record = passage.add(*reference);
@@ -32,7 +32,7 @@ class ReferencesTest : public ::testing::Test {
     passage.ended({});
     return received.ok() ? *received : nullptr;
   }
-  /// What is told of a message that was sent with a new object's only reference, let go by its owner.
+  /// Sends a message with a new object's only reference; the owner keeps none. Returns the message's Passage.
   Passage pass_only_hold(Life& owner, Life& to) {
     const auto mine = owner.references->own(outcome());
     auto passage = owner.references->pass_to(to.id);
@@ -40,7 +40,7 @@ class ReferencesTest : public ::testing::Test {
     passage.sent();
     return passage;
   }
-  /// A creation of which nothing goes wrong.
+  /// Creates an object without any failure.
   Handle create(Life& creator, Life& owner) {
     auto handle = creator.references->begin_creation(owner.id, "torch.nn.Linear");
     EXPECT_TRUE(owner.references->create(creator.id, handle->ids()).ok());
@@ -104,7 +104,7 @@ TEST_F(ReferencesTest, ACreatedObjectCanBeFetchedBeforeItIsThere) {
   EXPECT_TRUE(handle->confirmed());
   ASSERT_TRUE(early->ok());
   EXPECT_TRUE((*early)->raised);
-  const auto late = fetch(*owner_, handle->object());  // what was raised is kept
+  const auto late = fetch(*owner_, handle->object());  // the owner keeps the exception
   ASSERT_TRUE(late->ok());
   EXPECT_EQ((*late)->value, (*early)->value);
 }
@@ -221,7 +221,7 @@ TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
   passage.sent();
   passage.replied(call);
   mine.reset();
-  world_.clock.run_for(600000);  // the future is held and not looked at
+  world_.clock.run_for(600000);  // the caller holds the future and does not read it
   EXPECT_FALSE(freed());
   auto theirs = user_->references->receive(*record, owner_->id);
   user_->references->end_call(call);
@@ -241,7 +241,7 @@ TEST_F(ReferencesTest, AReplyThatWasDroppedGivesItsReferencesBack) {
   passage.sent();
   passage.replied(call);
   mine.reset();
-  user_->references->end_call(call);  // timed out: the reply is not read any more
+  user_->references->end_call(call);  // timed out: no thread will read the reply
   settle();
   EXPECT_TRUE(freed());
   EXPECT_TRUE(owner_->references->settled());
@@ -410,7 +410,7 @@ TEST_F(ReferencesTest, AnObjectWhoseCreatorDiedBeforeItReachedTheOwnerFails) {
   auto passed = send(*user_, *third_, handle);
   handle.reset();
   const auto waiting = fetch(*owner_, passed->object());
-  // Nobody tells the owner, who never had to do with the creator.
+  // The owner has had no contact with the creator, so no agent reports the death to it.
   user_->alive = false;
   user_->references->close();
   world_.start("user");
@@ -424,12 +424,12 @@ TEST_F(ReferencesTest, AnAgentThatIsTakenForDeadLearnsIt) {
   auto theirs = create(*user_, *owner_);
   owner_->references->peer_lost(user_->id, {Code::connection_lost, "silent"});
   EXPECT_TRUE(freed());
-  EXPECT_TRUE(theirs->status().ok());  // knows nothing yet
+  EXPECT_TRUE(theirs->status().ok());  // the user does not know yet
   auto second = create(*user_, *third_);
   auto ignored = user_->references->begin_creation(owner_->id);
   EXPECT_EQ(owner_->references->create(user_->id, ignored->ids()).code(), Code::connection_lost);
   user_->references->end_creation(*ignored, {Code::connection_lost, "refused"});
-  settle();  // giving the creation up is the first that the owner hears, and answers
+  settle();  // the user tells the owner that it gives the creation up, and the answer says that it counts as dead
   EXPECT_EQ(theirs->status().code(), Code::connection_lost);
   EXPECT_TRUE(second->status().ok());
 }
@@ -470,7 +470,7 @@ TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
 
 TEST_F(ReferencesTest, RecordsThatSomebodyMadeUpInTheAgentsOwnNameAreRefused) {
   const auto creation = create(*user_, *owner_);
-  // The number that the next fork of its own gets: two handles on one hold, and the second to go would find none.
+  // The number of the user's next fork. If it were accepted, two handles would share one hold.
   const ForkId next{user_->id.incarnation, creation->ids().fork.counter + 1};
   const ReferenceRecord made_up{owner_->id, creation->object(), next, user_->id, user_->id.incarnation, ""};
   EXPECT_EQ(user_->references->receive(made_up, user_->id).status().code(), Code::protocol_error);

@@ -1,4 +1,4 @@
-// The reference tables under many threads at once: nothing is lost between locks. Runs under ThreadSanitizer too.
+// The reference tables with many threads at once: no update may be lost between locks. Runs under ThreadSanitizer too.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace tensorferry {
 namespace {
 
-/// Carries messages on threads of its own, at once.
+/// Delivers messages without delay, on threads of its own.
 class Post {
  public:
   explicit Post(int threads) {
@@ -32,7 +32,7 @@ class Post {
   }
   void submit(UniqueFunction<void()> job) {
     const std::lock_guard lock(
-        mutex_);  // also while it wakes: the job may be the last thing that the destructor waits for
+        mutex_);  // held for the notify too: once the job has run, the owner may destroy this object
     jobs_.push_back(std::move(job));
     changed_.notify_one();
   }
@@ -78,7 +78,7 @@ class PostNetwork final : public References::Network {
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override {
     post_.submit([this, to = peer.incarnation, message = std::move(message), done = std::move(done)] {
       auto answer = agents_.find(to)->receive_mail(self_, message);
-      // Now and then the answer is lost, and the message comes again.
+      // Every tenth answer is lost, so the sender sends the message again.
       if (count_.fetch_add(1) % 10 == 9) return done(Status(Code::deadline_exceeded, "lost"));
       done(std::move(answer));
     });
@@ -93,7 +93,7 @@ class PostNetwork final : public References::Network {
   std::atomic<int> count_{0};
 };
 
-/// One thread's random doings, among all agents.
+/// Runs random operations of one thread on all agents.
 void work(Agents& agents, unsigned seed, std::atomic<int>& alive) {
   struct Counted {
     std::atomic<int>& alive;

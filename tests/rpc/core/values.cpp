@@ -134,7 +134,7 @@ void TreeReader::read_leaf(Value& out) {
     case Tag::published:
       read_published(out);
       break;
-    default:  // none, true and false say it all
+    default:  // the tags none, true and false are the whole value
       break;
   }
 }
@@ -146,7 +146,7 @@ void TreeReader::read_published(Value& out) {
     out.sizes.push_back(static_cast<std::int64_t>(part.bytes));
   }
   if (!in_.parts().empty()) out.data = in_.buffers()[in_.buffer()].data;
-  // A message of its own, whatever it holds.
+  // The published bytes are a message of their own.
   const auto buffers = published_buffers(in_);
   Decoder inside(in_.view(), buffers);
   (void)inside.skip();

@@ -1,4 +1,4 @@
-/// Values as a tree: what the layer above the codec does with its own objects, done for tests with ours.
+/// Values as a tree. Tests encode and decode it in place of the objects of the layer above the codec.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ namespace tensorferry::testing {
 
 struct Value {
   Tag tag = Tag::none;
-  std::int64_t integer = 0;  // integer; leaves that are numbers; again: which of the objects that have an identity
+  std::int64_t integer = 0;  // integer; leaves that are numbers; again: the index among the objects with an identity
   double real = 0, imaginary = 0;
   bool negative = false;
   std::string text;                 // text, bytes, bytearray, big_integer, device, array, published: bytes
@@ -30,7 +30,7 @@ struct Value {
   bool operator==(const Value& other) const;
 };
 
-/// Reads one value. The Decoder has failed where nullopt.
+/// Reads one value. Returns nullopt if the Decoder has failed.
 class TreeReader {
  public:
   explicit TreeReader(Decoder& in) : in_(in) {}
@@ -42,19 +42,19 @@ class TreeReader {
   void read_published(Value& out);
 
   Decoder& in_;
-  std::int64_t identities_ = 0;  // objects with an identity so far; strings have none here
+  std::int64_t identities_ = 0;  // count of objects with an identity so far; strings have none here
   struct Known {
-    std::int64_t identity = -1;  // else a string:
+    std::int64_t identity = -1;  // -1: a string
     std::optional<Value> string;
   };
-  std::map<std::uint32_t, Known> known_;  // by the Decoder's numbers
+  std::map<std::uint32_t, Known> known_;  // key: the Decoder's number of the object
 };
 
-/// Writes values; tensors' buffers are taken from `buffers`, which holds what their `data` points to.
+/// Writes values. Takes tensors' buffers from `buffers`, which must contain the memory at their `data`.
 class TreeWriter {
  public:
   TreeWriter(Encoder& out, std::span<const Buffer> buffers) : out_(out), buffers_(buffers) {}
-  /// False: the Encoder refused (too deep, holds itself).
+  /// Returns false if the Encoder refuses the value: it is too deep, or contains itself.
   bool write(const Value& value);
 
  private:
@@ -63,7 +63,7 @@ class TreeWriter {
   bool write_tensor(const Value& value, const void* identity);
   bool write_pickled(const Value& value, const void* identity);
   bool write_published(const Value& value, const void* identity);
-  /// An address that stands for the next object with an identity.
+  /// Returns an address that stands for the next object with an identity.
   const void* next_identity() { return reinterpret_cast<const void*>(++identities_); }
 
   Encoder& out_;

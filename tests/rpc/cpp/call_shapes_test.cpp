@@ -1,6 +1,6 @@
-// Shapes of calls, drawn at random: who calls, over a new link or a warm one, how the call is waited for, what the
-// waiting thread does meanwhile, what travels, and how. Every call ends soon after it could. tests/python has the same
-// for Python (test_call_shapes.py).
+// Shapes of calls, drawn at random. A shape says which side calls, whether the link is new, how the caller waits, what
+// the waiting thread does meanwhile, and the payload and transport. Every call must end soon after it can.
+// tests/python/test_call_shapes.py is the same test for Python.
 //
 //   TENSORFERRY_SEED=7     draws the same shapes again
 //   TENSORFERRY_SOAK=1     all pairs of two properties, and a hundred times as many draws
@@ -32,7 +32,7 @@ enum Awaited { get, then, dropped_then, co_awaited, polled, dropped };
 enum Meanwhile { nothing, waits_for_an_event, computes, sleeps };
 enum Payload { empty, kilobyte, megabyte, structure, object, exception };
 
-/// What a shape consists of, and the names of the values.
+/// A property of a shape, and the names of its values.
 struct Property {
   const char* name;
   std::vector<const char*> values;
@@ -68,7 +68,7 @@ Shape drawn(std::mt19937& random) {
   return shape;
 }
 
-/// Shapes in which any value of a property meets any value of another.
+/// Returns shapes in which each value of a property occurs with each value of every other property.
 std::vector<Shape> all_pairs(std::mt19937& random) {
   std::vector<std::array<std::size_t, 4>> missing;  // property, value, property, value
   for (std::size_t a = 0; a < properties.size(); ++a) {
@@ -91,7 +91,7 @@ std::vector<Shape> all_pairs(std::mt19937& random) {
   return shapes;
 }
 
-/// How long a call may take on a machine of busy cores; what takes longer than the first is told.
+/// Time limits of a call on busy cores. The test reports calls slower than `promised`, and fails after `limit`.
 constexpr auto promised = 1s;
 constexpr auto limit = 10s;
 
@@ -123,7 +123,7 @@ void compute(std::chrono::microseconds time) {
   }
 }
 
-/// Waits until `holds`, as the shape says.
+/// Waits until `holds` returns true, as the shape says.
 template <class Condition>
 bool wait_meanwhile(const Shape& shape, const Condition& holds) {
   const auto until = Clock::now() + limit;
@@ -137,7 +137,7 @@ bool wait_meanwhile(const Shape& shape, const Condition& holds) {
   return true;
 }
 
-/// Processes that keep all cores busy as long as this lives.
+/// Processes that keep all cores busy as long as this object lives.
 class Hogs {
  public:
   Hogs() {
@@ -189,7 +189,7 @@ class CallShapes : public ::testing::TestWithParam<const char*> {
     agent.serve("fail", []() -> int { throw InvalidArgument("as asked"); });
   }
 
-  /// Makes the call of the shape to `peer`, waits for it and says what was wrong with it; "": nothing.
+  /// Makes the shape's call to `peer` and waits for it. Returns an error text, or "" if the call was right.
   std::string run(const Shape& shape, const std::string& peer) {
     switch (payload_of(shape)) {
       case empty:
@@ -212,7 +212,7 @@ class CallShapes : public ::testing::TestWithParam<const char*> {
         if (!again.empty()) return again;
         return await<Structure>(shape, peer, caller->call<Structure>(peer, "echo structure", sent), is_the_same);
       }
-      case object: {  // the callee calls its method while it serves the call
+      case object: {  // the callee calls the object's method while it serves the call
         const auto shared = caller->share_object("Adder", std::make_shared<Adder>(), method("add", &Adder::add));
         return await<int>(shape, peer, caller->call<int>(peer, "use", shared), [](int value) { return value == 42; });
       }
@@ -234,7 +234,7 @@ class CallShapes : public ::testing::TestWithParam<const char*> {
     }
   }
 
-  /// A coroutine: by value, as Future says.
+  /// Awaits `future` in a coroutine. Takes its arguments by value, as Future's documentation requires.
   template <class T, class Check>
   static Future<bool> awaiting(Future<T> future, Check check) {
     T value = co_await future;

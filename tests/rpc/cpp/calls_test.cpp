@@ -110,7 +110,7 @@ TEST_F(TypedAgents, TellWhatCameWhereAResultIsOfAnotherType) {
               HasSubstr("\"name\" on \"sim\" returned list, not float"));
   EXPECT_THAT(thrown_by<InvalidArgument>([&] { trainer->call<std::vector<int>>("sim", "name").get(); }),
               HasSubstr("returned list, not list[int] (in it: not int)"));
-  trainer->call("sim", "name").get();  // void takes whatever comes
+  trainer->call("sim", "name").get();  // a call<void> accepts any result
 }
 
 TEST_F(TypedAgents, LeaveOutTrailingOptionalArguments) {

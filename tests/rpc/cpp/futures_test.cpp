@@ -19,7 +19,7 @@ class Futures : public TypedAgents {
       if (n % 2 != 0) throw std::invalid_argument("odd");
       return n / 2;
     });
-    // It may go on after the test.
+    // This handler may still run after the test.
     sim->serve("wait", [released = released](const CallContext& call) {
       while (!*released && !call.cancelled()) std::this_thread::sleep_for(1ms);
     });
@@ -62,14 +62,14 @@ TEST_F(Futures, LogWhatACallbackThrowsAndGoOn) {
   ::testing::internal::CaptureStderr();
   std::promise<void> ran;
   trainer->call<int>("sim", "half", 2).then([](int) { throw std::domain_error("nobody looks at me"); }).then([] {
-  });  // dropped: an exception that passes by is not a callback's own, but the first one is taken here
+  });  // dropped, and not logged: this callback did not throw, and it has taken the first one's exception
   static_cast<void>(trainer->call<int>("sim", "half", 2).then([](int) { throw std::domain_error("unheard of"); }));
   static_cast<void>(trainer->call<int>("sim", "half", 2).then([&](int) { ran.set_value(); }));
   ASSERT_EQ(ran.get_future().wait_for(patience), std::future_status::ready);
   const auto until = std::chrono::steady_clock::now() + patience;
   while (trainer->in_flight().first != 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(trainer->call<int>("sim", "half", 4).get(), 2);
-  trainer->leave();  // all callbacks have ended
+  trainer->leave();  // afterwards all callbacks have ended
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("unheard of"));
 }
 

@@ -1,4 +1,4 @@
-// A C++ program in a job of Python's: what tests/python/test_cpp_peer.py calls, and is called by.
+// A C++ program in a job of Python processes. tests/python/test_cpp_peer.py calls it and is called by it.
 //
 //   cpp_peer NAME RENDEZVOUS RANK WORLD_SIZE
 //
@@ -46,7 +46,7 @@ struct tensorferry::Value<Step> : tensorferry::Fields<"Step", &Step::observation
 
 namespace {
 
-/// What C++ sees when `name` of `peer` fails: the class and the text of what is thrown.
+/// Calls `name` of `peer`, which fails. Returns the exception's class, its text, and its traceback if it has one.
 std::tuple<std::string, std::string, std::string> outcome_of(Agent& agent, const std::string& peer,
                                                              const std::string& name) {
   try {
@@ -90,7 +90,7 @@ void serve(Agent& agent) {
     return agent.share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add, {"n"}),
                               method("history", &Counter::history), method("fail", &Counter::fail));
   });
-  // The other way round: C++ calls Python, and tells what came of it.
+  // The other direction: C++ calls Python, and returns the outcome.
   agent.serve("call_scale", [&agent](const std::string& peer, const Tensor& tensor) {
     return agent.call<Tensor>(peer, "scale", tensor, 3.0).get();
   });

@@ -1,4 +1,4 @@
-/// Agents of C++ programs for tests: several in one process, joined through a store in memory.
+/// Agents of C++ programs for tests: several agents in one process, which join through a store in memory.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ inline std::shared_ptr<Agent> join(const std::shared_ptr<Store>& store, const st
   return Agent::join(std::move(options));
 }
 
-/// What `function` throws as an E; "" and a failure where it throws none.
+/// Returns the text of the E that `function` throws. If it throws none, returns "" and the test fails.
 template <class E, class F>
 std::string thrown_by(F function) {
   try {

@@ -1,4 +1,5 @@
-// Typed reading of what Python peers, and hostile ones, send: the same object twice, keyword arguments, packed ones.
+// Typed reading of values from Python peers and from hostile ones: an object that occurs twice, keyword arguments,
+// packed arguments.
 #include <array>
 
 #include "agent/agent.h"
@@ -15,7 +16,7 @@ using namespace tensorferry::testing;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// One value, as the reply that holds it.
+/// Returns a reply that contains the one value that `write` writes.
 template <class Write>
 Received reply_of(Write write) {
   Encoder out;
@@ -112,7 +113,7 @@ TEST(Values, ThatComeTwiceAreReadTwice) {
 }
 
 TEST(Values, ThatRepeatThemselvesWithoutEndAreRefused) {
-  // Each list holds the one before it twice, a hundred times over.
+  // 60 lists, of which each contains the list before it twice.
   const auto bomb = reply_of([](Encoder& out) {
     std::array<int, 60> lists{};
     out.begin_list(lists.size());
@@ -160,7 +161,7 @@ TEST(Values, ThatAreBrokenSayWhere) {
   EXPECT_THROW(read<std::string>(longer), ProtocolError);
 }
 
-/// What a peer sends beneath the typed calls.
+/// Requests that a peer sends below the typed calls.
 class Requests : public TypedAgents {
  protected:
   Requests() {
