@@ -1,4 +1,4 @@
-// The accepting side of connect.h, on the housekeeping thread.
+// The accepting side of connect.h: coroutines on the housekeeping thread.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -32,7 +32,7 @@ namespace asio = boost::asio;
 using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
-constexpr std::size_t most_greeting = 256;  // strangers at once
+constexpr std::size_t most_greeting = 256;  // connections in the handshake at once
 constexpr std::chrono::seconds greeting_time{10};
 
 class AgentAcceptor;
@@ -91,7 +91,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
   asio::ip::tcp::acceptor tcp_;
-  std::list<std::shared_ptr<Socket>> greeting;  // the longest there first
+  std::list<std::shared_ptr<Socket>> greeting;  // connections in the handshake, oldest first
   bool stopped = false;
 
  private:
@@ -99,9 +99,9 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
 };
 
 void admit(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
-  if (acceptor->stopped) return;  // accepted a moment before: nobody would greet it any more
+  if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
   if (acceptor->greeting.size() >= most_greeting) {
-    // Good ones are through in a moment: whoever has been here longest makes room.
+    // Honest peers complete the handshake quickly, so the oldest connection makes room.
     error_code ignored;
     acceptor->greeting.front()->close(ignored);
     acceptor->greeting.pop_front();
@@ -111,7 +111,7 @@ void admit(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool l
   asio::co_spawn(acceptor->context, welcome(acceptor, std::move(shared), local), asio::detached);
 }
 
-/// Descriptors run out, say: better a moment later than in a loop.
+/// Waits before the next accept after an error (no descriptor left, for example), so that accepting does not spin.
 asio::awaitable<void> pause(std::shared_ptr<AgentAcceptor> acceptor) {
   asio::steady_timer timer(acceptor->context, std::chrono::milliseconds(20));
   error_code ignored;
@@ -173,7 +173,7 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   AcceptorGreeting greeting(terms);
   std::array<std::byte, AcceptorGreeting::kHelloBytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
-  if (error == asio::error::eof && got == 0) co_return Status();  // a look whether somebody listens
+  if (error == asio::error::eof && got == 0) co_return Status();  // a probe for a listener: not worth a warning
   if (error) co_return cut();
   const auto answer = greeting.answer(opening);
   if (!answer) co_return answer.status();
@@ -182,7 +182,7 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   if (error) co_return cut();
   Digest proof{};
   co_await asio::async_read(*socket, asio::buffer(proof), token);
-  // A dialler whose key differs finds out first, and goes without a word.
+  // The dialler checks the acceptor's proof first. If its key differs, it closes without sending a proof of its own.
   if (error == asio::error::eof && greeting.agreement().proven) co_return greeting.check(proof);
   if (error) co_return cut();
   if (auto status = greeting.check(proof); !status) co_return status;
@@ -194,7 +194,7 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   if (error) co_return cut();
   Bytes head(wire::Header::size);
   got = co_await asio::async_read(*socket, asio::buffer(head), token);
-  if (error == asio::error::eof && got == 0) co_return Status();  // somebody asked who is here
+  if (error == asio::error::eof && got == 0) co_return Status();  // agent_answers() wanted our hello alone
   if (error) co_return cut();
   const auto theirs = wire::Header::decode(head);
   if (!theirs) co_return theirs.status();
@@ -212,9 +212,9 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   FileDescriptor fd(socket->release(error));
   pollfd ended{fd.get(), POLLRDHUP, 0};
   const bool gone = ::poll(&ended, 1, 0) > 0;
-  if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // it left in the very moment in which it came
+  if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // the dialler has closed it already
   std::shared_ptr<Link> link;
-  do {  // a link that ends just now does not take the connection: the next one does
+  do {  // a link that ends at this moment does not take the connection: try the link that replaces it
     link = engine->link_of({hello->name, hello->rank, hello->incarnation},
                            hello->purpose == wire::Hello::Purpose::calls, gone);
     if (!link) co_return Status(Code::connection_lost, "an earlier life of \"" + hello->name + "\", which has ended");

@@ -45,7 +45,7 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// IPv4 first: a host whose IPv6 is half set up is more common than one whose IPv4 is.
+// IPv4 comes first, because a half-configured IPv6 is more common than a half-configured IPv4.
 std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, int flags) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -91,7 +91,7 @@ std::string described(const std::vector<InterfaceAddress>& addresses) {
   return joined(parts, ", ");
 }
 
-// The source address that the kernel would take; nothing is sent.
+// Returns the source address that the kernel would use. Connecting a datagram socket sends no packet.
 Result<InterfaceAddress> address_that_reaches(const std::string& host, const std::vector<InterfaceAddress>& ours) {
   const auto targets = resolve(host, 9, 0);
   if (targets.empty()) {
@@ -137,9 +137,10 @@ Result<SocketAddress> numeric_address(const std::string& address, std::uint16_t 
   return found.front();
 }
 
-// Listens, or says by errno why not. With `chosen` a restarted agent takes its port again while connections of its
-// predecessor linger; two listeners still collide. A port of the kernel's choice must be nobody's at all, but it too is
-// to be free for the next one later, so the option is set once it is bound.
+// Listens, or leaves the reason in errno. If the user chose the port (`chosen`), SO_REUSEADDR is set before bind(), so
+// that a restarted agent gets its port while connections of its predecessor linger; two listeners still collide. A port
+// that the kernel picks must be entirely unused, so there the option is set after bind(): it lets a later process reuse
+// that port.
 FileDescriptor try_listen(const SocketAddress& address, bool chosen) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return {};
@@ -194,8 +195,8 @@ Status check_directory(const std::string& path) {
   return {};
 }
 
-// A listener that has died leaves its file behind; connecting to it is refused. A young file may be between its bind()
-// and its listen(), and would be refused as well.
+// Removes the socket files of dead listeners, which refuse connections. A file younger than kFreshSeconds stays,
+// because its listener may be between bind() and listen() and would refuse as well.
 void remove_stale_sockets(const std::string& directory) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(directory.c_str()), &::closedir);
   if (!folder) return;

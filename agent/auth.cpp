@@ -39,7 +39,7 @@ Digest hmac(const Key& key, ByteView bytes) {
   const auto* done = HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
                           reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
                           reinterpret_cast<unsigned char*>(digest.data()), &length);
-  // Fails without memory, or where a FIPS policy forbids the key: a digest of zeros must never pass for a proof.
+  // HMAC fails without memory, or if a FIPS policy forbids the key. A digest of zeros must never pass for a proof.
   if (done == nullptr || length != digest.size()) std::abort();
   return digest;
 }
@@ -124,7 +124,7 @@ Result<Key> Key::from_file(const std::string& path) {
   const auto failed = [&path](Code code, std::string_view why) {
     return Status(code, formatted("cluster key file {}: {}", path, why));
   };
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a fifo would block
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // never block on a fifo
   if (!file) return failed(errno == ENOENT ? Code::not_found : Code::permission_denied, std::strerror(errno));
   struct stat about {};
   if (::fstat(file.get(), &about) != 0) return failed(Code::internal, std::strerror(errno));
@@ -188,7 +188,7 @@ void fill_random(std::span<std::byte> bytes) noexcept {
 Digest sign(const Key& key, std::string_view context, ByteView bytes) {
   Bytes signed_bytes;
   Writer out(signed_bytes);
-  out.sized("tensorferry record 1");  // lengths in front: no two different inputs make the same bytes
+  out.sized("tensorferry record 1");  // every part has its length in front, so different inputs give different bytes
   out.sized(context);
   out.sized(bytes);
   return hmac(key, signed_bytes);
@@ -210,7 +210,7 @@ Digest proof(const Key& key, Side side, std::string_view purpose, const Preamble
   return hmac(key, signed_bytes);
 }
 
-// ---- Greeting
+// ---- Handshake
 
 Preamble::Encoded Preamble::encode() const {
   Bytes bytes;
@@ -261,13 +261,14 @@ std::optional<uid_t> unix_peer_uid(int fd) noexcept {
 }
 
 FileDescriptor unix_peer_process(int fd) noexcept {
-  constexpr int so_peerpidfd = 77;  // of <asm-generic/socket.h>, where that is new enough
+  constexpr int so_peerpidfd = 77;  // SO_PEERPIDFD, which an older <asm-generic/socket.h> lacks
   int pidfd = -1;
   socklen_t size = sizeof pidfd;
   if (::getsockopt(fd, SOL_SOCKET, so_peerpidfd, &pidfd, &size) == 0) return FileDescriptor(pidfd);
   ucred peer{};
   size = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) return {};  // 0: not seen here
+  // The pid is 0 if the process is not in this pid namespace.
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) return {};
   return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
 }
 
@@ -353,7 +354,7 @@ Result<Agreement> greet_acceptor(int fd, Terms terms, Deadline deadline) {
   if (!answer->verdict) return answer->verdict;
   Digest theirs;
   if (auto status = read_exactly(fd, theirs, deadline); !status) {
-    // A dialler whose key differs finds out first, and goes without a word.
+    // The dialler checks this side's proof first. If its key differs, it closes without sending a proof of its own.
     if (greeting.agreement().proven && status.code() == Code::connection_lost) return another_key();
     return during(status);
   }

@@ -1,20 +1,21 @@
-/// Who may speak to whom: the cluster key, the proof of it that opens every connection, and signatures of records that
-/// are kept in a store. HMAC-SHA256 throughout; docs/security.md says what this protects and what it does not.
+/// Authentication: the cluster key, the handshake that proves knowledge of it on every connection, and signatures of
+/// the records in a store. All use HMAC-SHA256. docs/security.md says what this protects and what it does not.
 ///
-/// The greeting, before any other byte of a connection (docs/protocol.md, "Life of a connection"):
+/// The handshake precedes all other bytes of a connection (docs/protocol.md, "Life of a connection"):
 ///
 ///     dialler  -> acceptor   preamble (48 bytes: magic, versions, features, flags, nonce)
-///     acceptor -> dialler    preamble (48 bytes), proof (32 bytes; zero where none is needed)
-///     dialler  -> acceptor   proof (32 bytes; zero where none is needed)
+///     acceptor -> dialler    preamble (48 bytes), proof (32 bytes; zero if neither side demands one)
+///     dialler  -> acceptor   proof (32 bytes; zero if neither side demands one)
 ///
-/// Everything has a fixed size, so nothing that a stranger sends is parsed beyond fixed offsets before its proof.
+/// Every part has a fixed size, so until the peer has proved itself nothing of it is parsed beyond fixed offsets.
 /// A proof is HMAC(key, side, purpose, both preambles):
-/// - no reflection: the side that proves is part of what is signed, so an acceptor's proof is no dialler's;
-/// - no replay: both nonces are part of it, and each side made one of them for this connection alone;
-/// - no downgrade: versions, features and the flags that ask for a proof are part of it;
-/// - no transfer: a proof made for one purpose (a link, a store) opens no connection of another.
-/// It proves that the other end of the handshake knows the key. The bytes that follow are not signed: whoever can
-/// change packets on the way can take the connection over once it is open (no TLS yet).
+/// - no reflection: it signs the proving side, so an acceptor's proof is not valid for a dialler;
+/// - no replay: it signs both nonces, and each side draws one of them for this connection alone;
+/// - no downgrade: it signs versions, features and the flags that demand a proof;
+/// - no transfer: it signs the purpose (a link, a store), so it opens no connection of another purpose.
+///
+/// A proof shows that the other end of the handshake knows the key. The bytes that follow are not signed: an attacker
+/// who can change packets on the way can take over the open connection (no TLS yet).
 #pragma once
 
 #include <sys/types.h>
@@ -32,13 +33,13 @@
 
 namespace tensorferry {
 
-/// The cluster key: what every agent of a job knows and nobody else. Never logged; wiped when destroyed.
+/// The cluster key: a secret that the agents of a job share. It is never logged, and is wiped when destroyed.
 class Key {
  public:
-  static constexpr std::size_t kLeastBytes = 16;  // a proof lets strangers guess offline: a short key would not last
+  static constexpr std::size_t kLeastBytes = 16;  // a proof can be attacked offline, so a short key would be found
   static constexpr std::size_t kMostBytes = 64 << 10;
 
-  /// No key: `empty()`.
+  /// Makes no key: `empty()` is true.
   Key() noexcept = default;
   Key(const Key&) = default;
   Key(Key&&) noexcept = default;
@@ -46,13 +47,16 @@ class Key {
   Key& operator=(Key&&) noexcept = default;
   ~Key();
 
-  /// White space at both ends does not count, so that a file and a variable of the same text are the same key.
-  /// InvalidArgument: shorter than kLeastBytes, longer than kMostBytes.
+  /// Makes a key of `text` without the white space at both ends, so that a file and a variable of the same text give
+  /// the same key. InvalidArgument: shorter than kLeastBytes, or longer than kMostBytes.
   static Result<Key> from_text(std::string_view text);
-  /// A regular file that nobody else can read or write: PermissionDenied for one that group or others can.
+  /// Reads a key from a regular file. PermissionDenied: the file belongs to neither this user nor root, group or others
+  /// have any access to it, or it cannot be opened; NotFound; InvalidArgument: not a regular file, or as from_text().
   static Result<Key> from_file(const std::string& path);
-  /// `option` where it is not "", else the file that TENSORFERRY_KEY_FILE names, else TENSORFERRY_KEY, else no key.
+  /// Returns the first key that is given: `option` unless it is "", the file that TENSORFERRY_KEY_FILE names, the text
+  /// of TENSORFERRY_KEY. Returns no key if none of them is set.
   static Result<Key> load(std::string_view option);
+  /// Draws a key of 32 random bytes.
   static Key random();
 
   [[nodiscard]] bool empty() const noexcept { return bytes_.empty(); }
@@ -63,80 +67,83 @@ class Key {
   Bytes bytes_;
 };
 
-/// The lines that a user types to give every host the same key: part of errors.
+/// Returns the shell lines that give every host the same key. Errors quote them.
 std::string_view how_to_set_a_key() noexcept;
 
 using Nonce = std::array<std::byte, 32>;
 using Digest = std::array<std::byte, 32>;
 
-/// Fills `bytes` from the kernel's random source; ends the process where there is none (nothing could be trusted then).
+/// Fills `bytes` from the kernel's random source. Aborts the process if that fails, because no secret would be safe.
 void fill_random(std::span<std::byte> bytes) noexcept;
 
-/// A signature over `bytes` for whoever shares the key. `context` says what the bytes are (kind and name of the
-/// record): a signature made in one context is worthless in every other.
+/// Signs `bytes` with the key. `context` says what the bytes are (kind and name of the record): a signature is valid in
+/// its own context alone.
 Digest sign(const Key& key, std::string_view context, ByteView bytes);
-/// In constant time.
+/// Returns whether `signature` is sign()'s for these arguments. The comparison takes constant time.
 [[nodiscard]] bool verify(const Key& key, std::string_view context, ByteView bytes, ByteView signature);
 
-/// The first bytes of each side of a connection.
+/// The first bytes that each side of a connection sends.
 struct Preamble {
   static constexpr std::size_t kBytes = 48;
   using Encoded = std::array<std::byte, kBytes>;
 
   std::uint16_t version_min = 1, version_max = 1;  // of the protocol that follows
-  std::uint32_t features = 0;                      // bits: what this side can do beyond `version_max`'s least
-  bool demands_proof = false;                      // this side will not go on without one
+  std::uint32_t features = 0;                      // bits: optional features of this side
+  bool demands_proof = false;                      // this side requires a proof
   bool has_key = false;                            // for a clearer error only
   Nonce nonce{};
 
   [[nodiscard]] Encoded encode() const;
-  /// ProtocolError: not 48 bytes, another magic, an empty version range. Unknown flags and the padding are skipped.
+  /// Parses a preamble; skips unknown flags and the padding. ProtocolError: not 48 bytes, another magic, or an empty
+  /// range of versions.
   static Result<Preamble> decode(ByteView bytes);
 };
 
 enum class Side : std::uint8_t { dialler = 1, acceptor = 2 };
 
-/// The proof of `side` that it knows `key`, on a connection that both preambles opened.
+/// Computes the proof by which `side` shows that it knows `key`, on the connection that the two preambles opened.
 Digest proof(const Key& key, Side side, std::string_view purpose, const Preamble::Encoded& dialler,
              const Preamble::Encoded& acceptor);
 
-/// The uid at the other end of a unix socket (SO_PEERCRED); nullopt for any other socket.
+/// Returns the uid at the other end of a unix socket (SO_PEERCRED); nullopt for any other socket.
 std::optional<uid_t> unix_peer_uid(int fd) noexcept;
-/// A pidfd of the process at the other end of a unix socket: readable when that process has ended. Where the kernel has
-/// SO_PEERPIDFD (Linux 6.5), also of a process in another pid namespace, and never of a later one that was given the
-/// same pid. Empty: the kernel does not say, or it has ended.
+/// Returns a pidfd of the process at the other end of a unix socket; it becomes readable when that process ends. If the
+/// kernel has SO_PEERPIDFD (Linux 6.5), this also works for a process in another pid namespace, and never returns a
+/// later process with the same pid. Empty: the kernel does not know the process, or the process has ended.
 FileDescriptor unix_peer_process(int fd) noexcept;
-/// Whether this side must ask for a proof: only the same user, over a unix socket of this host, needs none. A user that
-/// this user namespace cannot name (the overflow uid) is never the same one.
+/// Returns whether this side must demand a proof. Only the same user, over a unix socket of this host, needs none. A
+/// user without a name in this user namespace (the overflow uid) never counts as the same user.
 [[nodiscard]] bool key_needed(std::optional<uid_t> unix_peer, uid_t mine) noexcept;
 
-/// What one side brings to a greeting.
+/// One side's input to a handshake.
 struct Terms {
-  const Key* key = nullptr;  // null or empty: none. Outlives the greeting
+  const Key* key = nullptr;  // null or empty: no key. Must outlive the handshake
   bool demands_proof = true;
   std::string purpose{};  // the same at both ends: "link", "store", ...
   std::uint16_t version_min = 1, version_max = 1;
   std::uint32_t features = 0;
 };
 
-/// What both sides have in common once they have greeted.
+/// The result of a handshake, the same at both ends.
 struct Agreement {
-  std::uint16_t version = 0;  // the highest that both speak
-  std::uint32_t features = 0;
-  bool proven = false;  // both proved that they know the key
+  std::uint16_t version = 0;   // the highest that both speak
+  std::uint32_t features = 0;  // the features that both have
+  bool proven = false;         // both sides prove that they know the key, because one of them demands it
 };
 
-/// The dialling side's part, as bytes: send hello(), read kAnswerBytes, send what answer() returns. Not thread-safe.
+/// The dialling side of a handshake, without I/O. The caller sends hello(), reads kAnswerBytes, passes them to answer()
+/// and sends the result. Not thread-safe.
 class DiallerGreeting {
  public:
   static constexpr std::size_t kAnswerBytes = Preamble::kBytes + sizeof(Digest);
 
   explicit DiallerGreeting(Terms terms);
   [[nodiscard]] const Preamble::Encoded& hello() const { return hello_; }
-  /// Checks the acceptor. Unauthenticated: a key is missing or differs; ProtocolError: no common version, not one of
-  /// us. The connection must then be closed.
+  /// Checks the acceptor's answer and returns this side's proof. Unauthenticated: a key is missing, or the keys differ;
+  /// ProtocolError: no common version, or the peer speaks another protocol. After an error the caller must close the
+  /// connection.
   Result<Digest> answer(ByteView bytes);
-  [[nodiscard]] const Agreement& agreement() const { return agreement_; }  // after answer()
+  [[nodiscard]] const Agreement& agreement() const { return agreement_; }  // valid after answer()
 
  private:
   Terms terms_;
@@ -145,21 +152,24 @@ class DiallerGreeting {
   Agreement agreement_;
 };
 
-/// The accepting side's part: read kHelloBytes, send what answer() returns, read a Digest, check() it.
+/// The accepting side of a handshake, without I/O. The caller reads kHelloBytes, passes them to answer(), sends the
+/// result, reads a Digest and passes it to check(). Not thread-safe.
 class AcceptorGreeting {
  public:
   static constexpr std::size_t kHelloBytes = Preamble::kBytes;
   struct Answer {
-    std::array<std::byte, DiallerGreeting::kAnswerBytes> bytes;  // to be sent in either case: it tells the dialler why
-    Status verdict;                                              // not ok: then close
+    std::array<std::byte, DiallerGreeting::kAnswerBytes> bytes;  // send it even on failure: the dialler learns why
+    Status verdict;                                              // not ok: close the connection after sending
   };
 
   explicit AcceptorGreeting(Terms terms);
-  /// ProtocolError: what came is no preamble; close without an answer.
+  /// Checks the dialler's preamble and returns the bytes to send. ProtocolError: `hello` is not a preamble; close
+  /// without an answer. The answer's verdict is ProtocolError if no version is common, Unauthenticated if a proof is
+  /// needed and one side has no key.
   Result<Answer> answer(ByteView hello);
-  /// Unauthenticated: the dialler does not know the key.
+  /// Checks the dialler's proof. Unauthenticated: the dialler does not know the key.
   Status check(ByteView proof) const;
-  [[nodiscard]] const Agreement& agreement() const { return agreement_; }  // after check()
+  [[nodiscard]] const Agreement& agreement() const { return agreement_; }  // valid after check()
 
  private:
   Terms terms_;
@@ -167,9 +177,10 @@ class AcceptorGreeting {
   Agreement agreement_;
 };
 
-/// The greeting over a connected stream socket, for callers that may block. DeadlineExceeded, ConnectionLost,
-/// ProtocolError, Unauthenticated: the caller closes the socket.
+/// Performs the dialling side of the handshake over a connected stream socket; blocks until `deadline` at most. On an
+/// error (DeadlineExceeded, ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
 Result<Agreement> greet_dialler(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
+/// Performs the accepting side; otherwise like greet_dialler().
 Result<Agreement> greet_acceptor(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace tensorferry

@@ -58,7 +58,7 @@ Result<FileDescriptor> connect_tcp(const std::string& address, Clock::time_point
   return socket;
 }
 
-/// Greets over a fresh connection, and reads who answers.
+/// Completes the handshake on a new connection and reads the peer's hello.
 Result<Greeted> greet(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
   const bool demand = key_needed(local ? unix_peer_uid(socket.get()) : std::nullopt, ::geteuid());
   const auto agreed = greet_dialler(socket.get(), terms_of(engine, demand), deadline);
@@ -68,7 +68,7 @@ Result<Greeted> greet(Engine& engine, FileDescriptor socket, bool local, Clock::
   return Greeted{std::move(socket), local, std::move(*hello)};
 }
 
-/// The first address that answers with a greeting.
+/// Connects to the first address of the agent that accepts, and completes the handshake there.
 Result<Greeted> reach(Engine& engine, const Record& record, Clock::time_point deadline) {
   Status why(Code::connection_lost, "it has no address that this agent can use");
   const bool may_unix = engine.options.unix_sockets && may_share_unix(engine.record, record);
@@ -85,7 +85,7 @@ Result<Greeted> reach(Engine& engine, const Record& record, Clock::time_point de
     }
     auto greeted = greet(engine, std::move(*socket), false, deadline);
     if (greeted || !may_unix || greeted.status().code() != Code::unauthenticated) return greeted;
-    // It would have answered at its unix address: a stranger was given the port of an agent that has ended.
+    // A living agent would have answered at its unix address: another process has the port of an agent that has ended.
     return Status(Code::connection_lost,
                   formatted("{}, and somebody else answers at {}: {}", why.what(), address, greeted.status().what()));
   }
@@ -116,8 +116,8 @@ bool agent_answers(Engine& engine, const Record& record) {
 void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
   const bool taken = pool->submit_long([engine = shared_from_this(), link, purpose] {
     while (!link->closed()) {
-      // A peer that restarts, or has not come yet, is waited for only where a call asked for that; in short waits, for
-      // other calls may not want to.
+      // The directory waits for an absent peer only as long as the link's calls allow, and in short slices, because a
+      // later call may allow less.
       auto found =
           engine->directory->find(link->peer().name, std::clamp(link->patience(), Milliseconds(0), Milliseconds(100)));
       Status why = found.status();
@@ -129,8 +129,8 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
         if (greeted && link->attach(greeted->socket, greeted->local, true, greeted->hello)) return;
         why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
       }
-      // A record of another key will not get better. A good one at whose address another key answers may: a stranger
-      // was given the port of a peer that has ended.
+      // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers
+      // at its address, a retry may succeed: another process has the port of a peer that has ended.
       const bool hopeless = found.status().code() == Code::unauthenticated;
       if (engine->leaving || hopeless) return link->close(why);
       if (link->unreachable(why)) return;

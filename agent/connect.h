@@ -1,6 +1,5 @@
-/// How connections between agents come to be: dialled on a pool thread, accepted by the housekeeping thread. Either way
-/// the greeting comes first (auth.h), then a hello each way, the acceptor's first; then the descriptor is the link's
-/// own.
+/// Connection setup between agents: a pool thread dials, the housekeeping thread accepts. On both sides the handshake
+/// comes first (auth.h), then a hello each way, the acceptor's first. After that the link owns the descriptor.
 #pragma once
 
 #include <memory>
@@ -12,29 +11,36 @@
 
 namespace tensorferry {
 
-/// A connection that has greeted, and what the other side said of itself.
+/// A connection that has completed the handshake, and the peer's hello.
 struct Greeted {
   FileDescriptor socket;  // non-blocking
   bool local = false;     // a unix socket
   wire::Hello hello;
 };
 
-/// Connects to the agent of `record`, by unix socket where one may be in common, else by TCP, and says hello. Blocks up
-/// to `deadline`. ConnectionLost: nobody listens at any address (says which); Unauthenticated, ProtocolError.
+/// Connects to the agent of `record`, completes the handshake, and sends this agent's hello. Uses the unix socket if
+/// the two agents may share one and it accepts, else the TCP addresses in order. Blocks until `deadline` at most.
+///
+/// ConnectionLost: no address accepts (the text names one), or another agent answers there; DeadlineExceeded;
+/// Unauthenticated, ProtocolError: the handshake failed.
 Result<Greeted> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
                            Clock::time_point deadline);
 
-/// Whether the agent of `record`, and no other, answers at its addresses.
+/// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);
 
-/// Where this agent listens. Greets whoever comes, side by side, and attaches the good ones to their links; a stranger
-/// costs one log line and holds a place for at most a few seconds.
+/// Listens on this agent's addresses and attaches accepted connections to their links.
+///
+/// Handshakes run side by side, as coroutines on the housekeeping thread. A connection that fails its handshake costs
+/// one log line, and takes a place among the 256 handshakes for at most 10 s.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  /// Listens as the options say, and writes the addresses into `engine->record`.
+  /// Listens as the options say and writes the addresses into `engine->record`. Unauthenticated: other hosts reach the
+  /// TCP address and the user has set no key; also the errors of address.h.
   static Result<std::shared_ptr<Acceptor>> listen(const std::shared_ptr<Engine>& engine);
-  /// Any thread. No connection is accepted any more; those that greet are dropped.
+  /// Stops accepting and closes the connections that are in their handshake. Any thread may call it; the housekeeping
+  /// thread does the work.
   virtual void stop() = 0;
 };
 

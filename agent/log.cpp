@@ -23,7 +23,7 @@ Verbosity verbosity() noexcept {
   return chosen;
 }
 
-// A line of one write(2) stays whole among those of other processes on the same terminal or pipe.
+// One write(2) keeps the line whole among lines of other processes on the same terminal or pipe.
 void print(std::string_view severity, std::string_view line) noexcept {
   try {
     std::string whole("tensorferry ");
@@ -33,7 +33,7 @@ void print(std::string_view severity, std::string_view line) noexcept {
     }
     whole += '\n';
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, whole.data(), whole.size());
-  } catch (...) {  // no memory for a log line: nothing to be said about it either
+  } catch (...) {  // no memory for the line: drop it
   }
 }
 
@@ -44,10 +44,10 @@ void log_warning(std::string_view line) noexcept {
 }
 
 void log_refusal(std::string_view peer, std::string_view call, const Status& why) noexcept {
-  constexpr std::size_t enough = 200;  // of a name that the peer chose
+  constexpr std::size_t enough = 200;  // bytes of a name that the peer chose
   try {
     log_warning(formatted("peer={} call={} refused: {}", peer, call.substr(0, enough), why.text()));
-  } catch (...) {  // no memory for a log line: nothing to be said about it either
+  } catch (...) {  // no memory for the line: drop it
   }
 }
 

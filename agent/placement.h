@@ -1,4 +1,4 @@
-/// On which of a peer's devices a tensor lands.
+/// Placement: which of the receiver's devices a tensor lands on. Pure functions.
 #pragma once
 
 #include <span>
@@ -10,14 +10,18 @@
 
 namespace tensorferry {
 
-/// Where a tensor on `from` lands at a peer that has the devices `theirs`. `elsewhere`, where given, is set where that
-/// is no device of the same type although nothing asked for it. InvalidArgument: the placement names a device that the
-/// peer does not have.
+/// Returns the device on which a tensor from `from` lands at a peer that has the devices `theirs`. The CPU is always
+/// among them. If `placement` does not name `from`, it is the same device, else the peer's first device of that type,
+/// else the CPU; in that last case `*elsewhere` becomes true, unless the pointer is null.
+///
+/// InvalidArgument: the placement names a device that the peer does not have.
 Result<Device> arrival(Device from, const Placement& placement, std::span<const Device> theirs, std::string_view peer,
                        bool* elsewhere = nullptr);
 
-/// A placement as a request carries it (wire::extension::placement), and back.
+/// Returns a placement as a request carries it (wire::extension::placement). Entries past wire::most_placements are
+/// cut off.
 std::vector<std::pair<Device, Device>> on_wire(const Placement& placement);
+/// Undoes on_wire().
 Placement placement_of(const std::vector<std::pair<Device, Device>>& said);
 
 }  // namespace tensorferry

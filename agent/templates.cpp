@@ -6,7 +6,7 @@
 namespace tensorferry {
 namespace {
 
-/// Where `a` and `b` differ first, from `at` on; their length if nowhere.
+/// Returns the first index from `at` on at which `a` and `b` differ; their length if there is none.
 std::size_t same_until(ByteView a, ByteView b, std::size_t at) {
   for (; a.size() - at >= sizeof(std::uint64_t); at += sizeof(std::uint64_t)) {
     std::uint64_t x = 0, y = 0;
@@ -18,7 +18,8 @@ std::size_t same_until(ByteView a, ByteView b, std::size_t at) {
   return at;
 }
 
-/// Where they have been the same for as long as two varints take; their length if nowhere.
+/// Returns the index from `at` on at which a run of `worth_skipping` equal bytes begins: more than the two varints of
+/// another difference take. If there is none, the end of the last byte that differs.
 std::size_t different_until(ByteView a, ByteView b, std::size_t at) {
   constexpr std::size_t worth_skipping = 3;
   std::size_t same = 0;
@@ -61,7 +62,8 @@ std::optional<Bytes> apply_differences(ByteView from, ByteView differences) {
   return out;
 }
 
-/// True: `payload` is like one of them, and `way` says how it goes; whole as long as that one may not have come.
+/// Returns whether a template is similar to `payload` (its differences take a quarter of it at most). `way` is then set
+/// to differences if the receiver has acknowledged that template, else it stays "whole".
 bool SentTemplates::find(ByteView payload, Way& way) const {
   const auto [first, last] = by_length_.equal_range(payload.size());
   for (auto it = first; it != last; ++it) {
@@ -89,7 +91,7 @@ void SentTemplates::add(ByteView payload, std::uint64_t release) {
   bytes_ += payload.size();
 }
 
-/// Ids count up with the numbers.
+/// Finds the template of a release id by binary search: release ids increase with the templates' numbers.
 std::deque<SentTemplates::Kept>::iterator SentTemplates::of(std::uint64_t release) {
   const auto it = std::lower_bound(kept_.begin(), kept_.end(), release,
                                    [](const Kept& kept, std::uint64_t id) { return kept.release < id; });

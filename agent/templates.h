@@ -1,8 +1,12 @@
-/// Structures that are sent again: of a payload that is like one that went the same way before, only what differs goes.
-/// A payload that the receiver has kept is a template; both ends of a link have a table of them for each direction.
+/// Payload deltas: sends a payload as its difference from a similar payload that went the same direction on the same
+/// link before (docs/protocol.md, "Templates").
 ///
-/// Templates stay as long as the link and are never replaced: frames of one direction overtake each other, so a number
-/// must not mean two things. So the table is bounded, and once it is half full takes in only what comes again.
+/// A template is a payload that the receiver has kept under a number. Each end of a link has one table of templates for
+/// each direction.
+///
+/// A template lives as long as its link and is never replaced: frames of one direction overtake each other, so a number
+/// must not mean two payloads. Therefore the table is bounded. Once it is half full, it admits a payload only if one of
+/// the same length was seen shortly before.
 #pragma once
 
 #include <array>
@@ -19,22 +23,25 @@
 
 namespace tensorferry {
 
-/// What a direction's table may hold. Shorter payloads cost less than the looking.
+/// Bounds on the table of one direction. The search for a template costs more than it saves on payloads below `least`.
 struct TemplateBounds {
   static constexpr std::size_t count = 1024;
-  static constexpr std::size_t bytes = std::size_t{4} << 20;                // of all
-  static constexpr std::size_t least = 192, most = std::size_t{256} << 10;  // of one
+  static constexpr std::size_t bytes = std::size_t{4} << 20;                // of all payloads together
+  static constexpr std::size_t least = 192, most = std::size_t{256} << 10;  // bytes of one payload
 };
 
 /// The sender's table. Thread-safe.
 class SentTemplates final {
  public:
-  /// How a payload goes: whole; whole, to be kept under a number; or as what differs from the one of that number.
+  /// How a payload travels: whole; whole, for the receiver to keep under a number; or as its differences from the
+  /// template of that number.
   struct Way {
     wire::Template what;
     Bytes differences;
   };
-  /// `next_release`: gives the id by which the receiver says that it has kept the payload.
+  /// Decides how `payload` travels, and records it if the receiver shall keep it. `next_release` returns the release id
+  /// by which the receiver will acknowledge that it has kept the payload; it runs under the table's lock, and its ids
+  /// must increase.
   template <class NextRelease>
   Way way(ByteView payload, const NextRelease& next_release) {
     if (payload.size() < TemplateBounds::least || payload.size() > TemplateBounds::most) return {};
@@ -45,9 +52,10 @@ class SentTemplates final {
     add(payload, way.what.release);
     return way;
   }
-  /// A payload that went with this id goes nowhere after all.
+  /// Drops the payload of this release id, because its message was not sent. The number is not used again. Skips ids
+  /// that are not a template's.
   void forget(std::uint64_t release);
-  /// The receiver has kept the payload that went with this id. Ids of something else are skipped.
+  /// Records that the receiver has kept the payload of this release id. Skips ids that are not a template's.
   void acknowledged(std::uint64_t release);
 
  private:
@@ -65,29 +73,33 @@ class SentTemplates final {
   static constexpr std::size_t most_alike = 4;  // templates of one length
 
   std::mutex mutex_;
-  std::deque<Kept> kept_;  // by number
+  std::deque<Kept> kept_;  // indexed by number
   std::multimap<std::size_t, std::uint16_t> by_length_;
   std::size_t bytes_ = 0;
-  std::array<std::size_t, 16> seen_{};  // lengths of the last payloads that were like none
+  std::array<std::size_t, 16> seen_{};  // lengths of the last payloads without a similar template; a ring
   std::size_t next_seen_ = 0;
 };
 
-/// The receiver's table. Thread-safe. What a peer sends is checked; ProtocolError where it makes no sense.
+/// The receiver's table. Thread-safe. Checks everything that a peer sends and returns ProtocolError if it is invalid.
 class ReceivedTemplates final {
  public:
+  /// Keeps a copy of `payload` as the template of that number. ProtocolError: the number is too large or taken, or the
+  /// table would hold more bytes than it may.
   Status keep(std::uint16_t number, ByteView payload);
+  /// Returns the payload that has these differences from the template. ProtocolError: there is no such template, or the
+  /// differences do not fit it.
   Result<Bytes> restore(std::uint16_t number, ByteView differences) const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::uint16_t, Bytes> kept_;  // never removed
+  std::map<std::uint16_t, Bytes> kept_;  // entries are never removed, so restore() reads one without the lock
   std::size_t bytes_ = 0;
 };
 
-/// `to`, which is as long as `from`, as what differs: any number of {varint bytes that are the same, varint bytes that
-/// are not, those}. nullopt: longer than `most`.
+/// Returns the differences of `to` from `from`, which is as long: any number of {varint count of equal bytes, varint
+/// count of changed bytes, the changed bytes}. nullopt: they take more than `most` bytes.
 std::optional<Bytes> differences(ByteView from, ByteView to, std::size_t most);
-/// Undoes it. nullopt: these are differences of something else.
+/// Applies differences to `from`. nullopt: they are malformed, or do not fit its length.
 std::optional<Bytes> apply_differences(ByteView from, ByteView differences);
 
 }  // namespace tensorferry

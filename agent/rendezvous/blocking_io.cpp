@@ -26,7 +26,7 @@ Status wait_for_socket(int fd, short events, Deadline deadline) {
   for (;;) {
     using std::chrono::milliseconds;
     const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-    const auto slice = std::clamp(left, milliseconds(0), milliseconds(60000));  // poll counts in an int
+    const auto slice = std::clamp(left, milliseconds(0), milliseconds(60000));  // poll(2) takes an int
     pollfd one{.fd = fd, .events = events, .revents = 0};
     const int ready = ::poll(&one, 1, static_cast<int>(slice.count()));
     if (ready > 0) return {};

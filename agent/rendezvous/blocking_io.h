@@ -1,5 +1,5 @@
-/// Whole reads and writes on stream sockets with a deadline, for the few places that may block: the store's client, the
-/// greeting of plain descriptors. Work on blocking and non-blocking sockets alike; a signal does not end them.
+/// Complete reads and writes on stream sockets with a deadline, for the few callers that may block: the stores' clients
+/// and the handshake of threads that dial. They work on blocking and non-blocking sockets; a signal does not end them.
 #pragma once
 
 #include <chrono>
@@ -13,17 +13,20 @@ namespace tensorferry {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// `timeout` from now; a negative one is none, and one of more than a year is a year (so that sums do not overflow).
+/// Returns the time point `timeout` from now. A negative timeout counts as 0, and one of more than a year as a year (so
+/// that the sum does not overflow).
 Deadline deadline_after(std::chrono::milliseconds timeout) noexcept;
 
-/// DeadlineExceeded, or ConnectionLost: the peer closed or reset it. What had arrived by then is lost with the error.
+/// Fills `into`. DeadlineExceeded; ConnectionLost: the peer closed or reset the connection; Internal: poll(2) failed.
+/// After an error the bytes that had arrived are lost.
 Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline);
+/// Writes all of `bytes`. Errors as read_exactly's.
 Status write_all(int fd, ByteView bytes, Deadline deadline);
 
 /// Waits for `events` of poll(2). DeadlineExceeded, Internal.
 Status wait_for_socket(int fd, short events, Deadline deadline);
 
-/// Whether an idle stream has ended, or has bytes that nobody asked for: it cannot be used for another request.
+/// Returns whether an idle stream cannot carry another request: it has ended, or has bytes that were not requested.
 [[nodiscard]] bool spoiled(int fd) noexcept;
 
 }  // namespace tensorferry

@@ -15,14 +15,14 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr std::string_view kVoid = "void";
-// Between a claim's add() and its set() lie microseconds; one that takes longer than this has died there.
+// Microseconds lie between a claim's add() and its set(). A claim that takes longer than this counts as dead.
 constexpr milliseconds kClaimGrace{2000};
-constexpr std::int64_t kMostGenerations = 100'000;  // of one slot: each may have to be looked at
-constexpr milliseconds kVerdictGrace{5000};         // for the others to read the result of a barrier; one may have died
-constexpr milliseconds kSlice{1000};                // how long one get() waits where something else may happen as well
+constexpr std::int64_t kMostGenerations = 100'000;  // of one slot: newest() may have to read each
+constexpr milliseconds kVerdictGrace{5000};         // for the members to read a barrier's verdict; one may have died
+constexpr milliseconds kSlice{1000};                // of one get() if the waiting loop also polls for other changes
 constexpr milliseconds kShortSlice{50};
 constexpr int kMostAttempts = 100;
-constexpr std::size_t kMostNamed = 16;  // members in a message
+constexpr std::size_t kMostNamed = 16;  // members named in one error text
 
 std::string name_slot(std::string_view name) { return formatted("n/{}", name); }
 std::string rank_slot(std::int64_t rank) { return formatted("r/{}", rank); }
@@ -121,7 +121,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
     const auto number = store_->add(counter_key(slot), 1);
     if (!number) return number.status();
     Claim mine{slot, *number};
-    if (*number != *seen + 1) {  // somebody came in between: that one's record decides now
+    if (*number != *seen + 1) {  // another claim came in between: start again from its record
       if (auto status = give_up(mine); !status) return status;
       continue;
     }
@@ -132,8 +132,9 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
   return Status(Code::resource_exhausted, formatted("too many agents claim \"{}\" at once", slot.substr(2)));
 }
 
-// One that was stopped between its add() and its set() for longer than the grace has been passed over meanwhile, and
-// may have set its record just now. Both look again, once their own record is there: at most one of them stays.
+// Checks a claim again after its record is published. An agent that was stopped between its add() and its set() for
+// longer than kClaimGrace has been passed over, and may set its record now. Both agents run this check after their own
+// set(), so at most one of them keeps the slot.
 Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& alive) {
   const auto top = store_->add(counter_key(claim.slot), 0);
   if (!top) return top.status();
@@ -153,7 +154,7 @@ Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& aliv
 Status Directory::join(const Record& record, const Alive& alive) {
   if (auto status = check_name(record.name); !status) return status;
   if (record.rank < -1) return {Code::invalid_argument, formatted("{} is no rank", record.rank)};
-  // A restarted agent meets its predecessor in both slots: one dial tells about both.
+  // A restarted agent finds its predecessor in both slots, and dials it once for both.
   std::map<std::uint64_t, bool> known;
   const Alive ask_once = [&](const Record& other) {
     const auto [entry, first] = known.try_emplace(other.incarnation, false);
@@ -189,11 +190,11 @@ void Directory::leave() noexcept try {
   last.left = true;
   for (const auto& claim : claims) {
     if (const auto status = publish(claim, last); !status) {
-      log_info(formatted("leaving name=\"{}\": {}", last.name, status.text()));  // the store went first: as good
+      log_info(formatted("leaving name=\"{}\": {}", last.name, status.text()));  // the store ended first: no harm
       return;
     }
   }
-} catch (...) {  // no memory for it: the others will find out that nobody answers
+} catch (...) {  // no memory: peers find out when they dial
 }
 
 // ---- Looking up
@@ -227,7 +228,7 @@ Result<Record> Directory::find_slot(const std::string& slot, const std::string& 
                                          ? formatted("no {} has joined within {}", whom, seconds_of(timeout))
                                          : formatted("no {} has joined", whom));
     }
-    // A claim under way sets its record in a moment; else the next one to come is waited for.
+    // If a claim is under way, waits for its record, which is due in a moment; else for the next claim's.
     const auto next = record_key(slot, holder->hole ? *top : *top + 1);
     const auto woken = store_->get(next, std::min(left, holder->hole ? kShortSlice : kSlice));
     if (!woken && !absent(woken.status())) return woken.status();
@@ -247,7 +248,8 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
   std::vector<Record> world;
   std::vector<std::string> missing;
   for (int rank = 0; rank < size; ++rank) {
-    // One that was here, saw everybody and left already has done its part; one that left an earlier world has not.
+    // A member that saw this agent in its complete world and has left since counts. One that left an earlier world does
+    // not.
     auto member = find_slot(
         rank_slot(rank), formatted("agent of rank {}", rank), until(deadline),
         [&self](const Record& record) { return !record.left || left_after_meeting(record, self.incarnation); });
@@ -273,7 +275,7 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
 
 // ---- Barriers
 
-// Arrivals are named by incarnation, so that neither an earlier world in the same store nor a restarted member counts.
+// Arrival keys hold the incarnation, so that neither an earlier world in the same store nor a restarted member counts.
 Status Directory::barrier(const std::string& tag, milliseconds timeout) {
   std::vector<Record> world;
   std::string barrier;
@@ -289,11 +291,12 @@ Status Directory::barrier(const std::string& tag, milliseconds timeout) {
   return world.front().incarnation == self ? gather(barrier, world, timeout) : follow(barrier, world, timeout);
 }
 
-/// Rank 0 waits for everybody and publishes what came of it: n reads in all, not n for each.
+/// Rank 0's side of a barrier: waits for all arrivals and publishes the verdict. So the store serves n waits for
+/// arrivals, not n for each member.
 Status Directory::gather(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   std::vector<std::string> missing;
-  bool hopeless = false;  // one that has left will not come: look who else is missing, and end
+  bool hopeless = false;  // a member has left and will not arrive: collect the other missing members, and end
   for (const auto& member : world) {
     const auto arrival = formatted("{}/{}", barrier, hex(member.incarnation, 16));
     for (bool left = false;;) {
@@ -301,7 +304,7 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
       if (arrived) break;
       if (!absent(arrived.status())) return arrived.status();
       if (!hopeless && !left && until(deadline).count() > 0) {
-        left = gone(member);  // and then once more: it may have come and gone since
+        left = gone(member);  // then read once more: it may have arrived before it left
         continue;
       }
       hopeless = hopeless || left;
@@ -321,8 +324,8 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   out.varint(present);
   out.raw(view_of(verdict.what()));
   const auto published = store_->set(formatted("{}/verdict/{}", barrier, hex(leader, 16)), said);
-  // Mostly the store is served by this very process, which may end once this returns: the others read the verdict
-  // first.
+  // Rank 0's process usually serves the store and may end after this returns. So it first waits until all members have
+  // read the verdict.
   if (published && present > 1) {
     static_cast<void>(store_->get(formatted("{}/read/{}", barrier, hex(leader, 16)), kVerdictGrace));
   }
@@ -340,14 +343,14 @@ Status Directory::follow(const std::string& barrier, const std::vector<Record>& 
       const auto present = in.varint();
       const std::string text(text_of(in.rest()));
       const auto readers = store_->add(formatted("{}/readers/{}", barrier, hex(leader.incarnation, 16)), 1);
-      if (readers && *readers + 1 == static_cast<std::int64_t>(present)) {  // the last one tells the leader
+      if (readers && *readers + 1 == static_cast<std::int64_t>(present)) {  // the last reader tells the leader
         static_cast<void>(store_->set(formatted("{}/read/{}", barrier, hex(leader.incarnation, 16)), view_of("all")));
       }
       return text.empty() ? Status() : Status(Code::deadline_exceeded, text);
     }
     if (!absent(said.status())) return said.status();
     if (!left && until(deadline).count() > 0) {
-      left = gone(leader);  // and then once more: it may have finished and gone since
+      left = gone(leader);  // then read once more: it may have published before it left
       continue;
     }
 
@@ -364,8 +367,8 @@ Status Directory::follow(const std::string& barrier, const std::vector<Record>& 
   }
 }
 
-// Whether a member left in order, or was started anew: it will not come. One that died without a word is found by those
-// who hold links to it, not here.
+// Returns whether a member has left on purpose or was restarted, so that it will not arrive. This does not detect a
+// member that died: links to it do.
 bool Directory::gone(const Record& member) {
   const auto slot = rank_slot(member.rank);
   const auto top = store_->add(counter_key(slot), 0);

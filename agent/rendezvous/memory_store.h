@@ -1,4 +1,4 @@
-/// A store inside one process: a job of a single process, several agents in one, tests.
+/// A store inside one process, for jobs of one process with one or more agents, and for tests.
 #pragma once
 
 #include <chrono>

@@ -23,7 +23,7 @@ bool printable(std::string_view text, std::size_t most) {
                                              [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
-// The number first: it has no slash, so no two pairs make the same text.
+// The generation comes first: it has no slash, so different pairs give different texts.
 std::string context_of(std::string_view slot, std::int64_t generation) {
   return formatted("record/{}/{}", generation, slot);
 }
@@ -51,7 +51,7 @@ Bytes encode_body(const Record& record) {
   return bytes;
 }
 
-// Bytes behind the last field are a later release's, and are skipped.
+// Skips bytes behind the last field: a later release may add fields.
 Result<Record> decode_body(ByteView bytes) {
   Reader in(bytes);
   if (const auto format = in.get<std::uint8_t>(); format != kFormat) {
@@ -99,7 +99,7 @@ Record describe_this_process() {
   while (record.incarnation == 0) fill_random(std::as_writable_bytes(std::span(&record.incarnation, 1)));
   record.host = host_name();
   record.boot_id = boot_id();
-  if (record.boot_id.empty()) record.boot_id = record.host;  // a sandbox without that file: names must do
+  if (record.boot_id.empty()) record.boot_id = record.host;  // a sandbox may hide the boot id
   record.net_namespace = own_namespace("net");
   record.uid = ::geteuid();
   record.pid = ::getpid();

@@ -68,7 +68,7 @@ std::optional<uid_t> tcp_peer_uid(int fd) {
     if (!v6 && ours.ss_family != AF_INET) continue;
     std::ifstream file(v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
     const std::string text(std::istreambuf_iterator<char>(file), {});
-    // The line of the peer's end: what is its local address is remote to us.
+    // Search for the line of the peer's end: its local address is this end's remote address.
     if (auto uid = uid_in_proc_net_tcp(text, proc_net_address(theirs, v6), proc_net_address(ours, v6))) return uid;
   }
   return std::nullopt;

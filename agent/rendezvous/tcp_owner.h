@@ -1,4 +1,4 @@
-/// Whose a TCP connection within this host is: what SO_PEERCRED says of a unix socket.
+/// Finds the user at the other end of a TCP connection within this host, as SO_PEERCRED does for unix sockets.
 #pragma once
 
 #include <sys/socket.h>
@@ -10,16 +10,16 @@
 
 namespace tensorferry {
 
-/// The uid of the process that holds the other end of a connected socket, both ends of which are in this network
-/// namespace. Reads /proc/net/tcp, which takes time on a host with very many connections. nullopt: not there (closed
-/// already, or not of this host).
+/// Returns the uid of the process that holds the other end of a connected socket, if both ends are in this network
+/// namespace. Reads /proc/net/tcp and, if need be, tcp6, which takes long on a host with very many connections.
+/// nullopt: the other end is not listed, because it has closed or is on another host.
 std::optional<uid_t> tcp_peer_uid(int fd);
 
-/// The uid in the line of a /proc/net/tcp (or tcp6) text whose local and remote address are these, as the kernel
-/// prints them ("0100007F:1F90"). The text is the kernel's: it is not checked beyond its columns.
+/// Returns the uid in the line of a /proc/net/tcp (or tcp6) text that has these local and remote addresses, as the
+/// kernel prints them ("0100007F:1F90"). Trusts the text, which is the kernel's, and checks only its columns.
 std::optional<uid_t> uid_in_proc_net_tcp(std::string_view text, std::string_view local, std::string_view remote);
 
-/// As the kernel prints an address in those files; `as_v6` gives an IPv4 one as it stands in tcp6.
+/// Formats an address as the kernel prints it in those files. `as_v6` formats an IPv4 address as tcp6 shows it.
 std::string proc_net_address(const sockaddr_storage& address, bool as_v6);
 
 }  // namespace tensorferry

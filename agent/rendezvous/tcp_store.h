@@ -1,4 +1,4 @@
-/// The built-in rendezvous: a key-value store over TCP, where there is no c10d store (docs/protocol.md, "The built-in
+/// The built-in rendezvous: a key-value store over TCP, for jobs without a c10d store (docs/protocol.md, "The built-in
 /// store").
 #pragma once
 
@@ -12,30 +12,39 @@
 
 namespace tensorferry {
 
-/// What a server holds at most: a client past one of them gets ResourceExhausted, a connection past its is closed.
+/// Bounds on a server. A request beyond `keys` or `bytes` gets ResourceExhausted; a connection beyond `connections` is
+/// closed.
 struct TcpStoreBounds {
   std::size_t keys = std::size_t{1} << 18;
   std::size_t bytes = std::size_t{256} << 20;  // of keys and values together
   std::size_t connections = 16384;
-  std::chrono::milliseconds handshake{5000};  // a client that has not proved itself by then, or stops in mid-request
+  std::chrono::milliseconds handshake{5000};  // time limit on a handshake, on a request's bytes, and on a reply's
 };
 
-/// Serves a store until destroyed; one of the job's processes holds it. Every client proves that it knows `key` before
-/// anything else of it is parsed. `key` "": what TENSORFERRY_KEY_FILE or TENSORFERRY_KEY gives; where there is none,
-/// loopback addresses alone, no proof asked, and processes of this user alone.
+/// Serves a store on one thread of its own until destroyed. One process of the job holds it. Every client proves that
+/// it knows the key before the server parses anything else of it.
+///
+/// If `key` is "", TENSORFERRY_KEY_FILE or TENSORFERRY_KEY gives the key. If there is no key, the server demands no
+/// proof, listens on loopback addresses alone, and accepts processes of this user alone.
+///
+/// In a forked child the destructor does nothing: the thread is the parent's.
 class TcpStoreServer {
  public:
   virtual ~TcpStoreServer() = default;
   [[nodiscard]] virtual std::uint16_t port() const = 0;
-  /// `host`: the address to listen on. `port` 0: any. Unauthenticated: no key, and `host` is not loopback (the error
-  /// has the lines to type); InvalidArgument, ResourceExhausted: no such address, port taken.
+  /// Listens on `host` and `port`; with port 0 the kernel picks one. Unauthenticated: there is no key and `host` is not
+  /// loopback (the text has the lines to type); InvalidArgument: the host has no address, or not one of this machine;
+  /// ResourceExhausted: the port is taken.
   static Result<std::unique_ptr<TcpStoreServer>> listen(const std::string& host, std::uint16_t port, std::string key,
                                                         TcpStoreBounds bounds = {});
 };
 
-/// A client of `host:port`; retries the connection up to `timeout` (the server may start later). `key` as in listen().
-/// A connection that broke is opened again by the next call; one that finds nobody listening fails at once with
-/// ConnectionLost. An add() whose answer was lost says so: it may have been applied.
+/// Connects a client to `host:port`; retries for up to `timeout`, because the server may start later. `key` as in
+/// listen(). Errors: DeadlineExceeded, Unauthenticated, ProtocolError.
+///
+/// If a connection breaks, set() and get() open a new one and repeat the request once. add() fails with ConnectionLost
+/// and says that the amount may or may not have been added. If no process listens any more, calls fail at once with
+/// ConnectionLost.
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
                                                  std::chrono::milliseconds timeout);
 

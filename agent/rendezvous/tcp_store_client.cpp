@@ -1,5 +1,5 @@
-// Blocking sockets, one request at a time on each: a thread takes an idle connection or opens one, so that a get() that
-// waits holds up nobody. One or two connections stay open in between.
+// The client of the built-in store: blocking calls, one request at a time on each connection. A thread takes an idle
+// connection or opens one, so that a waiting get() delays no other call. Up to two idle connections stay open.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -30,14 +30,14 @@ using std::chrono::steady_clock;
 using store_protocol::Op;
 
 constexpr std::size_t kIdleConnections = 2;
-constexpr milliseconds kOperation{30000};     // a server that takes longer for one is gone or stuck
-constexpr milliseconds kWaitAtServer{10000};  // a longer get() asks again, and so finds out that the server has gone
+constexpr milliseconds kOperation{30000};     // a server that takes longer for one operation has ended or hangs
+constexpr milliseconds kWaitAtServer{10000};  // a longer get() asks again, and so notices that the server has ended
 
 class Client final : public Store {
  public:
   Client(std::string host, std::uint16_t port, Key key) : host_(std::move(host)), port_(port), key_(std::move(key)) {}
 
-  /// The first connection, which is retried.
+  /// Opens the first connection; retries until `timeout`.
   Status open(milliseconds timeout);
 
   Status set(std::string_view key, ByteView value) override {
@@ -145,8 +145,8 @@ Result<Client::Answer> Client::exchange(const store_protocol::Request& request, 
   }
 }
 
-// DeadlineExceeded is the network's here; the server's own ("not set in that time") comes out as NotFound, after which
-// the connection is in step.
+// Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
+// DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
 Result<Client::Answer> Client::exchange_on(int fd, Op op, ByteView request, Deadline deadline) const {
   if (auto status = write_all(fd, request, deadline); !status) return status;
   std::array<std::byte, store_protocol::kHeaderBytes> header;

@@ -1,5 +1,5 @@
-// One thread runs everything: a coroutine accepts, and one serves each connection. So the table needs no lock, and a
-// connection that misbehaves can only end its own coroutine.
+// The server of the built-in store. One thread runs all coroutines: one accepts, and one serves each connection. So the
+// table needs no lock, and a misbehaving connection ends its own coroutine alone.
 
 #include <pthread.h>
 #include <unistd.h>
@@ -40,10 +40,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-// A client asks again after so long at the latest, so that the wait of one that has died does not stay for ever.
+// Bounds the wait of one get(), so that the wait of a dead client ends. A living client asks again.
 constexpr milliseconds kLongestWait{30000};
 
-/// Keys and values, and who waits for them.
+/// The keys, their values, and the timers of the coroutines that wait for a key. Used on the server's thread alone.
 class Table {
  public:
   explicit Table(TcpStoreBounds bounds) : bounds_(bounds) {}
@@ -73,13 +73,13 @@ class Table {
       bytes_ = after;
       found = counters_.emplace(std::string(key), 0).first;
     }
-    // Unsigned: a sum that wraps is the client's business, not undefined behaviour.
+    // Unsigned, so that a sum that overflows wraps and is not undefined behaviour.
     found->second =
         static_cast<std::int64_t>(static_cast<std::uint64_t>(found->second) + static_cast<std::uint64_t>(amount));
     return found->second;
   }
 
-  /// While it lives, set() of the key cancels the timer.
+  /// Registers a timer for a key: as long as the Waiter exists, set() of the key cancels the timer.
   class Waiter {
    public:
     Waiter(Table& table, const std::string& key, asio::steady_timer& timer)
@@ -110,7 +110,7 @@ class Table {
   std::size_t bytes_ = 0;
 };
 
-/// A connection, and the clock that ends it when its client stops in the middle of something.
+/// A connection, and the watchdog that closes it if its client stops in the middle of a message.
 class Session {
  public:
   explicit Session(tcp::socket connected) : socket(std::move(connected)), watchdog_(socket.get_executor()) {
@@ -121,11 +121,11 @@ class Session {
     socket.set_option(asio::socket_base::keep_alive(true), error);  // ends connections whose host has gone
   }
 
+  /// Closes the connection after `time`, unless limit() or unlimited() is called before.
   static void limit(const std::shared_ptr<Session>& session, milliseconds time) {
     session->watchdog_.expires_after(time);
     session->watchdog_.async_wait([session](error_code error) {
-      // The wait may have ended well and the limit have been moved before this ran: the expiry that counts is the
-      // newest.
+      // The limit may have been moved between the timer's expiry and this handler: the newest expiry counts.
       if (error || session->watchdog_.expiry() > steady_clock::now()) return;
       session->slow = true;
       session->socket.close(error);
@@ -165,7 +165,7 @@ class Server final : public TcpStoreServer {
   Table table_;
   std::size_t connections_ = 0;
   std::thread thread_;
-  // Last: destroying it destroys the coroutines that it still holds, which use what stands above.
+  // The last member, because its destructor destroys the remaining coroutines, which use the members above.
   std::unique_ptr<asio::io_context> io_ = std::make_unique<asio::io_context>(1);
 };
 
@@ -188,7 +188,7 @@ Status Server::start(TcpListener listener) {
 }
 
 Server::~Server() {
-  if (forks_ != forks()) {  // the thread exists in the parent alone, and so does whatever it was just changing
+  if (forks_ != forks()) {  // in a forked child: no thread, and its io_context may be in the middle of a change
     thread_.detach();
     static_cast<void>(io_.release());
     return;
@@ -200,7 +200,7 @@ Server::~Server() {
 asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
   for (;;) {
     auto [error, socket] = co_await acceptor.async_accept(kAwait);
-    if (error) {  // mostly no descriptor left: others may close theirs
+    if (error) {  // usually no descriptor is left: wait until another connection closes
       log_warning(formatted("store port={}: accepting: {}", port_, error.message()));
       asio::steady_timer pause(*io_, milliseconds(200));
       co_await pause.async_wait(kAwait);
@@ -226,7 +226,7 @@ asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
   session->unlimited();
   error_code ignored;
   session->socket.close(ignored);
-  // Clients come and go; what is worth a line is one that did not keep to the protocol or did not know the key.
+  // Logs a client that broke the protocol, was too slow or did not know the key, but not one that just left.
   if (session->slow) status = Status(Code::deadline_exceeded, "stopped in the middle of a message");
   if (status.code() == Code::connection_lost) co_return;
   log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
@@ -235,7 +235,7 @@ asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
 Status Server::same_user(Session& session) const {
   const auto uid = tcp_peer_uid(session.socket.native_handle());
   if (uid && !key_needed(uid, ::geteuid())) return {};
-  // As SO_PEERCRED does for unix sockets: without a key, this store (and the cluster key in it) is this user's alone.
+  // Without a key, the store (and the cluster key in it) is for this user alone.
   return {Code::unauthenticated,
           formatted("a process of {} may not use the store of uid {} without a key. {}",
                     uid ? formatted("uid {}", *uid) : std::string("an unknown user"), ::geteuid(), how_to_set_a_key())};
@@ -246,7 +246,7 @@ asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
   AcceptorGreeting greeting({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
 
   std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;
-  // The magic first: what speaks another protocol is told from a client by its first bytes, however few they are.
+  // Reads the magic first: a peer of another protocol may send fewer bytes than a preamble has.
   auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), kAwait);
   if (no_magic) co_return gone;
   if (text_of(ByteView(hello).first(4)) != "TFRY") {
@@ -274,7 +274,7 @@ asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
 
 asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
   const Status gone(Code::connection_lost, "left");
-  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, kAwait);  // idle as long as it likes
+  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, kAwait);  // idle time has no limit
   if (ended) co_return gone;
 
   Session::limit(session, bounds_.handshake);
@@ -298,7 +298,7 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
   co_return Status();
 }
 
-// `request` views bytes of the caller, which waits.
+// `request` views bytes of the calling coroutine, which waits until this one has ended.
 asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
   using store_protocol::Op;
   const auto failed = [&request](const Status& status) {

@@ -1,6 +1,6 @@
-// One connection, one request at a time. Numbers are of this host's byte order (little-endian), lengths u64. A request
-// is u8 query, then: SET key value; GET key -> value; ADD key i64 -> i64; CHECK u64 count, keys -> u8 (0: all are
-// there); VALIDATE u32 magic; PING u32 nonce -> the nonce. Keys stand behind a '/'.
+// One connection, one request at a time. Numbers have this host's byte order (little-endian); lengths are u64. A
+// request is u8 query, then: SET key value; GET key -> value; ADD key i64 -> i64; CHECK u64 count, keys -> u8 (0: all
+// exist); VALIDATE u32 magic; PING u32 nonce -> the nonce. Every key has a '/' in front.
 
 #include "agent/rendezvous/torch_store.h"
 
@@ -30,7 +30,7 @@ using std::chrono::steady_clock;
 enum class Query : std::uint8_t { validate = 0, set = 1, get = 3, add = 4, check = 5, ping = 13 };
 
 constexpr std::uint32_t magic = 0x3C85F7CE;
-constexpr milliseconds operation_patience{30000};  // a server that takes longer for one is gone or stuck
+constexpr milliseconds operation_patience{30000};  // a server that takes longer for one operation has ended or hangs
 constexpr milliseconds first_pause{1}, longest_pause{20};
 constexpr std::uint64_t longest_value = 64 << 20;
 
@@ -39,7 +39,7 @@ class TorchStore final : public Store {
   TorchStore(std::string host, std::uint16_t port, TorchStoreOptions options)
       : host_(std::move(host)), port_(port), options_(options), loopback_(is_loopback(host_)) {}
 
-  /// The first connection, which is tried again until `options.timeout`.
+  /// Opens the first connection; retries until `options.timeout`.
   Status open();
 
   Status set(std::string_view key, ByteView value) override;
@@ -48,7 +48,8 @@ class TorchStore final : public Store {
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:
-  /// Sends `request` and reads `answer`; a broken connection is made anew once, unless `once`.
+  /// Sends `request` and reads `answer`. If the connection breaks, reconnects and repeats the request once, unless
+  /// `once`. The caller holds mutex_.
   Status exchange(ByteView request, std::span<std::byte> answer, bool once = false);
   Status exchange_once(ByteView request, std::span<std::byte> answer);
   Status connect(Deadline deadline);
@@ -68,7 +69,7 @@ class TorchStore final : public Store {
   const TorchStoreOptions options_;
   const bool loopback_;
 
-  std::mutex mutex_;  // guards what follows, and is held during a request
+  std::mutex mutex_;  // guards the members below; held during a request
   std::uint32_t forks_ = forks();
   FileDescriptor socket_;
 };
@@ -165,7 +166,7 @@ Status TorchStore::set(std::string_view key, ByteView value) {
   put_key(out, key);
   out.put(std::uint64_t{value.size()});
   out.raw(value);
-  // A set has no answer: one to a question behind it shows that it was done.
+  // SET has no answer: the answer to a PING behind it shows that the server has done it.
   out.put(Query::ping);
   out.put(magic);
   std::array<std::byte, sizeof magic> pong{};

@@ -6,7 +6,7 @@
 namespace tensorferry {
 
 void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) {
-  // Long enough for a busy peer, short enough to send again where the message was lost with its connection.
+  // Long enough for a busy peer, and short enough to repeat a message soon if it was lost with its connection.
   RawCallOptions options;
   options.timeout = Milliseconds(10000);
   Message request;
@@ -14,7 +14,7 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
   auto call = agent_.call(peer.name, reference_function, std::move(request), std::move(options));
   call.on_done([done = std::move(done)](Result<Received> reply) {
     if (!reply.ok()) return done(reply.status());
-    // A payload too long for a frame is the agent's to put together again; buffers are none of ours.
+    // The agent reassembles a payload that is too long for a frame. The protocol uses no buffers.
     done(std::move(reply->payload));
   });
 }

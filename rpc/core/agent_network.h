@@ -1,4 +1,4 @@
-/// The reference protocol over real agents.
+/// The reference protocol over an agent: carries its messages as calls.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace tensorferry {
 
-/// The function under which an agent takes its peers' reference messages.
+/// The function under which an agent receives its peers' reference messages.
 inline constexpr std::string_view reference_function = "tf:ref";
 
-/// Carries References' messages as calls of an agent's. The agent must outlive it; close the References, then let the
-/// agent leave.
+/// Sends the messages of References as calls of an agent. Thread-safe. The agent must outlive it: close the References
+/// first, then let the agent leave. A forked child may destroy it.
 class AgentNetwork final : public References::Network {
  public:
   explicit AgentNetwork(RawAgent& agent) : agent_(agent) {}
@@ -27,8 +27,8 @@ class AgentNetwork final : public References::Network {
   Timer timer_;
 };
 
-/// Serves `tf:ref` at `agent` for `references`, which it does not keep alive. Where the agent hears of a peer's end
-/// (RawAgent::on_peer_lost), References::peer_lost must be told: by whoever registers that callback.
+/// Serves `tf:ref` at `agent` for `references`, and does not keep `references` alive. The code that registers
+/// RawAgent::on_peer_lost must call References::peer_lost from it.
 void serve_references(RawAgent& agent, const std::shared_ptr<References>& references);
 
 }  // namespace tensorferry

@@ -1,4 +1,4 @@
-/// What stands around the values of a call: how functions are named, and the payloads of requests and replies.
+/// Envelopes of calls: the names of functions, and the payloads of requests and replies around their values.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace tensorferry {
 //
 //   py:<module>:<qualname>          a module-level Python callable, found by import
 //   op:<namespace>::<name>[.<overload>]   a torch operator
-//   tf:<what>                       the framework's own ("tf:ref", "tf:shutdown"); users cannot serve these
+//   tf:<name>                       internal ("tf:ref", "tf:shutdown"); users cannot serve these
 //   anything else                   served by name, from C++ or by rpc.expose
 
 enum class FunctionKind : std::uint8_t { served, python, torch_operator, internal };
@@ -23,33 +23,38 @@ enum class FunctionKind : std::uint8_t { served, python, torch_operator, interna
 struct FunctionName {
   FunctionKind kind = FunctionKind::served;
   std::string_view scope;  // python: module; torch_operator: namespace
-  std::string_view name;   // python: qualname; torch_operator: name with overload; internal: what; served: all of it
+  // python: qualname; torch_operator: name with overload; internal: without "tf:"; served: the whole name
+  std::string_view name;
 };
 
-/// Parts of a name; views into it. nullopt: a prefix of ours with something after it that cannot be a name.
+/// Splits a function's name; the result views into `name`. nullopt: the name is empty, or what follows the prefix
+/// `py:`, `op:` or `tf:` is malformed.
 std::optional<FunctionName> parse_function(std::string_view name);
+/// Returns "py:<module>:<qualname>".
 std::string python_function(std::string_view module, std::string_view qualname);
-std::string torch_operator(std::string_view space, std::string_view name);  // "aten", "add.Tensor"
+/// Returns "op:<space>::<name>", for example of "aten" and "add.Tensor".
+std::string torch_operator(std::string_view space, std::string_view name);
 
 // ---- Requests
 //
 //   u8 kind | numbered: varint call | create: object id, fork id | count, that many values | count, that many (name,
 //   value)
 //
-// or, where the kind has the bit `packed`, because the arguments can only be pickled together (an object that appears
-// in two of them is one object):
+// If the kind has the bit `packed`, because the arguments must be pickled together (an object that appears in two of
+// them stays one object):
 //
 //   u8 kind | numbered: varint call | create: object id, fork id | one value: a tuple (positional tuple, keyword dict
 //   or None)
 
 enum class RequestKind : std::uint8_t {
-  call = 0,      // the result is wanted
+  call = 0,      // the reply carries the result
   create = 1,    // the result becomes a remote object at the callee; the reply carries no value
-  packed = 2,    // added to either
-  numbered = 4,  // added to any: the call's number follows
+  packed = 2,    // bit beside call or create: one value follows
+  numbered = 4,  // bit beside the others: the call's number follows
 };
 
-/// Kind and ids. `call`: what References::begin_call() gave, so that the reply may bring references; 0: none.
+/// Writes kind and ids. `call` is the number that References::begin_call() returned, so that the reply may bring
+/// references; 0: the reply must bring none.
 inline void begin_request_head(Encoder& out, bool packed, const std::optional<Creation>& creation, std::uint64_t call) {
   const auto kind = creation ? RequestKind::create : RequestKind::call;
   out.raw_u8(static_cast<std::uint8_t>(static_cast<int>(kind) | (packed ? static_cast<int>(RequestKind::packed) : 0) |
@@ -62,26 +67,26 @@ inline void begin_request_head(Encoder& out, bool packed, const std::optional<Cr
     out.raw_u64(creation->fork.counter);
   }
 }
-/// Then the caller writes `positional` values, then begin_keywords.
+/// Begins a request. The caller then writes `positional` values and calls begin_keywords().
 inline void begin_request(Encoder& out, std::size_t positional, const std::optional<Creation>& creation = {},
                           std::uint64_t call = 0) {
   begin_request_head(out, false, creation, call);
   out.raw_varint(positional);
 }
-/// Then the caller writes the one value.
+/// Begins a packed request. The caller then writes the one value.
 inline void begin_packed_request(Encoder& out, const std::optional<Creation>& creation = {}, std::uint64_t call = 0) {
   begin_request_head(out, true, creation, call);
 }
-/// Then `keywords` times raw_text(name) and a value.
+/// Begins the keyword arguments. The caller then writes raw_text(name) and a value, `keywords` times.
 inline void begin_keywords(Encoder& out, std::size_t keywords) { out.raw_varint(keywords); }
 
 struct RequestHead {
-  std::uint64_t call = 0;  // the caller's number for it (Passage::replied); 0: the reply must bring no references
+  std::uint64_t call = 0;  // the caller's number of the call (Passage::replied); 0: the reply must bring no references
   std::optional<Creation> creation;
   bool packed = false;         // one value follows, and nothing else
-  std::size_t positional = 0;  // else: values that follow, then read_keywords
+  std::size_t positional = 0;  // if not packed: so many values follow, then read_keywords()
 };
-/// On bytes that are no request `in` has failed, and nothing follows.
+/// Reads the head of a request. If the bytes are not a request, `in` has failed afterwards.
 inline RequestHead read_request(Decoder& in) {
   RequestHead head;
   const auto kind = in.raw_u8();
@@ -102,7 +107,7 @@ inline RequestHead read_request(Decoder& in) {
   if (!head.packed) head.positional = static_cast<std::size_t>(in.raw_count());
   return head;
 }
-/// How many (raw_text, value) follow.
+/// Reads the number of (raw_text, value) pairs that follow.
 inline std::size_t read_keywords(Decoder& in) { return static_cast<std::size_t>(in.raw_count(2)); }
 
 // ---- Fetches: the value of a remote object ("tf:fetch")
@@ -112,18 +117,19 @@ inline std::size_t read_keywords(Decoder& in) { return static_cast<std::size_t>(
 inline constexpr std::string_view fetch_function = "tf:fetch";
 
 struct Fetch {
-  std::uint64_t owner = 0;  // another life of the owner's answers ConnectionLost
+  std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
   std::uint64_t call = 0;  // as RequestHead::call
   bool operator==(const Fetch&) const = default;
 };
+/// Writes the payload of a fetch.
 inline void write_fetch(Encoder& out, const Fetch& fetch) {
   out.raw_u64(fetch.owner);
   out.raw_u64(fetch.object.incarnation);
   out.raw_u64(fetch.object.counter);
   out.raw_varint(fetch.call);
 }
-/// On bytes that are none `in` has failed.
+/// Reads the payload of a fetch. If the bytes are not one, `in` has failed afterwards.
 inline Fetch read_fetch(Decoder& in) {
   Fetch fetch;
   fetch.owner = in.raw_u64();
@@ -139,8 +145,10 @@ inline Fetch read_fetch(Decoder& in) {
 
 enum class ReplyKind : std::uint8_t { value = 0, exception = 1 };
 
+/// Begins a reply. The caller then writes one value, or the exception (write_exception).
 inline void begin_reply(Encoder& out, ReplyKind kind) { out.raw_u8(static_cast<std::uint8_t>(kind)); }
 
+/// Reads the kind of a reply. If it is unknown, `in` has failed afterwards.
 inline ReplyKind read_reply(Decoder& in) {
   const auto kind = in.raw_u8();
   if (kind > static_cast<std::uint8_t>(ReplyKind::exception)) in.fail("is a reply of an unknown kind");

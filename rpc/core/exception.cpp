@@ -14,7 +14,7 @@ std::string_view beginning_of(std::string_view text) {
   return text.substr(0, length);
 }
 
-/// The innermost frames stand last.
+/// Keeps the end of a traceback: the innermost frames come last.
 std::string_view end_of(std::string_view text) {
   if (text.size() <= longest_text) return text;
   auto start = text.size() - longest_text;

@@ -1,5 +1,5 @@
-/// How an exception travels back from a handler: what it is, what it says, where it was raised, and, where it can be
-/// rebuilt, the exception itself.
+/// The exception that a handler raised, as a reply carries it: its type, its text, its traceback, and if it can be
+/// rebuilt the pickled exception.
 #pragma once
 
 #include <string>
@@ -10,28 +10,29 @@
 
 namespace tensorferry {
 
-/// The text of an exception raised by a handler. Follows ReplyKind::exception in a reply.
+/// The description of an exception that a handler raised. Follows ReplyKind::exception in a reply.
 struct RemoteException {
-  std::string module;        // of the type: "builtins"; "" for one raised by C++
+  std::string module;        // of the type: "builtins"; "" if C++ code raised it
   std::string qualname;      // "ValueError"
   std::string text;          // str(exception)
-  std::string traceback;     // as formatted where it was raised; may itself hold a remote one
-  std::string peer;          // the agent that raised it, by name
-  bool rebuildable = false;  // one value follows: the exception pickled (Tag::pickled), to be raised as its own type
+  std::string traceback;     // as formatted by the agent that raised it; may contain a remote traceback
+  std::string peer;          // name of the agent that raised it
+  bool rebuildable = false;  // one value follows: the exception (Tag::pickled), which the caller raises as its own type
 
-  /// "ValueError: text (raised on trainer3)", then the traceback indented: what RemoteError says.
+  /// Returns the text of a RemoteError: "ValueError: text (raised on trainer3)", then the traceback, indented.
   [[nodiscard]] std::string describe() const;
 
   bool operator==(const RemoteException&) const = default;
 };
 
-/// Texts are cut to `longest_text` bytes each (at a UTF-8 boundary; a traceback keeps its end): an error must fit
-/// where its call's result would have.
+/// write_exception() cuts each text to this many bytes, at a UTF-8 boundary; a traceback keeps its end. So an exception
+/// with a large text can still be sent.
 inline constexpr std::size_t longest_text = 64 * 1024;
 
-/// The caller then writes the pickled exception where `rebuildable`.
+/// Writes the description. If `rebuildable` is set, the caller then writes the pickled exception.
 void write_exception(Encoder& out, const RemoteException& exception);
-/// On bytes that are none `in` has failed. The caller then reads one value where `rebuildable`.
+/// Reads a description. If `rebuildable` is set, the caller then reads one value. If the bytes are not a description,
+/// `in` has failed afterwards.
 RemoteException read_exception(Decoder& in);
 
 }  // namespace tensorferry

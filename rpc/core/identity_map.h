@@ -1,4 +1,4 @@
-/// Addresses to numbers, for finding an object that one message holds twice.
+/// A map from addresses to numbers, by which the Encoder finds an object that a message holds twice.
 #pragma once
 
 #include <array>
@@ -10,11 +10,12 @@
 
 namespace tensorferry {
 
-/// Insert and find only. The first few entries lie in place and are searched one by one: most messages hold no more,
-/// and then nothing is allocated. Beyond them an open-addressed table of a power of two, at most half full.
+/// Supports insert and find alone; not thread-safe. The first few entries are stored inline and searched linearly: most
+/// messages hold no more, and then the map allocates nothing. Beyond them it is an open-addressed hash table whose size
+/// is a power of two and which is at most half full.
 class IdentityMap {
  public:
-  /// Null stands for no object: never found.
+  /// Adds an address that is not in the map. Ignores null, which stands for no object.
   void insert(const void* address, std::uint32_t number) {
     if (address == nullptr) return;
     if (size_ < few_.size()) {
@@ -64,7 +65,7 @@ class IdentityMap {
   }
 
   std::size_t size_ = 0;
-  std::array<Entry, 8> few_;  // the first size_ are set
+  std::array<Entry, 8> few_;  // the first min(size_, 8) are set
   std::vector<Entry> table_;
 };
 

@@ -1,4 +1,4 @@
-/// Numbers seen, where almost all of 1..n are: runs of them.
+/// A set of numbers that is almost all of 1..n, stored as runs. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@ namespace tensorferry {
 
 class IntervalSet {
  public:
-  /// More runs than this are not kept: the gap after the lowest one is then taken as seen. Gaps are numbers under way;
-  /// only somebody who leaves them on purpose gets there.
+  /// Bound on the runs. Beyond it the set merges the two lowest runs, so the numbers in the gap between them count as
+  /// contained. Gaps are numbers that are still under way, so only a peer that leaves gaps on purpose reaches the
+  /// bound.
   static constexpr std::size_t most_runs = 65536;
 
   [[nodiscard]] bool contains(std::uint64_t number) const {
@@ -40,7 +41,7 @@ class IntervalSet {
   [[nodiscard]] std::size_t runs() const { return runs_.size(); }
 
  private:
-  std::map<std::uint64_t, std::uint64_t> runs_;  // first to last, disjoint, not touching
+  std::map<std::uint64_t, std::uint64_t> runs_;  // from first to last number; disjoint, not adjacent
 };
 
 }  // namespace tensorferry

@@ -36,8 +36,8 @@ std::string text_of(const Dims& dims) { return formatted("[{}]", joined(dims, ",
 
 Status wrong(std::string what) { return {Code::protocol_error, std::move(what)}; }
 
-/// Elements, where no product of sizes on the way overflows: also not those that a size of 0 would hide, because
-/// whoever computes strides multiplies them all the same.
+/// Returns the number of elements. The product of the sizes must not overflow even if one of them is 0, because the
+/// computation of strides multiplies the other sizes all the same.
 Checked elements_of(const Dims& sizes) {
   Checked product(1);
   bool none = false;
@@ -136,7 +136,7 @@ bool is_digits(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// What numpy's dtype.str looks like for types of plain bytes.
+/// Returns whether `dtype` is numpy's dtype.str of a type of plain bytes.
 bool is_plain(std::string_view dtype) {
   if (dtype.size() < 3 || std::string_view("<>|=").find(dtype[0]) == std::string_view::npos) return false;
   const char kind = dtype[1];

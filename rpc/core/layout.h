@@ -1,5 +1,5 @@
-/// How the elements of a tensor or array lie in a buffer, without torch or numpy: what a record in a message says, and
-/// the proof that it stays inside the buffer.
+/// Layouts of tensors and arrays in buffers, without torch or numpy, and the checks that a layout from a peer stays
+/// inside its buffer. Plain values and pure functions.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace tensorferry {
 
-/// Sizes or strides: up to 64 numbers in place. Copying costs what is used.
+/// Sizes or strides: up to 64 numbers, stored inline. A copy copies the numbers in use alone.
 class Dims {
  public:
   static constexpr std::size_t max = 64;  // torch's and numpy's own limit is 64
 
   Dims() noexcept {}  // the numbers past size() stay uninitialised
   Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
-  /// `values` beyond `max` are cut off; callers check first.
+  /// Copies `values` and cuts off those beyond `max`; callers check the size first.
   explicit Dims(std::span<const std::int64_t> values) {
     for (const auto value : values) push_back(value);
   }
@@ -52,7 +52,7 @@ class Dims {
 };
 
 /// A strided tensor inside a buffer. Several tensors of one message may lie in the same buffer: they share memory at
-/// the receiver as they did at the sender (who then sends the storage whole).
+/// the receiver as they do at the sender, which then sends the whole storage.
 struct TensorLayout {
   enum Flag : std::uint8_t {
     requires_grad = 1,  // arrives as a leaf
@@ -63,24 +63,25 @@ struct TensorLayout {
 
   DType dtype = DType::float32;
   std::uint8_t flags = 0;
-  Device device;  // where the sender wants it to land
+  Device device;  // the tensor's device at the sender; the buffer's record says where it lands
   Dims sizes;
   Dims strides;                     // in elements, not negative; as many as sizes
   std::int64_t storage_offset = 0;  // in elements, from the start of the buffer
 
   bool operator==(const TensorLayout&) const = default;
 
-  /// Sets `strides` to row-major. False (strides unspecified) where they do not fit 63 bits.
+  /// Sets `strides` to row-major. Returns false, and leaves them unspecified, if they do not fit 63 bits.
   bool set_contiguous() noexcept;
-  [[nodiscard]] bool is_contiguous() const noexcept;  // row-major, exactly as set_contiguous() has it
+  /// Returns whether the strides are row-major, exactly as set_contiguous() sets them.
+  [[nodiscard]] bool is_contiguous() const noexcept;
 };
 
-/// Proves that every element of `layout` lies inside a buffer of `buffer_bytes` bytes, that element count and extents
-/// fit 63 bits, and that the flags suit the dtype. Everyone who makes a tensor from a record calls it (Decoder has).
-/// ProtocolError says which number is wrong. Assumes nothing about the numbers.
+/// Checks that every element of `layout` lies inside a buffer of `buffer_bytes` bytes, that the element count and the
+/// extents fit 63 bits, and that the flags suit the dtype. Assumes nothing about the numbers. Code that makes a tensor
+/// from a record must have called it; Decoder::next() has. ProtocolError: the text says which number is wrong.
 Status validate(const TensorLayout& layout, std::uint64_t buffer_bytes);
 
-/// A sparse tensor travels as the strided tensors that it is made of.
+/// A sparse tensor, which travels as the strided tensors that it consists of.
 struct SparseLayout {
   enum class Kind : std::uint8_t { coo = 0, csr = 1, csc = 2, bsr = 3, bsc = 4 };
   enum Flag : std::uint8_t { requires_grad = 1, parameter = 2, coalesced = 4 };
@@ -91,17 +92,17 @@ struct SparseLayout {
 
   bool operator==(const SparseLayout&) const = default;
 
-  /// Strided tensors that follow: (indices, values) for coo; (compressed indices, plain indices, values) for the
-  /// others.
+  /// Returns the number of strided tensors that follow: (indices, values) for coo; (compressed indices, plain indices,
+  /// values) for the other kinds.
   [[nodiscard]] std::size_t parts() const noexcept { return kind == Kind::coo ? 2 : 3; }
 };
 
-/// A numpy array or scalar: contiguous, its elements alone.
+/// A numpy array or scalar, which travels as its contiguous elements.
 struct ArrayLayout {
   enum Flag : std::uint8_t {
     fortran = 1,    // column-major
-    read_only = 2,  // the array was not writeable
-    scalar = 4,     // a numpy scalar (np.float64(1.5)), not an array of no dimensions
+    read_only = 2,  // the array is not writeable
+    scalar = 4,     // a numpy scalar (np.float64(1.5)), not an array without dimensions
   };
 
   std::string dtype;  // numpy's dtype.str: "<f8", "|b1", "<U5", "<M8[ns]"
@@ -112,9 +113,9 @@ struct ArrayLayout {
   bool operator==(const ArrayLayout&) const = default;
 };
 
-/// Proves that `bytes` is exactly what the elements take, and that `dtype` is one of plain bytes (never an object's):
-/// byte order, one of "biufcSUVmM", a count, and for m and M a unit in brackets. The reader still compares `item_bytes`
-/// with what numpy makes of `dtype`.
+/// Checks that the elements take exactly `bytes` bytes, and that `dtype` is of plain bytes, never of objects: byte
+/// order, one of "biufcSUVmM", a count, and for m and M optionally a unit in brackets. The reader must still compare
+/// `item_bytes` with the item size of numpy's dtype. ProtocolError: the text says what is wrong.
 Status validate(const ArrayLayout& layout, std::uint64_t bytes);
 
 }  // namespace tensorferry

@@ -1,4 +1,5 @@
-/// Methods of remote objects ("tf:method"): a call whose first argument, bytes, says which method of which object.
+/// Calls of methods of remote objects ("tf:method"): the first argument of such a call is bytes that name the object
+/// and the method.
 ///
 ///   u64 owner's incarnation | object id | the method's name
 #pragma once
@@ -14,8 +15,9 @@ namespace tensorferry {
 
 inline constexpr std::string_view method_function = "tf:method";
 
+/// The object and the method that a call of `tf:method` names.
 struct MethodTarget {
-  std::uint64_t owner = 0;  // its incarnation: another life of it answers ConnectionLost
+  std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
   std::string method;
 
@@ -28,7 +30,7 @@ struct MethodTarget {
     writer.raw(view_of(method));
     return out;
   }
-  /// nullopt: bytes that are none.
+  /// Undoes encode(). nullopt: malformed.
   static std::optional<MethodTarget> decode(ByteView bytes) {
     MethodTarget target;
     Reader reader(bytes);

@@ -1,5 +1,5 @@
-/// A message that is encoded once and goes to many: its bytes in one frozen region, which every peer that can maps
-/// copy-on-write, and which others get a copy of.
+/// Published values: a message that is encoded once and sent to many agents. The bytes of its buffers lie in one frozen
+/// region. Peers that can map the region map it copy-on-write; all others receive a copy.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +13,18 @@
 
 namespace tensorferry {
 
-/// Immutable; may be written into any number of messages, from any threads. The region lives as long as this, a message
-/// that is under way, or anybody's mapping of it.
+/// One published value. Immutable; any thread may write it into any number of messages. The region lives as long as
+/// this object, a message under way that holds it, or a receiver's mapping of it.
 class Published final {
  public:
-  /// Copies the bytes of the message's buffers together. InvalidArgument where one is not in host memory, or is handed
-  /// over itself (shared memory, or another published value); ResourceExhausted.
+  /// Copies the bytes of the message's buffers into a new region. InvalidArgument: a buffer is not in host memory,
+  /// would not land there, or is itself handed over (shared memory, or another published value); also the region's
+  /// errors.
   static Result<std::shared_ptr<const Published>> make(const Message& message);
 
-  /// Writes it as a value.
+  /// Writes it as one value.
   void write(Encoder& out, const void* identity = nullptr) const;
-  /// Of the region; 0: it had no buffers.
+  /// Returns the size of the region; 0 if the message has no bytes in buffers.
   [[nodiscard]] std::size_t bytes() const noexcept { return region_.bytes; }
 
  private:
@@ -32,8 +33,8 @@ class Published final {
   Buffer region_;
 };
 
-/// The buffers that the payload of a published value names, once `in` has given Tag::published: parts of the one that
-/// came.
+/// Returns the buffers that the payload of a published value names: parts of the one buffer that arrived, each of which
+/// keeps that buffer alive. Call it after `in.next()` has returned Tag::published.
 std::vector<Buffer> published_buffers(const Decoder& in);
 
 }  // namespace tensorferry

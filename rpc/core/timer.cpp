@@ -19,18 +19,18 @@ struct Timer::Queue {
   std::condition_variable changed;
   std::multimap<Clock::time_point, UniqueFunction<void()>> due;
   bool stopped = false;
-  std::shared_ptr<Queue> kept;  // itself: never freed
+  std::shared_ptr<Queue> kept;  // in a forked child: the queue itself, so that it is never freed
 };
 
 Timer::Timer() : forks_(forks()), queue_(std::make_shared<Queue>()) {}
 
 Timer::~Timer() {
-  if (forks_ != forks()) {  // the lock may be held for ever by the thread that is not here
+  if (forks_ != forks()) {  // in a forked child: a thread of the parent may have held the lock at the fork
     if (thread_.joinable()) thread_.detach();
     queue_->kept = queue_;
     return;
   }
-  std::multimap<Clock::time_point, UniqueFunction<void()>> dropped;  // not under the lock
+  std::multimap<Clock::time_point, UniqueFunction<void()>> dropped;  // destroyed after the lock is released
   {
     const std::lock_guard lock(queue_->mutex);
     queue_->stopped = true;
@@ -47,7 +47,7 @@ Timer::~Timer() {
 
 void Timer::after(std::chrono::milliseconds delay, UniqueFunction<void()> what) {
   if (forks_ != forks()) return;
-  // A century is as good as for ever, and does not overflow.
+  // At most a century, so that the sum does not overflow.
   const auto due = Clock::now() + std::min<std::chrono::milliseconds>(delay, std::chrono::hours(24 * 36500));
   const std::lock_guard lock(queue_->mutex);
   const bool first = queue_->due.empty() || due < queue_->due.begin()->first;
@@ -78,7 +78,7 @@ void Timer::run(const std::shared_ptr<Queue>& queue) {
       queue->due.erase(next);
       lock.unlock();
       what();
-    }  // what it held goes before the lock comes back
+    }  // `what` is destroyed before the lock is taken again
     lock.lock();
   }
 }

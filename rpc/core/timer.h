@@ -1,4 +1,4 @@
-/// Runs things later, on one thread of its own, which exists from the first use on.
+/// A timer that runs functions after a delay, on one thread of its own. The thread starts at the first use.
 #pragma once
 
 #include <chrono>
@@ -11,17 +11,18 @@
 
 namespace tensorferry {
 
-/// Coarse: for what happens seldom (repeating a message that failed, a deadline of something that waits). Thread-safe.
+/// For rare events: to repeat a message that failed, or to expire a wait. Thread-safe. Functions run one after another,
+/// and not under a lock, so a slow one delays the next.
 class Timer {
  public:
   Timer();
-  /// Drops what has not run, and waits for what is running (but when that is what destroys the timer). In a forked
-  /// child, where the thread is not, does nothing.
+  /// Drops the functions that have not run, and waits for the one that is running, unless that one destroys the timer.
+  /// In a forked child, which does not have the thread, it drops nothing and waits for nothing.
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  /// Runs `what` once, not before `delay` has passed. It may call in here.
+  /// Runs `what` once, not before `delay` has passed. `what` may call after(). Does nothing in a forked child.
   void after(std::chrono::milliseconds delay, UniqueFunction<void()> what);
 
  private:
@@ -30,7 +31,7 @@ class Timer {
 
   const std::uint32_t forks_;
   std::shared_ptr<Queue> queue_;
-  std::thread thread_;  // made under the queue's lock
+  std::thread thread_;  // started under the queue's lock
 };
 
 }  // namespace tensorferry
