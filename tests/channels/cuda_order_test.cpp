@@ -298,15 +298,15 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderGoesOn) {
   const auto memory = cuda_memory(0);
   CudaIpcDriver driver;
   WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
-  end.start();
-  ASSERT_TRUE(end.wait_ready().has_value());
   std::shared_ptr<Arrival> arrival;
   std::promise<void> landed;
-  end.behave({.on_message = [&](Arrivals& arrivals) {
+  end.behave({.on_message = [&](Arrivals& arrivals) {  // before the child can send
     arrival = arrivals.front();
     end.pull(arrival);
     landed.set_value();
   }});
+  end.start();
+  ASSERT_TRUE(end.wait_ready().has_value());
   landed.get_future().wait();
   ASSERT_EQ(arrival->landed.wait_name(), "Ok");
   EXPECT_EQ(arrival->consumed.runs(), 0);
