@@ -13,6 +13,7 @@
 
 #include "agent/auth.h"
 #include "agent/log.h"
+#include "channels/completion.h"
 #include "channels/thread_signals.h"
 #include "channels/wire_use.h"
 
@@ -244,7 +245,7 @@ bool Link::close(const Status& status, bool unless_awaited) {
     pool.remove(stream->fd());
     stream->close(why);
   }
-  for (auto& [frame, part] : buffers) part.written(why);
+  for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
   pairs_.close(why);
   for (const auto& unsent : deferred) drop(unsent, why);
   for (const auto& call : pending_.all()) {
@@ -351,7 +352,7 @@ void Link::send_bulk(Bytes frame, FrameStream::Part part) {
   if (closed()) {
     const auto ended = status_;
     lock.unlock();
-    return part.written(ended);
+    return complete(std::move(part.written), ended);
   }
   if (const auto stream = bulk_out_) {
     lock.unlock();

@@ -5,6 +5,7 @@
 #include "agent/log.h"
 #include "agent/pairs_slot.h"
 #include "agent/placement.h"
+#include "channels/completion.h"
 
 namespace tensorferry {
 
@@ -254,7 +255,7 @@ void Pairs::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead re
       failed = {Code::protocol_error, "two tickets for the same bulk bytes"};
   }
   if (!failed.ok())
-    read.landed(failed);
+    complete(std::move(read.landed), failed);
   else
     link_.resume_bulk();
 }
@@ -272,7 +273,7 @@ Result<FrameSink::Taken> Pairs::on_bulk(FrameStream& stream, const wire::Header&
   }
   if (read.destination.bytes != header.trailing) {
     const Status wrong(Code::protocol_error, "bulk bytes of another size than their ticket says");
-    read.landed(wrong);
+    complete(std::move(read.landed), wrong);
     return wrong;
   }
   stream.read(std::move(read.destination), std::move(read.landed));
@@ -394,7 +395,7 @@ void Pairs::close(const Status& status) {
       if (slot->channel) channels.push_back(slot->channel.get());
     }
   }
-  for (auto& [key, read] : reads) read.landed(status);
+  for (auto& [key, read] : reads) complete(std::move(read.landed), status);
   for (auto* channel : channels) channel->close(status);
   for (auto& [after, pull] : waiting) pull(status);
   for (const auto& job : unprobed) job();

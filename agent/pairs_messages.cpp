@@ -4,6 +4,7 @@
 
 #include "agent/pairs.h"
 #include "agent/pairs_slot.h"
+#include "channels/completion.h"
 
 namespace tensorferry {
 namespace {
@@ -290,7 +291,7 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
   if (!status.ok() || built.frame.size() > wire::Header::max_length) {
     withdraw(draft);
     const Status why = status.ok() ? Status(Code::cancelled, "sent in another way") : status;
-    for (auto& part : built.trailing) part.written(why);
+    for (auto& part : built.trailing) complete(std::move(part.written), why);
     if (!status.ok()) return status;
     return built;
   }
@@ -302,7 +303,7 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
     }
   }
   if (!status.ok()) {  // the link has ended: its channels have ended their offers
-    for (auto& part : built.trailing) part.written(status);
+    for (auto& part : built.trailing) complete(std::move(part.written), status);
     return status;
   }
   for (const auto& [counter, bytes] : draft.carried) engine_.bytes_sent[counter] += bytes;

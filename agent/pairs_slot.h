@@ -8,6 +8,7 @@
 
 #include "agent/link.h"
 #include "agent/pairs.h"
+#include "channels/completion.h"
 
 namespace tensorferry {
 
@@ -63,8 +64,7 @@ class Pairs::Slot final : public Wire {
   }
   void read(Buffer destination, Completion landed) override {
     if (reading == nullptr) {
-      landed({Code::protocol_error, "a ticket names bytes behind a frame that has none"});
-      return;
+      return complete(std::move(landed), {Code::protocol_error, "a ticket names bytes behind a frame that has none"});
     }
     reading->read(std::move(destination), std::move(landed));
   }

@@ -98,9 +98,10 @@ class Outgoing {
 
 /// The functions of a link that one of its channels uses. Valid from `Driver::open` until the channel is destroyed.
 ///
-/// Each completion handed to the wire (here and to `Outgoing::append`) runs exactly once: when the work is done, or
-/// with an error when the link has ended, before or after `Channel::close`. When it runs, the wire no longer touches
-/// the buffer. Only the wire knows when that is, so a channel never completes early an operation that the wire holds.
+/// Each completion handed to the wire (here and to `Outgoing::append`) may be empty, else it runs exactly once: when
+/// the work is done, or with an error when the link has ended, before or after `Channel::close`. When it runs, the wire
+/// no longer touches the buffer. Only the wire knows when that is, so a channel never completes early an operation that
+/// the wire holds.
 ///
 /// A completion runs on any thread, possibly inside the call itself, with no lock of the link held. A wire that
 /// completes inside the call uses `complete()` (channels/completion.h), so that chains of operations do not recurse

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "agent/log.h"
+#include "channels/completion.h"
 
 namespace tensorferry {
 namespace {
@@ -27,10 +28,10 @@ struct FrameStream::Written {
   Owner owner;
 };
 
-void FrameStream::complete(std::vector<Written>& written) {
+void FrameStream::complete_all(std::vector<Written>& written) {
   for (auto& part : written) {
     part.owner.reset();
-    if (part.written) part.written({});
+    complete(std::move(part.written), {});
   }
 }
 
@@ -62,8 +63,8 @@ bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors desc
       if (flush || unwritten_ >= cork_bytes) done = write_queue(written);
     }
   }
-  complete(written);
-  for (const auto& part : unsent) part.written(failed);
+  complete_all(written);
+  for (auto& part : unsent) complete(std::move(part.written), failed);
   return done;
 }
 
@@ -74,7 +75,7 @@ bool FrameStream::write_some() {
     const std::lock_guard lock(write_mutex_);
     if (status_.ok()) done = write_queue(written);
   }
-  complete(written);
+  complete_all(written);
   return done;
 }
 
@@ -246,7 +247,7 @@ void FrameStream::land(std::size_t bytes) {
     if (front.done < front.destination.bytes) return;
     auto landed = std::move(front.landed);
     behind_.pop_front();
-    if (landed) landed({});
+    complete(std::move(landed), {});
   }
 }
 
@@ -319,8 +320,8 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
 void FrameStream::read(Buffer destination, Completion landed) {
   if (destination.bytes > unclaimed_) {
     unclaimed_ = 0;
-    landed({Code::protocol_error, "fewer bytes stand behind the frame than its buffers have"});
-    return;
+    return complete(std::move(landed),
+                    {Code::protocol_error, "fewer bytes stand behind the frame than its buffers have"});
   }
   unclaimed_ -= destination.bytes;
   behind_.push_back({std::move(destination), 0, std::move(landed)});
@@ -340,7 +341,7 @@ void FrameStream::close(Status status) {
   ::shutdown(fd_.get(), SHUT_RDWR);
   for (auto& out : unsent) {
     for (; out.part < out.parts.size(); ++out.part) {
-      if (out.parts[out.part].written) out.parts[out.part].written(why);
+      complete(std::move(out.parts[out.part].written), why);
     }
   }
   // If a thread reads (perhaps this one, further up its stack), it finds closed_ in end_read().
@@ -352,7 +353,7 @@ void FrameStream::fail_reads() {
   while (!behind_.empty()) {
     auto landed = std::move(behind_.front().landed);
     behind_.pop_front();
-    if (landed) landed(why);
+    complete(std::move(landed), why);
   }
 }
 

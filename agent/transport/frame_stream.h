@@ -42,7 +42,7 @@ class FrameSink {
 /// Completions: the stream completes each part to send and each destination to read into exactly once, under no lock.
 /// If the stream closes first, they complete with the error of close(). A part completes on the thread that wrote its
 /// last byte, or that called send() or close(). A destination completes on the reading thread, or on the thread that
-/// called close() if no thread reads.
+/// called close() if no thread reads. A completion may be empty.
 ///
 /// Ownership: the destructor closes the descriptor, so the number is never reused under a reader.
 class FrameStream final {
@@ -114,7 +114,7 @@ class FrameStream final {
   };
 
   struct Written;
-  static void complete(std::vector<Written>& written);
+  static void complete_all(std::vector<Written>& written);
   bool write_queue(std::vector<Written>& written);
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();

@@ -54,8 +54,8 @@ class MailChannel final : public Channel {
       return ticket;
     }
     ticket.acknowledge = true;
-    const std::lock_guard lock(mutex_);
-    unreleased_.emplace(number, std::move(released));
+    if (const auto ended = keep([&] { unreleased_.emplace(number, std::move(released)); }); !ended.ok())
+      complete(std::move(released), ended);
     return ticket;
   }
 
@@ -63,8 +63,8 @@ class MailChannel final : public Channel {
     const auto status = deliver(ticket, sink);
     complete(std::move(landed), status);
     if (!behaviour_.consumes_when_settled) return complete(std::move(consumed), status);
-    const std::lock_guard lock(mutex_);
-    unconsumed_.push_back(std::move(consumed));
+    if (const auto ended = keep([&] { unconsumed_.push_back(std::move(consumed)); }); !ended.ok())
+      complete(std::move(consumed), ended);
   }
   void settle() override {
     std::vector<Completion> consumed;
@@ -110,11 +110,20 @@ class MailChannel final : public Channel {
       ended_ = status;
       unreleased.swap(unreleased_);
     }
-    settle();
+    settle();  // keep() adds nothing from here on
     for (auto& [number, released] : unreleased) complete(std::move(released), status);
   }
 
  private:
+  /// Runs `add`, which keeps a completion, unless the channel is closed: close() has run all completions then, and one
+  /// that is kept later would keep its link for good. Returns why the channel is closed.
+  template <class Add>
+  Status keep(const Add& add) {
+    const std::lock_guard lock(mutex_);
+    if (ended_.ok()) add();
+    return ended_;
+  }
+
   void release(const Ticket& ticket) {
     Completion released;
     {

@@ -195,6 +195,28 @@ TEST_F(Streams, ADestinationLargerThanWhatIsLeftBehindTheFrameFailsAtOnce) {
   EXPECT_EQ(second.code(), Code::protocol_error);
 }
 
+TEST_F(Streams, CompletionsMayBeEmpty) {
+  connect();
+  sink.take = [&](FrameStream& stream, const Header& header) {
+    if (header.trailing != 0) {
+      stream.read(patterned(600), {});
+      stream.read(patterned(401), {});  // more than is left
+    }
+    return FrameSink::Taken::yes;
+  };
+  const auto send = [&](std::string_view text, bool flush) {
+    std::vector<Part> part;
+    part.push_back({patterned(1000), {}});
+    a->send(frame_of(Kind::request, text, 1000), std::move(part), {}, flush);
+  };
+  send("1", true);
+  flow(1);
+  send("2", false);
+  a->close({Code::connection_lost, "the end"});
+  send("3", true);
+  EXPECT_EQ(sink.frames, std::vector<std::string>{"1"});
+}
+
 TEST_F(Streams, AFrameThatIsHeldIsPresentedAgain) {
   connect(FrameStream::Use::bulk);
   bool ready = false;
