@@ -292,7 +292,6 @@ Counters RawAgent::counters() const {
   counters.calls_sent = engine.calls_sent;
   counters.calls_served = engine.calls_served;
   counters.calls_failed = engine.calls_failed;
-  counters.structure_bytes_spared = engine.structure_bytes_spared;
   const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
     if (bytes != 0) to[std::move(name)] = bytes;
   };

@@ -234,7 +234,6 @@ struct RawAgentOptions {
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
-  std::uint64_t structure_bytes_spared = 0;                         // payload bytes that payload deltas saved
 };
 
 /// The channels between one local device and one device of a peer, and the transport of calls to that peer.

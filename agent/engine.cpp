@@ -108,7 +108,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t expected) 
   hello.expected = expected;
   hello.drivers = descriptors;
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles | wire::feature::templates;
+  hello.features = wire::feature::bundles;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }

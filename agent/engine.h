@@ -89,7 +89,6 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};
   std::atomic<std::size_t> pending{0}, serving{0};
   std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // by driver; last: inline
-  std::atomic<std::uint64_t> structure_bytes_spared{0};
   std::atomic<bool> leaving{false};
 
   std::mutex links_mutex;

@@ -22,7 +22,6 @@ void Pairs::meet(const wire::Hello& hello) {
   theirs_ = hello.drivers;
   their_devices_ = hello.devices;
   bundles_ = (hello.features & wire::feature::bundles) != 0;
-  templates_ = (hello.features & wire::feature::templates) != 0;
 }
 
 bool Pairs::met() const {
@@ -301,13 +300,9 @@ void Pairs::settle() {
   for (auto* channel : channels) channel->settle();
 }
 
-std::vector<std::uint64_t> Pairs::take_releases(std::size_t most, bool of_templates) {
+std::vector<std::uint64_t> Pairs::take_releases(std::size_t most) {
   if (unconsumed_ > 0) settle();
   const std::lock_guard lock(mutex_);
-  if (of_templates && !template_releases_.empty()) {
-    releases_.insert(releases_.end(), template_releases_.begin(), template_releases_.end());
-    template_releases_.clear();
-  }
   if (releases_.empty()) return {};
   const auto count = std::min(most, releases_.size());
   std::vector<std::uint64_t> taken(releases_.end() - static_cast<std::ptrdiff_t>(count), releases_.end());
@@ -326,10 +321,7 @@ void Pairs::acknowledged(const std::vector<std::uint64_t>& releases) {
         offered_.erase(it);
       }
     }
-    if (offered)
-      offered->slot->channel->acknowledged(offered->ticket);
-    else
-      sent_templates_.acknowledged(id);  // ignores an id that was never given out
+    if (offered) offered->slot->channel->acknowledged(offered->ticket);  // else: an id that was never given out
   }
 }
 

@@ -16,7 +16,6 @@
 
 #include "agent/engine.h"
 #include "agent/landing.h"
-#include "agent/templates.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "channels/channel.h"
@@ -64,7 +63,7 @@ class Pairs final {
   /// are withdrawn. InvalidArgument: `placement` names a device that the peer does not have.
   Result<Built> build(wire::Header header, Bytes extensions, Message message, const std::string& require,
                       const Placement& placement, const std::shared_ptr<void>& held);
-  /// Ends the offers with these release ids: the peer has read their sources, or kept these templates.
+  /// Ends the offers with these release ids: the peer has read their sources.
   void acknowledged(const std::vector<std::uint64_t>& releases);
 
   /// Pulls the buffers of a frame. `arrived` runs once, perhaps before the return. `into`: the caller's memory for
@@ -74,9 +73,8 @@ class Pairs final {
                Landing::Arrived arrived);
   /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes.
   void discard(FrameStream* stream, const wire::Frame& frame);
-  /// Takes up to `most` acknowledgements that wait to be sent. `of_templates`: also those of templates, which wait for
-  /// the next message.
-  std::vector<std::uint64_t> take_releases(std::size_t most, bool of_templates = false);
+  /// Takes up to `most` acknowledgements that wait to be sent.
+  std::vector<std::uint64_t> take_releases(std::size_t most);
 
   /// Handles a control frame, in the order of the ids. Then runs the pulls that waited for it. An error closes the
   /// link.
@@ -110,8 +108,6 @@ class Pairs final {
   const Way& way(DevicePair pair);
   Slot* open(std::size_t driver, DevicePair pair);
   Status place(Message& message, const Placement& placement);
-  wire::Template shorten(Message& message, Bytes& extensions);
-  Result<Bytes> payload_of(const wire::Template& as, ByteView bytes);
   struct Plan;
   [[nodiscard]] Plan plan(const Message& message) const;
   Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message, const Plan& plan,
@@ -127,7 +123,7 @@ class Pairs final {
   void pull_when(ControlId after, std::function<void(const Status&)> pull);
   std::shared_ptr<Landing> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                 const std::vector<Buffer>& into, Landing::Arrived arrived, bool spill = false);
-  void land_spilled(Received spill, const wire::Template& as, const std::vector<Buffer>& into,
+  void land_spilled(Received spill, const std::vector<Buffer>& into,
                     Landing::Arrived arrived);
   /// Returns the slot that the peer names by its own driver number and device pair; opens the channel if the peer was
   /// the first to use it. Null: no such driver or device, or it does not reach.
@@ -145,7 +141,6 @@ class Pairs final {
   mutable std::mutex mutex_;  // guards the members below; never held across a call of a channel
   bool met_ = false;
   bool bundles_ = false;    // the peer reads bundles
-  bool templates_ = false;  // the peer keeps templates
   bool closed_ = false;
   Status status_;
   std::vector<wire::Hello::Driver> theirs_;
@@ -157,12 +152,10 @@ class Pairs final {
     std::vector<Slot*> slots;                        // those that reach
   };
   std::map<DevicePair, Way> ways_;
-  SentTemplates sent_templates_;  // thread-safe, like the next one
-  ReceivedTemplates received_templates_;
   std::map<std::uint64_t, Offered> offered_;
   std::uint64_t next_release_ = 1;
   std::atomic<int> unconsumed_{0};  // pulled tickets whose source is still being read, if their sender waits for it
-  std::vector<std::uint64_t> releases_, template_releases_;
+  std::vector<std::uint64_t> releases_;
   std::mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
   ControlId controls_sent_ = 0;
   ControlId controls_received_ = 0;

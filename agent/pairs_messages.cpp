@@ -195,44 +195,14 @@ Status Pairs::place(Message& message, const Placement& placement) {
   return {};
 }
 
-/// Replaces the payload by its payload delta if a similar payload (a template) went before, or numbers it so that the
-/// receiver keeps it as a template. Only for messages with buffers: other payloads rarely repeat.
-wire::Template Pairs::shorten(Message& message, Bytes& extensions) {
-  if (message.buffers.empty() || !templates_) return {};
-  auto way = sent_templates_.way(message.payload, [this] {
-    const std::lock_guard lock(mutex_);
-    return next_release_++;
-  });
-  Writer writer(extensions);
-  way.what.encode(writer);
-  if (way.what.use == wire::Template::Use::differences) {
-    engine_.structure_bytes_spared += message.payload.size() - way.differences.size();
-    message.payload = std::move(way.differences);
-  }
-  return way.what;
-}
-
-/// Returns the whole payload of a received message: restores a payload delta, and keeps a payload that the sender
-/// numbered as a template.
-Result<Bytes> Pairs::payload_of(const wire::Template& as, ByteView bytes) {
-  if (as.use == wire::Template::Use::differences) return received_templates_.restore(as.number, bytes);
-  if (as.use == wire::Template::Use::keep) {
-    if (auto status = received_templates_.keep(as.number, bytes); !status) return status;
-    const std::lock_guard lock(mutex_);
-    template_releases_.push_back(as.release);
-  }
-  return Bytes(bytes.begin(), bytes.end());
-}
-
 Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message message, const std::string& require,
                                   const Placement& placement, const std::shared_ptr<void>& held) {
   if (auto status = place(message, placement); !status) return status;
-  const auto releases = take_releases(64, true);
+  const auto releases = take_releases(64);
   if (!releases.empty()) {
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
   }
-  const auto as = shorten(message, extensions);
   if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
     return Built{wire::assemble(header, extensions, {}, message.payload), {}};
   const auto plan = this->plan(message);
@@ -243,7 +213,6 @@ Result<Pairs::Built> Pairs::build(wire::Header header, Bytes extensions, Message
     built = attempt(header, extensions, message, plan, require, held, true);
   }
   if (!built) {
-    if (as.use == wire::Template::Use::keep) sent_templates_.forget(as.release);
     const std::lock_guard lock(mutex_);
     releases_.insert(releases_.end(), releases.begin(), releases.end());
   }
@@ -313,29 +282,25 @@ Result<Pairs::Built> Pairs::attempt(wire::Header header, const Bytes& extensions
 void Pairs::receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
                     Landing::Arrived arrived) {
   const bool spilled = (frame.header.flags & wire::flag::spilled) != 0;
-  Result<Bytes> payload = spilled ? Bytes() : payload_of(frame.as, frame.payload);
-  if (!payload) {
-    link_.close(payload.status());
-    return arrived(payload.status(), {});
-  }
-  if (frame.buffers.empty()) return arrived({}, {std::move(*payload), {}});
+  Bytes payload(frame.payload.begin(), frame.payload.end());
+  if (frame.buffers.empty()) return arrived({}, {std::move(payload), {}});
   Slot::reading = stream;
   if (spilled) {
     auto held = std::make_shared<std::pair<std::vector<Buffer>, Landing::Arrived>>(into, std::move(arrived));
     auto landing = land(
         frame.buffers, {}, {},
-        [this, link = link_.shared_from_this(), held, as = frame.as](Status status, Received spill) {
+        [this, link = link_.shared_from_this(), held](Status status, Received spill) {
           if (!status.ok())
             held->second(std::move(status), {});
           else
-            land_spilled(std::move(spill), as, held->first, std::move(held->second));
+            land_spilled(std::move(spill), held->first, std::move(held->second));
         },
         true);
     Slot::reading = nullptr;
     landing->landed({});
     return;
   }
-  auto landing = land(frame.buffers, std::move(*payload), into, std::move(arrived));
+  auto landing = land(frame.buffers, std::move(payload), into, std::move(arrived));
   Slot::reading = nullptr;
   landing->landed({});
 }
@@ -361,7 +326,6 @@ void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
     receive(stream, frame, {}, [](const Status&, const Received&) {});
     return;
   }
-  if (const auto kept = payload_of(frame.as, frame.payload); !kept) return link_.close(kept.status());
   Slot::reading = stream;
   for (const auto& record : frame.buffers) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
@@ -374,7 +338,7 @@ void Pairs::discard(FrameStream* stream, const wire::Frame& frame) {
   Slot::reading = nullptr;
 }
 
-void Pairs::land_spilled(Received spill, const wire::Template& as, const std::vector<Buffer>& into,
+void Pairs::land_spilled(Received spill, const std::vector<Buffer>& into,
                          Landing::Arrived arrived) {
   const auto& body = spill.buffers.front();
   Reader in(ByteView(body.data, body.bytes));
@@ -382,13 +346,12 @@ void Pairs::land_spilled(Received spill, const wire::Template& as, const std::ve
   std::vector<wire::BufferRecord> records;
   auto status = in.failed() ? Status(Code::protocol_error, "malformed frame: a buffer too short to hold the rest of it")
                             : wire::BufferRecord::decode_all(in, count, records);
-  Result<Bytes> payload = status.ok() ? payload_of(as, in.rest()) : Result<Bytes>(std::move(status));
-  if (!payload) {
-    link_.close(payload.status());
-    arrived(payload.status(), {});
-    return;
+  if (!status.ok()) {
+    link_.close(status);
+    return arrived(status, {});
   }
-  land(records, std::move(*payload), into, std::move(arrived))->landed({});
+  const auto payload = in.rest();
+  land(records, Bytes(payload.begin(), payload.end()), into, std::move(arrived))->landed({});
 }
 
 void Pairs::pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<Landing>& landing) {

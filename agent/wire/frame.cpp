@@ -87,15 +87,6 @@ void put_extension(Writer& out, std::uint16_t id, ByteView bytes) {
   out.raw(bytes);
 }
 
-void Template::encode(Writer& out) const {
-  if (use == Use::none) return;
-  Bytes bytes;
-  Writer record(bytes);
-  record.put(number);
-  if (use == Use::keep) record.put(release);
-  put_extension(out, use == Use::keep ? extension::keep : extension::differences, bytes);
-}
-
 Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement) {
   Bytes out;
   Writer writer(out);
@@ -152,12 +143,6 @@ Status read_extensions(Reader in, Frame& frame) {
     if (id == extension::releases) {
       frame.releases.reserve(bytes.size() / 8);
       for (std::size_t i = 0; i < bytes.size() / 8; ++i) frame.releases.push_back(record.get<std::uint64_t>());
-    }
-    if (id == extension::keep || id == extension::differences) {
-      if (frame.as.use != Template::Use::none) return malformed("two records of its payload's template");
-      frame.as.use = id == extension::keep ? Template::Use::keep : Template::Use::differences;
-      frame.as.number = record.get<std::uint16_t>();
-      if (id == extension::keep) frame.as.release = record.get<std::uint64_t>();
     }
     if (id == extension::placement) {
       if (bytes.size() % 4 != 0 || bytes.size() / 4 > most_placements) return malformed("a placement of an odd length");

@@ -41,7 +41,6 @@ enum class Kind : std::uint8_t {
 namespace feature {
 inline constexpr std::uint32_t ring = 1;       // maps rings that peers of the same user offer on a unix socket
 inline constexpr std::uint32_t bundles = 2;    // reads bundles: buffer records that stand for several buffers
-inline constexpr std::uint32_t templates = 4;  // keeps payloads as templates, and reads differences from them
 }  // namespace feature
 
 namespace flag {
@@ -80,24 +79,10 @@ inline constexpr std::uint16_t function_name = 1;    // request: the function's 
 inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that the request named
 inline constexpr std::uint16_t releases = 3;         // any: u64 release ids that the sender acknowledges
 inline constexpr std::uint16_t placement = 4;        // request: the devices on which tensors of the reply shall land
-inline constexpr std::uint16_t keep = 5;  // u16 number, u64 release id: keep the payload as a template of that number
-inline constexpr std::uint16_t differences = 6;  // u16 number: the payload is the difference from that template
 }  // namespace extension
 
 /// Appends one extension record to `out`.
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
-
-/// Says whether a payload becomes a template, or is the difference from one (agent/templates.h).
-struct Template {
-  enum class Use : std::uint8_t { none, keep, differences };
-  Use use = Use::none;
-  std::uint16_t number = 0;
-  std::uint64_t release = 0;  // keep: the id by which the receiver acknowledges
-
-  bool operator==(const Template&) const = default;
-  /// Writes the extension record; writes nothing for `none`.
-  void encode(Writer& out) const;
-};
 
 /// In a `placement` extension: stands for every device that a tensor may leave from.
 inline constexpr Device any_device{static_cast<DeviceType>(0xff), 0};
@@ -142,7 +127,6 @@ struct Frame {
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
   std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all devices
-  Template as;
   std::vector<BufferRecord> buffers;
   ByteView payload;
 

@@ -162,7 +162,7 @@ py::dict counters(PythonAgent& agent) {
   using namespace py::literals;
   return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
                   "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
-                  "bytes_received"_a = now.bytes_received, "structure_bytes_spared"_a = now.structure_bytes_spared,
+                  "bytes_received"_a = now.bytes_received,
                   "objects"_a = held.objects, "references_given"_a = held.forks, "references_held"_a = held.holds);
 }
 

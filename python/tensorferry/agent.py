@@ -105,8 +105,6 @@ class Counters:
         bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
             ``share``; under ``"inline"`` those inside the frames of calls.
         bytes_received: the same for bytes received.
-        structure_bytes_spared: bytes of payloads (names, keys, shapes) that were not sent because the peer had them
-            from an earlier call or result.
         objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
         references_given: references that peers hold on those objects now.
         references_held: references that this agent holds now on objects of peers, by the owner's name.
@@ -121,7 +119,6 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
-    structure_bytes_spared: int = 0
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)

@@ -178,12 +178,10 @@ class RawPeer {
 // ---- Frames made by hand
 
 inline Bytes request_frame(std::uint64_t call, std::string_view function, ByteView records = {},
-                           std::uint16_t buffers = 0, std::uint64_t trailing = 0, std::string_view payload = {},
-                           const wire::Template& as = {}) {
+                           std::uint16_t buffers = 0, std::uint64_t trailing = 0, std::string_view payload = {}) {
   Bytes extensions;
   Writer writer(extensions);
   wire::put_extension(writer, wire::extension::function_name, view_of(function));
-  as.encode(writer);
   wire::Header header;
   header.kind = wire::Kind::request;
   header.call = call;

@@ -36,13 +36,10 @@ def hello():
 
 def frame_seeds():
     named = extension(1, b"echo") + extension(2, b"\7\0\0\0") + extension(3, struct.pack("<QQ", 1, 2))
-    kept, like = extension(5, struct.pack("<HQ", 7, 9)), extension(6, struct.pack("<H", 7))
     records = [record(INLINE, 3, b"abc"), record(0, 10, b"\1"), record(1, 300000, b"\2\5", 9, 3)]
     request = frame(REQUEST, b"payload", named, records, trailing=10)
     spill = struct.pack("<I", 3) + b"".join(records) + b"payload"
     yield "request", b"\0" + request
-    yield "kept", b"\0" + frame(REQUEST, b"payload", named + kept, records[:1])
-    yield "differences", b"\0" + frame(REPLY, b"\1\1P", like, records[:1])
     yield "spilled", b"\0" + frame(REQUEST, b"", b"", [record(INLINE, len(spill), spill)], flags=SPILLED)
     yield "hello", b"\1" + hello()
     yield "error", b"\2\x08" + sized(b"it is gone")
