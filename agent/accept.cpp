@@ -23,7 +23,7 @@
 #include "agent/address.h"
 #include "agent/connect.h"
 #include "agent/link.h"
-#include "agent/log.h"
+#include "base/log.h"
 
 namespace tensorferry {
 namespace {
@@ -32,7 +32,7 @@ namespace asio = boost::asio;
 using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
-constexpr std::size_t most_greeting = 256;  // connections in the handshake at once
+constexpr std::size_t most_handshakes = 256;  // connections in the handshake at once
 constexpr std::chrono::seconds greeting_time{10};
 
 class AgentAcceptor;
@@ -40,12 +40,13 @@ class AgentAcceptor;
 asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
 asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor);
 asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local);
-asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local);
+asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
+                                      bool local);
 
 class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this<AgentAcceptor> {
  public:
   explicit AgentAcceptor(const std::shared_ptr<Engine>& of)
-      : engine(of), context(of->housekeeping->context()), unix_(context), tcp_(context) {}
+      : engine(of), context(of->reactor->context()), unix_(context), tcp_(context) {}
   ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
 
   Status open(Engine& of) {
@@ -82,7 +83,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       error_code ignored;
       self->unix_.close(ignored);
       self->tcp_.close(ignored);
-      for (const auto& stranger : self->greeting) stranger->close(ignored);
+      for (const auto& stranger : self->handshake) stranger->close(ignored);
       self->stopped = true;
     });
   }
@@ -91,7 +92,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
   asio::ip::tcp::acceptor tcp_;
-  std::list<std::shared_ptr<Socket>> greeting;  // connections in the handshake, oldest first
+  std::list<std::shared_ptr<Socket>> handshake;  // connections in the handshake, oldest first
   bool stopped = false;
 
  private:
@@ -100,14 +101,14 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
 
 void admit(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
-  if (acceptor->greeting.size() >= most_greeting) {
+  if (acceptor->handshake.size() >= most_handshakes) {
     // Honest peers complete the handshake quickly, so the oldest connection makes room.
     error_code ignored;
-    acceptor->greeting.front()->close(ignored);
-    acceptor->greeting.pop_front();
+    acceptor->handshake.front()->close(ignored);
+    acceptor->handshake.pop_front();
   }
   auto shared = std::make_shared<Socket>(std::move(socket));
-  acceptor->greeting.push_back(shared);
+  acceptor->handshake.push_back(shared);
   asio::co_spawn(acceptor->context, welcome(acceptor, std::move(shared), local), asio::detached);
 }
 
@@ -148,15 +149,16 @@ asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shar
     error_code ignored;
     if (!cancelled) socket->close(ignored);
   });
-  const auto status = co_await greet(acceptor, socket, local);
+  const auto status = co_await run_handshake(acceptor, socket, local);
   timer.cancel();
-  acceptor->greeting.remove(socket);
+  acceptor->handshake.remove(socket);
   const auto engine = acceptor->engine.lock();
   if (!status.ok() && engine && !engine->leaving)
     log_warning(std::string("turned a connection away: transport=") + (local ? "unix " : "tcp ") + status.text());
 }
 
-asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local) {
+asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
+                                      bool local) {
   const auto engine = acceptor->engine.lock();
   if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
   error_code error;
@@ -170,12 +172,12 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   terms.purpose = "link";
   terms.version_min = wire::version_min;
   terms.version_max = wire::version_max;
-  AcceptorGreeting greeting(terms);
-  std::array<std::byte, AcceptorGreeting::kHelloBytes> opening{};
+  AcceptorHandshake handshake(terms);
+  std::array<std::byte, AcceptorHandshake::kHelloBytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
   if (error == asio::error::eof && got == 0) co_return Status();  // a probe for a listener: not worth a warning
   if (error) co_return cut();
-  const auto answer = greeting.answer(opening);
+  const auto answer = handshake.answer(opening);
   if (!answer) co_return answer.status();
   co_await asio::async_write(*socket, asio::buffer(answer->bytes), token);
   if (!answer->verdict.ok()) co_return answer->verdict;
@@ -183,9 +185,9 @@ asio::awaitable<Status> greet(std::shared_ptr<AgentAcceptor> acceptor, std::shar
   Digest proof{};
   co_await asio::async_read(*socket, asio::buffer(proof), token);
   // The dialler checks the acceptor's proof first. If its key differs, it closes without sending a proof of its own.
-  if (error == asio::error::eof && greeting.agreement().proven) co_return greeting.check(proof);
+  if (error == asio::error::eof && handshake.agreement().proven) co_return handshake.check(proof);
   if (error) co_return cut();
-  if (auto status = greeting.check(proof); !status) co_return status;
+  if (auto status = handshake.check(proof); !status) co_return status;
 
   wire::Header header;
   header.kind = wire::Kind::hello;

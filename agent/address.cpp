@@ -23,7 +23,7 @@
 #include <memory>
 
 #include "agent/auth.h"
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "channels/file_descriptor.h"
-#include "channels/status.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
 
 namespace tensorferry {
 

@@ -9,7 +9,7 @@
 #include "agent/connect.h"
 #include "agent/engine.h"
 #include "agent/link.h"
-#include "agent/log.h"
+#include "base/log.h"
 
 namespace tensorferry {
 
@@ -89,23 +89,23 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   engine->self = {record.name, record.rank, record.incarnation};
 
   const std::weak_ptr<Engine> weak = engine;
-  engine->housekeeping = std::make_unique<Housekeeping>([weak] {
+  engine->reactor = std::make_unique<Reactor>([weak] {
     const auto alive = weak.lock();
     return alive && alive->tick();
   });
   Pool::Limits limits;
   limits.most = std::max(limits.least, engine->options.max_threads);
   engine->pool =
-      std::make_shared<Pool>(limits, engine->options.executor, [raw = engine.get()] { raw->housekeeping->kick(); });
+      std::make_shared<Pool>(limits, engine->options.executor, [raw = engine.get()] { raw->reactor->kick(); });
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
   engine->pool->start();
-  every_second_ = std::make_unique<boost::asio::steady_timer>(engine->housekeeping->context());
+  every_second_ = std::make_unique<boost::asio::steady_timer>(engine->reactor->context());
   look_after();
-  engine->housekeeping->start();
+  engine->reactor->start();
   return {};
 }
 
@@ -131,12 +131,12 @@ void RawAgent::Impl::leave() {
     link->close({Code::agent_closed, "the agent \"" + engine->self.name + "\" was shut down"});
   }
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
-  if (engine->pool) engine->pool->doorbell().seclude();
-  if (!engine->housekeeping) return;
-  engine->housekeeping->stop();
+  if (engine->pool) engine->pool->doorbell().close_descriptor();
+  if (!engine->reactor) return;
+  engine->reactor->stop();
   every_second_.reset();
   acceptor.reset();
-  engine->housekeeping->close();
+  engine->reactor->close();
 }
 
 /// Returns Ok, or the error of every function once the agent has left or in a forked child.
@@ -219,7 +219,7 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   auto link = engine.link_to(peer);
   state->link = link;
   if (bytes != 0) {
-    if (auto status = link->admit(bytes, state->options); !status) {
+    if (auto status = link->acquire_credit(bytes, state->options); !status) {
       state->complete(status);
       state->release_arguments();
       return Call(std::move(state));

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "agent/rendezvous/store.h"
+#include "base/bytes.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/bytes.h"
 #include "channels/registry.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 
@@ -104,7 +104,7 @@ class Call {
   /// its recent success, and ends early when a request waits for this agent. It is for a caller that holds a lock which
   /// it would release around wait(). Such a caller sets `at_least`, the shortest spin, if releasing the lock is
   /// expensive. True: the call has completed.
-  bool look(std::chrono::nanoseconds at_least = {});
+  bool spin_wait(std::chrono::nanoseconds at_least = {});
   /// Returns whether the call has completed. Also polls for the reply in shared memory, and takes it if it has come.
   [[nodiscard]] bool done() const noexcept;
   /// Returns the name of the called function.
@@ -113,17 +113,17 @@ class Call {
   Result<Received> take();
   /// How soon the completion of on_done() runs.
   ///  - `prompt`: as soon as the reply has come; the reply wakes a thread of the pool.
-  ///  - `relaxed` (lazy completion): for calls that are likely to be claimed. The link treats one of its relaxed calls,
+  ///  - `lazy` (lazy completion): for calls that are likely to be claimed. The link treats one of its relaxed calls,
   ///    the sentinel call, as prompt. The others become prompt when the sentinel call's completion has run, and a few
   ///    milliseconds after they were made at the latest (by the housekeeping tick).
-  enum class Notice : std::uint8_t { prompt, relaxed };
+  enum class Notice : std::uint8_t { prompt, lazy };
   /// Runs `completion` once when the call completes, on a thread of the agent's pool (inside the executor if
   /// `with_executor`). If the call has completed already, runs it at once on the calling thread. Must not be mixed with
   /// wait() and take(), except after claim().
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor = false,
                Notice notice = Notice::prompt);
   /// Makes a relaxed (lazy) completion prompt.
-  void hurry();
+  void escalate();
   /// Withdraws the completion of on_done(). True: it has not begun and will not run; the caller then uses wait() and
   /// take(). False: it has begun, or there is none.
   bool claim();

@@ -17,8 +17,8 @@
 #include <fstream>
 
 #include "agent/rendezvous/blocking_io.h"
-#include "channels/file_descriptor.h"
-#include "channels/text.h"
+#include "base/file_descriptor.h"
+#include "base/text.h"
 
 namespace tensorferry {
 
@@ -276,10 +276,10 @@ bool key_needed(std::optional<uid_t> unix_peer, uid_t mine) noexcept {
   return !unix_peer || *unix_peer != mine || *unix_peer == overflow_uid();
 }
 
-DiallerGreeting::DiallerGreeting(Terms terms)
+DiallerHandshake::DiallerHandshake(Terms terms)
     : terms_(std::move(terms)), mine_(preamble_of(terms_)), hello_(mine_.encode()) {}
 
-Result<Digest> DiallerGreeting::answer(ByteView bytes) {
+Result<Digest> DiallerHandshake::answer(ByteView bytes) {
   if (bytes.size() != kAnswerBytes) return Status(Code::protocol_error, "an answer to a greeting has another size");
   const auto encoded = bytes.first(Preamble::kBytes);
   const auto theirs = Preamble::decode(encoded);
@@ -297,14 +297,14 @@ Result<Digest> DiallerGreeting::answer(ByteView bytes) {
   return proof(*terms_.key, Side::dialler, terms_.purpose, hello_, acceptor);
 }
 
-AcceptorGreeting::AcceptorGreeting(Terms terms) : terms_(std::move(terms)) {}
+AcceptorHandshake::AcceptorHandshake(Terms terms) : terms_(std::move(terms)) {}
 
-Result<AcceptorGreeting::Answer> AcceptorGreeting::answer(ByteView hello) {
+Result<AcceptorHandshake::AcceptorReply> AcceptorHandshake::answer(ByteView hello) {
   const auto theirs = Preamble::decode(hello);
   if (!theirs) return theirs.status();
   const auto mine = preamble_of(terms_);
   const auto acceptor = mine.encode();
-  Answer answer{};
+  AcceptorReply answer{};
   std::copy(acceptor.begin(), acceptor.end(), answer.bytes.begin());
 
   const auto agreed = agree(mine, *theirs);
@@ -321,45 +321,45 @@ Result<AcceptorGreeting::Answer> AcceptorGreeting::answer(ByteView hello) {
   return answer;
 }
 
-Status AcceptorGreeting::check(ByteView bytes) const {
+Status AcceptorHandshake::check(ByteView bytes) const {
   if (bytes.size() != sizeof(Digest)) return {Code::protocol_error, "a proof has another size"};
   if (agreement_.proven && !same(expected_, bytes)) return another_key();
   return {};
 }
 
-Result<Agreement> greet_dialler(int fd, Terms terms, Deadline deadline) {
+Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
     return Status(status.code(), formatted("greeting a peer: {}", status.what()));
   };
-  DiallerGreeting greeting(std::move(terms));
-  std::array<std::byte, DiallerGreeting::kAnswerBytes> answer;
-  if (auto status = write_all(fd, greeting.hello(), deadline); !status) return during(status);
+  DiallerHandshake handshake(std::move(terms));
+  std::array<std::byte, DiallerHandshake::kAnswerBytes> answer;
+  if (auto status = write_all(fd, handshake.hello(), deadline); !status) return during(status);
   if (auto status = read_exactly(fd, answer, deadline); !status) return during(status);
-  const auto mine = greeting.answer(answer);
+  const auto mine = handshake.answer(answer);
   if (!mine) return mine.status();
   if (auto status = write_all(fd, *mine, deadline); !status) return during(status);
-  return greeting.agreement();
+  return handshake.agreement();
 }
 
-Result<Agreement> greet_acceptor(int fd, Terms terms, Deadline deadline) {
+Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
     return Status(status.code(), formatted("greeting a peer that dialled: {}", status.what()));
   };
-  AcceptorGreeting greeting(std::move(terms));
-  std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;
+  AcceptorHandshake handshake(std::move(terms));
+  std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;
   if (auto status = read_exactly(fd, hello, deadline); !status) return during(status);
-  const auto answer = greeting.answer(hello);
+  const auto answer = handshake.answer(hello);
   if (!answer) return answer.status();
   if (auto status = write_all(fd, answer->bytes, deadline); !status) return during(status);
   if (!answer->verdict) return answer->verdict;
   Digest theirs;
   if (auto status = read_exactly(fd, theirs, deadline); !status) {
     // The dialler checks this side's proof first. If its key differs, it closes without sending a proof of its own.
-    if (greeting.agreement().proven && status.code() == Code::connection_lost) return another_key();
+    if (handshake.agreement().proven && status.code() == Code::connection_lost) return another_key();
     return during(status);
   }
-  if (auto status = greeting.check(theirs); !status) return status;
-  return greeting.agreement();
+  if (auto status = handshake.check(theirs); !status) return status;
+  return handshake.agreement();
 }
 
 }  // namespace tensorferry

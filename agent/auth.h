@@ -27,9 +27,9 @@
 #include <string>
 #include <string_view>
 
-#include "channels/bytes.h"
-#include "channels/file_descriptor.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
@@ -133,11 +133,11 @@ struct Agreement {
 
 /// The dialling side of a handshake, without I/O. The caller sends hello(), reads kAnswerBytes, passes them to answer()
 /// and sends the result. Not thread-safe.
-class DiallerGreeting {
+class DiallerHandshake {
  public:
   static constexpr std::size_t kAnswerBytes = Preamble::kBytes + sizeof(Digest);
 
-  explicit DiallerGreeting(Terms terms);
+  explicit DiallerHandshake(Terms terms);
   [[nodiscard]] const Preamble::Encoded& hello() const { return hello_; }
   /// Checks the acceptor's answer and returns this side's proof. Unauthenticated: a key is missing, or the keys differ;
   /// ProtocolError: no common version, or the peer speaks another protocol. After an error the caller must close the
@@ -154,19 +154,19 @@ class DiallerGreeting {
 
 /// The accepting side of a handshake, without I/O. The caller reads kHelloBytes, passes them to answer(), sends the
 /// result, reads a Digest and passes it to check(). Not thread-safe.
-class AcceptorGreeting {
+class AcceptorHandshake {
  public:
   static constexpr std::size_t kHelloBytes = Preamble::kBytes;
-  struct Answer {
-    std::array<std::byte, DiallerGreeting::kAnswerBytes> bytes;  // send it even on failure: the dialler learns why
-    Status verdict;                                              // not ok: close the connection after sending
+  struct AcceptorReply {
+    std::array<std::byte, DiallerHandshake::kAnswerBytes> bytes;  // send it even on failure: the dialler learns why
+    Status verdict;                                               // not ok: close the connection after sending
   };
 
-  explicit AcceptorGreeting(Terms terms);
+  explicit AcceptorHandshake(Terms terms);
   /// Checks the dialler's preamble and returns the bytes to send. ProtocolError: `hello` is not a preamble; close
   /// without an answer. The answer's verdict is ProtocolError if no version is common, Unauthenticated if a proof is
   /// needed and one side has no key.
-  Result<Answer> answer(ByteView hello);
+  Result<AcceptorReply> answer(ByteView hello);
   /// Checks the dialler's proof. Unauthenticated: the dialler does not know the key.
   Status check(ByteView proof) const;
   [[nodiscard]] const Agreement& agreement() const { return agreement_; }  // valid after check()
@@ -179,8 +179,8 @@ class AcceptorGreeting {
 
 /// Performs the dialling side of the handshake over a connected stream socket; blocks until `deadline` at most. On an
 /// error (DeadlineExceeded, ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
-Result<Agreement> greet_dialler(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
-/// Performs the accepting side; otherwise like greet_dialler().
-Result<Agreement> greet_acceptor(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
+Result<Agreement> handshake_as_dialler(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
+/// Performs the accepting side; otherwise like handshake_as_dialler().
+Result<Agreement> handshake_as_acceptor(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace tensorferry

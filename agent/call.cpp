@@ -4,8 +4,8 @@
 #include "agent/agent.h"
 #include "agent/call_state.h"
 #include "agent/engine.h"
-#include "agent/futex.h"
 #include "agent/link.h"
+#include "base/futex.h"
 
 namespace tensorferry {
 namespace {
@@ -107,15 +107,15 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
     now = result_.has_value();
   }
   if (now) return run_completion();
-  if (notice == Notice::prompt || !link) return hurry();
-  relaxed = true;
+  if (notice == Notice::prompt || !link) return escalate();
+  lazy = true;
   if (!link->scouts(*this)) return;
-  hurry();
+  escalate();
   if (done()) link->scout_returned(*this, true);  // the completion may have run before this was the sentinel call
 }
 
-void Call::State::hurry() {
-  relaxed = false;
+void Call::State::escalate() {
+  lazy = false;
   if (link) link->expect_reply(*this);
 }
 
@@ -125,7 +125,7 @@ bool Call::State::claim() {
     const std::lock_guard lock(mutex_);
     dropped = std::move(completion_);
   }
-  relaxed = false;
+  lazy = false;
   if (link) link->scout_returned(*this, false);
   return static_cast<bool>(dropped);
 }
@@ -139,7 +139,7 @@ void Call::State::on_sent(Completion sent, bool with_executor) {
     }
     sent_.push_back(with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent));
   }
-  hurry();  // the reply may carry the acknowledgement
+  escalate();  // the reply may carry the acknowledgement
 }
 
 void Call::State::hold_arguments() {
@@ -170,13 +170,13 @@ bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool
   return state_->link->wait(*state_, until, interrupted);
 }
 
-bool Call::look(std::chrono::nanoseconds at_least) {
-  return state_->done() || state_->inherited() || (state_->link && state_->link->look_for_a_while(*state_, at_least));
+bool Call::spin_wait(std::chrono::nanoseconds at_least) {
+  return state_->done() || state_->inherited() || (state_->link && state_->link->spin_wait(*state_, at_least));
 }
 
 bool Call::done() const noexcept {
   if (state_->inherited()) return true;
-  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->look(*state_);
+  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->poll_ring(*state_);
   return state_->done();
 }
 std::string_view Call::function() const noexcept { return state_->function; }
@@ -184,8 +184,8 @@ Result<Received> Call::take() { return state_->take(); }
 void Call::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
   state_->on_done(std::move(completion), with_executor, notice);
 }
-void Call::hurry() {
-  if (state_->relaxed && !state_->inherited()) state_->hurry();
+void Call::escalate() {
+  if (state_->lazy && !state_->inherited()) state_->escalate();
 }
 bool Call::claim() { return state_->inherited() || state_->claim(); }
 void Call::on_sent(Completion sent, bool with_executor) {

@@ -38,7 +38,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
 
   Result<Received> take();
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice);
-  void hurry();
+  void escalate();
   bool claim();
   void on_sent(Completion sent, bool with_executor);
 
@@ -65,8 +65,8 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
   SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
-  bool looked_for = false;                 // Call::look has spun for the reply, so wait() need not spin again
-  std::atomic<bool> relaxed{false};        // has a lazy completion: no thread is told yet to take the reply for it
+  bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
+  std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;

@@ -13,7 +13,7 @@
 #include "agent/address.h"
 #include "agent/link.h"
 #include "agent/rendezvous/blocking_io.h"
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -59,22 +59,22 @@ Result<FileDescriptor> connect_tcp(const std::string& address, Clock::time_point
 }
 
 /// Completes the handshake on a new connection and reads the peer's hello.
-Result<Greeted> greet(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
+Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
   const bool demand = key_needed(local ? unix_peer_uid(socket.get()) : std::nullopt, ::geteuid());
-  const auto agreed = greet_dialler(socket.get(), terms_of(engine, demand), deadline);
+  const auto agreed = handshake_as_dialler(socket.get(), terms_of(engine, demand), deadline);
   if (!agreed) return agreed.status();
   auto hello = read_hello(socket.get(), deadline);
   if (!hello) return hello.status();
-  return Greeted{std::move(socket), local, std::move(*hello)};
+  return Connected{std::move(socket), local, std::move(*hello)};
 }
 
 /// Connects to the first address of the agent that accepts, and completes the handshake there.
-Result<Greeted> reach(Engine& engine, const Record& record, Clock::time_point deadline) {
+Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point deadline) {
   Status why(Code::connection_lost, "it has no address that this agent can use");
   const bool may_unix = engine.options.unix_sockets && may_share_unix(engine.record, record);
   if (may_unix) {
     auto socket = connect_unix(record.unix_address);
-    if (socket) return greet(engine, std::move(*socket), true, deadline);
+    if (socket) return run_handshake(engine, std::move(*socket), true, deadline);
     why = socket.status();
   }
   for (const auto& address : record.tcp_addresses) {
@@ -83,34 +83,34 @@ Result<Greeted> reach(Engine& engine, const Record& record, Clock::time_point de
       why = socket.status();
       continue;
     }
-    auto greeted = greet(engine, std::move(*socket), false, deadline);
-    if (greeted || !may_unix || greeted.status().code() != Code::unauthenticated) return greeted;
+    auto connected = run_handshake(engine, std::move(*socket), false, deadline);
+    if (connected || !may_unix || connected.status().code() != Code::unauthenticated) return connected;
     // A living agent would have answered at its unix address: another process has the port of an agent that has ended.
     return Status(Code::connection_lost,
-                  formatted("{}, and somebody else answers at {}: {}", why.what(), address, greeted.status().what()));
+                  formatted("{}, and somebody else answers at {}: {}", why.what(), address, connected.status().what()));
   }
   return why;
 }
 
 }  // namespace
 
-Result<Greeted> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
-                           Clock::time_point deadline) {
-  auto greeted = reach(engine, record, deadline);
-  if (!greeted) return greeted;
-  if (greeted->hello.incarnation != record.incarnation || greeted->hello.name != record.name) {
+Result<Connected> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
+                             Clock::time_point deadline) {
+  auto connected = reach(engine, record, deadline);
+  if (!connected) return connected;
+  if (connected->hello.incarnation != record.incarnation || connected->hello.name != record.name) {
     return Status(Code::connection_lost,
                   "another agent answers at the address of \"" + record.name + "\" (it has ended)");
   }
   const auto frame = hello_frame(engine.hello(purpose, record.incarnation));
-  if (auto status = write_all(greeted->socket.get(), frame, deadline); !status) return status;
-  greeted->hello.purpose = purpose;
-  return greeted;
+  if (auto status = write_all(connected->socket.get(), frame, deadline); !status) return status;
+  connected->hello.purpose = purpose;
+  return connected;
 }
 
 bool agent_answers(Engine& engine, const Record& record) {
-  const auto greeted = reach(engine, record, Clock::now() + std::chrono::seconds(2));
-  return greeted.ok() && greeted->hello.incarnation == record.incarnation;
+  const auto connected = reach(engine, record, Clock::now() + std::chrono::seconds(2));
+  return connected.ok() && connected->hello.incarnation == record.incarnation;
 }
 
 void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
@@ -125,9 +125,9 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
         return link->close({Code::connection_lost, "it was started anew"});
       }
       if (found) {
-        auto greeted = dial_agent(*engine, *found, purpose, Clock::now() + std::chrono::seconds(10));
-        if (greeted && link->attach(greeted->socket, greeted->local, true, greeted->hello)) return;
-        why = greeted ? Status(Code::connection_lost, "the connection was not wanted") : greeted.status();
+        auto connected = dial_agent(*engine, *found, purpose, Clock::now() + std::chrono::seconds(10));
+        if (connected && link->attach(connected->socket, connected->local, true, connected->hello)) return;
+        why = connected ? Status(Code::connection_lost, "the connection was not wanted") : connected.status();
       }
       // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers
       // at its address, a retry may succeed: another process has the port of a peer that has ended.

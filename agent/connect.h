@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "agent/engine.h"
-#include "channels/file_descriptor.h"
+#include "base/file_descriptor.h"
 
 namespace tensorferry {
 
 /// A connection that has completed the handshake, and the peer's hello.
-struct Greeted {
+struct Connected {
   FileDescriptor socket;  // non-blocking
   bool local = false;     // a unix socket
   wire::Hello hello;
@@ -23,8 +23,8 @@ struct Greeted {
 ///
 /// ConnectionLost: no address accepts (the text names one), or another agent answers there; DeadlineExceeded;
 /// Unauthenticated, ProtocolError: the handshake failed.
-Result<Greeted> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
-                           Clock::time_point deadline);
+Result<Connected> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
+                             Clock::time_point deadline);
 
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "agent/link.h"
-#include "agent/log.h"
+#include "base/log.h"
 
 namespace tensorferry {
 

@@ -14,12 +14,12 @@
 #include "agent/agent.h"
 #include "agent/auth.h"
 #include "agent/functions.h"
-#include "agent/housekeeping.h"
 #include "agent/pool.h"
+#include "agent/reactor.h"
 #include "agent/rendezvous/directory.h"
 #include "agent/wire/frame.h"
+#include "base/fork.h"
 #include "channels/channel.h"
-#include "channels/fork.h"
 #include "channels/host_memory.h"
 
 namespace tensorferry {
@@ -83,7 +83,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   RawAgent::Resolver resolver;
   std::function<void(const PeerInfo&, Status)> peer_lost;  // under resolver_mutex
 
-  std::unique_ptr<Housekeeping> housekeeping;
+  std::unique_ptr<Reactor> reactor;
   std::shared_ptr<Pool> pool;
 
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "agent/auth.h"
-#include "agent/log.h"
+#include "base/log.h"
+#include "base/thread_signals.h"
 #include "channels/completion.h"
-#include "channels/thread_signals.h"
 #include "channels/wire_use.h"
 
 namespace tensorferry {
@@ -58,7 +58,7 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer)
     : engine_(std::move(engine)),
       peer_(std::move(peer)),
       incarnation_(peer_.incarnation),
-      pairs_(*this),
+      channels_(*this),
       nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) {
@@ -80,7 +80,7 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) 
 
 Link::~Link() {
   close({Code::agent_closed, "the link was dropped"});
-  pairs_.destroy_channels();  // the channels' threads may use all of the link until then
+  channels_.destroy_channels();  // the channels' threads may use all of the link until then
 }
 
 bool Link::run(UniqueFunction<void()> job, bool with_executor) {
@@ -136,7 +136,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
       pidfd = process_.get();
     }
   }
-  pairs_.meet(hello);
+  channels_.meet(hello);
   last_heard_ = now_count();
   const auto self = weak_from_this();
   auto& pool = *engine_->pool;
@@ -246,7 +246,7 @@ bool Link::close(const Status& status, bool unless_awaited) {
     stream->close(why);
   }
   for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
-  pairs_.close(why);
+  channels_.close(why);
   for (const auto& unsent : deferred) drop(unsent, why);
   for (const auto& call : pending_.all()) {
     // Two kinds of calls end elsewhere. A call whose reply is landing in the caller's own memory ends when its landing
@@ -255,12 +255,12 @@ bool Link::close(const Status& status, bool unless_awaited) {
     if (!taken_out_of_ring(*call)) fail(call, why);
   }
   drop_rings();
-  std::vector<std::shared_ptr<Serving>> served;
+  std::vector<std::shared_ptr<IncomingCall>> served;
   {
-    const std::lock_guard lock(serving_mutex_);
-    for (const auto& [id, serving] : serving_) served.push_back(serving);
+    const std::lock_guard lock(incoming_calls_mutex_);
+    for (const auto& [id, incoming] : incoming_calls_) served.push_back(incoming);
   }
-  for (const auto& serving : served) cancel_serving(*serving);
+  for (const auto& incoming : served) cancel_incoming(*incoming);
   flow_word_.fetch_add(1);
   futex_wake(flow_word_);
   wake_connected();
@@ -270,7 +270,7 @@ bool Link::close(const Status& status, bool unless_awaited) {
 
 void Link::drop(const Deferred& unsent, const Status& why) {
   const auto& call = unsent.call;
-  discharged(call->counted_bytes);
+  release_credit(call->counted_bytes);
   call->release_arguments();
   fail(call, why);
 }
@@ -306,7 +306,7 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
   if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
     finish_writes(stream);
   else if (!flush && stream->corked())
-    engine_->housekeeping->kick();
+    engine_->reactor->kick();
 }
 
 /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer.
@@ -441,11 +441,11 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       return bulk_in_.get() == &stream;
     }();
     if (!bulk) return Status(Code::protocol_error, "a bulk frame on a connection for calls");
-    return pairs_.on_bulk(stream, header);
+    return channels_.on_bulk(stream, header);
   }
   auto frame = wire::Frame::decode(header, body);
   if (!frame) return frame.status();
-  if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
+  if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
   std::shared_ptr<FrameStream> outgoing, incoming;
   {
     const std::lock_guard lock(connect_mutex_);
@@ -466,7 +466,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       if (from_caller) on_cancel(header.call);
       break;
     case wire::Kind::control:
-      status = from_caller ? pairs_.on_control(header.call, frame->payload, std::move(descriptors))
+      status = from_caller ? channels_.on_control(header.call, frame->payload, std::move(descriptors))
                            : Status(Code::protocol_error, "a control frame where replies belong");
       break;
     case wire::Kind::ring:
@@ -501,7 +501,7 @@ bool Link::tick(Clock::time_point now) {
     under_way = true;
     if (!stream->write_some()) finish_writes(stream);
   }
-  if (const auto releases = pairs_.take_releases(4096); !releases.empty()) {
+  if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
     Bytes extensions;
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));

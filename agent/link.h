@@ -19,31 +19,31 @@
 #include <vector>
 
 #include "agent/call_state.h"
+#include "agent/channel_set.h"
 #include "agent/engine.h"
-#include "agent/futex.h"
 #include "agent/link_rings.h"
-#include "agent/pairs.h"
 #include "agent/pending_calls.h"
 #include "agent/transport/frame_stream.h"
+#include "base/futex.h"
 
 namespace tensorferry {
 
 /// A request's place in the queue of its order key.
-struct Turn {
+struct OrderTicket {
   UniqueFunction<void()> start;  // dispatches the request; set when it has landed and waits for its turn
 };
 
 /// A request that the callee has not answered yet.
-struct Serving {
+struct IncomingCall {
   std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> told;  // the callback of Reply::on_cancelled; under the link's serving_mutex_
+  UniqueFunction<void()> told;  // the callback of Reply::on_cancelled; under the link's incoming_calls_mutex_
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
-  std::shared_ptr<Turn> turn;  // null if order is 0
+  std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
 };
 
 /// The route of the answer to one request: stream or ring slot, and the call's id.
-struct AnswerWay {
+struct ReplyRoute {
   std::shared_ptr<FrameStream> stream;
   std::uint64_t call = 0;
   std::uint32_t tell_number = 0;       // the function's number, sent with the answer; 0: the caller needs none
@@ -77,30 +77,30 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// become it, and if `completed`, the other lazy completions are made prompt.
   void scout_returned(const Call::State& call, bool completed);
   /// Polls the slot of a call in the ring, and takes its reply if it has come.
-  void look(Call::State& call);
-  /// Spins for the reply of a call in the ring, and takes it; see Call::look. True: the call has ended.
-  bool look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least);
+  void poll_ring(Call::State& call);
+  /// Spins for the reply of a call in the ring, and takes it; see Call::spin_wait. True: the call has ended.
+  bool spin_wait(Call::State& call, std::chrono::nanoseconds at_least);
   /// Acquires credit for `bytes` bytes: blocks until the bytes in flight leave room. A message larger than the bound
   /// goes when nothing else is in flight. DeadlineExceeded after `options.timeout`. Returns Ok on a closed link, whose
   /// calls then fail by themselves.
-  Status admit(std::size_t bytes, const RawCallOptions& options);
-  /// Returns the credit for `bytes` bytes, and wakes the threads in admit().
-  void discharged(std::size_t bytes);
+  Status acquire_credit(std::size_t bytes, const RawCallOptions& options);
+  /// Returns the credit for `bytes` bytes, and wakes the threads in acquire_credit().
+  void release_credit(std::size_t bytes);
 
   // --- as the callee -----------------------------------------------------------------------------------------------
   /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
   /// be sent becomes an error.
-  void answer(const AnswerWay& way, Message message);
+  void answer(const ReplyRoute& way, Message message);
   /// Sends an error as the answer.
-  void refuse(const AnswerWay& way, const Status& status);
+  void refuse(const ReplyRoute& way, const Status& status);
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
   /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
-  void on_cancelled(const std::shared_ptr<Serving>& serving, UniqueFunction<void()> told);
+  void on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told);
   /// Marks the request as cancelled, and runs its callback.
-  void cancel_serving(Serving& serving);
+  void cancel_incoming(IncomingCall& incoming);
   /// The request has been answered or dropped: removes it, and starts the next request of its order key.
-  void served(std::uint64_t call, const Serving& serving);
+  void served(std::uint64_t call, const IncomingCall& incoming);
 
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
@@ -121,7 +121,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   bool ended_by_peer();
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-  // --- for Pairs -----------------------------------------------------------------------------------------------------
+  // --- for ChannelSet
+  // -----------------------------------------------------------------------------------------------------
   /// Sends a control or release frame on the stream that this side dialled; dials if needed.
   void send_control(Bytes frame, Descriptors descriptors);
   /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
@@ -164,7 +165,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
-  Pairs& pairs() noexcept { return pairs_; }
+  ChannelSet& pairs() noexcept { return channels_; }
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
   /// Returns how long the calls with `wait_for_ready` that wait for this link may still wait for the peer; 0: none
@@ -209,7 +210,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::vector<std::shared_ptr<FrameStream>> streams() const;
 
   void on_cancel(std::uint64_t call);
-  Status on_request(const wire::Frame& frame, AnswerWay way);
+  Status on_request(const wire::Frame& frame, ReplyRoute way);
   Status on_reply(FrameStream* stream, const wire::Frame& frame);
 
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
@@ -230,17 +231,17 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status read_ring_reply(const std::shared_ptr<Call::State>& call);
   void take_ring_replies();
   [[nodiscard]] bool taken_out_of_ring(const Call::State& call) const;
-  void send_answer(const AnswerWay& way, Pairs::Built built);
+  void send_answer(const ReplyRoute& way, ChannelSet::Built built);
   void dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply);
-  void take_turn(std::uint32_t order, Turn& turn, UniqueFunction<void()> start);
-  void end_turn(std::uint32_t order, const Turn& turn);
+  void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
+  void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
 
   const std::shared_ptr<Engine> engine_;
   PeerInfo peer_;
   std::atomic<std::uint64_t> incarnation_{0};
-  Pairs pairs_;
+  ChannelSet channels_;
   PendingCalls pending_;
 
   mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
@@ -276,15 +277,15 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// The link whose replies this thread reads while it waits for its own call.
   static inline thread_local const Link* reading_ = nullptr;
 
-  std::atomic<const Call::State*> scout_{nullptr};  // the sentinel call
+  std::atomic<const Call::State*> sentinel_{nullptr};  // the sentinel call
   std::atomic<bool> relaxed_{false};  // calls with lazy completions may be in flight besides the sentinel call
 
   std::mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
 
-  std::mutex serving_mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Serving>> serving_;
-  std::map<std::uint32_t, std::deque<std::shared_ptr<Turn>>> ordered_;  // by order key; the front one runs
+  std::mutex incoming_calls_mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<IncomingCall>> incoming_calls_;
+  std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
 
   std::mutex flow_mutex_;
   std::size_t bytes_in_flight_ = 0;

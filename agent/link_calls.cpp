@@ -9,10 +9,10 @@
 #include <string>
 #include <utility>
 
-#include "agent/futex.h"
 #include "agent/link.h"
 #include "agent/placement.h"
-#include "channels/text.h"
+#include "base/futex.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -21,17 +21,17 @@ constexpr std::size_t longest_name = 4096;
 constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
 
 /// Holds a request's arguments and its credit until the peer has read all of its buffers.
-struct Arguments {
-  Arguments(std::shared_ptr<Call::State> of, std::shared_ptr<Link> by, std::size_t size)
+struct ArgumentPin {
+  ArgumentPin(std::shared_ptr<Call::State> of, std::shared_ptr<Link> by, std::size_t size)
       : call(std::move(of)), link(std::move(by)), bytes(size) {
     call->hold_arguments();
   }
-  ~Arguments() {
+  ~ArgumentPin() {
     call->release_arguments();
-    link->discharged(bytes);
+    link->release_credit(bytes);
   }
-  Arguments(const Arguments&) = delete;
-  Arguments& operator=(const Arguments&) = delete;
+  ArgumentPin(const ArgumentPin&) = delete;
+  ArgumentPin& operator=(const ArgumentPin&) = delete;
 
   std::shared_ptr<Call::State> call;
   std::shared_ptr<Link> link;
@@ -46,7 +46,7 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 
 }  // namespace
 
-Status Link::admit(std::size_t bytes, const RawCallOptions& options) {
+Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
   const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
   bool first = true;
   while (true) {
@@ -71,7 +71,7 @@ Status Link::admit(std::size_t bytes, const RawCallOptions& options) {
   }
 }
 
-void Link::discharged(std::size_t bytes) {
+void Link::release_credit(std::size_t bytes) {
   if (bytes == 0) return;
   {
     const std::lock_guard lock(flow_mutex_);
@@ -85,13 +85,13 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
   pending_.add(call);
   ++engine_->pending;
   ++engine_->calls_sent;
-  if (call->deadline) engine_->housekeeping->kick();
+  if (call->deadline) engine_->reactor->kick();
   std::unique_lock lock(connect_mutex_);
   if (closed()) {
     const auto ended = status_;
     lock.unlock();
     if (pending_.remove(call->id)) finish(call, ended);
-    discharged(call->counted_bytes);
+    release_credit(call->counted_bytes);
     call->release_arguments();
     return;
   }
@@ -108,7 +108,7 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
 void Link::send_request(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
                         Message message) {
   if (queued_behind(call, message, false)) return;
-  const auto known = pairs_.probing(message, call->options.require, call->options.arguments);
+  const auto known = channels_.probing(message, call->options.require, call->options.arguments);
   if (!known) return send_now(stream, call, std::move(message), true);
   if (!queued_behind(call, message, true)) send_when_probed(*known, stream, {call, std::move(message)});
 }
@@ -128,7 +128,7 @@ bool Link::queued_behind(const std::shared_ptr<Call::State>& call, Message& mess
 }
 
 void Link::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream, Deferred request) {
-  pairs_.when_probed(known, [self = shared_from_this(), stream, held = std::move(request)]() mutable {
+  channels_.when_probed(known, [self = shared_from_this(), stream, held = std::move(request)]() mutable {
     self->send_held(stream, std::move(held));
   });
 }
@@ -138,7 +138,7 @@ void Link::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStre
 void Link::send_held(const std::shared_ptr<FrameStream>& stream, Deferred request) {
   for (std::optional<Deferred> next = std::move(request); next;) {
     const auto call = next->call;
-    const auto known = pairs_.probing(next->message, call->options.require, call->options.arguments);
+    const auto known = channels_.probing(next->message, call->options.require, call->options.arguments);
     if (known) return send_when_probed(*known, stream, *std::move(next));
     if (closed())
       drop(*next, status());
@@ -161,7 +161,7 @@ void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::share
                     Message message, bool by_ring) {
   // A message without buffers is copied into its frame, so nothing has to be held.
   auto held =
-      message.buffers.empty() ? nullptr : std::make_shared<Arguments>(call, shared_from_this(), call->counted_bytes);
+      message.buffers.empty() ? nullptr : std::make_shared<ArgumentPin>(call, shared_from_this(), call->counted_bytes);
   call->release_arguments();
   if (!pending_.find(call->id)) return;  // it ended while the link was being dialled
   wire::Header header;
@@ -191,9 +191,9 @@ void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::share
   const auto now = Clock::now().time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
-  auto built = status.ok() ? pairs_.build(header, std::move(extensions), std::move(message), call->options.require,
-                                          call->options.arguments, held)
-                           : Result<Pairs::Built>(status);
+  auto built = status.ok() ? channels_.build(header, std::move(extensions), std::move(message), call->options.require,
+                                             call->options.arguments, held)
+                           : Result<ChannelSet::Built>(status);
   held.reset();
   if (!built) {
     if (pending_.remove(call->id)) finish(call, built.status());
@@ -304,7 +304,7 @@ void Link::stop_reading(const std::shared_ptr<FrameStream>& stream) {
 
 void Link::expect_reply(Call::State& call) {
   if (!call.in_ring.load(std::memory_order_seq_cst)) return expect_frames();
-  if (!ring_out_->calls->watch(call.slot)) look(call);
+  if (!ring_out_->calls->watch(call.slot)) poll_ring(call);
 }
 
 void Link::expect_replies() {
@@ -318,15 +318,15 @@ void Link::expect_replies() {
 
 bool Link::scouts(const Call::State& call) {
   const Call::State* none = nullptr;
-  if (scout_.compare_exchange_strong(none, &call)) return true;
+  if (sentinel_.compare_exchange_strong(none, &call)) return true;
   relaxed_ = true;
-  engine_->housekeeping->kick();
+  engine_->reactor->kick();
   return false;
 }
 
 void Link::scout_returned(const Call::State& call, bool completed) {
-  const auto* scout = &call;
-  if (scout_.load() != scout || !scout_.compare_exchange_strong(scout, nullptr)) return;
+  const auto* sentinel = &call;
+  if (sentinel_.load() != sentinel || !sentinel_.compare_exchange_strong(sentinel, nullptr)) return;
   if (completed) expect_relaxed(Clock::time_point::max());
 }
 
@@ -334,9 +334,9 @@ void Link::scout_returned(const Call::State& call, bool completed) {
 void Link::expect_relaxed(Clock::time_point made_before) {
   if (!relaxed_.exchange(false)) return;
   for (const auto& call : pending_.all()) {
-    if (!call->relaxed) continue;
+    if (!call->lazy) continue;
     if (call->made < made_before)
-      call->hurry();
+      call->escalate();
     else
       relaxed_ = true;
   }
@@ -361,7 +361,7 @@ void Link::nudge() {
 Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
   if (!call) {  // the call was cancelled or has expired
-    pairs_.discard(stream, frame);
+    channels_.discard(stream, frame);
     return {};
   }
   if (again) return {Code::protocol_error, "a second reply to one call"};
@@ -377,7 +377,7 @@ Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
     if (pending_.remove(call->id)) finish(call, std::move(status));
     return {};
   }
-  pairs_.receive(
+  channels_.receive(
       stream, frame, call->options.into, [self = shared_from_this(), call = call](Status status, Received received) {
         if (!self->pending_.remove(call->id)) return;
         self->finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
@@ -451,8 +451,8 @@ std::string Link::state_text() {
       const auto state = ring_out_->calls->state(call->slot);
       out += formatted(", in slot {}: {}", call->slot.index, states[static_cast<std::size_t>(state) % states.size()]);
     }
-    if (call->relaxed) out += ", its completion may wait";
-    if (scout_.load() == call.get()) out += ", watched for the others";
+    if (call->lazy) out += ", its completion may wait";
+    if (sentinel_.load() == call.get()) out += ", watched for the others";
     if (call->waited) out += ", waited for";
     if (call->landing) out += ", its reply is landing";
   }

@@ -73,7 +73,7 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
   }
   auto frame = wire::Frame::decode(*header, bytes.subspan(wire::Header::size));
   if (!frame) return frame.status();
-  if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
+  if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
   std::shared_ptr<FrameStream> stream;
   std::shared_ptr<IncomingRing> ring;
   {
@@ -118,7 +118,7 @@ void Link::on_ring_done(SlotId slot) {
   if (call && call->slot.generation == slot.generation) take_ring_reply(call);
 }
 
-void Link::look(Call::State& call) {
+void Link::poll_ring(Call::State& call) {
   const auto state = ring_out_->calls->state(call.slot);
   if (state == CallRing::State::full || state == CallRing::State::by_socket) take_ring_reply(call.shared_from_this());
 }
@@ -154,7 +154,7 @@ Status Link::read_ring_reply(const std::shared_ptr<Call::State>& call) {
     return {Code::protocol_error, "a frame in a reply's slot that does not belong there"};
   auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
   if (!frame) return frame.status();
-  if (!frame->releases.empty()) pairs_.acknowledged(frame->releases);
+  if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
   return on_reply(nullptr, *frame);
 }
 
@@ -211,9 +211,9 @@ void Link::take_as_waiter(Call::State& call) {
   call.in_ring.store(false, std::memory_order_release);  // wait() now waits for the buffers as for a call by socket
 }
 
-bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least) {
+bool Link::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) {
   if (!call.in_ring.load(std::memory_order_acquire)) return call.done();
-  call.looked_for = true;
+  call.spun = true;
   const auto sources = engine_->pool->sources();
   (void)ring_out_->spin.until([&] { return answered(call) || engine_->pool->unattended(*sources); }, at_least);
   if (answered(call)) take_as_waiter(call);
@@ -224,10 +224,10 @@ bool Link::look_for_a_while(Call::State& call, std::chrono::nanoseconds at_least
 bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> until,
                         const std::function<bool()>& interrupted) {
   const auto copying = std::min(call.device_time, Spin::most_for_devices());
-  const bool found = call.looked_for ? answered(call) : ring_out_->spin.until([&] { return answered(call); }, copying);
+  const bool found = call.spun ? answered(call) : ring_out_->spin.until([&] { return answered(call); }, copying);
   if (!found) {
     const auto over = [&] { return answered(call) || call.done(); };
-    Crowd::Member waiting(ring_out_->crowd);
+    OversubscribedWait::Member waiting(ring_out_->oversubscribed);
     if (!waiting.until(over)) engine_->pool->about_to_block();
     while (!over()) {
       if (until && Clock::now() >= *until) return false;
@@ -301,7 +301,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   if (operation != accepted || descriptors.size() != 1) return {Code::protocol_error, "a ring frame out of place"};
   auto bell = Doorbell::map(std::move(descriptors[0]));
   if (!bell) return bell.status();
-  ring->seclude();
+  ring->close_descriptor();
   {
     const std::lock_guard lock(connect_mutex_);
     if (closed()) return {Code::connection_lost, "the link has ended"};

@@ -8,8 +8,8 @@
 
 #include "agent/pool.h"
 #include "agent/transport/call_ring.h"
-#include "agent/transport/crowd.h"
 #include "agent/transport/doorbell.h"
+#include "agent/transport/oversubscribed_wait.h"
 #include "agent/transport/spin.h"
 
 namespace tensorferry {
@@ -59,8 +59,8 @@ class OutgoingRing final : public RequestSource {
   bool send(SlotId slot, ByteView frame);
 
   const std::shared_ptr<CallRing> calls;
-  Spin spin;    // for a thread that waits for a reply
-  Crowd crowd;  // for these threads when they outnumber the CPUs
+  Spin spin;                          // for a thread that waits for a reply
+  OversubscribedWait oversubscribed;  // for these threads when they outnumber the CPUs
 
  private:
   const std::weak_ptr<Link> link_;

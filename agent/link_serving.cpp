@@ -2,20 +2,20 @@
 #include <utility>
 
 #include "agent/link.h"
-#include "agent/log.h"
 #include "agent/placement.h"
+#include "base/log.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
 
 class Reply::State final {
  public:
-  State(std::shared_ptr<Link> to, AnswerWay by, std::shared_ptr<Serving> of)
-      : link(std::move(to)), way(std::move(by)), serving(std::move(of)) {}
+  State(std::shared_ptr<Link> to, ReplyRoute by, std::shared_ptr<IncomingCall> of)
+      : link(std::move(to)), way(std::move(by)), incoming(std::move(of)) {}
 
   std::shared_ptr<Link> link;
-  AnswerWay way;
-  std::shared_ptr<Serving> serving;
+  ReplyRoute way;
+  std::shared_ptr<IncomingCall> incoming;
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
@@ -39,19 +39,19 @@ void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
-  const bool expired = state->serving->deadline && *state->serving->deadline <= Clock::now();
+  const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   if (late)
     state->link->refuse(state->way, {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
   else
     state->link->answer(state->way, std::move(message));
-  state->link->served(state->way.call, *state->serving);
+  state->link->served(state->way.call, *state->incoming);
 }
 
 void Reply::fail(Status status) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   state->link->refuse(state->way, status);
-  state->link->served(state->way.call, *state->serving);
+  state->link->served(state->way.call, *state->incoming);
 }
 
 void Reply::tell(std::uint32_t number) {
@@ -60,22 +60,23 @@ void Reply::tell(std::uint32_t number) {
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  const auto& serving = *state_->serving;
-  if (serving.cancelled || (serving.deadline && *serving.deadline <= Clock::now())) return true;
+  const auto& incoming = *state_->incoming;
+  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
   return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);
 }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
-  state_->link->on_cancelled(state_->serving, std::move(told));
+  state_->link->on_cancelled(state_->incoming, std::move(told));
   // The pool may read a cancel frame from the stream before it takes the request out of the ring. The slot then says
   // that the caller has given up.
-  if (state_->way.ring && state_->way.ring->abandoned(state_->way.slot)) state_->link->cancel_serving(*state_->serving);
+  if (state_->way.ring && state_->way.ring->abandoned(state_->way.slot))
+    state_->link->cancel_incoming(*state_->incoming);
 }
 
-std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->serving->deadline : std::nullopt; }
+std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
 
-Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
+Status Link::on_request(const wire::Frame& frame, ReplyRoute way) {
   const auto& header = frame.header;
   std::shared_ptr<const Function> function;
   std::string name(text_of(frame.function_name));
@@ -89,34 +90,35 @@ Status Link::on_request(const wire::Frame& frame, AnswerWay way) {
   } else {
     function = engine_->functions.find(name);
   }
-  auto serving = std::make_shared<Serving>();
-  if (header.remaining_ms != 0) serving->deadline = Clock::now() + Milliseconds(header.remaining_ms);
-  serving->order = header.order;
-  if (header.order != 0) serving->turn = std::make_shared<Turn>();
+  auto incoming = std::make_shared<IncomingCall>();
+  if (header.remaining_ms != 0) incoming->deadline = Clock::now() + Milliseconds(header.remaining_ms);
+  incoming->order = header.order;
+  if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
   {
-    const std::lock_guard lock(serving_mutex_);
-    if (!serving_.emplace(header.call, serving).second)
+    const std::lock_guard lock(incoming_calls_mutex_);
+    if (!incoming_calls_.emplace(header.call, incoming).second)
       return {Code::protocol_error, "a request under the id of one that has not been answered"};
-    if (closed()) serving->cancelled = true;  // close() may have cancelled the requests before this one was added
-    if (serving->turn) ordered_[header.order].push_back(serving->turn);
+    if (closed()) incoming->cancelled = true;  // close() may have cancelled the requests before this one was added
+    if (incoming->order_ticket) ordered_[header.order].push_back(incoming->order_ticket);
   }
   ++engine_->serving;
   if (header.function == 0 && function) way.tell_number = function->number;
   if (!frame.placement.empty()) way.placement = placement_of(frame.placement);
   auto* stream = way.ring ? nullptr : way.stream.get();
-  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(way), serving));
-  pairs_.receive(
-      stream, frame, {},
-      [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, serving](
-          Status status, Received received) mutable {
-        if (!status.ok()) return reply->fail(std::move(status));
-        if (!serving->turn)
-          return self->dispatch(std::move(function), std::move(name), std::move(received), std::move(*reply));
-        self->take_turn(serving->order, *serving->turn,
-                        [self, function, name, received = std::move(received), reply]() mutable {
-                          self->dispatch(std::move(function), std::move(name), std::move(received), std::move(*reply));
-                        });
-      });
+  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(way), incoming));
+  channels_.receive(stream, frame, {},
+                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply,
+                     incoming](Status status, Received received) mutable {
+                      if (!status.ok()) return reply->fail(std::move(status));
+                      if (!incoming->order_ticket)
+                        return self->dispatch(std::move(function), std::move(name), std::move(received),
+                                              std::move(*reply));
+                      self->start_in_order(incoming->order, *incoming->order_ticket,
+                                           [self, function, name, received = std::move(received), reply]() mutable {
+                                             self->dispatch(std::move(function), std::move(name), std::move(received),
+                                                            std::move(*reply));
+                                           });
+                    });
   return {};
 }
 
@@ -136,24 +138,24 @@ void Link::dispatch(std::shared_ptr<const Function> function, std::string name, 
 }
 
 /// Runs `start` now, or when all earlier requests of its order key have been answered.
-void Link::take_turn(std::uint32_t order, Turn& turn, UniqueFunction<void()> start) {
+void Link::start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start) {
   {
-    const std::lock_guard lock(serving_mutex_);
-    if (ordered_[order].front().get() != &turn) {
-      turn.start = std::move(start);
+    const std::lock_guard lock(incoming_calls_mutex_);
+    if (ordered_[order].front().get() != &order_ticket) {
+      order_ticket.start = std::move(start);
       return;
     }
   }
   start();
 }
 
-void Link::end_turn(std::uint32_t order, const Turn& turn) {
+void Link::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket) {
   UniqueFunction<void()> next;
   {
-    const std::lock_guard lock(serving_mutex_);
+    const std::lock_guard lock(incoming_calls_mutex_);
     auto& queue = ordered_[order];
-    const bool was_first = queue.front().get() == &turn;
-    std::erase_if(queue, [&](const auto& other) { return other.get() == &turn; });
+    const bool was_first = queue.front().get() == &order_ticket;
+    std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
     if (queue.empty())
       ordered_.erase(order);
     else if (was_first)
@@ -164,48 +166,48 @@ void Link::end_turn(std::uint32_t order, const Turn& turn) {
 }
 
 void Link::on_cancel(std::uint64_t call) {
-  std::shared_ptr<Serving> serving;
+  std::shared_ptr<IncomingCall> incoming;
   {
-    const std::lock_guard lock(serving_mutex_);
-    if (const auto it = serving_.find(call); it != serving_.end()) serving = it->second;
+    const std::lock_guard lock(incoming_calls_mutex_);
+    if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
   }
-  if (serving) cancel_serving(*serving);
+  if (incoming) cancel_incoming(*incoming);
 }
 
-void Link::cancel_serving(Serving& serving) {
+void Link::cancel_incoming(IncomingCall& incoming) {
   UniqueFunction<void()> told;
   {
-    const std::lock_guard lock(serving_mutex_);
-    serving.cancelled = true;
-    told = std::move(serving.told);
+    const std::lock_guard lock(incoming_calls_mutex_);
+    incoming.cancelled = true;
+    told = std::move(incoming.told);
   }
   if (told) told();
 }
 
-void Link::on_cancelled(const std::shared_ptr<Serving>& serving, UniqueFunction<void()> told) {
+void Link::on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told) {
   {
-    const std::lock_guard lock(serving_mutex_);
-    if (!serving->cancelled) {
-      std::swap(serving->told, told);
+    const std::lock_guard lock(incoming_calls_mutex_);
+    if (!incoming->cancelled) {
+      std::swap(incoming->told, told);
       return;
     }
   }
   told();
 }
 
-void Link::served(std::uint64_t call, const Serving& serving) {
+void Link::served(std::uint64_t call, const IncomingCall& incoming) {
   {
-    const std::lock_guard lock(serving_mutex_);
-    serving_.erase(call);
+    const std::lock_guard lock(incoming_calls_mutex_);
+    incoming_calls_.erase(call);
   }
   --engine_->serving;
   ++engine_->calls_served;
-  if (serving.turn) end_turn(serving.order, *serving.turn);
+  if (incoming.order_ticket) end_order_ticket(incoming.order, *incoming.order_ticket);
 }
 
 namespace {
 
-wire::Header reply_to(const AnswerWay& way, Bytes& extensions) {
+wire::Header reply_to(const ReplyRoute& way, Bytes& extensions) {
   wire::Header header;
   header.kind = wire::Kind::reply;
   header.call = way.call;
@@ -218,21 +220,21 @@ wire::Header reply_to(const AnswerWay& way, Bytes& extensions) {
 
 }  // namespace
 
-void Link::answer(const AnswerWay& way, Message message) {
+void Link::answer(const ReplyRoute& way, Message message) {
   if (closed() || way.stream->closed()) return;
-  if (const auto known = pairs_.probing(message, {}, way.placement)) {
-    return pairs_.when_probed(*known, [self = shared_from_this(), way, held = std::move(message)]() mutable {
+  if (const auto known = channels_.probing(message, {}, way.placement)) {
+    return channels_.when_probed(*known, [self = shared_from_this(), way, held = std::move(message)]() mutable {
       self->answer(way, std::move(held));
     });
   }
   Bytes extensions;
   const auto header = reply_to(way, extensions);
-  auto built = pairs_.build(header, std::move(extensions), std::move(message), {}, way.placement, nullptr);
+  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, way.placement, nullptr);
   if (!built) return refuse(way, built.status());
   send_answer(way, std::move(*built));
 }
 
-void Link::refuse(const AnswerWay& way, const Status& status) {
+void Link::refuse(const ReplyRoute& way, const Status& status) {
   if (closed() || way.stream->closed()) return;
   Bytes extensions;
   auto header = reply_to(way, extensions);
@@ -240,7 +242,7 @@ void Link::refuse(const AnswerWay& way, const Status& status) {
   send_answer(way, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
 }
 
-void Link::send_answer(const AnswerWay& way, Pairs::Built built) {
+void Link::send_answer(const ReplyRoute& way, ChannelSet::Built built) {
   if (way.ring) {
     const bool fits = built.trailing.empty() && built.frame.size() <= CallRing::most_reply;
     // If the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.

@@ -38,13 +38,13 @@ class PendingCalls final {
     const auto* slot = slot_of(id);
     return slot != nullptr ? slot->call : nullptr;
   }
-  struct Landing {
+  struct ReplyDestination {
     std::shared_ptr<Call::State> call;  // as find() returns it
     bool again = false;                 // a reply came before this one
   };
   /// Marks the call as landing: its reply has come. From then on the channels may write to the caller's own memory, so
   /// give_up() leaves the call alone.
-  Landing land(std::uint64_t id) {
+  ReplyDestination land(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto* slot = slot_of(id);
     if (slot == nullptr) return {};
@@ -71,7 +71,7 @@ class PendingCalls final {
  private:
   std::shared_ptr<Call::State> take(std::uint64_t id, bool landing_too) {
     const std::lock_guard lock(mutex_);
-    auto* slot = const_cast<Slot*>(slot_of(id));
+    auto* slot = const_cast<PendingSlot*>(slot_of(id));
     if (slot == nullptr || (!landing_too && slot->call->lands_at_callers())) return nullptr;
     ++slot->generation;
     free_.push_back(static_cast<std::uint32_t>(id));
@@ -79,11 +79,11 @@ class PendingCalls final {
     return std::move(slot->call);
   }
 
-  struct Slot {
+  struct PendingSlot {
     std::shared_ptr<Call::State> call;
     std::uint32_t generation = 1;
   };
-  [[nodiscard]] const Slot* slot_of(std::uint64_t id) const {
+  [[nodiscard]] const PendingSlot* slot_of(std::uint64_t id) const {
     const auto index = static_cast<std::uint32_t>(id);
     if (index >= slots_.size()) return nullptr;
     const auto& slot = slots_[index];
@@ -91,7 +91,7 @@ class PendingCalls final {
   }
 
   mutable std::mutex mutex_;
-  std::vector<Slot> slots_;
+  std::vector<PendingSlot> slots_;
   std::vector<std::uint32_t> free_;
   std::size_t count_ = 0;
 };

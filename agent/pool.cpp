@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/log.h"
-#include "channels/thread_signals.h"
+#include "base/log.h"
+#include "base/thread_signals.h"
 
 namespace tensorferry {
 namespace {

@@ -24,9 +24,9 @@
 
 #include "agent/transport/doorbell.h"
 #include "agent/transport/spin.h"
-#include "channels/file_descriptor.h"
-#include "channels/fork.h"
-#include "channels/function.h"
+#include "base/file_descriptor.h"
+#include "base/fork.h"
+#include "base/function.h"
 
 namespace tensorferry {
 

@@ -45,7 +45,7 @@ void give_turn(int socket) {
 }
 
 int main(int argc, char** argv) {
-  const Arguments arguments = parse(argc, argv, {});
+  const SampleArguments arguments = parse(argc, argv, {});
   if (arguments.bytes == 0) usage(argv[0]);
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) die("socketpair");

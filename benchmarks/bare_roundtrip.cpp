@@ -70,7 +70,7 @@ Ends tcp_sockets() {
 }
 
 int main(int argc, char** argv) {
-  const Arguments arguments = parse(argc, argv, {"unix", "tcp"});
+  const SampleArguments arguments = parse(argc, argv, {"unix", "tcp"});
   const Ends ends = arguments.transport == "tcp" ? tcp_sockets() : unix_sockets();
   const pid_t child = fork();
   if (child < 0) die("fork");

@@ -29,7 +29,7 @@ T value_or_die(std::string_view what, Result<T> result) {
   return *std::move(result);
 }
 
-std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const Arguments& arguments) {
+std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const SampleArguments& arguments) {
   RawAgentOptions options;
   options.name = name;
   options.store = value_or_die("connect_tcp_store", connect_tcp_store("127.0.0.1", port, "", patience));
@@ -40,7 +40,7 @@ std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const Argum
 
 /// Serves until the caller's end of the socket closes. The socket carries the port of the store to the callee, and a
 /// byte back when it serves: a name is registered before its functions are.
-void serve(int socket, const Arguments& arguments) {
+void serve(int socket, const SampleArguments& arguments) {
   std::uint16_t port = 0;
   if (read(socket, &port, sizeof port) != sizeof port) return;  // the caller failed, and has said so
   pin(arguments.callee_cpu);
@@ -53,7 +53,7 @@ void serve(int socket, const Arguments& arguments) {
   agent->leave();
 }
 
-void call(int socket, const Arguments& arguments) {
+void call(int socket, const SampleArguments& arguments) {
   const auto store = value_or_die("TcpStoreServer::listen", TcpStoreServer::listen("127.0.0.1", 0, ""));
   const std::uint16_t port = store->port();
   if (write(socket, &port, sizeof port) != sizeof port) die("write", Status(Code::internal, "the callee is gone"));
@@ -72,7 +72,7 @@ void call(int socket, const Arguments& arguments) {
 }
 
 int main(int argc, char** argv) {
-  const Arguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
+  const SampleArguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     die("socketpair", Status(Code::internal, "no descriptors left"));

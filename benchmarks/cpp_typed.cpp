@@ -16,7 +16,7 @@
 namespace tensorferry::benchmarks {
 namespace {
 
-std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const Arguments& arguments) {
+std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const SampleArguments& arguments) {
   return Agent::join({.name = name,
                       .store = connect_store("127.0.0.1", port),
                       .unix_sockets = arguments.transport != "tcp",
@@ -29,7 +29,7 @@ std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const Argument
 }
 
 /// One call after another, or of `callers` at once.
-void call(Agent& agent, const Arguments& arguments) {
+void call(Agent& agent, const SampleArguments& arguments) {
   const std::string text(64, 'x');
   const auto tensor =
       Tensor::from_vector(std::vector<float>(arguments.kind == "tensor" ? arguments.bytes / sizeof(float) : 1));
@@ -44,7 +44,7 @@ void call(Agent& agent, const Arguments& arguments) {
 }
 
 /// What the other process does: it gets the store's port through the socket, and sends a byte when it is there.
-void serve(int socket, const Arguments& arguments) {
+void serve(int socket, const SampleArguments& arguments) {
   std::uint16_t port = 0;
   if (read(socket, &port, sizeof port) != sizeof port) return;  // this side's parent failed, and has said so
   pin(arguments.callee_cpu);
@@ -56,7 +56,7 @@ void serve(int socket, const Arguments& arguments) {
 }
 
 /// The other process is Python: benchmarks/cpp_partner.py.
-[[noreturn]] void become_python(int socket, const Arguments& arguments) {
+[[noreturn]] void become_python(int socket, const SampleArguments& arguments) {
   std::uint16_t port = 0;
   if (read(socket, &port, sizeof port) != sizeof port) std::exit(1);
   const bool calls = arguments.peer == "python-calls";
@@ -69,7 +69,7 @@ void serve(int socket, const Arguments& arguments) {
   std::exit(1);
 }
 
-void run(int socket, pid_t child, const Arguments& arguments) {
+void run(int socket, pid_t child, const SampleArguments& arguments) {
   const StoreServer store;
   const std::uint16_t port = store.port();
   const bool python_calls = arguments.peer == "python-calls";
@@ -93,7 +93,7 @@ void run(int socket, pid_t child, const Arguments& arguments) {
 }
 
 int main(int argc, char** argv) {
-  const Arguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
+  const SampleArguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return std::perror("socketpair"), 1;
   const pid_t child = fork();  // before either side has a thread

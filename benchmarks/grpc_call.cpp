@@ -25,7 +25,7 @@ class Service final : public Echo::Service {
 
 std::string address_of(pid_t parent) { return "unix-abstract:tensorferry-grpc-" + std::to_string(parent); }
 
-void serve(int socket, const Arguments& arguments) {
+void serve(int socket, const SampleArguments& arguments) {
   pin(arguments.callee_cpu);
   Service service;
   grpc::ServerBuilder builder;
@@ -40,7 +40,7 @@ void serve(int socket, const Arguments& arguments) {
   server->Shutdown();
 }
 
-int call(int socket, const Arguments& arguments) {
+int call(int socket, const SampleArguments& arguments) {
   pin(arguments.caller_cpu);
   char serving = 0;
   if (read(socket, &serving, 1) != 1 || serving != 1) return std::fprintf(stderr, "the server did not start\n"), 1;
@@ -66,7 +66,7 @@ int call(int socket, const Arguments& arguments) {
 }
 
 int main(int argc, char** argv) {
-  const Arguments arguments = parse(argc, argv, {"unix"});
+  const SampleArguments arguments = parse(argc, argv, {"unix"});
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return std::perror("socketpair"), 1;
   const pid_t child = fork();  // before gRPC has a thread

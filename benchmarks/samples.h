@@ -17,7 +17,7 @@
 
 namespace tensorferry::benchmarks {
 
-struct Arguments {
+struct SampleArguments {
   std::string transport = "unix";
   std::string kind = "empty";  // "text": 64 bytes; "tensor": of `bytes`
   std::string peer = "cpp";    // "python-serves", "python-calls"
@@ -38,8 +38,8 @@ struct Arguments {
 }
 
 /// Exits with a usage line on anything that it does not know.
-inline Arguments parse(int argc, char** argv, std::initializer_list<std::string_view> transports) {
-  Arguments arguments;
+inline SampleArguments parse(int argc, char** argv, std::initializer_list<std::string_view> transports) {
+  SampleArguments arguments;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view flag = argv[i];
     const std::string value = argv[i + 1];

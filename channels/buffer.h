@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "channels/function.h"
-#include "channels/status.h"
+#include "base/function.h"
+#include "base/status.h"
 #include "include/tensorferry/device.h"
 
 namespace tensorferry {

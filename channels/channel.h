@@ -19,10 +19,10 @@
 #include <variant>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/bytes.h"
-#include "channels/file_descriptor.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 
@@ -200,7 +200,7 @@ class Channel {
 
   /// Runs the completions of work that is done by now, if the channel would otherwise notice it a little later, as with
   /// a GPU's copies. The agent calls it before it sends a message that can carry acknowledgements. Never waits.
-  virtual void settle() {}
+  virtual void progress() {}
 
   /// Handles a control message from the other end. The agent calls it in order, on a reading thread.
   virtual void control(ByteView message, Descriptors descriptors) = 0;

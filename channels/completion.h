@@ -1,8 +1,8 @@
 /// Runs completions without unbounded recursion.
 #pragma once
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 

@@ -14,9 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "channels/file_descriptor.h"
-#include "channels/fork.h"
-#include "channels/thread_signals.h"
+#include "base/file_descriptor.h"
+#include "base/fork.h"
+#include "base/thread_signals.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -164,7 +164,7 @@ struct Copier::Helper {
     if (!alive) {
       if (thread.joinable()) thread.join();  // returns at once: its function is about to return
       try {
-        thread = std::thread([this] { live(); });
+        thread = std::thread([this] { run(); });
         alive = true;
       } catch (const std::system_error&) {
         return;  // the caller works alone
@@ -180,7 +180,7 @@ struct Copier::Helper {
     changed.wait(lock, [&] { return !busy; });
   }
 
-  void live() {
+  void run() {
     block_signals_of_others();
     std::unique_lock lock(mutex);
     while (changed.wait_for(lock, idle_for, [&] { return work != nullptr || ended; }) && !ended) {

@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "channels/fork.h"
+#include "base/fork.h"
 #include "channels/size_class.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "channels/completion.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -17,7 +17,7 @@ std::optional<std::uint64_t> Offers::add(Buffer buffer, Completion released, boo
   return number;
 }
 
-Result<Offers::Source> Offers::begin_copy(std::uint64_t number, std::uint64_t bytes) {
+Result<Offers::OfferedMemory> Offers::begin_copy(std::uint64_t number, std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   if (closed_) return *closed_;
   const auto found = entries_.find(number);
@@ -26,7 +26,7 @@ Result<Offers::Source> Offers::begin_copy(std::uint64_t number, std::uint64_t by
                   formatted("ticket names offer {} of {} bytes, which is not open", number, bytes));
   }
   found->second.state = Entry::copying;
-  return Source{found->second.buffer, found->second.shared};
+  return OfferedMemory{found->second.buffer, found->second.shared};
 }
 
 void Offers::end_copy(std::uint64_t number) {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 
@@ -24,11 +24,11 @@ class Offers {
   /// Returns the source to copy, valid until `end_copy`. If `shared`, the caller takes over the memory with its owner.
   /// Fails with ProtocolError if `number` names no open offer of `bytes` bytes, or one whose copy began before. After
   /// `close` it fails with the status of `close`.
-  struct Source {
+  struct OfferedMemory {
     Buffer buffer;
     bool shared;
   };
-  Result<Source> begin_copy(std::uint64_t number, std::uint64_t bytes);
+  Result<OfferedMemory> begin_copy(std::uint64_t number, std::uint64_t bytes);
   void end_copy(std::uint64_t number);
 
   /// Ends an offer; does nothing if there is none.

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "channels/fork.h"
+#include "base/fork.h"
 
 namespace tensorferry {
 

@@ -9,9 +9,9 @@
 #include <optional>
 #include <vector>
 
+#include "base/function.h"
+#include "base/shared_memory.h"
 #include "channels/buffer.h"
-#include "channels/function.h"
-#include "channels/shared_memory.h"
 
 namespace tensorferry {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "channels/basic/basic_channel.h"
 #include "channels/cma/cma_channel.h"
 #include "channels/shm/shm_channel.h"
-#include "channels/text.h"
 #ifdef TENSORFERRY_HAS_CUDA
 #include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_ipc/cuda_ipc_channel.h"

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
 #include "channels/channel.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/status.h"
+#include "base/text.h"
 #include "channels/channel.h"
-#include "channels/status.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "channels/cuda/forget.h"
+#include "channels/cuda/invalidate.h"
 #include "converters/kept.h"
 
 namespace tensorferry {
@@ -111,12 +111,12 @@ class Gpu {
 
   c10::DeviceIndex index_;
   std::size_t memory_ = 0;
-  struct Place {
+  struct LentStream {
     cudaStream_t stream = nullptr;  // made at first use, never destroyed
     int lent = 0;
   };
   std::mutex mutex_;  // guards the members below
-  std::array<Place, 16> streams_{};
+  std::array<LentStream, 16> streams_{};
   std::size_t next_ = 0;
   std::vector<cudaEvent_t> events_;
 };
@@ -196,7 +196,7 @@ Landed* landed_in(const Owner& owner) {
 
 /// Sets this thread's capture mode to relaxed for a scope, because another thread may be capturing a graph. The calls
 /// in the scope do not touch that capture.
-struct OutsideGraphs {
+struct CaptureModeGuard {
   c10::cuda::CUDAStreamCaptureModeGuard mode{cudaStreamCaptureModeRelaxed};
 };
 
@@ -207,7 +207,7 @@ class CudaMemory final : public Memory {
     try {
       auto* const gpu = Gpus::of_this_process().find(device);
       if (gpu == nullptr || bytes > gpu->memory()) return buffer;
-      const OutsideGraphs outside;
+      const CaptureModeGuard outside;
       const CUDAGuard guard(index_of(device));
       auto* const landed = new Landed(*gpu);
       buffer.owner = Owner(landed, DropLanded());
@@ -283,7 +283,7 @@ class CudaConverter final : public Converter {
     if (auto status = check_not_capturing(current, "receive"); !status.ok()) return status;
     auto* const bytes_on = static_cast<cudaStream_t>(buffer.stream);
     {
-      const OutsideGraphs outside;
+      const CaptureModeGuard outside;
       if (bytes_on != current.stream()) gpu->order(bytes_on, current.stream());
     }
     auto* const landed = landed_in(buffer.owner);

@@ -10,8 +10,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 

@@ -79,13 +79,13 @@ Status check_storage(const at::Tensor& tensor) {
 }
 
 /// The range of a storage that holds a strided tensor's elements, in bytes.
-struct Place {
+struct StorageRange {
   std::size_t begin = 0;
   std::size_t end = 0;
   bool gapless = true;
 };
 
-Place place_of(const at::Tensor& tensor) {
+StorageRange storage_range_of(const at::Tensor& tensor) {
   const auto extent = extent_of(tensor.sizes(), tensor.strides());
   const auto item = tensor.itemsize();
   const auto begin = static_cast<std::size_t>(tensor.storage_offset()) * item;
@@ -224,7 +224,7 @@ void TensorWriter::note(const at::Tensor& tensor) {
 void TensorWriter::note_strided(const at::Tensor& tensor) {
   ++noted_;
   if (!check_storage(tensor).ok()) return;
-  const auto place = place_of(tensor);
+  const auto place = storage_range_of(tensor);
   if (place.begin == place.end) return;
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   if (!place.gapless) {
@@ -258,7 +258,7 @@ void TensorWriter::prepare() {
   // element size, as every tensor does at a multiple of its own.
   for (auto& range : ranges_) range.begin -= range.begin % range.item_bytes;
   for (const auto& view : gappy_) {
-    const auto place = place_of(view);
+    const auto place = storage_range_of(view);
     if (range_around(view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), place.begin, place.end))
       continue;
     copies_.emplace_back(view.unsafeGetTensorImpl(), pack(view));
@@ -328,7 +328,7 @@ Status TensorWriter::write_strided(const at::Tensor& tensor, std::uint8_t flags,
 
   auto& converter = *converters_->find(layout.device.type);
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  const auto place = place_of(tensor);
+  const auto place = storage_range_of(tensor);
   Result<std::uint32_t> buffer = 0U;
   if (place.begin == place.end) {
     buffer = add(converter, storage, 0, 0, layout.device);

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "channels/status.h"
+#include "base/status.h"
 #include "converters/registry.h"
 #include "rpc/core/codec.h"
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <span>
 
-#include "channels/bytes.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/status.h"
 
 namespace tensorferry {
 

@@ -2,7 +2,7 @@
 
 #include <openssl/crypto.h>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 

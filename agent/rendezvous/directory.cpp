@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/log.h"
 #include "agent/rendezvous/blocking_io.h"
-#include "channels/text.h"
+#include "base/log.h"
+#include "base/text.h"
 
 namespace tensorferry {
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "agent/address.h"
-#include "channels/host.h"
-#include "channels/text.h"
+#include "base/host.h"
+#include "base/text.h"
 
 namespace tensorferry {
 

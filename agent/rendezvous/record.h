@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "agent/auth.h"
-#include "channels/bytes.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/status.h"
 
 namespace tensorferry {
 

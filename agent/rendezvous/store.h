@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "channels/bytes.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/status.h"
 
 namespace tensorferry {
 

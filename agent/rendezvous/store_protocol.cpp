@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry::store_protocol {
 

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "channels/bytes.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/status.h"
 
 namespace tensorferry::store_protocol {
 

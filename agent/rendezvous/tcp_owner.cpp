@@ -8,7 +8,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {

@@ -18,8 +18,8 @@
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
-#include "channels/fork.h"
-#include "channels/text.h"
+#include "base/fork.h"
+#include "base/text.h"
 
 namespace tensorferry {
 
@@ -52,12 +52,12 @@ class Client final : public Store {
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:
-  struct Answer {
+  struct StoreReply {
     Bytes value;
     std::int64_t sum = 0;
   };
-  Result<Answer> exchange(const store_protocol::Request& request, Deadline deadline);
-  Result<Answer> exchange_on(int fd, Op op, ByteView request, Deadline deadline) const;
+  Result<StoreReply> exchange(const store_protocol::Request& request, Deadline deadline);
+  Result<StoreReply> exchange_on(int fd, Op op, ByteView request, Deadline deadline) const;
   struct Connection {
     FileDescriptor socket;
     bool loopback = false;
@@ -120,7 +120,7 @@ Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
   }
 }
 
-Result<Client::Answer> Client::exchange(const store_protocol::Request& request, Deadline deadline) {
+Result<Client::StoreReply> Client::exchange(const store_protocol::Request& request, Deadline deadline) {
   const auto bytes = encode(request);
   if (!bytes) return bytes.status();
   for (bool again = false;; again = true) {
@@ -147,7 +147,7 @@ Result<Client::Answer> Client::exchange(const store_protocol::Request& request, 
 
 // Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
-Result<Client::Answer> Client::exchange_on(int fd, Op op, ByteView request, Deadline deadline) const {
+Result<Client::StoreReply> Client::exchange_on(int fd, Op op, ByteView request, Deadline deadline) const {
   if (auto status = write_all(fd, request, deadline); !status) return status;
   std::array<std::byte, store_protocol::kHeaderBytes> header;
   if (auto status = read_exactly(fd, header, deadline); !status) return status;
@@ -159,7 +159,7 @@ Result<Client::Answer> Client::exchange_on(int fd, Op op, ByteView request, Dead
   if (!reply) return reply.status();
   if (reply->code == Code::deadline_exceeded) return Status(Code::not_found, std::string(reply->text));
   if (reply->code != Code::ok) return Status(reply->code, std::string(reply->text));
-  return Answer{.value = Bytes(reply->value.begin(), reply->value.end()), .sum = reply->sum};
+  return StoreReply{.value = Bytes(reply->value.begin(), reply->value.end()), .sum = reply->sum};
 }
 
 Result<Client::Connection> Client::connect(Deadline deadline) const {
@@ -173,7 +173,7 @@ Result<Client::Connection> Client::connect(Deadline deadline) const {
     }
     const bool local = is_loopback(address);
     Terms terms{.key = &key_, .demands_proof = !key_.empty() || !local, .purpose = "store"};
-    const auto greeted = greet_dialler(socket->get(), std::move(terms), deadline);
+    const auto greeted = handshake_as_dialler(socket->get(), std::move(terms), deadline);
     if (!greeted) return greeted.status();
     return Connection{std::move(*socket), local};
   }

@@ -21,13 +21,13 @@
 
 #include "agent/address.h"
 #include "agent/auth.h"
-#include "agent/log.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/rendezvous/tcp_store.h"
-#include "channels/fork.h"
-#include "channels/text.h"
-#include "channels/thread_signals.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/thread_signals.h"
 
 namespace tensorferry {
 
@@ -152,7 +152,7 @@ class Server final : public TcpStoreServer {
  private:
   asio::awaitable<void> accept_all(tcp::acceptor acceptor);
   asio::awaitable<void> serve(std::shared_ptr<Session> session);
-  asio::awaitable<Status> greet(std::shared_ptr<Session> session);
+  asio::awaitable<Status> run_handshake(std::shared_ptr<Session> session);
   asio::awaitable<Status> serve_one(std::shared_ptr<Session> session);
   asio::awaitable<Bytes> answer(store_protocol::Request request);
 
@@ -220,7 +220,7 @@ asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
 
 asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
   Session::limit(session, bounds_.handshake);
-  auto status = co_await greet(session);
+  auto status = co_await run_handshake(session);
   session->unlimited();
   while (status) status = co_await serve_one(session);
   session->unlimited();
@@ -241,11 +241,11 @@ Status Server::same_user(Session& session) const {
                     uid ? formatted("uid {}", *uid) : std::string("an unknown user"), ::geteuid(), how_to_set_a_key())};
 }
 
-asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
+asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) {
   const Status gone(Code::connection_lost, "left during the greeting");
-  AcceptorGreeting greeting({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
+  AcceptorHandshake handshake({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
 
-  std::array<std::byte, AcceptorGreeting::kHelloBytes> hello;
+  std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;
   // Reads the magic first: a peer of another protocol may send fewer bytes than a preamble has.
   auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), kAwait);
   if (no_magic) co_return gone;
@@ -258,18 +258,18 @@ asio::awaitable<Status> Server::greet(std::shared_ptr<Session> session) {
   if (key_.empty()) {
     if (auto status = same_user(*session); !status) co_return status;
   }
-  const auto answer = greeting.answer(hello);
+  const auto answer = handshake.answer(hello);
   if (!answer) co_return answer.status();
   auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), kAwait);
   if (!answer->verdict) co_return answer->verdict;
   if (no_answer) co_return gone;
   Digest proof;
   auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), kAwait);
-  if (no_proof && greeting.agreement().proven && !session->slow) {
+  if (no_proof && handshake.agreement().proven && !session->slow) {
     co_return Status(Code::unauthenticated, "left when it saw this store's proof: its key is another");
   }
   if (no_proof) co_return gone;
-  co_return greeting.check(proof);
+  co_return handshake.check(proof);
 }
 
 asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {

@@ -18,8 +18,8 @@
 
 #include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
-#include "channels/fork.h"
-#include "channels/text.h"
+#include "base/fork.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {

@@ -8,9 +8,9 @@
 #include <new>
 #include <utility>
 
-#include "agent/futex.h"
 #include "agent/transport/two_views.h"
 #include "agent/wire/frame.h"
+#include "base/futex.h"
 
 namespace tensorferry {
 namespace {

@@ -32,10 +32,10 @@
 #include <optional>
 #include <span>
 
-#include "agent/futex.h"
-#include "channels/bytes.h"
-#include "channels/shared_memory.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/futex.h"
+#include "base/shared_memory.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
@@ -61,10 +61,10 @@ class CallRing final {
   /// not begin with `nonce`.
   static Result<std::shared_ptr<CallRing>> map(FileDescriptor fd, std::uint64_t nonce);
   static std::size_t memory_bytes() { return sizeof(Layout); }
-  /// Returns a descriptor for the callee to map. Fails after seclude().
+  /// Returns a descriptor for the callee to map. Fails after close_descriptor().
   [[nodiscard]] Result<FileDescriptor> share() const { return memory_.share(); }
   /// Closes the descriptor once the callee has mapped the memory, so that no other process can.
-  void seclude() noexcept { memory_.seclude(); }
+  void close_descriptor() noexcept { memory_.close_descriptor(); }
 
   // ---- Caller
   /// Returns a slot in state pending, or nullopt if all slots are taken.
@@ -130,13 +130,13 @@ class CallRing final {
   Answered answer_by_socket(SlotId slot);
 
  private:
-  struct alignas(64) Slot {
+  struct alignas(64) ReplySlot {
     std::atomic<std::uint32_t> word;
     std::atomic<std::int32_t> cpu;
     std::uint32_t length;
     std::array<std::byte, most_reply> bytes;
   };
-  static_assert(sizeof(Slot) == 4096);
+  static_assert(sizeof(ReplySlot) == 4096);
   struct Layout {
     std::uint64_t nonce;
     std::atomic<Ended> ended;                            // written by the callee
@@ -146,7 +146,7 @@ class CallRing final {
     alignas(64) std::atomic<std::uint64_t> done_tail;    // written by the caller
     std::array<std::atomic<std::uint64_t>, slots> done;  // generation << 32 | index
     alignas(64) std::array<std::byte, ring_bytes> ring;
-    alignas(4096) std::array<Slot, slots> slot;
+    alignas(4096) std::array<ReplySlot, slots> slot;
   };
 
   explicit CallRing(SharedMemory memory);

@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "agent/futex.h"
+#include "base/futex.h"
 
 namespace tensorferry {
 
@@ -29,9 +29,9 @@ Result<FileDescriptor> Doorbell::share() const {
   return memory_.share();
 }
 
-void Doorbell::seclude() {
+void Doorbell::close_descriptor() {
   const std::lock_guard lock(descriptor_mutex_);
-  memory_.seclude();
+  memory_.close_descriptor();
 }
 
 void Doorbell::wake() {

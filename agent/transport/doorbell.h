@@ -16,8 +16,8 @@
 #include <mutex>
 #include <optional>
 
-#include "channels/shared_memory.h"
-#include "channels/status.h"
+#include "base/shared_memory.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
@@ -74,10 +74,10 @@ class Doorbell final {
   /// Returns false if this process can share no memory.
   [[nodiscard]] bool shareable() const noexcept { return static_cast<bool>(memory_); }
   /// Returns a descriptor for a peer to map. Fails with ResourceExhausted if the system has no descriptor left. Fails
-  /// with InvalidArgument if the page is not shareable(), or after seclude().
+  /// with InvalidArgument if the page is not shareable(), or after close_descriptor().
   [[nodiscard]] Result<FileDescriptor> share() const;
   /// Closes the descriptor: from then on no peer can map the page. Peers that have mapped it keep it.
-  void seclude();
+  void close_descriptor();
 
  private:
   struct Page {

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "agent/log.h"
+#include "base/log.h"
 #include "channels/completion.h"
 
 namespace tensorferry {

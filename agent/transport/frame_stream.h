@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "agent/wire/frame.h"
+#include "base/bytes.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/bytes.h"
-#include "channels/file_descriptor.h"
-#include "channels/status.h"
 
 namespace tensorferry {
 

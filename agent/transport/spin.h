@@ -48,14 +48,14 @@ class Spin final {
   template <class Found>
   bool until(const Found& found, std::chrono::nanoseconds at_least = {}) {
     if (busy_.exchange(true, std::memory_order_acquire)) return found();
-    const bool result = look(found, at_least.count());
+    const bool result = spin(found, at_least.count());
     busy_.store(false, std::memory_order_release);
     return result;
   }
 
  private:
   template <class Found>
-  bool look(const Found& found, std::int64_t at_least) {
+  bool spin(const Found& found, std::int64_t at_least) {
     auto limit = limit_ns_.load(std::memory_order_relaxed);
     if (limit == 0) {
       if (at_least == 0 && (++skipped_ & 63U) != 0) return found();

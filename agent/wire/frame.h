@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/status.h"
 #include "channels/bundle.h"
-#include "channels/bytes.h"
 #include "channels/channel.h"
-#include "channels/status.h"
 
 namespace tensorferry::wire {
 
@@ -39,8 +39,8 @@ enum class Kind : std::uint8_t {
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;       // maps rings that peers of the same user offer on a unix socket
-inline constexpr std::uint32_t bundles = 2;    // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t ring = 1;     // maps rings that peers of the same user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;  // reads bundles: buffer records that stand for several buffers
 }  // namespace feature
 
 namespace flag {

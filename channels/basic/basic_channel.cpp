@@ -5,41 +5,41 @@
 #include <mutex>
 #include <utility>
 
+#include "base/text.h"
 #include "channels/completion.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 
 namespace {
 
 /// First byte of a ticket.
-enum class Way : std::uint8_t {
+enum class SentBy : std::uint8_t {
   nothing = 0,   // the buffer is empty
   appended = 1,  // the bytes follow the frame
   bulk = 2,      // + varint: the sequence of the bytes on the bulk connection
 };
 
-struct Route {
-  Way way;
+struct BasicTicket {
+  SentBy by;
   std::uint64_t sequence;
 };
 
-Ticket ticket_of(std::size_t bytes, Route route) {
+Ticket ticket_of(std::size_t bytes, BasicTicket parsed) {
   Ticket ticket{.bytes = bytes, .opaque = {}};
   Writer out(ticket.opaque);
-  out.put(route.way);
-  if (route.way == Way::bulk) out.varint(route.sequence);
+  out.put(parsed.by);
+  if (parsed.by == SentBy::bulk) out.varint(parsed.sequence);
   return ticket;
 }
 
-std::optional<Route> route_of(const Ticket& ticket) {
+std::optional<BasicTicket> parse(const Ticket& ticket) {
   Reader in(ticket.opaque);
-  const auto way = in.get<std::uint8_t>();
-  if (in.failed() || way > static_cast<std::uint8_t>(Way::bulk)) return std::nullopt;
-  Route route{static_cast<Way>(way), 0};
-  if (route.way == Way::bulk) route.sequence = in.varint();
-  if (in.failed() || !in.empty() || (route.way == Way::nothing) != (ticket.bytes == 0)) return std::nullopt;
-  return route;
+  const auto by = in.get<std::uint8_t>();
+  if (in.failed() || by > static_cast<std::uint8_t>(SentBy::bulk)) return std::nullopt;
+  BasicTicket parsed{static_cast<SentBy>(by), 0};
+  if (parsed.by == SentBy::bulk) parsed.sequence = in.varint();
+  if (in.failed() || !in.empty() || (parsed.by == SentBy::nothing) != (ticket.bytes == 0)) return std::nullopt;
+  return parsed;
 }
 
 /// Returns a destination for which the wire reads the bytes and drops them.
@@ -60,35 +60,35 @@ class BasicChannel final : public Channel {
       return Refusal{formatted("basic carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return ticket_of(0, {Way::nothing, 0});
+      return ticket_of(0, {SentBy::nothing, 0});
     }
     if (buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     if (message.appends() && (buffer.bytes < BasicDriver::bulk_from || message.leads())) {
       message.append(buffer, std::move(released));
-      return ticket_of(buffer.bytes, {Way::appended, 0});
+      return ticket_of(buffer.bytes, {SentBy::appended, 0});
     }
     const auto sequence = next_sequence_.fetch_add(1, std::memory_order_relaxed);
     wire_.send_bulk(sequence, buffer, std::move(released));
-    return ticket_of(buffer.bytes, {Way::bulk, sequence});
+    return ticket_of(buffer.bytes, {SentBy::bulk, sequence});
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     if (auto ended = end(); !ended.ok()) return fail(std::move(landed), std::move(consumed), ended);
-    const auto route = route_of(ticket);
-    if (!route) {
+    const auto parsed = parse(ticket);
+    if (!parsed) {
       return fail(std::move(landed), std::move(consumed),
                   Status(Code::protocol_error, formatted("{} sent a ticket that basic cannot read", wire_.peer())));
     }
     auto destination = sink.reserve(ticket.bytes);
     if (!destination || destination->bytes < ticket.bytes) {
       // The bytes come anyway: reads and drops them, so that the stream stays in step.
-      receive(*route, nowhere(ticket.bytes), std::move(consumed));
+      receive(*parsed, nowhere(ticket.bytes), std::move(consumed));
       return complete(std::move(landed),
                       Status(Code::resource_exhausted,
                              formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
     }
     destination->bytes = ticket.bytes;
-    receive(*route, std::move(*destination),
+    receive(*parsed, std::move(*destination),
             [landed = std::move(landed), consumed = std::move(consumed)](Status status) mutable {
               complete(std::move(landed), status);
               complete(std::move(consumed), std::move(status));
@@ -96,18 +96,18 @@ class BasicChannel final : public Channel {
   }
 
   void discard(const Ticket& ticket) override {
-    const auto route = route_of(ticket);
-    if (route && end().ok()) receive(*route, nowhere(ticket.bytes), [](Status) {});
+    const auto parsed = parse(ticket);
+    if (parsed && end().ok()) receive(*parsed, nowhere(ticket.bytes), [](Status) {});
   }
 
   void acknowledged(const Ticket&) override {}  // `released` ran, or will run, when the bytes are written
 
   void withdraw(const Ticket& ticket) override {
-    const auto route = route_of(ticket);
-    if (!route || route->way != Way::bulk || !end().ok()) return;  // appended bytes go only with their message
+    const auto parsed = parse(ticket);
+    if (!parsed || parsed->by != SentBy::bulk || !end().ok()) return;  // appended bytes go only with their message
     Bytes dropped;
     Writer out(dropped);
-    out.varint(route->sequence);
+    out.varint(parsed->sequence);
     out.varint(ticket.bytes);
     wire_.control(std::move(dropped), {});
   }
@@ -137,14 +137,14 @@ class BasicChannel final : public Channel {
   /// Bounds the memory that a peer can take here by withdrawing buffers that it never sent.
   static constexpr int most_dropped_at_once = 1 << 16;
 
-  void receive(Route route, Buffer destination, Completion landed) {
-    switch (route.way) {
-      case Way::nothing:
+  void receive(BasicTicket parsed, Buffer destination, Completion landed) {
+    switch (parsed.by) {
+      case SentBy::nothing:
         return complete(std::move(landed), {});
-      case Way::appended:
+      case SentBy::appended:
         return wire_.read(std::move(destination), std::move(landed));
-      case Way::bulk:
-        return wire_.receive_bulk(route.sequence, std::move(destination), std::move(landed));
+      case SentBy::bulk:
+        return wire_.receive_bulk(parsed.sequence, std::move(destination), std::move(landed));
     }
   }
 

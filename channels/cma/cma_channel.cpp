@@ -9,14 +9,14 @@
 #include <string>
 #include <utility>
 
+#include "base/fork.h"
+#include "base/host.h"
+#include "base/text.h"
 #include "channels/cma/messages.h"
 #include "channels/cma/process.h"
 #include "channels/completion.h"
 #include "channels/copy.h"
-#include "channels/fork.h"
-#include "channels/host.h"
 #include "channels/offers.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -36,9 +36,9 @@ using cma::Process;
 constexpr std::size_t part = std::size_t{1} << 20;  // bytes of one piece when two threads copy a buffer
 
 /// The peer's process, and the word in its memory that shows that the peer still holds its sources.
-class Source {
+class SenderMemory {
  public:
-  Source(Process process, std::uint64_t address, std::uint64_t word)
+  SenderMemory(Process process, std::uint64_t address, std::uint64_t word)
       : process_(std::move(process)), address_(address), word_(word) {}
 
   /// Copies bytes and then checks the word. Returns 0 or an errno value. ESRCH: the peer or its channel has ended, so
@@ -100,8 +100,9 @@ class CmaChannel final : public Channel {
       return Refusal{formatted("below {} bytes others are faster", options_.least_bytes), true};
     const auto number = offers_->add(buffer, std::move(released));
     if (!number) return ended();
-    const auto place = cma::Place{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(cma::Opaque(place)), .after = after, .acknowledge = true};
+    const auto address_in = cma::SourceAddress{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
+    return Ticket{
+        .bytes = buffer.bytes, .opaque = encode(cma::Opaque(address_in)), .after = after, .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -111,25 +112,25 @@ class CmaChannel final : public Channel {
     };
     if (auto status = end(); !status.ok()) return finish(status);
     const auto opaque = cma::opaque_of(ticket.opaque);
-    const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr;
-    if (!opaque || (place == nullptr) != (ticket.bytes == 0) ||
-        (place != nullptr && place->address + ticket.bytes < place->address)) {
+    const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr;
+    if (!opaque || (address_in == nullptr) != (ticket.bytes == 0) ||
+        (address_in != nullptr && address_in->address + ticket.bytes < address_in->address)) {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cma cannot read", wire_.peer())});
     }
     const auto source = this->source();
-    if (place != nullptr && !source)
+    if (address_in != nullptr && !source)
       return finish({Code::protocol_error, formatted("{} sent a ticket before cma was ready", wire_.peer())});
     auto memory = sink.reserve(ticket.bytes);
     if (!memory || memory->bytes < ticket.bytes) {
       return finish({Code::resource_exhausted,
                      formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())});
     }
-    if (place == nullptr) return finish({});
-    const int failed = source->read(copier_, memory->data, place->address, ticket.bytes);
+    if (address_in == nullptr) return finish({});
+    const int failed = source->read(copier_, memory->data, address_in->address, ticket.bytes);
     if (failed == 0) return finish({});
     if (failed == ESRCH) return finish(lost());
     memory->bytes = ticket.bytes;
-    ask_again(*place, std::move(*memory), std::move(landed), std::move(consumed));
+    ask_again(*address_in, std::move(*memory), std::move(landed), std::move(consumed));
     if (cma::is_refusal(failed)) refuse(failed);
   }
 
@@ -158,7 +159,7 @@ class CmaChannel final : public Channel {
 
  private:
   /// Asks the sender to send the buffer on the link's bulk connection instead.
-  void ask_again(const cma::Place& place, Buffer memory, Completion landed, Completion consumed) {
+  void ask_again(const cma::SourceAddress& address_in, Buffer memory, Completion landed, Completion consumed) {
     const std::uint64_t bytes = memory.bytes;
     const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
     wire_.receive_bulk(sequence, std::move(memory),
@@ -166,7 +167,7 @@ class CmaChannel final : public Channel {
                          complete(std::move(landed), status);
                          complete(std::move(consumed), status);
                        });
-    wire_.control(encode(cma::Control(cma::Resend{sequence, place.offer, bytes})), {});
+    wire_.control(encode(cma::Control(cma::Resend{sequence, address_in.offer, bytes})), {});
   }
 
   /// Ends the pair, because the kernel would refuse the next buffer too.
@@ -186,22 +187,22 @@ class CmaChannel final : public Channel {
       word_.store(~challenge.random, std::memory_order_seq_cst);
     }
     const auto self = cma::own_identity().value_or(Identity{});
-    const cma::Answer answer{self, reinterpret_cast<std::uintptr_t>(&word_)};
+    const cma::WordAddress answer{self, reinterpret_cast<std::uintptr_t>(&word_)};
     answered_in_.store(wire_.control(encode(cma::Control(answer)), {}), std::memory_order_release);
   }
 
-  void on(const cma::Answer& answer) {
+  void on(const cma::WordAddress& answer) {
     if (std::exchange(answered_, true)) return;
     auto status = probe(answer);
     wire_.ready(std::move(status));
   }
 
-  Status probe(const cma::Answer& answer) {
+  Status probe(const cma::WordAddress& answer) {
     if (answer.process.pid == ::getpid() && !options_.within_process)
       return {Code::channel_unavailable, "the peer says that it is this process"};
     auto process = Process::find(answer.process);
     if (!process.ok()) return {Code::channel_unavailable, std::string(process.status().what())};
-    auto found = std::make_shared<const Source>(std::move(*process), answer.address, ~challenge_);
+    auto found = std::make_shared<const SenderMemory>(std::move(*process), answer.address, ~challenge_);
     if (const int failed = found->check(); failed == ESRCH) {
       return {Code::channel_unavailable,
               formatted("process {} is not the peer, or has ended: what it was to write is not in its memory",
@@ -227,7 +228,8 @@ class CmaChannel final : public Channel {
 
   void end_offer(const Ticket& ticket) {
     const auto opaque = cma::opaque_of(ticket.opaque);
-    if (const auto* place = opaque ? std::get_if<cma::Place>(&*opaque) : nullptr) offers_->end(place->offer);
+    if (const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr)
+      offers_->end(address_in->offer);
   }
 
   /// Returns Ok until close(), and its status from then on.
@@ -235,7 +237,7 @@ class CmaChannel final : public Channel {
     const std::lock_guard lock(mutex_);
     return end_;
   }
-  std::shared_ptr<const Source> source() {
+  std::shared_ptr<const SenderMemory> source() {
     const std::lock_guard lock(mutex_);
     return source_;
   }
@@ -256,7 +258,7 @@ class CmaChannel final : public Channel {
 
   std::mutex mutex_;
   Status end_;
-  std::shared_ptr<const Source> source_;  // null before the probe and after close()
+  std::shared_ptr<const SenderMemory> source_;  // null before the probe and after close()
 };
 
 }  // namespace

@@ -5,13 +5,13 @@ namespace tensorferry::cma {
 namespace {
 
 enum class Kind : std::uint8_t { challenge = 1, answer = 2, resend = 3 };
-enum class Form : std::uint8_t { nothing = 0, place = 1 };
+enum class Form : std::uint8_t { nothing = 0, address_in = 1 };
 
 void put(Writer& out, const Challenge& challenge) {
   out.put(Kind::challenge);
   out.put(challenge.random);
 }
-void put(Writer& out, const Answer& answer) {
+void put(Writer& out, const WordAddress& answer) {
   out.put(Kind::answer);
   out.put(answer.process.pid);
   out.put(answer.process.started);
@@ -41,7 +41,7 @@ std::optional<Control> control_of(ByteView bytes) {
       control = Challenge{in.get<std::uint64_t>()};
       break;
     case Kind::answer: {
-      Answer answer;
+      WordAddress answer;
       answer.process.pid = in.get<std::int32_t>();
       answer.process.started = in.get<std::uint64_t>();
       answer.address = in.get<std::uint64_t>();
@@ -64,11 +64,11 @@ std::optional<Control> control_of(ByteView bytes) {
 Bytes encode(const Opaque& opaque) {
   Bytes bytes;
   Writer out(bytes);
-  const auto* place = std::get_if<Place>(&opaque);
-  out.put(place == nullptr ? Form::nothing : Form::place);
-  if (place != nullptr) {
-    out.varint(place->offer);
-    out.put(place->address);
+  const auto* address_in = std::get_if<SourceAddress>(&opaque);
+  out.put(address_in == nullptr ? Form::nothing : Form::address_in);
+  if (address_in != nullptr) {
+    out.varint(address_in->offer);
+    out.put(address_in->address);
   }
   return bytes;
 }
@@ -80,11 +80,11 @@ std::optional<Opaque> opaque_of(ByteView bytes) {
     case Form::nothing:
       opaque = Nothing{};
       break;
-    case Form::place: {
-      Place place;
-      place.offer = in.varint();
-      place.address = in.get<std::uint64_t>();
-      opaque = place;
+    case Form::address_in: {
+      SourceAddress address_in;
+      address_in.offer = in.varint();
+      address_in.address = in.get<std::uint64_t>();
+      opaque = address_in;
       break;
     }
   }

@@ -6,7 +6,7 @@
 #include <optional>
 #include <variant>
 
-#include "channels/bytes.h"
+#include "base/bytes.h"
 #include "channels/cma/process.h"
 
 namespace tensorferry::cma {
@@ -18,7 +18,7 @@ struct Challenge {
   std::uint64_t random = 0;
 };
 /// Says that the complement of the challenge stands at `address` in the memory of `process`, while the channel is open.
-struct Answer {
+struct WordAddress {
   Identity process;
   std::uint64_t address = 0;
 };
@@ -28,7 +28,7 @@ struct Resend {
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
 };
-using Control = std::variant<Challenge, Answer, Resend>;
+using Control = std::variant<Challenge, WordAddress, Resend>;
 
 Bytes encode(const Control& control);
 /// Decodes a control message. Returns nullopt if it is malformed.
@@ -36,11 +36,11 @@ std::optional<Control> control_of(ByteView bytes);
 
 /// A ticket: an empty buffer, or the place of the buffer in the sender's memory.
 struct Nothing {};
-struct Place {
+struct SourceAddress {
   std::uint64_t offer = 0;
   std::uint64_t address = 0;
 };
-using Opaque = std::variant<Nothing, Place>;
+using Opaque = std::variant<Nothing, SourceAddress>;
 
 Bytes encode(const Opaque& opaque);
 /// Decodes a ticket. Returns nullopt if it is malformed.

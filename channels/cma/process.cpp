@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry::cma {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "channels/file_descriptor.h"
-#include "channels/status.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
 
 namespace tensorferry::cma {
 

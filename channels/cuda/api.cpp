@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry::cuda {
 namespace {

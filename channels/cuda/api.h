@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "channels/status.h"
+#include "base/status.h"
 
 namespace tensorferry::cuda {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry::cuda {
 namespace {
@@ -46,7 +46,7 @@ Result<CUcontext> context_of(int device) {
 
 }  // namespace
 
-OnDevice::OnDevice(int device) {
+DeviceGuard::DeviceGuard(int device) {
   const auto context = context_of(device);
   if (!context.ok()) {
     status_ = context.status();
@@ -55,7 +55,7 @@ OnDevice::OnDevice(int device) {
   status_ = status_of(api()->ctx_push_current(*context), "making a context current");
 }
 
-OnDevice::~OnDevice() {
+DeviceGuard::~DeviceGuard() {
   if (!status_.ok()) return;
   CUcontext popped = nullptr;
   api()->ctx_pop_current(&popped);
@@ -105,7 +105,7 @@ Order order_of(Stream stream) {
 }
 
 std::variant<Event, Refusal> ready_of(const Buffer& buffer) {
-  const OnDevice here(buffer.device.index);
+  const DeviceGuard here(buffer.device.index);
   if (!here.status().ok()) return Refusal{std::string(here.status().what())};
   switch (order_of(buffer.stream)) {
     case Order::idle:

@@ -17,12 +17,12 @@ namespace tensorferry::cuda {
 /// Sets this thread's capture mode to relaxed for a scope. Otherwise, while another thread captures a CUDA graph, the
 /// driver may reject calls of this thread, such as allocations and event queries. The calls that this project makes
 /// inside the scope do not touch that capture. The destructor restores the thread's mode.
-class OutsideGraphs final {
+class CaptureModeGuard final {
  public:
-  OutsideGraphs() { exchange(); }
-  ~OutsideGraphs() { exchange(); }
-  OutsideGraphs(const OutsideGraphs&) = delete;
-  OutsideGraphs& operator=(const OutsideGraphs&) = delete;
+  CaptureModeGuard() { exchange(); }
+  ~CaptureModeGuard() { exchange(); }
+  CaptureModeGuard(const CaptureModeGuard&) = delete;
+  CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
 
  private:
   void exchange() {
@@ -32,20 +32,20 @@ class OutsideGraphs final {
 };
 
 /// Makes a device's primary context (the one that torch and the CUDA runtime use) current on this thread for a scope,
-/// in relaxed capture mode (OutsideGraphs). The destructor restores the thread's context and mode.
-class OnDevice {
+/// in relaxed capture mode (CaptureModeGuard). The destructor restores the thread's context and mode.
+class DeviceGuard {
  public:
   /// Creates the primary context if this process has not used the device yet, which takes a while.
-  explicit OnDevice(int device);
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
   /// Returns whether the context is current. If it is not Ok, the caller must not use the device.
   [[nodiscard]] const Status& status() const { return status_; }
 
  private:
-  const OutsideGraphs outside_;
+  const CaptureModeGuard outside_;
   Status status_;
 };
 
@@ -58,7 +58,7 @@ class Event {
  public:
   Event() noexcept = default;
   /// Records an event behind all work that `stream` of `device` has been given so far. Returns an empty Event if the
-  /// driver fails. Call inside OnDevice(device).
+  /// driver fails. Call inside DeviceGuard(device).
   static Event record(int device, Stream stream);
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
   Event& operator=(Event&& other) noexcept;
@@ -83,7 +83,7 @@ enum class Order : std::uint8_t {
   busy,       // the reader must wait for the stream's work so far
   capturing,  // a CUDA graph is being captured on the stream: the bytes do not exist yet
 };
-/// Returns the state of a stream. Call inside OnDevice. The legacy default stream is busy while a blocking stream of
+/// Returns the state of a stream. Call inside DeviceGuard. The legacy default stream is busy while a blocking stream of
 /// its device is busy, and capturing while a blocking stream is being captured.
 Order order_of(Stream stream);
 
@@ -96,7 +96,7 @@ std::variant<Event, Refusal> ready_of(const Buffer& buffer);
 std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer);
 
 /// Enables peer access, so that `device` reads the memory of `other` directly. If the two GPUs have no peer access, the
-/// driver copies through the host. Asks the driver once per pair. Call inside OnDevice(device).
+/// driver copies through the host. Asks the driver once per pair. Call inside DeviceGuard(device).
 void allow_peer(int device, int other);
 
 /// Returns the GPU's UUID, which is the same in all processes and containers of a host, although their indices may

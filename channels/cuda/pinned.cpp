@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "channels/cuda/watcher.h"
-#include "channels/fork.h"
+#include "base/fork.h"
+#include "channels/cuda/event_poller.h"
 
 namespace tensorferry::cuda {
 namespace {
@@ -20,7 +20,7 @@ class Kept {
 
   void add(SharedMemory memory, int device) {
     if (born_in_ != forks()) return;  // in a forked child: a thread of the parent may have held the lock
-    memory.seclude();
+    memory.close_descriptor();
     const std::lock_guard lock(mutex_);
     bytes_ += memory.bytes();
     pages_.push_back({std::move(memory), device});
@@ -28,7 +28,7 @@ class Kept {
     bytes_ = 0;
     background().submit([pages = std::exchange(pages_, {})] {
       for (const auto& each : pages) {
-        const OnDevice here(each.device);
+        const DeviceGuard here(each.device);
         if (here.status().ok()) api()->host_unregister(each.memory.data());
       }
     });
@@ -48,7 +48,7 @@ class Kept {
 }  // namespace
 
 Result<Pinned> Pinned::lock(SharedMemory memory, int device) {
-  const OnDevice here(device);
+  const DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   auto result =
       api()->host_register(memory.data(), memory.bytes(), CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);

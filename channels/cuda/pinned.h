@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/shared_memory.h"
 #include "channels/cuda/device.h"
-#include "channels/shared_memory.h"
 
 namespace tensorferry::cuda {
 

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "channels/completion.h"
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/event_poller.h"
 
 namespace tensorferry::cuda_basic {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 
 namespace {
 
@@ -47,7 +47,7 @@ std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
       cuda::background().submit([self = shared_from_this()] { self->make_slots(); });
     return std::nullopt;
   }
-  const OnDevice here(device_.index);
+  const DeviceGuard here(device_.index);
   due.fail(here.status());
   if (due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   if (!due.copies()) return nullptr;
@@ -92,7 +92,7 @@ void BulkFlow::send_chunk(Queue::Chunk chunk, std::byte* slot) {
 }
 
 void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
-  const auto place = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
+  const auto parsed = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
   const auto number = chunk.number;
   auto received = [self = shared_from_this(), chunk = std::move(chunk), slot](const Status& status) {
     const auto end = [self, driven = chunk.driven, slot](const Status& copied) {
@@ -102,16 +102,16 @@ void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
     if (slot == nullptr || !status.ok()) return end(status);
     self->copy_on_stream(chunk.data, slot, chunk.bytes, end);
   };
-  if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, place, received); })) received(link_gone());
+  if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, parsed, received); })) received(link_gone());
 }
 
 void BulkFlow::copy_on_stream(std::byte* to, const std::byte* from, std::size_t bytes, Completion then) {
-  const OnDevice here(device_.index);
+  const DeviceGuard here(device_.index);
   const auto result = here.status().ok()
                           ? api()->memcpy_async(cuda::address_of(to), cuda::address_of(from), bytes, stream_)
                           : CUDA_ERROR_INVALID_CONTEXT;
   if (result != CUDA_SUCCESS) return complete(std::move(then), cuda::status_of(result, "cuda_basic's copy"));
-  cuda::Watcher::of_this_process().when_done(cuda::Watch::closely, device_.index, stream_, std::move(then));
+  cuda::EventPoller::of_this_process().when_done(cuda::Watch::closely, device_.index, stream_, std::move(then));
 }
 
 void BulkFlow::end_chunk(const DrivenPtr& driven, std::byte* slot, const Status& status) {

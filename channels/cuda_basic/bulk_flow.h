@@ -26,7 +26,7 @@ class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow
   static constexpr std::size_t slots = 4;
   static constexpr std::size_t most_in_flight = 2 * slots;  // chunks; bounds what a peer's large buffers can queue
 
-  void go_on() override { pump(); }
+  void advance() override { pump(); }
   void make_slots();
   void pump();
   /// Takes a slot for the next chunk. Returns null if the chunk needs none, and nullopt if no slot is free yet: then

@@ -5,29 +5,29 @@
 #include <string>
 #include <utility>
 
+#include "base/fork.h"
+#include "base/text.h"
 #include "channels/completion.h"
-#include "channels/cuda/bench.h"
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/copy_timer.h"
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/bulk_flow.h"
 #include "channels/cuda_basic/messages.h"
 #include "channels/cuda_basic/ring_flow.h"
-#include "channels/fork.h"
 #include "channels/reserve.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 
 namespace {
 
 using cuda_basic::BulkFlow;
+using cuda_basic::CudaBasicTicket;
 using cuda_basic::Direction;
 using cuda_basic::encode;
 using cuda_basic::Flow;
-using cuda_basic::Place;
+using cuda_basic::FlowKind;
 using cuda_basic::Ring;
 using cuda_basic::RingFlow;
 using cuda_basic::Transfer;
-using cuda_basic::Way;
 using ControlMessage = cuda_basic::Control;
 
 /// The ring through which this end sends; set before the peer receives its descriptor.
@@ -50,8 +50,8 @@ struct Flows {
   std::shared_ptr<BulkFlow> bulk;
 
   /// Returns the flow of a way other than `nowhere`.
-  [[nodiscard]] Flow& by(Way way) const {
-    if (way == Way::ring) return *ring;
+  [[nodiscard]] Flow& by(FlowKind kind) const {
+    if (kind == FlowKind::ring) return *ring;
     return *bulk;
   }
 };
@@ -81,15 +81,15 @@ class CudaBasicChannel final : public Channel {
     if (!end().ok()) return Refusal{formatted("the link to {} has ended", wire_.peer())};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(Place{})};
+      return Ticket{.bytes = 0, .opaque = encode(CudaBasicTicket{})};
     }
     auto ready = ready_of(buffer);
     if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
     Transfer transfer{buffer, std::move(std::get<cuda::Event>(ready)), {}, std::move(released)};
-    const auto way = ring_ready_.load() ? Way::ring : Way::bulk;
-    const auto first = out_.by(way).send(std::move(transfer));
-    if (way == Way::bulk) make_ring();
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(Place{way, first})};
+    const auto kind = ring_ready_.load() ? FlowKind::ring : FlowKind::bulk;
+    const auto first = out_.by(kind).send(std::move(transfer));
+    if (kind == FlowKind::bulk) make_ring();
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{kind, first})};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -98,8 +98,8 @@ class CudaBasicChannel final : public Channel {
       complete(std::move(consumed), status);
     };
     if (auto status = end(); !status.ok()) return finish(status);
-    const auto place = place_of(ticket);
-    if (!place)
+    const auto parsed = parse_ticket(ticket);
+    if (!parsed)
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_basic cannot read", wire_.peer())});
     auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
     if (ticket.bytes == 0) return finish(memory.status());
@@ -108,22 +108,22 @@ class CudaBasicChannel final : public Channel {
     if (auto* refusal = std::get_if<Refusal>(&ready)) status = {Code::channel_unavailable, refusal->reason};
     if (!status.ok()) {
       // The bytes arrive anyway, so they must be dropped.
-      receive(*place, dropped(ticket.bytes, std::move(consumed)));
+      receive(*parsed, dropped(ticket.bytes, std::move(consumed)));
       return complete(std::move(landed), std::move(status));
     }
-    receive(*place,
+    receive(*parsed,
             {std::move(*memory), std::move(std::get<cuda::Event>(ready)), std::move(landed), std::move(consumed)});
   }
 
   void discard(const Ticket& ticket) override {
-    if (const auto place = place_of(ticket); place && place->way != Way::nowhere && end().ok())
-      receive(*place, dropped(ticket.bytes));
+    if (const auto parsed = parse_ticket(ticket); parsed && parsed->kind != FlowKind::nowhere && end().ok())
+      receive(*parsed, dropped(ticket.bytes));
   }
   void acknowledged(const Ticket&) override {}  // `released` runs when the source has been read
   void withdraw(const Ticket& ticket) override {
-    const auto place = cuda_basic::place_of(ticket.opaque);
-    if (!place || place->way == Way::nowhere || !end().ok()) return;
-    wire_.control(encode(ControlMessage(cuda_basic::Withdrawn{place->way, place->first, ticket.bytes})), {});
+    const auto parsed = cuda_basic::parse_ticket(ticket.opaque);
+    if (!parsed || parsed->kind == FlowKind::nowhere || !end().ok()) return;
+    wire_.control(encode(ControlMessage(cuda_basic::Withdrawn{parsed->kind, parsed->first, ticket.bytes})), {});
   }
 
   [[nodiscard]] std::string describe() const override {
@@ -133,7 +133,7 @@ class CudaBasicChannel final : public Channel {
     return cuda::described(link, out_.ring->speed());
   }
 
-  void settle() override { cuda::Watcher::of_this_process().look_now(); }
+  void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
     const auto parsed = cuda_basic::control_of(message);
@@ -149,7 +149,7 @@ class CudaBasicChannel final : public Channel {
       status = end_;
     }
     for (const auto* flows : {&in_, &out_}) {
-      for (const auto way : {Way::ring, Way::bulk}) flows->by(way).close(status);
+      for (const auto kind : {FlowKind::ring, FlowKind::bulk}) flows->by(kind).close(status);
     }
   }
 
@@ -161,14 +161,16 @@ class CudaBasicChannel final : public Channel {
   }
 
   /// Parses a ticket; returns nullopt if it is malformed.
-  [[nodiscard]] std::optional<Place> place_of(const Ticket& ticket) const {
-    const auto place = cuda_basic::place_of(ticket.opaque);
-    if (!place || (place->way == Way::nowhere) != (ticket.bytes == 0)) return std::nullopt;
-    if (place->way == Way::ring && !their_ring_.load()) return std::nullopt;
-    return place;
+  [[nodiscard]] std::optional<CudaBasicTicket> parse_ticket(const Ticket& ticket) const {
+    const auto parsed = cuda_basic::parse_ticket(ticket.opaque);
+    if (!parsed || (parsed->kind == FlowKind::nowhere) != (ticket.bytes == 0)) return std::nullopt;
+    if (parsed->kind == FlowKind::ring && !their_ring_.load()) return std::nullopt;
+    return parsed;
   }
 
-  void receive(const Place& place, Transfer transfer) { in_.by(place.way).receive(place.first, std::move(transfer)); }
+  void receive(const CudaBasicTicket& parsed, Transfer transfer) {
+    in_.by(parsed.kind).receive(parsed.first, std::move(transfer));
+  }
 
   void on(const cuda_basic::Staging&, Descriptors descriptors) { map_ring(std::move(descriptors)); }
 
@@ -177,25 +179,25 @@ class CudaBasicChannel final : public Channel {
     const std::lock_guard lock(made_->mutex);
     if (!made_->ring) return;  // the peer has mapped a ring that does not exist
     out_.ring->use(made_->ring);
-    made_->ring->memory.memory().seclude();
+    made_->ring->memory.memory().close_descriptor();
     ring_ready_.store(true);
   }
 
   void on(const cuda_basic::Withdrawn& withdrawn, const Descriptors&) {
-    if (withdrawn.way == Way::bulk || their_ring_.load())
-      receive({withdrawn.way, withdrawn.first}, dropped(withdrawn.bytes));
+    if (withdrawn.kind == FlowKind::bulk || their_ring_.load())
+      receive({withdrawn.kind, withdrawn.first}, dropped(withdrawn.bytes));
   }
 
   void on(const cuda_basic::Broken& broken, const Descriptors&) {
-    in_.by(broken.way)
+    in_.by(broken.kind)
         .close({Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer())});
   }
 
   /// Returns the `broken` completion of a sending flow: tells the peer, and reports that the pair can carry no more.
-  static Completion tells_of_the_end_of(Way way, std::shared_ptr<WireUse> use) {
-    return [way, use = std::move(use)](const Status& status) {
+  static Completion tells_of_the_end_of(FlowKind kind, std::shared_ptr<WireUse> use) {
+    return [kind, use = std::move(use)](const Status& status) {
       use->with([&](Wire& wire) {
-        wire.control(encode(ControlMessage(cuda_basic::Broken{way})), {});
+        wire.control(encode(ControlMessage(cuda_basic::Broken{kind})), {});
         wire.ready(status);
       });
     };
@@ -246,8 +248,9 @@ class CudaBasicChannel final : public Channel {
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
   const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local),
                   std::make_shared<BulkFlow>(Direction::in, use_, pair_.local)};
-  const Flows out_{std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(Way::ring, use_)),
-                   std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(Way::bulk, use_))};
+  const Flows out_{
+      std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(FlowKind::ring, use_)),
+      std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(FlowKind::bulk, use_))};
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   std::atomic<bool> making_{false}, mapping_{false};
   std::atomic<bool> ring_ready_{false};  // the peer has mapped this end's ring

@@ -6,11 +6,11 @@
 namespace tensorferry::cuda_basic {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 
 Flow::~Flow() {
   if (stream_ == nullptr) return;
-  const OnDevice here(device_.index);
+  const DeviceGuard here(device_.index);
   if (here.status().ok()) api()->stream_destroy(stream_);
 }
 
@@ -32,7 +32,7 @@ void Flow::receive(std::uint64_t first, Transfer transfer) {
 }
 
 void Flow::start(const DrivenPtr& driven, const Status& taken) {
-  if (taken.ok()) return go_on();
+  if (taken.ok()) return advance();
   driven->fail(taken);
   driven->finish();
 }

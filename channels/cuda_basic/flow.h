@@ -31,10 +31,10 @@ class Flow {
       : direction_(direction), device_(device), broken_(std::move(broken)), queue_(first) {}
 
   /// Makes progress after a transfer was added to the queue. Runs with no lock held.
-  virtual void go_on() = 0;
+  virtual void advance() = 0;
 
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
-  /// Makes the flow's stream wait for `transfer.ready`; creates the stream at first use. Call inside OnDevice.
+  /// Makes the flow's stream wait for `transfer.ready`; creates the stream at first use. Call inside DeviceGuard.
   Status order_behind(const Transfer& transfer);
 
   const Direction direction_;

@@ -15,19 +15,19 @@ struct Write {
   }
   void operator()(const Withdrawn& withdrawn) const {
     out.put(Kind::withdrawn);
-    out.put(withdrawn.way);
+    out.put(withdrawn.kind);
     out.varint(withdrawn.first);
     out.varint(withdrawn.bytes);
   }
   void operator()(const Broken& broken) const {
     out.put(Kind::broken);
-    out.put(broken.way);
+    out.put(broken.kind);
   }
 };
 
-std::optional<Way> way_of(std::uint8_t byte) {
-  if (byte > static_cast<std::uint8_t>(Way::bulk)) return std::nullopt;
-  return static_cast<Way>(byte);
+std::optional<FlowKind> flow_kind_of(std::uint8_t byte) {
+  if (byte > static_cast<std::uint8_t>(FlowKind::bulk)) return std::nullopt;
+  return static_cast<FlowKind>(byte);
 }
 
 }  // namespace
@@ -50,16 +50,16 @@ std::optional<Control> control_of(ByteView bytes) {
       control = Mapped{in.flag()};
       break;
     case Kind::withdrawn: {
-      const auto way = way_of(in.get<std::uint8_t>());
+      const auto kind = flow_kind_of(in.get<std::uint8_t>());
       const auto first = in.varint(), size = in.varint();
-      if (!way || *way == Way::nowhere || size == 0) return std::nullopt;
-      control = Withdrawn{*way, first, size};
+      if (!kind || *kind == FlowKind::nowhere || size == 0) return std::nullopt;
+      control = Withdrawn{*kind, first, size};
       break;
     }
     case Kind::broken: {
-      const auto way = way_of(in.get<std::uint8_t>());
-      if (!way || *way == Way::nowhere) return std::nullopt;
-      control = Broken{*way};
+      const auto kind = flow_kind_of(in.get<std::uint8_t>());
+      if (!kind || *kind == FlowKind::nowhere) return std::nullopt;
+      control = Broken{*kind};
       break;
     }
     default:
@@ -69,20 +69,20 @@ std::optional<Control> control_of(ByteView bytes) {
   return control;
 }
 
-Bytes encode(const Place& place) {
+Bytes encode(const CudaBasicTicket& parsed) {
   Bytes bytes;
   Writer out(bytes);
-  out.put(place.way);
-  out.varint(place.first);
+  out.put(parsed.kind);
+  out.varint(parsed.first);
   return bytes;
 }
 
-std::optional<Place> place_of(ByteView bytes) {
+std::optional<CudaBasicTicket> parse_ticket(ByteView bytes) {
   Reader in(bytes);
-  const auto way = way_of(in.get<std::uint8_t>());
+  const auto kind = flow_kind_of(in.get<std::uint8_t>());
   const auto first = in.varint();
-  if (!way || in.failed() || !in.empty()) return std::nullopt;
-  return Place{*way, first};
+  if (!kind || in.failed() || !in.empty()) return std::nullopt;
+  return CudaBasicTicket{*kind, first};
 }
 
 }  // namespace tensorferry::cuda_basic

@@ -6,14 +6,14 @@
 #include <optional>
 #include <variant>
 
-#include "channels/bytes.h"
+#include "base/bytes.h"
 
 namespace tensorferry::cuda_basic {
 
 inline constexpr std::uint8_t version = 3;  // of the messages and the ticket
 
 /// How a buffer's bytes travel.
-enum class Way : std::uint8_t {
+enum class FlowKind : std::uint8_t {
   nowhere = 0,  // the buffer is empty: no bytes travel
   ring = 1,
   bulk = 2,
@@ -27,13 +27,13 @@ struct Mapped {
 };
 /// From the sender: this ticket never arrives, but its bytes do.
 struct Withdrawn {
-  Way way = Way::nowhere;
+  FlowKind kind = FlowKind::nowhere;
   std::uint64_t first = 0;
   std::uint64_t bytes = 0;
 };
 /// From the sender: no more bytes arrive this way.
 struct Broken {
-  Way way = Way::nowhere;
+  FlowKind kind = FlowKind::nowhere;
 };
 using Control = std::variant<Staging, Mapped, Withdrawn, Broken>;
 
@@ -42,12 +42,12 @@ Bytes encode(const Control& control);
 std::optional<Control> control_of(ByteView bytes);
 
 /// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk.
-struct Place {
-  Way way = Way::nowhere;
+struct CudaBasicTicket {
+  FlowKind kind = FlowKind::nowhere;
   std::uint64_t first = 0;
 };
-Bytes encode(const Place& place);
+Bytes encode(const CudaBasicTicket& parsed);
 /// Parses a ticket; returns nullopt if it is malformed.
-std::optional<Place> place_of(ByteView bytes);
+std::optional<CudaBasicTicket> parse_ticket(ByteView bytes);
 
 }  // namespace tensorferry::cuda_basic

@@ -7,39 +7,39 @@
 #include <utility>
 
 #include "channels/completion.h"
-#include "channels/cuda/bench.h"
+#include "channels/cuda/copy_timer.h"
 
 namespace tensorferry::cuda_basic {
 
 using cuda::api;
-using cuda::OnDevice;
-using cuda::Watcher;
+using cuda::DeviceGuard;
+using cuda::EventPoller;
 
 void RingFlow::use(std::shared_ptr<Ring> ring) {
   const std::lock_guard lock(mutex_);
   if (!ring_) ring_ = std::move(ring);
 }
 
-void RingFlow::go_on() {
+void RingFlow::advance() {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(taking_turns_, true)) return;
   }
   // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the watcher needs to
   // wake.
-  if (on_gpu() && turn(2) == Watcher::Progress::over) return;
+  if (on_gpu() && turn(2) == EventPoller::Progress::over) return;
   // A turn begins at most a ringful of chunks on a GPU, and one chunk on the host, so that other turns are not delayed.
   const auto most = on_gpu() ? Ring::slots : 1;
-  Watcher::of_this_process().take_turns([self = shared_from_this(), most] { return self->turn(most); });
+  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->turn(most); });
 }
 
-Watcher::Progress RingFlow::turn(std::size_t most) {
-  using Progress = Watcher::Progress;
+EventPoller::Progress RingFlow::turn(std::size_t most) {
+  using Progress = EventPoller::Progress;
   News news;
   Completion broken;
   bool over = false;
   {
-    std::optional<OnDevice> here;
+    std::optional<DeviceGuard> here;
     if (on_gpu()) here.emplace(device_.index);
     std::unique_lock lock(mutex_);
     while (!flying_.empty()) {
@@ -47,7 +47,7 @@ Watcher::Progress RingFlow::turn(std::size_t most) {
       if (!copied) break;
       const auto flying = std::move(flying_.front());
       flying_.pop_front();
-      end_chunk(flying.place, flying.driven, *copied, news);
+      end_chunk(flying.parsed, flying.driven, *copied, news);
     }
     if (here && !here->status().ok()) stop(here->status(), news);
     for (; most > 0 && next_is_there(); --most) begin_chunk(lock, news);
@@ -64,31 +64,31 @@ Watcher::Progress RingFlow::turn(std::size_t most) {
 /// Returns whether the next chunk is known and its slot is free (sender) or filled (receiver).
 bool RingFlow::next_is_there() const {
   if (queue_.due() == nullptr) return false;
-  const auto place = Ring::chunk(queue_.next());
-  return direction_ == Direction::out ? ring_->free(place.slot).reached(place.value - 1)
-                                      : ring_->ready(place.slot).reached(place.value);
+  const auto parsed = Ring::chunk(queue_.next());
+  return direction_ == Direction::out ? ring_->free(parsed.slot).reached(parsed.value - 1)
+                                      : ring_->ready(parsed.slot).reached(parsed.value);
 }
 
 void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
   auto& due = *queue_.due();
   if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();
-  const auto place = Ring::chunk(chunk.number);
+  const auto parsed = Ring::chunk(chunk.number);
   auto status = chunk.status;
   if (chunk.data != nullptr && on_gpu()) {
-    status = copy_on_stream(chunk, place, news);
+    status = copy_on_stream(chunk, parsed, news);
     if (status.ok()) return;
   } else if (chunk.data != nullptr) {
     lock.unlock();  // other threads can add transfers meanwhile
     const bool out = direction_ == Direction::out;
-    std::memcpy(out ? ring_->data(place.slot) : chunk.data, out ? chunk.data : ring_->data(place.slot), chunk.bytes);
+    std::memcpy(out ? ring_->data(parsed.slot) : chunk.data, out ? chunk.data : ring_->data(parsed.slot), chunk.bytes);
     lock.lock();
   }
-  end_chunk(place, chunk.driven, status, news);
+  end_chunk(parsed, chunk.driven, status, news);
 }
 
-Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, News& news) {
-  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(place.slot);
+Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news) {
+  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(parsed.slot);
   const bool out = direction_ == Direction::out;
   auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, chunk.bytes, stream_);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "cuda_basic's copy");
@@ -100,20 +100,20 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, Ne
     driven.fail(cuda::status_of(result, "ordering the receiver behind a copy"));
     if (driven.status.ok()) news.landed.push_back(chunk.driven);
   }
-  flying_.push_back({place, std::move(copied), chunk.driven});
+  flying_.push_back({parsed, std::move(copied), chunk.driven});
   news.any = true;
   return {};
 }
 
 /// Ends a chunk and sets the slot's word for the other end. If the sender's copy failed, the chunk never arrives, so
 /// the flow stops instead.
-void RingFlow::end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news) {
+void RingFlow::end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news) {
   news.any = true;
   driven->fail(copied);
   if (direction_ == Direction::in)
-    ring_->free(place.slot).set(place.value);
+    ring_->free(parsed.slot).set(parsed.value);
   else if (copied.ok())
-    ring_->ready(place.slot).set(place.value);
+    ring_->ready(parsed.slot).set(parsed.value);
   else
     stop(copied, news);
   --driven->pending;

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/flow.h"
 #include "channels/cuda_basic/ring.h"
 
@@ -42,7 +42,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
  private:
   /// A chunk whose copy is on the stream.
   struct Flying {
-    Ring::Chunk place;
+    Ring::Chunk parsed;
     cuda::Event copied;
     DrivenPtr driven;
   };
@@ -53,14 +53,14 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
     bool any = false;
   };
 
-  void go_on() override;
+  void advance() override;
   /// Ends the chunks whose copies are done, begins at most `most` others, and runs completions.
-  cuda::Watcher::Progress turn(std::size_t most);
+  cuda::EventPoller::Progress turn(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
   void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
-  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk place, News& news);
-  void end_chunk(Ring::Chunk place, const DrivenPtr& driven, const Status& copied, News& news);
+  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news);
+  void end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news);
   /// Fails all transfers of this direction.
   void stop(const Status& status, News& news);
   void time(Driven& driven);

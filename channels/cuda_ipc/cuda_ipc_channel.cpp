@@ -6,33 +6,33 @@
 #include <string>
 #include <utility>
 
+#include "base/fork.h"
+#include "base/host.h"
+#include "base/text.h"
 #include "channels/completion.h"
-#include "channels/cuda/bench.h"
-#include "channels/cuda/forget.h"
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/copy_timer.h"
+#include "channels/cuda/event_poller.h"
+#include "channels/cuda/invalidate.h"
 #include "channels/cuda_ipc/exports.h"
 #include "channels/cuda_ipc/imports.h"
 #include "channels/cuda_ipc/messages.h"
 #include "channels/cuda_ipc/probe.h"
-#include "channels/cuda_ipc/words.h"
-#include "channels/fork.h"
-#include "channels/host.h"
+#include "channels/cuda_ipc/stream_semaphores.h"
 #include "channels/offers.h"
 #include "channels/reserve.h"
-#include "channels/text.h"
 #include "channels/xth/directory.h"
 
 namespace tensorferry {
 namespace {
 
-using cuda::OnDevice;
-using cuda::Watcher;
+using cuda::DeviceGuard;
+using cuda::EventPoller;
+using cuda_ipc::CudaIpcTicket;
 using cuda_ipc::encode;
 using cuda_ipc::Exports;
 using cuda_ipc::Imports;
-using cuda_ipc::Place;
-using cuda_ipc::WordsIn;
-using cuda_ipc::WordsOut;
+using cuda_ipc::SignalSemaphores;
+using cuda_ipc::WaitSemaphores;
 using ControlMessage = cuda_ipc::Control;
 
 /// The state that the channel shares with jobs on the background thread; may outlive the channel.
@@ -51,13 +51,13 @@ struct Shared {
 
   std::mutex mutex;  // guards the members below
   Status end;        // ok until close()
-  std::shared_ptr<WordsOut> words_out;
-  std::shared_ptr<WordsIn> words_in;
+  std::shared_ptr<SignalSemaphores> words_out;
+  std::shared_ptr<WaitSemaphores> words_in;
   std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // dropped when both ends have probed
   bool peer_probed = false, tried = false;
   std::string link;  // the probe's description of the link; "" until it has succeeded
 
-  [[nodiscard]] std::shared_ptr<WordsIn> incoming() {
+  [[nodiscard]] std::shared_ptr<WaitSemaphores> incoming() {
     const std::lock_guard lock(mutex);
     return words_in;
   }
@@ -93,7 +93,7 @@ void begin_probe(const SharedPtr& shared) {
   if (!memory.ok()) return shared->ready(memory.status());
   auto descriptor = pinned->memory().share();
   if (!descriptor.ok()) return shared->ready(descriptor.status());
-  pinned->memory().seclude();
+  pinned->memory().close_descriptor();
   cuda_ipc::Probe probe{nonce, cuda_ipc::probe_bytes, {}};
   if (const auto gpu = cuda::uuid_of(shared->device); gpu && gpu->size() == probe.gpu.size())
     std::memcpy(probe.gpu.data(), gpu->data(), gpu->size());
@@ -103,7 +103,7 @@ void begin_probe(const SharedPtr& shared) {
   {
     const std::lock_guard lock(shared->mutex);
     if (!shared->end.ok()) return;
-    shared->words_out = std::make_shared<WordsOut>(std::move(*pinned));
+    shared->words_out = std::make_shared<SignalSemaphores>(std::move(*pinned));
     shared->probe_memory = std::move(*memory);
   }
   shared->use->with([&](Wire& wire) {
@@ -119,7 +119,7 @@ void map_words(const SharedPtr& shared, FileDescriptor received) {
   {
     const std::lock_guard lock(shared->mutex);
     if (!shared->end.ok() || shared->words_in) return;
-    shared->words_in = std::make_shared<WordsIn>(std::move(*pinned));
+    shared->words_in = std::make_shared<WaitSemaphores>(std::move(*pinned));
   }
   shared->ready_when_complete();
 }
@@ -150,8 +150,9 @@ class CudaIpcChannel final : public Channel {
       : wire_(wire),
         pair_(pair),
         shared_(std::make_shared<Shared>(wire, pair.local.index, within_process)),
-        forgetting_(
-            [exports = shared_->exports](const std::byte* base, std::size_t bytes) { exports->forget(base, bytes); }) {
+        forgetting_([exports = shared_->exports](const std::byte* base, std::size_t bytes) {
+          exports->invalidate(base, bytes);
+        }) {
     cuda::background().submit([shared = shared_] { begin_probe(shared); });
   }
 
@@ -164,7 +165,7 @@ class CudaIpcChannel final : public Channel {
     if (auto refusal = cuda::refusal_of("cuda_ipc", buffer)) return std::move(*refusal);
     if (sharing == Sharing::shared) return Refusal{"cuda_ipc copies bytes and cannot share them"};
     const auto ended = [&] { return Refusal{formatted("the link to {} has ended", wire_.peer())}; };
-    std::shared_ptr<WordsOut> words;
+    std::shared_ptr<SignalSemaphores> words;
     {
       const std::lock_guard lock(shared_->mutex);
       if (!shared_->end.ok()) return ended();
@@ -173,23 +174,23 @@ class CudaIpcChannel final : public Channel {
     if (!words) return Refusal{"its probe is under way", true};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(Place{})};
+      return Ticket{.bytes = 0, .opaque = encode(CudaIpcTicket{})};
     }
-    const OnDevice here(pair_.local.index);
+    const DeviceGuard here(pair_.local.index);
     if (!here.status().ok()) return Refusal{std::string(here.status().what())};
     auto found = shared_->exports->find(buffer.data, buffer.bytes, message.last_resort());
     if (auto* refusal = std::get_if<Refusal>(&found)) return std::move(*refusal);
-    auto [place, after] = std::get<Exports::Found>(found);
+    auto [parsed, after] = std::get<Exports::Found>(found);
     const auto order = cuda::order_of(buffer.stream);
     if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
     if (order == cuda::Order::busy) {
       const auto used = words->write_on(static_cast<CUstream>(buffer.stream));
       if (!used) return Refusal{"all stream words are in use", true};
-      place.word = used->word;
-      place.value = used->value;
+      parsed.word = used->word;
+      parsed.value = used->value;
     }
-    const auto give_back = [words, word = place.word] {
-      if (word != Place::none) words->give_back(word);
+    const auto give_back = [words, word = parsed.word] {
+      if (word != CudaIpcTicket::none) words->give_back(word);
     };
     const auto number = shared_->offers->add(
         buffer, [give_back, released = std::make_shared<Completion>(std::move(released))](Status status) {
@@ -200,8 +201,8 @@ class CudaIpcChannel final : public Channel {
       give_back();
       return ended();
     }
-    place.offer = *number;
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(place), .after = after, .acknowledge = true};
+    parsed.offer = *number;
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(parsed), .after = after, .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -210,18 +211,18 @@ class CudaIpcChannel final : public Channel {
       complete(std::move(consumed), status);
     };
     if (auto status = end(); !status.ok()) return finish(status);
-    const auto place = cuda_ipc::place_of(ticket.opaque);
-    if (!place || place->bytes != ticket.bytes || (place->offer == 0) != (ticket.bytes == 0) ||
-        (place->word != Place::none && (place->word >= cuda_ipc::words || !shared_->incoming()))) {
+    const auto parsed = cuda_ipc::parse_ticket(ticket.opaque);
+    if (!parsed || parsed->bytes != ticket.bytes || (parsed->offer == 0) != (ticket.bytes == 0) ||
+        (parsed->word != CudaIpcTicket::none && (parsed->word >= cuda_ipc::words || !shared_->incoming()))) {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_ipc cannot read", wire_.peer())});
     }
     auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
     if (!memory.ok()) return finish(memory.status());
     if (ticket.bytes == 0) return finish({});
     shared_->imports->find(
-        *place, [shared = shared_, place = *place, memory = std::move(*memory), landed = std::move(landed),
-                 consumed = std::move(consumed)](Result<Imports::Source> source) mutable {
-          copy(shared, place, std::move(source), std::move(memory), std::move(landed), std::move(consumed));
+        *parsed, [shared = shared_, parsed = *parsed, memory = std::move(*memory), landed = std::move(landed),
+                  consumed = std::move(consumed)](Result<Imports::ImportedMemory> source) mutable {
+          copy(shared, parsed, std::move(source), std::move(memory), std::move(landed), std::move(consumed));
         });
   }
 
@@ -234,7 +235,7 @@ class CudaIpcChannel final : public Channel {
   void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
   void withdraw(const Ticket& ticket) override { end_offer(ticket); }
 
-  void settle() override { cuda::Watcher::of_this_process().look_now(); }
+  void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
     auto parsed = cuda_ipc::control_of(message);
@@ -244,7 +245,7 @@ class CudaIpcChannel final : public Channel {
 
   void close(Status status) noexcept override {
     if (born_in_ != forks()) return;  // in a forked child: threads of the parent may have held the locks
-    std::shared_ptr<WordsIn> words;
+    std::shared_ptr<WaitSemaphores> words;
     std::shared_ptr<cuda_ipc::ProbeMemory> unprobed;
     {
       const std::lock_guard lock(shared_->mutex);
@@ -262,21 +263,21 @@ class CudaIpcChannel final : public Channel {
 
  private:
   /// Enqueues the copy on the stream of `memory`.
-  static void copy(const SharedPtr& shared, const Place& place, Result<Imports::Source> source, Buffer memory,
-                   Completion landed, Completion consumed) {
-    const OnDevice here(shared->device);
+  static void copy(const SharedPtr& shared, const CudaIpcTicket& parsed, Result<Imports::ImportedMemory> source,
+                   Buffer memory, Completion landed, Completion consumed) {
+    const DeviceGuard here(shared->device);
     auto status = source.ok() ? here.status() : source.status();
     const auto words = shared->incoming();
-    const bool waits = place.word != Place::none;
+    const bool waits = parsed.word != CudaIpcTicket::none;
     auto* const stream = static_cast<CUstream>(memory.stream);
     auto result = CUDA_SUCCESS;
     bool waiting = false;
     if (status.ok() && waits) {
-      result = words->wait_on(stream, place.word, place.value);
+      result = words->wait_on(stream, parsed.word, parsed.value);
       waiting = result == CUDA_SUCCESS;
     }
     if (status.ok() && result == CUDA_SUCCESS)
-      result = cuda::api()->memcpy_async(cuda::address_of(memory.data), source->address, place.bytes, stream);
+      result = cuda::api()->memcpy_async(cuda::address_of(memory.data), source->address, parsed.bytes, stream);
     if (status.ok()) status = cuda::status_of(result, "cuda_ipc's copy");
     if (!status.ok() && !waiting) {
       complete(std::move(landed), status);
@@ -284,11 +285,11 @@ class CudaIpcChannel final : public Channel {
       return;
     }
     auto mappings = std::move(source->mappings);
-    Watcher::of_this_process().when_done(
+    EventPoller::of_this_process().when_done(
         cuda::Watch::loosely, shared->device, memory.stream,
-        [words, place, waits, status, owner = memory.owner, mappings = std::move(mappings),
+        [words, parsed, waits, status, owner = memory.owner, mappings = std::move(mappings),
          consumed = std::move(consumed)](Status copied) mutable {
-          if (waits) words->done(place.word, place.value);
+          if (waits) words->done(parsed.word, parsed.value);
           mappings.clear();
           complete(std::move(consumed), status.ok() ? std::move(copied) : status);
         });
@@ -329,15 +330,15 @@ class CudaIpcChannel final : public Channel {
   void on(const cuda_ipc::Opened& opened, const Descriptors&) { shared_->exports->opened(opened); }
   void on(const cuda_ipc::Gone& gone, const Descriptors&) { shared_->imports->remove(gone); }
 
-  [[nodiscard]] Imports::Settled tell_opened(std::uint64_t id) const {
+  [[nodiscard]] Imports::Resolved tell_opened(std::uint64_t id) const {
     return [use = shared_->use, id](bool ok) {
       use->with([&](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Opened{id, ok})), {}); });
     };
   }
 
   void end_offer(const Ticket& ticket) {
-    if (const auto place = cuda_ipc::place_of(ticket.opaque); place && place->offer != 0)
-      shared_->offers->end(place->offer);
+    if (const auto parsed = cuda_ipc::parse_ticket(ticket.opaque); parsed && parsed->offer != 0)
+      shared_->offers->end(parsed->offer);
   }
 
   Status end() {

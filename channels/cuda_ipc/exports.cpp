@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "channels/cuda/device.h"
-#include "channels/text.h"
 
 namespace tensorferry::cuda_ipc {
 
@@ -130,15 +130,15 @@ std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::
     }
     if (!here.chunk && begin + bytes > base + here.bytes) return Refusal{"it lies across two allocations"};
     if (at == begin) {
-      found.place.chunked = here.chunk;
-      found.place.base = here.chunk ? begin >> window_bits : here.id;
-      found.place.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
-    } else if (!here.chunk || at >> window_bits != found.place.base) {
+      found.parsed.chunked = here.chunk;
+      found.parsed.base = here.chunk ? begin >> window_bits : here.id;
+      found.parsed.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
+    } else if (!here.chunk || at >> window_bits != found.parsed.base) {
       return Refusal{"it lies across two allocations"};
     }
     at = base + here.bytes;
   }
-  found.place.bytes = bytes;
+  found.parsed.bytes = bytes;
   return found;
 }
 
@@ -149,7 +149,7 @@ void Exports::opened(const Opened& message) {
   }
 }
 
-void Exports::forget(const std::byte* base, std::size_t bytes) {
+void Exports::invalidate(const std::byte* base, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto begin = cuda::address_of(base);
   std::erase_if(exports_, [&](const auto& entry) {

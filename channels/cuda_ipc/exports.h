@@ -17,8 +17,8 @@
 namespace tensorferry::cuda_ipc {
 
 /// Exports an allocation when the first buffer in it is offered. Withdraws the export when the memory is invalidated
-/// (`forget`), or when another allocation is found at its address. The driver's id of the physical memory identifies an
-/// allocation, so a reused address is never mistaken for the memory that was there before. Thread-safe.
+/// (`invalidate`), or when another allocation is found at its address. The driver's id of the physical memory
+/// identifies an allocation, so a reused address is never mistaken for the memory that was there before. Thread-safe.
 class Exports final {
  public:
   /// `within_process`: the peer may be this process, which cannot open handles of its own cudaMalloc memory.
@@ -26,20 +26,20 @@ class Exports final {
       : wire_(std::move(wire)), within_process_(within_process) {}
 
   struct Found {
-    Place place;  // without its offer and its word
+    CudaIpcTicket parsed;  // without its offer and its word
     /// The control message that the peer must have received before the ticket; 0 if the peer has mapped everything.
     ControlId after = 0;
   };
   /// Returns the place at which the peer finds `bytes` bytes at `data`, and exports the memory if it is new. Refuses
   /// memory that cannot be exported, that the peer could not map, or that lies across two allocations (other than
   /// adjacent chunks of one window). `waits`: the ticket may arrive before the peer has mapped the memory; if false,
-  /// that is a passing refusal. Call inside OnDevice.
+  /// that is a passing refusal. Call inside DeviceGuard.
   std::variant<Found, Refusal> find(const std::byte* data, std::size_t bytes, bool waits);
 
   /// Records whether the peer could map an export.
   void opened(const Opened& message);
   /// Withdraws the exports that overlap `bytes` bytes at `base`.
-  void forget(const std::byte* base, std::size_t bytes);
+  void invalidate(const std::byte* base, std::size_t bytes);
 
  private:
   struct Export {

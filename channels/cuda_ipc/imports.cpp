@@ -3,12 +3,12 @@
 #include <cstring>
 #include <utility>
 
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/event_poller.h"
 
 namespace tensorferry::cuda_ipc {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 
 std::shared_ptr<Window> Window::reserve(int device) {
   CUdeviceptr begin = 0;
@@ -17,12 +17,12 @@ std::shared_ptr<Window> Window::reserve(int device) {
 }
 
 Window::~Window() {
-  const OnDevice here(device_);
+  const DeviceGuard here(device_);
   if (here.status().ok()) api()->mem_address_free(begin_, window_bytes);
 }
 
 Result<std::shared_ptr<Mapping>> Mapping::open(const Handle& handle, int device) {
-  const OnDevice here(device);
+  const DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   CUipcMemHandle theirs{};
   std::memcpy(&theirs, handle.handle.data(), sizeof theirs);
@@ -40,7 +40,7 @@ Result<std::shared_ptr<Mapping>> Mapping::open(const Handle& handle, int device)
 
 Result<std::shared_ptr<Mapping>> Mapping::map(FileDescriptor memory, std::shared_ptr<Window> window,
                                               std::uint64_t offset, std::uint64_t bytes) {
-  const OnDevice here(window->device());
+  const DeviceGuard here(window->device());
   if (!here.status().ok()) return here.status();
   CUmemGenericAllocationHandle handle = 0;
   auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(memory.get()));
@@ -64,7 +64,7 @@ Result<std::shared_ptr<Mapping>> Mapping::map(FileDescriptor memory, std::shared
 
 Mapping::~Mapping() {
   cuda::background().submit([begin = begin_, bytes = bytes_, device = device_, window = window_] {
-    const OnDevice here(device);
+    const DeviceGuard here(device);
     if (!here.status().ok()) return;
     if (window)
       api()->mem_unmap(begin, bytes);
@@ -80,14 +80,14 @@ bool Imports::enter(std::uint64_t id, const Import& import) {
   return true;
 }
 
-void Imports::add(const Handle& handle, Settled opened) {
+void Imports::add(const Handle& handle, Resolved opened) {
   if (!enter(handle.id, {0, 0, handle.bytes, false, nullptr, false})) return opened(false);
   cuda::background().submit([self = shared_from_this(), handle, opened = std::move(opened)]() mutable {
-    self->settle(handle.id, Mapping::open(handle, self->device_), std::move(opened));
+    self->resolve(handle.id, Mapping::open(handle, self->device_), std::move(opened));
   });
 }
 
-void Imports::add(const Chunk& chunk, FileDescriptor memory, Settled opened) {
+void Imports::add(const Chunk& chunk, FileDescriptor memory, Resolved opened) {
   const bool fits = chunk.bytes > 0 && chunk.bytes <= window_bytes && chunk.offset <= window_bytes - chunk.bytes;
   if (!fits || !enter(chunk.id, {chunk.window, chunk.offset, chunk.bytes, true, nullptr, false})) return opened(false);
   cuda::background().submit(
@@ -95,7 +95,7 @@ void Imports::add(const Chunk& chunk, FileDescriptor memory, Settled opened) {
         auto window = self->window_of(chunk.window);
         auto mapped = window.ok() ? Mapping::map(std::move(memory), *window, chunk.offset, chunk.bytes)
                                   : Result<std::shared_ptr<Mapping>>(window.status());
-        self->settle(chunk.id, std::move(mapped), std::move(opened));
+        self->resolve(chunk.id, std::move(mapped), std::move(opened));
       });
 }
 
@@ -105,7 +105,7 @@ Result<std::shared_ptr<Window>> Imports::window_of(std::uint64_t number) {
     if (const auto it = windows_.find(number); it != windows_.end()) return it->second;
     if (windows_.size() >= most_windows) return Status(Code::resource_exhausted, "too many windows of one peer's");
   }
-  const OnDevice here(device_);
+  const DeviceGuard here(device_);
   if (!here.status().ok()) return here.status();
   auto window = Window::reserve(device_);
   if (!window) return Status(Code::resource_exhausted, "the driver gives no addresses");
@@ -113,8 +113,8 @@ Result<std::shared_ptr<Window>> Imports::window_of(std::uint64_t number) {
   return windows_.try_emplace(number, std::move(window)).first->second;  // only the background thread adds windows
 }
 
-void Imports::settle(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Settled opened) {
-  std::vector<std::pair<Waiting, Result<Source>>> due;
+void Imports::resolve(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Resolved opened) {
+  std::vector<std::pair<Waiting, Result<ImportedMemory>>> due;
   std::shared_ptr<Mapping> unwanted;
   {
     const std::lock_guard lock(mutex_);
@@ -128,7 +128,7 @@ void Imports::settle(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, 
     }
     std::vector<Waiting> still;
     for (auto& each : waiting_) {
-      if (auto result = look(each.place))
+      if (auto result = lookup(each.parsed))
         due.emplace_back(std::move(each), std::move(*result));
       else
         still.push_back(std::move(each));
@@ -165,23 +165,23 @@ void Imports::clear() {
   for (auto& each : waiting) each.found(Status(Code::connection_lost, "the link has ended"));
 }
 
-std::optional<Result<Imports::Source>> Imports::look(const Place& place) {
+std::optional<Result<Imports::ImportedMemory>> Imports::lookup(const CudaIpcTicket& parsed) {
   const auto failed = [] { return Status(Code::channel_unavailable, "the peer's GPU memory could not be mapped"); };
   const auto unknown = [] { return Status(Code::protocol_error, "a ticket names GPU memory that was not told of"); };
   if (cleared_) return Status(Code::connection_lost, "the link has ended");
-  Source source;
-  if (!place.chunked) {
-    const auto it = imports_.find(place.base);
-    if (it == imports_.end() || it->second.chunk || place.offset + place.bytes > it->second.bytes) return unknown();
+  ImportedMemory source;
+  if (!parsed.chunked) {
+    const auto it = imports_.find(parsed.base);
+    if (it == imports_.end() || it->second.chunk || parsed.offset + parsed.bytes > it->second.bytes) return unknown();
     if (it->second.failed) return failed();
     if (!it->second.mapping) return std::nullopt;
-    source.address = it->second.mapping->begin() + place.offset;
+    source.address = it->second.mapping->begin() + parsed.offset;
     source.mappings.push_back(it->second.mapping);
     return source;
   }
-  for (auto at = place.offset; at < place.offset + place.bytes;) {
-    auto chunk = chunks_.upper_bound({place.base, at});
-    if (chunk == chunks_.begin() || (--chunk)->first.first != place.base) return unknown();
+  for (auto at = parsed.offset; at < parsed.offset + parsed.bytes;) {
+    auto chunk = chunks_.upper_bound({parsed.base, at});
+    if (chunk == chunks_.begin() || (--chunk)->first.first != parsed.base) return unknown();
     const auto& import = imports_.at(chunk->second);
     if (at - import.offset >= import.bytes) return unknown();
     if (import.failed) return failed();
@@ -193,11 +193,11 @@ std::optional<Result<Imports::Source>> Imports::look(const Place& place) {
   return source;
 }
 
-void Imports::find(const Place& place, UniqueFunction<void(Result<Source>)> found) {
+void Imports::find(const CudaIpcTicket& parsed, UniqueFunction<void(Result<ImportedMemory>)> found) {
   std::unique_lock lock(mutex_);
-  auto result = look(place);
+  auto result = lookup(parsed);
   if (!result) {
-    waiting_.push_back({place, std::move(found)});
+    waiting_.push_back({parsed, std::move(found)});
     return;
   }
   lock.unlock();

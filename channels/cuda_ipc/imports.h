@@ -18,7 +18,7 @@ namespace tensorferry::cuda_ipc {
 /// A reserved range of `window_bytes` addresses, in which chunks are mapped. The last owner frees the range.
 class Window final {
  public:
-  /// Returns null if the driver reserves no addresses. Call inside OnDevice(device).
+  /// Returns null if the driver reserves no addresses. Call inside DeviceGuard(device).
   static std::shared_ptr<Window> reserve(int device);
   ~Window();
   Window(const Window&) = delete;
@@ -65,15 +65,15 @@ class Imports final : public std::enable_shared_from_this<Imports> {
 
   /// Maps an exported allocation on the background thread, then runs `opened` there. If the peer's message is invalid
   /// or exceeds a limit, `opened(false)` runs at once on the caller's thread.
-  using Settled = UniqueFunction<void(bool ok)>;
-  void add(const Handle& handle, Settled opened);
-  void add(const Chunk& chunk, FileDescriptor memory, Settled opened);
+  using Resolved = UniqueFunction<void(bool ok)>;
+  void add(const Handle& handle, Resolved opened);
+  void add(const Chunk& chunk, FileDescriptor memory, Resolved opened);
   /// Drops an import. The memory stays mapped until the sources that hold it are dropped.
   void remove(const Gone& gone);
   /// Drops all imports, and fails the waiting and all later calls of find().
   void clear();
 
-  struct Source {
+  struct ImportedMemory {
     CUdeviceptr address = 0;
     std::vector<std::shared_ptr<Mapping>> mappings;  // the reader holds these while it reads
   };
@@ -82,7 +82,7 @@ class Imports final : public std::enable_shared_from_this<Imports> {
   /// - ProtocolError: the peer never exported this memory.
   /// - ChannelUnavailable: the memory could not be mapped.
   /// - ConnectionLost: clear() was called; for calls that wait then, `found` runs on the thread that calls clear().
-  void find(const Place& place, UniqueFunction<void(Result<Source>)> found);
+  void find(const CudaIpcTicket& parsed, UniqueFunction<void(Result<ImportedMemory>)> found);
 
  private:
   struct Import {
@@ -92,17 +92,17 @@ class Imports final : public std::enable_shared_from_this<Imports> {
     bool failed = false;
   };
   struct Waiting {
-    Place place;
-    UniqueFunction<void(Result<Source>)> found;
+    CudaIpcTicket parsed;
+    UniqueFunction<void(Result<ImportedMemory>)> found;
   };
-  /// Returns the source of `place`, or nullopt while its memory is being mapped. Call with the lock held.
-  std::optional<Result<Source>> look(const Place& place);
+  /// Returns the source of `parsed`, or nullopt while its memory is being mapped. Call with the lock held.
+  std::optional<Result<ImportedMemory>> lookup(const CudaIpcTicket& parsed);
   /// Returns the window that stands for the sender's window `number`; reserves it at first use. Background thread only.
   Result<std::shared_ptr<Window>> window_of(std::uint64_t number);
   /// Adds an import that is not mapped yet. Returns false after clear(), for a used id, and if there are too many.
   bool enter(std::uint64_t id, const Import& import);
   /// Records the outcome of a mapping, runs `opened`, then the `found` callbacks that waited for it.
-  void settle(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Settled opened);
+  void resolve(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped, Resolved opened);
 
   static constexpr std::size_t most_windows = 64, most_imports = std::size_t{1} << 16;  // per peer
 

@@ -100,31 +100,31 @@ std::optional<Control> control_of(ByteView bytes) {
   return control;
 }
 
-Bytes encode(const Place& place) {
+Bytes encode(const CudaIpcTicket& parsed) {
   Bytes bytes;
   Writer out(bytes);
-  out.varint(place.offer);
-  out.varint(place.bytes);
-  out.put(static_cast<std::uint8_t>(place.chunked));
-  out.varint(place.base);
-  out.varint(place.offset);
-  out.put(place.value);
-  out.put(place.word);
+  out.varint(parsed.offer);
+  out.varint(parsed.bytes);
+  out.put(static_cast<std::uint8_t>(parsed.chunked));
+  out.varint(parsed.base);
+  out.varint(parsed.offset);
+  out.put(parsed.value);
+  out.put(parsed.word);
   return bytes;
 }
 
-std::optional<Place> place_of(ByteView bytes) {
+std::optional<CudaIpcTicket> parse_ticket(ByteView bytes) {
   Reader in(bytes);
-  Place place;
-  place.offer = in.varint();
-  place.bytes = in.varint();
-  place.chunked = in.flag();
-  place.base = in.varint();
-  place.offset = in.varint();
-  place.value = in.get<std::uint32_t>();
-  place.word = in.get<std::uint32_t>();
-  if (in.failed() || !in.empty() || place.offset + place.bytes < place.offset) return std::nullopt;
-  return place;
+  CudaIpcTicket parsed;
+  parsed.offer = in.varint();
+  parsed.bytes = in.varint();
+  parsed.chunked = in.flag();
+  parsed.base = in.varint();
+  parsed.offset = in.varint();
+  parsed.value = in.get<std::uint32_t>();
+  parsed.word = in.get<std::uint32_t>();
+  if (in.failed() || !in.empty() || parsed.offset + parsed.bytes < parsed.offset) return std::nullopt;
+  return parsed;
 }
 
 }  // namespace tensorferry::cuda_ipc

@@ -7,7 +7,7 @@
 #include <optional>
 #include <variant>
 
-#include "channels/bytes.h"
+#include "base/bytes.h"
 
 namespace tensorferry::cuda_ipc {
 
@@ -58,7 +58,7 @@ Bytes encode(const Control& control);
 std::optional<Control> control_of(ByteView bytes);
 
 /// The content of a ticket. Offer 0 is the empty buffer.
-struct Place {
+struct CudaIpcTicket {
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
   bool chunked = false;  // whether `base` is a window's number, else it is a handle's id
@@ -68,8 +68,8 @@ struct Place {
   std::uint32_t word = none;  // `none`: the bytes are valid already
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 };
-Bytes encode(const Place& place);
+Bytes encode(const CudaIpcTicket& parsed);
 /// Parses a ticket; returns nullopt if it is malformed.
-std::optional<Place> place_of(ByteView bytes);
+std::optional<CudaIpcTicket> parse_ticket(ByteView bytes);
 
 }  // namespace tensorferry::cuda_ipc

@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include "channels/cuda/bench.h"
+#include "channels/cuda/copy_timer.h"
 
 namespace tensorferry::cuda_ipc {
 namespace {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 
 CUmemAllocationProp properties(int device) {
   CUmemAllocationProp wanted{};
@@ -21,7 +21,7 @@ CUmemAllocationProp properties(int device) {
 }  // namespace
 
 Result<std::shared_ptr<ProbeMemory>> ProbeMemory::make(int device, std::uint64_t nonce) {
-  const OnDevice here(device);
+  const DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   auto made = std::shared_ptr<ProbeMemory>(new ProbeMemory(device));
   const auto wanted = properties(device);
@@ -39,32 +39,32 @@ Result<std::shared_ptr<ProbeMemory>> ProbeMemory::make(int device, std::uint64_t
   CUmemAccessDesc access{wanted.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   if (result == CUDA_SUCCESS) result = api()->mem_set_access(made->begin_, probe_bytes, &access, 1);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "exporting memory");
-  cuda::Bench bench;
-  bench.copy(made->begin_, cuda::address_of(&nonce), sizeof nonce);
-  if (auto status = bench.wait("writing what the peer is to read"); !status.ok()) return status;
+  cuda::CopyTimer timer;
+  timer.copy(made->begin_, cuda::address_of(&nonce), sizeof nonce);
+  if (auto status = timer.wait("writing what the peer is to read"); !status.ok()) return status;
   return made;
 }
 
 ProbeMemory::~ProbeMemory() {
-  const OnDevice here(device_);
+  const DeviceGuard here(device_);
   if (!here.status().ok()) return;
   if (mapped_) api()->mem_unmap(begin_, bytes_);
   if (bytes_ != 0) api()->mem_address_free(begin_, bytes_);
 }
 
 Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device, const ProbeMemory& mine) {
-  const OnDevice here(device);
+  const DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   auto window = Window::reserve(device);
   if (!window) return Status(Code::resource_exhausted, "the driver gives no addresses");
   const auto mapping = Mapping::map(std::move(memory), std::move(window), 0, probe_bytes);
   if (!mapping.ok()) return mapping.status();
   const auto theirs = (*mapping)->begin();
-  cuda::Bench bench;
+  cuda::CopyTimer timer;
   std::uint64_t found = ~nonce;
-  const auto speed = bench.speed(mine.copies(), theirs, probe_bytes / 2);
-  bench.copy(cuda::address_of(&found), mine.copies(), sizeof found);
-  if (auto status = bench.wait("copying from the peer's GPU"); !status.ok()) return status;
+  const auto speed = timer.speed(mine.copies(), theirs, probe_bytes / 2);
+  timer.copy(cuda::address_of(&found), mine.copies(), sizeof found);
+  if (auto status = timer.wait("copying from the peer's GPU"); !status.ok()) return status;
   if (found != nonce)
     return Status(Code::channel_unavailable, "what was copied from the peer's GPU is not what it wrote");
   return speed;

@@ -5,11 +5,11 @@
 #include <mutex>
 #include <utility>
 
+#include "base/text.h"
 #include "channels/completion.h"
-#include "channels/cuda/bench.h"
-#include "channels/cuda/watcher.h"
+#include "channels/cuda/copy_timer.h"
+#include "channels/cuda/event_poller.h"
 #include "channels/offers.h"
-#include "channels/text.h"
 #include "channels/xth/directory.h"
 #include "channels/xth/ticket.h"
 
@@ -20,7 +20,7 @@ using xth::Directory;
 using xth::Id;
 
 /// The owner of an offered source: keeps the caller's owner, and the event after which the bytes are valid.
-struct Source {
+struct HeldSource {
   Owner owner;
   cuda::Event ready;  // empty: the bytes are valid already
 };
@@ -65,7 +65,7 @@ class CudaXthChannel final : public Channel {
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (auto refusal = cuda::refusal_of("cuda_xth", buffer)) return std::move(*refusal);
     if (sharing == Sharing::shared) return Refusal{"cuda_xth copies bytes and cannot share them"};
-    auto source = std::make_shared<Source>(Source{buffer.owner, {}});
+    auto source = std::make_shared<HeldSource>(HeldSource{buffer.owner, {}});
     if (buffer.bytes > 0) {
       auto ready = cuda::ready_of(buffer);
       if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
@@ -93,7 +93,7 @@ class CudaXthChannel final : public Channel {
     return cuda::described(cuda::link_between(from, to), Speeds::of_this_process().get(from, to));
   }
 
-  void settle() override { cuda::Watcher::of_this_process().look_now(); }
+  void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void control(ByteView, Descriptors) override {}  // cuda_xth sends no control messages
 
@@ -107,19 +107,19 @@ class CudaXthChannel final : public Channel {
   /// Enqueues the copy. If that succeeds for a buffer that is not empty, takes `consumed` and runs it when the copy is
   /// done; else leaves it to the caller.
   Status copy(const Ticket& ticket, Sink& sink, Completion& consumed) {
-    const auto place = xth::place_of(ticket);
-    if (!place) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
+    const auto parsed = xth::parse_ticket(ticket);
+    if (!parsed) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
     if (closed_.load()) return {Code::connection_lost, formatted("the link to {} has ended", wire_.peer())};
-    const auto theirs = Directory::of_this_process().find(place->end);
-    const auto source = theirs ? theirs->begin_copy(place->number, ticket.bytes)
-                               : Result<Offers::Source>(Status(Code::connection_lost, ""));
+    const auto theirs = Directory::of_this_process().find(parsed->end);
+    const auto source = theirs ? theirs->begin_copy(parsed->number, ticket.bytes)
+                               : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
     if (!source.ok() && source.status().code() != Code::protocol_error) {
       return {Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer())};
     }
     if (!source.ok()) return source.status();
 
     const auto destination = sink.reserve(ticket.bytes);
-    const cuda::OnDevice here(pair_.local.index);
+    const cuda::DeviceGuard here(pair_.local.index);
     std::shared_ptr<cuda::Stopwatch> watch;
     auto status = here.status();
     if (!destination || destination->bytes < ticket.bytes)
@@ -127,18 +127,18 @@ class CudaXthChannel final : public Channel {
                 formatted("no GPU memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())};
     else if (status.ok() && ticket.bytes > 0)
       status = enqueue(source->buffer, *destination, watch);
-    const auto done = [theirs, number = place->number] { theirs->end_copy(number); };
+    const auto done = [theirs, number = parsed->number] { theirs->end_copy(number); };
     if (!status.ok() || ticket.bytes == 0) {
       done();
       return status;
     }
-    cuda::Watcher::of_this_process().when_done(
+    cuda::EventPoller::of_this_process().when_done(
         cuda::Watch::loosely, pair_.local.index, destination->stream,
         [done, pair = pair_, bytes = ticket.bytes, watch = std::move(watch), memory = destination->owner,
          consumed = std::move(consumed)](Status copied) mutable {
           done();
           if (watch) {
-            const cuda::OnDevice device(pair.local.index);
+            const cuda::DeviceGuard device(pair.local.index);
             const auto speed = cuda::gigabytes_per_second(bytes, watch->milliseconds());
             Speeds::of_this_process().set(pair.remote.index, pair.local.index, speed);
             watch.reset();
@@ -164,7 +164,7 @@ class CudaXthChannel final : public Channel {
   }
 
   void end(const Ticket& ticket) {
-    if (const auto place = xth::place_of(ticket); place && place->end == id_) offers_->end(place->number);
+    if (const auto parsed = xth::parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
   }
 
   Wire& wire_;

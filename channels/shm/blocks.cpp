@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "channels/fork.h"
-#include "channels/text.h"
+#include "base/fork.h"
+#include "base/text.h"
 
 namespace tensorferry::shm {
 
@@ -219,13 +219,13 @@ void Blocks::grow(std::size_t index, bool populate) {
     if (!memory->populate(at, std::min(populated_at_once, geometry.bytes() - at)))
       memory = Status(Code::resource_exhausted, formatted("no memory for {} blocks", geometry.blocks));
   }
-  settle(index, std::move(memory), geometry);
+  install(index, std::move(memory), geometry);
 }
 
 /// Tells the peer of a new segment and adds its blocks to the free ones. If there is no memory, keeps the reason.
-void Blocks::settle(std::size_t index, Result<SharedMemory> memory, Geometry geometry) {
+void Blocks::install(std::size_t index, Result<SharedMemory> memory, Geometry geometry) {
   auto descriptor = memory.ok() ? memory->share() : Result<FileDescriptor>(memory.status());
-  if (memory.ok()) memory->seclude();
+  if (memory.ok()) memory->close_descriptor();
   const std::lock_guard lock(mutex_);
   auto& of_size = classes_[index];
   of_size.growing = false;

@@ -12,9 +12,9 @@
 #include <variant>
 #include <vector>
 
-#include "channels/background.h"
+#include "base/background.h"
+#include "base/shared_memory.h"
 #include "channels/channel.h"
-#include "channels/shared_memory.h"
 #include "channels/shm/layout.h"
 #include "channels/size_class.h"
 
@@ -108,7 +108,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
   std::uint32_t new_slot();
   void want_more(std::size_t index);
   void grow(std::size_t index, bool populate);
-  void settle(std::size_t index, Result<SharedMemory> memory, Geometry geometry);
+  void install(std::size_t index, Result<SharedMemory> memory, Geometry geometry);
   [[nodiscard]] Geometry next_segment(std::size_t index) const;
   void trim();
   void trim_at(Clock::time_point when);

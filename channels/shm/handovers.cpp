@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry::shm {
 

@@ -45,7 +45,7 @@ std::optional<T> checked(const Reader& in, T value) {
 
 }  // namespace
 
-Bytes encode(const Place& place) {
+Bytes encode(const ShmTicket& parsed) {
   Bytes ticket;
   Writer out(ticket);
   std::visit(Overload{[&](Nothing) { out.put(PlaceKind::nothing); },
@@ -60,27 +60,27 @@ Bytes encode(const Place& place) {
                         out.varint(handed.region);
                         out.varint(handed.offset);
                       }},
-             place);
+             parsed);
   return ticket;
 }
 
-std::optional<Place> place_of(ByteView ticket) {
+std::optional<ShmTicket> parse_ticket(ByteView ticket) {
   Reader in(ticket);
   switch (static_cast<PlaceKind>(in.get<std::uint8_t>())) {
     case PlaceKind::nothing:
-      return checked<Place>(in, Nothing{});
+      return checked<ShmTicket>(in, Nothing{});
     case PlaceKind::lending: {
       Lending lending;
       lending.slot = below(in, most_slots);
       lending.block = below(in, Geometry::most_blocks);
       lending.generation = in.get<std::uint32_t>();
       if (lending.generation >= Lending::generations) in.fail();
-      return checked<Place>(in, lending);
+      return checked<ShmTicket>(in, lending);
     }
     case PlaceKind::handed: {
       const auto region = in.varint();
       const Handed handed{region, in.varint()};
-      return checked<Place>(in, handed);
+      return checked<ShmTicket>(in, handed);
     }
   }
   return std::nullopt;

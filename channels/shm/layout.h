@@ -9,8 +9,8 @@
 #include <string_view>
 #include <variant>
 
-#include "channels/bytes.h"
-#include "channels/shared_memory.h"
+#include "base/bytes.h"
+#include "base/shared_memory.h"
 #include "channels/size_class.h"
 
 namespace tensorferry::shm {
@@ -91,10 +91,10 @@ struct Handed {     // a buffer in a region, which both sides go on using
   std::uint64_t region;
   std::uint64_t offset;
 };
-using Place = std::variant<Nothing, Lending, Handed>;
-Bytes encode(const Place& place);
+using ShmTicket = std::variant<Nothing, Lending, Handed>;
+Bytes encode(const ShmTicket& parsed);
 /// Decodes a ticket. Returns nullopt if it is malformed.
-std::optional<Place> place_of(ByteView ticket);
+std::optional<ShmTicket> parse_ticket(ByteView ticket);
 
 /// Control messages.
 struct Hello {  // with a descriptor: the ledger

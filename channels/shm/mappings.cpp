@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "channels/fork.h"
-#include "channels/text.h"
+#include "base/fork.h"
+#include "base/text.h"
 
 namespace tensorferry::shm {
 
@@ -70,7 +70,7 @@ Status Mappings::map(const Segment& segment, FileDescriptor descriptor) {
 }
 
 Status Mappings::keep(std::uint32_t slot, Result<SharedMemory> memory, Geometry geometry) {
-  Place replaced;  // unmapped after the lock is released
+  MappedSlot replaced;  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   if (closed_ || ledger_ == nullptr) return {};
   auto& place = slots_[slot];
@@ -80,7 +80,7 @@ Status Mappings::keep(std::uint32_t slot, Result<SharedMemory> memory, Geometry 
 }
 
 void Mappings::drop(std::uint32_t slot) {
-  Place dropped;
+  MappedSlot dropped;
   const std::lock_guard lock(mutex_);
   if (auto found = slots_.extract(slot)) dropped = std::move(found.mapped());
 }
@@ -195,7 +195,7 @@ Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes, bool& 
 }
 
 void Mappings::close() noexcept {
-  std::unordered_map<std::uint32_t, Place> slots;
+  std::unordered_map<std::uint32_t, MappedSlot> slots;
   Regions regions;
   std::shared_ptr<const SharedMemory> ledger;
   const std::lock_guard lock(mutex_);

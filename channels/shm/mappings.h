@@ -7,10 +7,10 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/shared_memory.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/shared_memory.h"
 #include "channels/shm/layout.h"
-#include "channels/status.h"
 
 namespace tensorferry::shm {
 
@@ -56,7 +56,7 @@ class Mappings final {
  private:
   struct Mapping;
   struct Held;
-  struct Place {
+  struct MappedSlot {
     std::shared_ptr<Mapping> mapping;  // null: mapping failed
   };
 
@@ -74,7 +74,7 @@ class Mappings final {
   std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const SharedMemory> ledger_;
-  std::unordered_map<std::uint32_t, Place> slots_;
+  std::unordered_map<std::uint32_t, MappedSlot> slots_;
   Regions regions_;
 };
 

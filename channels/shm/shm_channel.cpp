@@ -6,15 +6,15 @@
 #include <string>
 #include <utility>
 
+#include "base/fork.h"
+#include "base/host.h"
+#include "base/text.h"
 #include "channels/bundle.h"
 #include "channels/completion.h"
 #include "channels/copy.h"
-#include "channels/fork.h"
-#include "channels/host.h"
 #include "channels/region.h"
 #include "channels/shm/handovers.h"
 #include "channels/shm/mappings.h"
-#include "channels/text.h"
 
 namespace tensorferry {
 
@@ -30,7 +30,7 @@ struct ShmDriver::State {
 
 namespace {
 
-using shm::Place;
+using shm::ShmTicket;
 
 class ShmChannel final : public Channel {
  public:
@@ -44,7 +44,7 @@ class ShmChannel final : public Channel {
       wire_.ready({descriptor.status().code(), unusable_});
       return;
     }
-    ledger->seclude();
+    ledger->close_descriptor();
     shm::word_at(*ledger, shm::Ledger::nonce_at).store(nonce_, std::memory_order_release);
     blocks_ = std::make_shared<shm::Blocks>(wire_, std::move(*ledger), limits, std::move(usage), background);
     Descriptors descriptors;
@@ -98,19 +98,19 @@ class ShmChannel final : public Channel {
   }
 
   void discard(const Ticket& ticket) override {
-    if (const auto place = shm::place_of(ticket.opaque); place && end().ok()) {
-      if (const auto* lending = std::get_if<shm::Lending>(&*place)) (void)mappings_.claim(*lending, ticket.bytes);
-      if (const auto* handed = std::get_if<shm::Handed>(&*place)) mappings_.skip(*handed);
+    if (const auto parsed = shm::parse_ticket(ticket.opaque); parsed && end().ok()) {
+      if (const auto* lending = std::get_if<shm::Lending>(&*parsed)) (void)mappings_.claim(*lending, ticket.bytes);
+      if (const auto* handed = std::get_if<shm::Handed>(&*parsed)) mappings_.skip(*handed);
     }
   }
 
   void acknowledged(const Ticket&) override {}  // `released` ran inside offer
 
   void withdraw(const Ticket& ticket) override {
-    const auto place = shm::place_of(ticket.opaque);
-    if (!place || blocks_ == nullptr) return;
-    if (const auto* lending = std::get_if<shm::Lending>(&*place)) blocks_->put_back(*lending);
-    if (const auto* handed = std::get_if<shm::Handed>(&*place)) handovers_->withdrawn(handed->region);
+    const auto parsed = shm::parse_ticket(ticket.opaque);
+    if (!parsed || blocks_ == nullptr) return;
+    if (const auto* lending = std::get_if<shm::Lending>(&*parsed)) blocks_->put_back(*lending);
+    if (const auto* handed = std::get_if<shm::Handed>(&*parsed)) handovers_->withdrawn(handed->region);
   }
 
   void control(ByteView message, Descriptors descriptors) override {
@@ -133,8 +133,8 @@ class ShmChannel final : public Channel {
   }
 
  private:
-  static Ticket ticket_of(std::size_t bytes, const Place& place, ControlId after) {
-    return {.bytes = bytes, .opaque = encode(place), .after = after};
+  static Ticket ticket_of(std::size_t bytes, const ShmTicket& parsed, ControlId after) {
+    return {.bytes = bytes, .opaque = encode(parsed), .after = after};
   }
 
   /// Offers a buffer that lies in a region. Completes `released` if it succeeds, and leaves it alone otherwise.
@@ -151,16 +151,16 @@ class ShmChannel final : public Channel {
 
   Status fetch(const Ticket& ticket, Sink& sink) {
     if (auto ended = end(); !ended.ok()) return ended;
-    const auto place = shm::place_of(ticket.opaque);
-    const bool nothing = place && std::holds_alternative<shm::Nothing>(*place);
-    if (!place || nothing != (ticket.bytes == 0)) {
+    const auto parsed = shm::parse_ticket(ticket.opaque);
+    const bool nothing = parsed && std::holds_alternative<shm::Nothing>(*parsed);
+    if (!parsed || nothing != (ticket.bytes == 0)) {
       return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
     }
     if (nothing) return sink.reserve(0) ? Status() : no_memory(0);
     bool shared = false;
-    auto claimed = std::holds_alternative<shm::Handed>(*place)
-                       ? mappings_.claim(std::get<shm::Handed>(*place), ticket.bytes, shared)
-                       : mappings_.claim(std::get<shm::Lending>(*place), ticket.bytes);
+    auto claimed = std::holds_alternative<shm::Handed>(*parsed)
+                       ? mappings_.claim(std::get<shm::Handed>(*parsed), ticket.bytes, shared)
+                       : mappings_.claim(std::get<shm::Lending>(*parsed), ticket.bytes);
     if (!claimed.ok()) {
       return {claimed.status().code(), formatted("from {}: {}", wire_.peer(), claimed.status().what())};
     }

@@ -3,8 +3,8 @@
 #include <optional>
 #include <utility>
 
-#include "channels/fork.h"
-#include "channels/host.h"
+#include "base/fork.h"
+#include "base/host.h"
 
 namespace tensorferry::xth {
 

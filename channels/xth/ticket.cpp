@@ -2,23 +2,23 @@
 
 namespace tensorferry::xth {
 
-Ticket ticket_of(std::size_t bytes, const Place& place) {
+Ticket ticket_of(std::size_t bytes, const XthTicket& parsed) {
   Ticket ticket{.bytes = bytes, .opaque = {}, .acknowledge = true};
   Writer out(ticket.opaque);
-  out.put(place.end[0]);
-  out.put(place.end[1]);
-  out.varint(place.number);
+  out.put(parsed.end[0]);
+  out.put(parsed.end[1]);
+  out.varint(parsed.number);
   return ticket;
 }
 
-std::optional<Place> place_of(const Ticket& ticket) {
+std::optional<XthTicket> parse_ticket(const Ticket& ticket) {
   Reader in(ticket.opaque);
-  Place place{};
-  place.end[0] = in.get<std::uint64_t>();
-  place.end[1] = in.get<std::uint64_t>();
-  place.number = in.varint();
+  XthTicket parsed{};
+  parsed.end[0] = in.get<std::uint64_t>();
+  parsed.end[1] = in.get<std::uint64_t>();
+  parsed.number = in.varint();
   if (in.failed() || !in.empty()) return std::nullopt;
-  return place;
+  return parsed;
 }
 
 }  // namespace tensorferry::xth

@@ -10,13 +10,13 @@
 namespace tensorferry::xth {
 
 /// Names an offer: the id of its channel end, and its number there.
-struct Place {
+struct XthTicket {
   Id end;
   std::uint64_t number;
 };
 
-Ticket ticket_of(std::size_t bytes, const Place& place);
+Ticket ticket_of(std::size_t bytes, const XthTicket& parsed);
 /// Returns nullopt if the ticket is malformed.
-std::optional<Place> place_of(const Ticket& ticket);
+std::optional<XthTicket> parse_ticket(const Ticket& ticket);
 
 }  // namespace tensorferry::xth

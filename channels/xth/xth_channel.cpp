@@ -6,10 +6,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/text.h"
 #include "channels/completion.h"
 #include "channels/offers.h"
 #include "channels/region.h"
-#include "channels/text.h"
 #include "channels/xth/directory.h"
 #include "channels/xth/ticket.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 using xth::Directory;
 using xth::Id;
-using xth::place_of;
+using xth::parse_ticket;
 using xth::ticket_of;
 
 class XthChannel final : public Channel {
@@ -66,11 +66,11 @@ class XthChannel final : public Channel {
 
  private:
   Status copy(const Ticket& ticket, Sink& sink) {
-    const auto place = place_of(ticket);
-    if (!place) return Status(Code::protocol_error, formatted("{} sent a ticket that xth cannot read", wire_.peer()));
-    const auto theirs = find(place->end);
+    const auto parsed = parse_ticket(ticket);
+    if (!parsed) return Status(Code::protocol_error, formatted("{} sent a ticket that xth cannot read", wire_.peer()));
+    const auto theirs = find(parsed->end);
     if (!theirs.ok()) return theirs.status();
-    const auto source = (*theirs)->begin_copy(place->number, ticket.bytes);
+    const auto source = (*theirs)->begin_copy(parsed->number, ticket.bytes);
     if (!source.ok() && source.status().code() != Code::protocol_error) {  // the other end has closed
       return Status(Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer()));
     }
@@ -78,7 +78,7 @@ class XthChannel final : public Channel {
 
     if (source->shared) {
       const bool taken = sink.adopt(source->buffer);
-      (*theirs)->end_copy(place->number);
+      (*theirs)->end_copy(parsed->number);
       if (taken) return {};
       return Status(Code::channel_unavailable, formatted("{} shares memory, which cannot land in memory that is there "
                                                          "already",
@@ -87,7 +87,7 @@ class XthChannel final : public Channel {
     const auto destination = sink.reserve(ticket.bytes);
     const bool fits = destination && destination->bytes >= ticket.bytes;
     if (fits && ticket.bytes > 0) std::memcpy(destination->data, source->buffer.data, ticket.bytes);
-    (*theirs)->end_copy(place->number);
+    (*theirs)->end_copy(parsed->number);
     if (fits) return {};
     return Status(Code::resource_exhausted,
                   formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer()));
@@ -109,7 +109,7 @@ class XthChannel final : public Channel {
   }
 
   void end(const Ticket& ticket) {
-    if (const auto place = place_of(ticket); place && place->end == id_) offers_->end(place->number);
+    if (const auto parsed = parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
   }
 
   Wire& wire_;

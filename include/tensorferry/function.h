@@ -74,7 +74,7 @@ struct Signature : Signature<decltype(&F::operator())> {};
 template <class R, class... A>
 struct Signature<R (*)(A...)> {
   using Result = R;
-  using Arguments = Types<A...>;
+  using ArgumentTypes = Types<A...>;
 };
 template <class R, class... A>
 struct Signature<R (*)(A...) noexcept> : Signature<R (*)(A...)> {};
@@ -145,7 +145,7 @@ std::string signature_text(const std::vector<std::string>& parameters, const std
                            const std::string& result);
 
 /// Makes a Function of a callable F. Several threads call the same F at once.
-template <class F, class R, class Arguments>
+template <class F, class R, class ArgumentTypes>
 class FunctionOf;
 template <class F, class R, class... A>
 class FunctionOf<F, R, Types<A...>> final : public Function {
@@ -225,7 +225,7 @@ template <class Described, class F>
 std::unique_ptr<Function> function_of(F function, std::vector<std::string> parameters) {
   using S = Signature<Described>;
   using R = std::remove_cvref_t<typename S::Result>;
-  auto out = make_function(std::move(function), typename S::Arguments(), static_cast<R*>(nullptr));
+  auto out = make_function(std::move(function), typename S::ArgumentTypes(), static_cast<R*>(nullptr));
   out->parameters = std::move(parameters);
   return out;
 }

@@ -58,7 +58,7 @@ class Encoder;  // the codec; not part of the public interface
 class Decoder;
 struct Buffer;
 namespace detail {
-class Crossing;
+class ReferenceMarshaller;
 class Reading;
 }  // namespace detail
 
@@ -95,13 +95,13 @@ class ValueWriter {
   void begin_dict(std::size_t pairs);
   void end();
 
-  /// For the library only: writes into `out`. `crossing` takes the references; null: a reference is InvalidArgument.
-  ValueWriter(Encoder& out, detail::Crossing* crossing) : out_(&out), crossing_(crossing) {}
+  /// For the library only: writes into `out`. `marshaller` takes the references; null: a reference is InvalidArgument.
+  ValueWriter(Encoder& out, detail::ReferenceMarshaller* marshaller) : out_(&out), marshaller_(marshaller) {}
   [[nodiscard]] Encoder& encoder() const noexcept { return *out_; }
 
  private:
   Encoder* out_;
-  detail::Crossing* crossing_;
+  detail::ReferenceMarshaller* marshaller_;
 };
 
 /// Reads the values of one message, in order, and checks them, because the bytes come from a peer. Used by one thread.

@@ -51,15 +51,15 @@ py::object python_text(std::string_view text) {
 CurrentAgent::CurrentAgent(PythonAgent* agent) : before_(std::exchange(serving_agent, agent)) {}
 CurrentAgent::~CurrentAgent() { serving_agent = before_; }
 
-Serving::Serving(PythonAgent* agent, Reply& answer)
+ServingScope::ServingScope(PythonAgent* agent, Reply& answer)
     : agent_(agent), reply_before_(std::exchange(serving_reply, &answer)) {}
-Serving::~Serving() { serving_reply = reply_before_; }
-Reply* Serving::reply() {
+ServingScope::~ServingScope() { serving_reply = reply_before_; }
+Reply* ServingScope::reply() {
   if (serving_reply != nullptr) return serving_reply;
   auto* call = ServedCall::current();
   return call != nullptr ? call->reply() : nullptr;
 }
-PythonAgent* Serving::agent() {
+PythonAgent* ServingScope::agent() {
   if (serving_agent != nullptr) return serving_agent;
   const auto* call = ServedCall::current();
   return call != nullptr ? &call->agent() : nullptr;
@@ -130,7 +130,7 @@ void PythonAgent::expose(const std::string& name, const py::object& callable) {
 }
 
 std::shared_ptr<PythonAgent> PythonAgent::current() {
-  auto* const serving = Serving::agent();
+  auto* const serving = ServingScope::agent();
   const auto& agent = default_slot();
   // A served function may have forked, and the child may have started an agent of its own.
   const bool own = agent && agent->agent().usable_here().ok();
@@ -140,7 +140,7 @@ std::shared_ptr<PythonAgent> PythonAgent::current() {
   if (agent) return agent;
   throw std::runtime_error("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.");
 }
-bool PythonAgent::is_serving() { return Serving::reply() != nullptr; }
+bool PythonAgent::is_serving() { return ServingScope::reply() != nullptr; }
 std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
 void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
 
@@ -221,18 +221,18 @@ void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject
 
 void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
                         const std::optional<Creation>& creation) {
-  Crossing crossing(*this, out.peer_name);
+  PythonReferenceMarshaller marshaller(*this, out.peer_name);
   out.number = objects_->tables().begin_call();
   out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, out.number);
-  if (!codec_->write_request({first, args, kwargs, creation, out.number}, &crossing, out.message)) {
+  if (!codec_->write_request({first, args, kwargs, creation, out.number}, &marshaller, out.message)) {
     objects_->tables().end_call(out.number);
     throw py::error_already_set();
   }
-  out.passage = crossing.take();
+  out.transfer = marshaller.take();
 }
 
 PendingCall PythonAgent::start(Prepared prepared) {
-  prepared.passage.sent();
+  prepared.transfer.sent();
   // Only a message with bytes may have to wait for the bound on bytes in flight.
   const auto make = [&] {
     return agent_->call(prepared.peer_name, prepared.function->name, std::move(prepared.message),
@@ -250,7 +250,7 @@ PendingCall PythonAgent::start(Prepared prepared) {
           std::move(prepared.function),
           label,
           std::string(prepared.peer_name),
-          std::move(prepared.passage),
+          std::move(prepared.transfer),
           prepared.number,
           std::move(prepared.out),
           {},
@@ -258,12 +258,12 @@ PendingCall PythonAgent::start(Prepared prepared) {
 }
 
 py::object PythonAgent::call(Prepared prepared) {
-  prepared.passage.sent();
+  prepared.transfer.sent();
   PendingCall pending{{},
                       prepared.function,
                       prepared.options.label,
                       std::string(prepared.peer_name),
-                      std::move(prepared.passage),
+                      std::move(prepared.transfer),
                       prepared.number,
                       std::move(prepared.out),
                       {},
@@ -275,7 +275,7 @@ py::object PythonAgent::call(Prepared prepared) {
   // Releasing the GIL beside a busy thread costs 5 ms (the switch interval). Only a message with bytes may have to wait
   // for room, and so needs to release it here.
   if (prepared.message.bytes() == 0) call();
-  bool done = pending.call && pending.call.look(gil_is_dear_ ? executor_patience : std::chrono::nanoseconds());
+  bool done = pending.call && pending.call.spin_wait(gil_is_dear_ ? executor_patience : std::chrono::nanoseconds());
   if (!done) {
     Clock::time_point back;
     {
@@ -295,31 +295,31 @@ py::object PythonAgent::call(Prepared prepared) {
       (void)pending.call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
     }
     PyErr_Clear();
-    settle(pending, Status(Code::cancelled, "interrupted"));
+    end_call(pending, Status(Code::cancelled, "interrupted"));
     throw py::error_already_set(interruption);
   }
   return decode_reply(pending, pending.call.take());
 }
 
-void PythonAgent::settle(PendingCall& pending, const Status& status) {
+void PythonAgent::end_call(PendingCall& pending, const Status& status) {
   pending.range.reset();
-  pending.passage.ended(status);
+  pending.transfer.ended(status);
   objects_->tables().end_call(pending.number);
 }
 
 py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> reply) {
   if (!reply.ok()) {
-    settle(pending, reply.status());
+    end_call(pending, reply.status());
     raise(reply.status());
   }
-  Codec::Outcome outcome;
-  Crossing crossing(*this, pending.peer);
-  if (!codec_->read_reply(*reply, &crossing, outcome)) {
+  Codec::DecodedReply outcome;
+  PythonReferenceMarshaller marshaller(*this, pending.peer);
+  if (!codec_->read_reply(*reply, &marshaller, outcome)) {
     py::error_already_set unreadable;
-    settle(pending, {});
+    end_call(pending, {});
     throw unreadable;
   }
-  settle(pending, {});
+  end_call(pending, {});
   if (outcome.described) {
     raise_remote(*outcome.described, py::reinterpret_steal<py::object>(outcome.exception.release()),
                  registered() ? &exposed_ : nullptr);

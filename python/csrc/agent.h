@@ -54,7 +54,7 @@ struct PendingCall {
   std::shared_ptr<const WireName> function;
   std::string label;  // as in RawCallOptions
   std::string peer;
-  Passage passage;
+  ReferenceTransfer transfer;
   std::uint64_t number = 0;                  // from References::begin_call
   at::Tensor out;                            // receives the result; undefined: the result is a new tensor
   std::vector<WeakStorage> device_storages;  // the result's memory on GPUs, once it has been decoded
@@ -98,7 +98,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     std::shared_ptr<const WireName> function;
     Message message;
     RawCallOptions options;
-    Passage passage;
+    ReferenceTransfer transfer;
     std::uint64_t number = 0;
     at::Tensor out;
     std::unique_ptr<CallRange> range;
@@ -117,10 +117,10 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Sends the call. May block, without the GIL, until the bound on bytes in flight leaves room.
   PendingCall start(Prepared prepared);
   /// Decodes the reply and returns its value; raises the error of the call, or the exception that the function raised.
-  /// Each call in flight needs exactly one decode_reply() or settle().
+  /// Each call in flight needs exactly one decode_reply() or end_call().
   py::object decode_reply(PendingCall& pending, Result<Received> reply);
   /// Releases the state of a call that has ended with `status`, without reading its reply. Needs no GIL.
-  void settle(PendingCall& pending, const Status& status);
+  void end_call(PendingCall& pending, const Status& status);
 
   /// Returns the name of the peer `to`: a name, a rank, or an object with an attribute `name`. The result is valid
   /// while `keep` lives. A rank that is not known yet is looked up, for 2 s at most, without the GIL.
@@ -221,16 +221,16 @@ class CurrentAgent {
 };
 
 /// Marks this thread as serving a call of `agent`, which becomes its current agent. `answer` outlives the scope.
-class Serving {
+class ServingScope {
  public:
-  Serving(PythonAgent* agent, Reply& answer);
-  ~Serving();
+  ServingScope(PythonAgent* agent, Reply& answer);
+  ~ServingScope();
   /// Returns the reply of the call that this thread, or this asyncio task, serves; null if it serves none.
   static Reply* reply();
   /// Returns the agent that this thread, or this asyncio task, works for; null if there is none.
   static PythonAgent* agent();
-  Serving(const Serving&) = delete;
-  Serving& operator=(const Serving&) = delete;
+  ServingScope(const ServingScope&) = delete;
+  ServingScope& operator=(const ServingScope&) = delete;
 
  private:
   CurrentAgent agent_;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "agent/rendezvous/tcp_store.h"
-#include "channels/tensorpipe/tensorpipe_channel.h"
+#include "contrib/tensorpipe/tensorpipe_channel.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
@@ -162,8 +162,8 @@ py::dict counters(PythonAgent& agent) {
   using namespace py::literals;
   return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
                   "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
-                  "bytes_received"_a = now.bytes_received,
-                  "objects"_a = held.objects, "references_given"_a = held.forks, "references_held"_a = held.holds);
+                  "bytes_received"_a = now.bytes_received, "objects"_a = held.objects,
+                  "references_given"_a = held.forks, "references_held"_a = held.holds);
 }
 
 }  // namespace

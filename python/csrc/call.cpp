@@ -16,36 +16,36 @@ namespace {
 /// The parameters of the verbs, in the order of their signature:
 /// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None,
 /// wait_for_ready=False, _order=0)
-enum Slot : std::size_t {
-  to_slot,
-  func_slot,
-  args_slot,
-  kwargs_slot,
-  timeout_slot,
-  require_slot,
-  out_slot,
-  device_slot,
-  ready_slot,
-  order_slot,
-  slots
+enum Parameter : std::size_t {
+  to_parameter,
+  func_parameter,
+  args_parameter,
+  kwargs_parameter,
+  timeout_parameter,
+  require_parameter,
+  out_parameter,
+  device_parameter,
+  ready_parameter,
+  order_parameter,
+  parameters
 };
-constexpr std::size_t positional_slots = 5;
-constexpr std::array<const char*, slots> slot_names{"to",      "func", "args",   "kwargs",         "timeout",
-                                                    "require", "out",  "device", "wait_for_ready", "_order"};
+constexpr std::size_t positional_parameters = 5;
+constexpr std::array<const char*, parameters> parameter_names{"to",      "func", "args",   "kwargs",         "timeout",
+                                                              "require", "out",  "device", "wait_for_ready", "_order"};
 
-std::size_t slot_of(PyObject* name) {
-  static auto& interned = *new std::array<PyObject*, slots>([] {
-    std::array<PyObject*, slots> out{};
-    for (std::size_t i = 0; i < slots; ++i) out[i] = PyUnicode_InternFromString(slot_names[i]);
+std::size_t parameter_of(PyObject* name) {
+  static auto& interned = *new std::array<PyObject*, parameters>([] {
+    std::array<PyObject*, parameters> out{};
+    for (std::size_t i = 0; i < parameters; ++i) out[i] = PyUnicode_InternFromString(parameter_names[i]);
     return out;
   }());
-  for (std::size_t i = 0; i < slots; ++i) {
+  for (std::size_t i = 0; i < parameters; ++i) {
     if (name == interned[i]) return i;
   }
-  for (std::size_t i = 0; i < slots; ++i) {  // strings made at run time are not interned
-    if (PyUnicode_CompareWithASCIIString(name, slot_names[i]) == 0) return i;
+  for (std::size_t i = 0; i < parameters; ++i) {  // strings made at run time are not interned
+    if (PyUnicode_CompareWithASCIIString(name, parameter_names[i]) == 0) return i;
   }
-  return slots;
+  return parameters;
 }
 
 /// The parsed arguments of one verb. Owns the objects that it made for `invocation`.
@@ -53,24 +53,25 @@ class Parsed {
  public:
   Parsed(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     invocation.verb = function;
-    if (static_cast<std::size_t>(count) > positional_slots) {
+    if (static_cast<std::size_t>(count) > positional_parameters) {
       throw py::type_error(std::string(function) + "() takes at most 5 positional arguments");
     }
-    std::array<PyObject*, slots> given{};
+    std::array<PyObject*, parameters> given{};
     for (Py_ssize_t i = 0; i < count; ++i) given[static_cast<std::size_t>(i)] = args[i];
     const auto keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
     for (Py_ssize_t i = 0; i < keywords; ++i) {
       auto* name = PyTuple_GET_ITEM(names, i);
-      const auto slot = slot_of(name);
-      if (slot == slots || given[slot] != nullptr) {
-        throw py::type_error(std::string(function) + "() got " + (slot == slots ? "an unexpected" : "a second") +
-                             " argument " + py::repr(name).cast<std::string>());
+      const auto parameter = parameter_of(name);
+      if (parameter == parameters || given[parameter] != nullptr) {
+        throw py::type_error(std::string(function) + "() got " +
+                             (parameter == parameters ? "an unexpected" : "a second") + " argument " +
+                             py::repr(name).cast<std::string>());
       }
-      given[slot] = args[count + i];
+      given[parameter] = args[count + i];
     }
-    for (const auto slot : {to_slot, func_slot}) {
-      if (given[slot] == nullptr) {
-        throw py::type_error(std::string(function) + "() is missing the argument '" + slot_names[slot] + "'");
+    for (const auto parameter : {to_parameter, func_parameter}) {
+      if (given[parameter] == nullptr) {
+        throw py::type_error(std::string(function) + "() is missing the argument '" + parameter_names[parameter] + "'");
       }
     }
     fill(given);
@@ -79,10 +80,10 @@ class Parsed {
   Invocation invocation;
 
  private:
-  void fill(const std::array<PyObject*, slots>& given) {
-    invocation.to = given[to_slot];
-    invocation.function = given[func_slot];
-    args_ = py::reinterpret_borrow<py::object>(given[args_slot]);
+  void fill(const std::array<PyObject*, parameters>& given) {
+    invocation.to = given[to_parameter];
+    invocation.function = given[func_parameter];
+    args_ = py::reinterpret_borrow<py::object>(given[args_parameter]);
     if (!args_ || args_.is_none()) {
       args_ = py::tuple();
     } else if (PyTuple_Check(args_.ptr()) == 0 && !is_published(args_.ptr())) {
@@ -90,24 +91,25 @@ class Parsed {
       if (!args_) throw py::error_already_set();
     }
     invocation.args = args_.ptr();
-    if (auto* kwargs = given[kwargs_slot]; kwargs != nullptr && kwargs != Py_None) {
+    if (auto* kwargs = given[kwargs_parameter]; kwargs != nullptr && kwargs != Py_None) {
       if (PyDict_Check(kwargs) == 0) throw py::type_error("kwargs must be a dict or None");
       if (PyDict_GET_SIZE(kwargs) != 0) invocation.kwargs = kwargs;
     }
-    if (auto* timeout = given[timeout_slot]; timeout != nullptr) {
+    if (auto* timeout = given[timeout_parameter]; timeout != nullptr) {
       invocation.timeout = PyFloat_AsDouble(timeout);
       if (invocation.timeout == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
     }
-    if (auto* require = given[require_slot]; require != nullptr && require != Py_None) {
+    if (auto* require = given[require_parameter]; require != nullptr && require != Py_None) {
       Py_ssize_t size = 0;
       const char* text = PyUnicode_AsUTF8AndSize(require, &size);
       if (text == nullptr) throw py::error_already_set();
       invocation.require = {text, static_cast<std::size_t>(size)};
     }
-    if (auto* out = given[out_slot]; out != nullptr && out != Py_None) invocation.out = out;
-    if (auto* device = given[device_slot]; device != nullptr && device != Py_None) invocation.device = device;
-    if (auto* ready = given[ready_slot]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
-    if (auto* order = given[order_slot]; order != nullptr) invocation.order = py::handle(order).cast<std::uint32_t>();
+    if (auto* out = given[out_parameter]; out != nullptr && out != Py_None) invocation.out = out;
+    if (auto* device = given[device_parameter]; device != nullptr && device != Py_None) invocation.device = device;
+    if (auto* ready = given[ready_parameter]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
+    if (auto* order = given[order_parameter]; order != nullptr)
+      invocation.order = py::handle(order).cast<std::uint32_t>();
   }
 
   py::object args_;

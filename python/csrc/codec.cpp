@@ -59,7 +59,7 @@ std::size_t keywords(const Invocation& call) {
   return call.kwargs != nullptr ? static_cast<std::size_t>(PyDict_GET_SIZE(call.kwargs)) : 0;
 }
 
-bool scan(ValueWriter& writer, const Invocation& call) {
+bool scan(PythonValueWriter& writer, const Invocation& call) {
   if (call.first != nullptr && !writer.scan(call.first)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call.args); ++i) {
     if (!writer.scan(PyTuple_GET_ITEM(call.args, i))) return false;
@@ -73,7 +73,7 @@ bool scan(ValueWriter& writer, const Invocation& call) {
   return true;
 }
 
-bool write_keywords(ValueWriter& writer, Encoder& out, PyObject* kwargs) {
+bool write_keywords(PythonValueWriter& writer, Encoder& out, PyObject* kwargs) {
   PyObject* name = nullptr;
   PyObject* value = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value) != 0;) {
@@ -89,7 +89,7 @@ bool write_keywords(ValueWriter& writer, Encoder& out, PyObject* kwargs) {
   return true;
 }
 
-bool write_each(ValueWriter& writer, Encoder& out, const Invocation& call) {
+bool write_each(PythonValueWriter& writer, Encoder& out, const Invocation& call) {
   if (call.first != nullptr && !writer.write(call.first)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call.args); ++i) {
     if (!writer.write(PyTuple_GET_ITEM(call.args, i))) return false;
@@ -127,7 +127,7 @@ bool unpack(const Object& value, Codec::Arguments& out) {
   return true;
 }
 
-bool read_each(ValueReader& reader, Decoder& in, std::size_t positional, Codec::Arguments& out) {
+bool read_each(PythonValueReader& reader, Decoder& in, std::size_t positional, Codec::Arguments& out) {
   out.args.reset(PyTuple_New(static_cast<Py_ssize_t>(positional)));
   if (!out.args) return false;
   for (std::size_t i = 0; i < positional; ++i) {
@@ -159,7 +159,7 @@ void Codec::register_reference_type(PyTypeObject* type) { reference_type_ = borr
 
 bool Codec::write_value(PyObject* value, MessageReferences* references, Encoder& out) const {
   return guarded([&] {
-    ValueWriter writer(*this, references, out);
+    PythonValueWriter writer(*this, references, out);
     if (!writer.scan(value)) return writer.write_pickled(value);
     return writer.prepare() && writer.write(value);
   });
@@ -168,7 +168,7 @@ bool Codec::write_value(PyObject* value, MessageReferences* references, Encoder&
 Object Codec::read_value(Decoder& in, MessageReferences* references) const {
   Object value;
   guarded([&] {
-    value = ValueReader(*this, references, in).read();
+    value = PythonValueReader(*this, references, in).read();
     return value != nullptr;
   });
   return value;
@@ -193,7 +193,7 @@ bool Codec::write_request(const Invocation& call, MessageReferences* references,
       published_in(call.args).write(encoder);
       return take(encoder, out);
     }
-    ValueWriter writer(*this, references, encoder);
+    PythonValueWriter writer(*this, references, encoder);
     if (scan(writer, call)) {
       begin_request(encoder, positional(call), call.creation, call.call);
       return writer.prepare() && write_each(writer, encoder, call) && take(encoder, out);
@@ -210,7 +210,7 @@ bool Codec::read_request(const Received& message, MessageReferences* references,
     const auto head = tensorferry::read_request(in);
     out.creation = head.creation;
     out.call = head.call;
-    ValueReader reader(*this, references, in);
+    PythonValueReader reader(*this, references, in);
     if (!head.packed) return read_each(reader, in, head.positional, out) && finish(in);
     const auto whole = reader.read();
     return whole && unpack(whole, out) && finish(in);
@@ -233,7 +233,7 @@ bool Codec::write_exception(RemoteException described, PyObject* exception, Mess
       begin_reply(encoder, ReplyKind::exception);
       described.rebuildable = rebuildable;
       tensorferry::write_exception(encoder, described);
-      if (rebuildable && !ValueWriter(*this, references, encoder).write_pickled(exception)) return false;
+      if (rebuildable && !PythonValueWriter(*this, references, encoder).write_pickled(exception)) return false;
       return take(encoder, out);
     });
   };
@@ -244,10 +244,10 @@ bool Codec::write_exception(RemoteException described, PyObject* exception, Mess
   return attempt(false);
 }
 
-bool Codec::read_reply(const Received& message, MessageReferences* references, Outcome& out) const {
+bool Codec::read_reply(const Received& message, MessageReferences* references, DecodedReply& out) const {
   return guarded([&] {
     Decoder in(message.payload, message.buffers);
-    ValueReader reader(*this, references, in);
+    PythonValueReader reader(*this, references, in);
     if (tensorferry::read_reply(in) == ReplyKind::value) {
       out.value = reader.read();
       out.device_storages = reader.take_device_storages();

@@ -96,13 +96,13 @@ class Codec {
   /// null. Fails only if memory runs out.
   bool write_exception(RemoteException described, PyObject* exception, MessageReferences* references,
                        Message& out) const;
-  struct Outcome {
+  struct DecodedReply {
     Object value;                              // of a call that returned
     std::optional<RemoteException> described;  // of one that raised
     Object exception;                          // rebuilt as its own type; null if that failed
     std::vector<WeakStorage> device_storages;  // of the value's tensors that are not on the CPU
   };
-  bool read_reply(const Received& message, MessageReferences* references, Outcome& out) const;
+  bool read_reply(const Received& message, MessageReferences* references, DecodedReply& out) const;
 
   /// Writes and reads one value, inside an envelope that the caller writes.
   bool write_value(PyObject* value, MessageReferences* references, Encoder& out) const;

@@ -72,17 +72,17 @@ Keys& keys() {
 
 }  // namespace
 
-std::nullptr_t ValueReader::failed() {
+std::nullptr_t PythonValueReader::failed() {
   set_error(in_->status());
   return nullptr;
 }
 
-std::nullptr_t ValueReader::failed(const char* why) {
+std::nullptr_t PythonValueReader::failed(const char* why) {
   in_->fail(why);
   return failed();
 }
 
-Object ValueReader::numbered(std::uint32_t number, Object object) {
+Object PythonValueReader::numbered(std::uint32_t number, Object object) {
   if (object && number != Decoder::unnumbered) {
     if (objects_.size() <= number) objects_.resize(in_->numbers());
     objects_[number] = borrow(object.get());
@@ -90,12 +90,12 @@ Object ValueReader::numbered(std::uint32_t number, Object object) {
   return object;
 }
 
-Object ValueReader::known(Object constant, const char* else_why) {
+Object PythonValueReader::known(Object constant, const char* else_why) {
   if (constant || PyErr_Occurred() != nullptr) return constant;
   return failed(else_why);
 }
 
-Object ValueReader::read(Tag tag) {
+Object PythonValueReader::read(Tag tag) {
   switch (tag) {
     case Tag::none:
       return borrow(Py_None);
@@ -158,7 +158,7 @@ Object ValueReader::read(Tag tag) {
   return failed();
 }
 
-Object ValueReader::read_big_integer() {
+Object PythonValueReader::read_big_integer() {
   const bool negative = in_->negative();
   const Object magnitude(PyBytes_FromStringAndSize(characters(in_->view()), length(in_->view())));
   if (!magnitude) return nullptr;
@@ -167,7 +167,7 @@ Object ValueReader::read_big_integer() {
   return number && negative ? Object(PyNumber_Negative(number.get())) : std::move(number);
 }
 
-Object ValueReader::read_key() {
+Object PythonValueReader::read_key() {
   const auto tag = in_->next();
   if (tag == Tag::text && !in_->far() && !in_->view().empty() && in_->view().size() <= Keys::longest) {
     if (auto key = keys().of(in_->view()); key || PyErr_Occurred() != nullptr) return key;
@@ -175,7 +175,7 @@ Object ValueReader::read_key() {
   return read(tag);
 }
 
-Object ValueReader::read_text() {
+Object PythonValueReader::read_text() {
   const auto number = in_->number();
   Object text(PyUnicode_DecodeUTF8(characters(in_->view()), length(in_->view()), "surrogatepass"));
   if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError) != 0) {
@@ -185,7 +185,7 @@ Object ValueReader::read_text() {
   return numbered(number, std::move(text));
 }
 
-Object ValueReader::read_tuple() {
+Object PythonValueReader::read_tuple() {
   const auto number = in_->number();
   const auto count = static_cast<Py_ssize_t>(in_->count());
   Object tuple(PyTuple_New(count));
@@ -199,7 +199,7 @@ Object ValueReader::read_tuple() {
   return numbered(number, std::move(tuple));
 }
 
-Object ValueReader::read_list() {
+Object PythonValueReader::read_list() {
   const auto count = static_cast<Py_ssize_t>(in_->count());
   Object list(PyList_New(count));
   if (!list) return nullptr;
@@ -215,7 +215,7 @@ Object ValueReader::read_list() {
   return list;
 }
 
-Object ValueReader::read_dict() {
+Object PythonValueReader::read_dict() {
   const auto count = in_->count();
   auto dict = numbered(in_->number(), Object(PyDict_New()));
   if (!dict) return nullptr;
@@ -229,7 +229,7 @@ Object ValueReader::read_dict() {
   return dict;
 }
 
-Object ValueReader::read_set(Tag tag) {
+Object PythonValueReader::read_set(Tag tag) {
   const auto number = in_->number();
   const auto count = in_->count();
   Object set(tag == Tag::set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
@@ -242,7 +242,7 @@ Object ValueReader::read_set(Tag tag) {
   return numbered(number, std::move(set));
 }
 
-Object ValueReader::read_tensor(Tag tag) {
+Object PythonValueReader::read_tensor(Tag tag) {
   const auto number = in_->number();
   const bool sparse = tag == Tag::sparse;
   const auto flags = sparse ? in_->sparse().flags : in_->tensor().flags;
@@ -256,13 +256,13 @@ Object ValueReader::read_tensor(Tag tag) {
   return numbered(number, Object(THPVariable_Wrap(*tensor, reinterpret_cast<PyTypeObject*>(type))));
 }
 
-Object ValueReader::read_array() {
+Object PythonValueReader::read_array() {
   const auto far = in_->far();
   auto array = far ? wrap_array(in_->array(), in_->buffers()[*far]) : copy_array(in_->array(), in_->view());
   return numbered(in_->number(), std::move(array));
 }
 
-Object ValueReader::read_pickled() {
+Object PythonValueReader::read_pickled() {
   if (!codec_->takes_pickle()) {
     set_error(Status(Code::permission_denied, "a pickle came, and this agent reads none"));
     return nullptr;
@@ -287,12 +287,12 @@ Object ValueReader::read_pickled() {
   return numbered(number, load_pickle(stream, buffers, parts));
 }
 
-Object ValueReader::read_published() {
+Object PythonValueReader::read_published() {
   if (published_) return failed("holds a published value inside of one");
   const auto number = in_->number();
   const auto buffers = published_buffers(*in_);
   Decoder inside(in_->view(), buffers);
-  ValueReader reader(*codec_, inside);
+  PythonValueReader reader(*codec_, inside);
   auto value = reader.read();
   if (!value) return nullptr;
   if (const auto status = inside.finish(); !status.ok()) {
@@ -302,7 +302,7 @@ Object ValueReader::read_published() {
   return numbered(number, std::move(value));
 }
 
-Object ValueReader::read_record() {
+Object PythonValueReader::read_record() {
   const auto number = in_->number();
   const auto count = in_->count();
   if (in_->schema() != 0 || count == 0) return failed("holds a record that this agent cannot read");
@@ -323,7 +323,7 @@ Object ValueReader::read_record() {
   return numbered(number, found.known->put_together(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values));
 }
 
-Object ValueReader::read_again() {
+Object PythonValueReader::read_again() {
   const auto number = in_->referred();
   if (number >= objects_.size() || !objects_[number]) return failed("refers to a value that is not complete");
   return borrow(objects_[number].get());

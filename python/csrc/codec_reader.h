@@ -12,14 +12,14 @@ namespace tensorferry::python {
 
 /// Reads the values of one message. The bytes come from a peer and are not trusted: malformed ones cause a Python error
 /// and nothing worse. If pickle is allowed, a pickle may run any code.
-class ValueReader {
+class PythonValueReader {
  public:
-  ValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
+  PythonValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
       : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {
     if (!in.buffers().empty()) objects_.reserve(in.buffers().size() + 4);  // one object per tensor, and some containers
   }
   /// Reads a published value, whose payload is `in`.
-  ValueReader(const Codec& codec, Decoder& in) : ValueReader(codec, nullptr, in) { published_ = true; }
+  PythonValueReader(const Codec& codec, Decoder& in) : PythonValueReader(codec, nullptr, in) { published_ = true; }
 
   /// Reads the next value. Null with an error set.
   Object read() { return read(in_->next()); }

@@ -54,7 +54,7 @@ void set_write_error(const Status& status) {
 
 // ---- Scanning
 
-bool ValueWriter::scan(PyObject* value) {
+bool PythonValueWriter::scan(PyObject* value) {
   const auto kind = kind_of(value, *codec_);
   switch (kind) {
     case Kind::other:
@@ -74,7 +74,7 @@ bool ValueWriter::scan(PyObject* value) {
   }
 }
 
-bool ValueWriter::scan_container(PyObject* value, Kind kind) {
+bool PythonValueWriter::scan_container(PyObject* value, Kind kind) {
   if (Py_REFCNT(value) > 1) {
     if (scanned_.find(value)) {
       if (kind == Kind::list || kind == Kind::dict) return true;
@@ -93,7 +93,7 @@ bool ValueWriter::scan_container(PyObject* value, Kind kind) {
   return native;
 }
 
-bool ValueWriter::scan_items(PyObject* value, Kind kind) {
+bool PythonValueWriter::scan_items(PyObject* value, Kind kind) {
   if (kind == Kind::tuple || kind == Kind::list) {
     auto** const items = PySequence_Fast_ITEMS(value);
     const auto count = PySequence_Fast_GET_SIZE(value);
@@ -126,7 +126,7 @@ bool ValueWriter::scan_items(PyObject* value, Kind kind) {
   return true;
 }
 
-bool ValueWriter::prepare() {
+bool PythonValueWriter::prepare() {
   std::optional<GilReleased> released;
   if (tensors_.copying() > worth_releasing_gil) released.emplace();
   tensors_.prepare();
@@ -135,7 +135,7 @@ bool ValueWriter::prepare() {
 
 // ---- Writing
 
-bool ValueWriter::write(PyObject* value, int ours) {
+bool PythonValueWriter::write(PyObject* value, int ours) {
   const auto kind = kind_of(value, *codec_);
   const void* identity = identity_of(value, ours);
   switch (kind) {
@@ -187,7 +187,7 @@ bool ValueWriter::write(PyObject* value, int ours) {
   }
 }
 
-bool ValueWriter::write_leaf(PyObject* value, Kind kind, const void* identity) {
+bool PythonValueWriter::write_leaf(PyObject* value, Kind kind, const void* identity) {
   switch (kind) {
     case Kind::none:
       out_->none();
@@ -231,7 +231,7 @@ bool ValueWriter::write_leaf(PyObject* value, Kind kind, const void* identity) {
   }
 }
 
-bool ValueWriter::write_integer(PyObject* value) {
+bool PythonValueWriter::write_integer(PyObject* value) {
   int overflow = 0;
   const auto number = PyLong_AsLongLongAndOverflow(value, &overflow);
   if (overflow == 0) [[likely]] {
@@ -248,7 +248,7 @@ bool ValueWriter::write_integer(PyObject* value) {
   return true;
 }
 
-bool ValueWriter::write_text(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_text(PyObject* value, const void* identity) {
   Py_ssize_t bytes = 0;
   if (const auto* const text = PyUnicode_AsUTF8AndSize(value, &bytes)) {
     const std::string_view view(text, static_cast<std::size_t>(bytes));
@@ -270,7 +270,7 @@ bool ValueWriter::write_text(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_bytearray(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_bytearray(PyObject* value, const void* identity) {
   // Copies even large ones: while a buffer of a bytearray is exported, the bytearray cannot be resized, and its owner
   // may go on appending to it.
   const ByteView bytes(reinterpret_cast<const std::byte*>(PyByteArray_AS_STRING(value)),
@@ -286,7 +286,7 @@ bool ValueWriter::write_bytearray(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_size(PyObject* value) {
+bool PythonValueWriter::write_size(PyObject* value) {
   Dims sizes;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
     sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(value, i)));
@@ -294,14 +294,14 @@ bool ValueWriter::write_size(PyObject* value) {
   return true;
 }
 
-bool ValueWriter::write_tensor(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_tensor(PyObject* value, const void* identity) {
   const bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(value)) == ParameterClass;
   const auto status = tensors_.write(THPVariable_Unpack(value), parameter, identity);
   if (!status.ok()) set_write_error(status);
   return status.ok();
 }
 
-bool ValueWriter::write_shared(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_shared(PyObject* value, const void* identity) {
   auto* const tensor = tensor_of_shared(value);
   const bool parameter = reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == ParameterClass;
   const auto status = tensors_.write_shared(THPVariable_Unpack(tensor), parameter, identity);
@@ -309,7 +309,7 @@ bool ValueWriter::write_shared(PyObject* value, const void* identity) {
   return status.ok();
 }
 
-bool ValueWriter::write_array(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_array(PyObject* value, const void* identity) {
   ArrayView array;
   if (!view_array(value, array)) return false;
   out_->array(
@@ -317,7 +317,7 @@ bool ValueWriter::write_array(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_reference(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_reference(PyObject* value, const void* identity) {
   if (references_ == nullptr) {
     PyErr_SetString(PyExc_TypeError, "a remote reference cannot be sent in this message");
     return false;
@@ -331,7 +331,7 @@ bool ValueWriter::write_reference(PyObject* value, const void* identity) {
 // Writing a leaf may run Python code (references, numpy's copies), which may change the containers. So each item is
 // held while it is written, and the items are counted.
 
-bool ValueWriter::write_tuple(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_tuple(PyObject* value, const void* identity) {
   const auto count = PyTuple_GET_SIZE(value);
   if (!out_->begin_tuple(static_cast<std::size_t>(count), identity)) return true;  // the Encoder holds the error
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -341,7 +341,7 @@ bool ValueWriter::write_tuple(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_list(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_list(PyObject* value, const void* identity) {
   const auto count = PyList_GET_SIZE(value);
   if (!out_->begin_list(static_cast<std::size_t>(count), identity)) return true;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -354,7 +354,7 @@ bool ValueWriter::write_list(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_dict(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_dict(PyObject* value, const void* identity) {
   const auto count = PyDict_GET_SIZE(value);
   if (!out_->begin_dict(static_cast<std::size_t>(count), identity)) return true;
   Py_ssize_t written = 0;
@@ -370,7 +370,7 @@ bool ValueWriter::write_dict(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
+bool PythonValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
   const auto count = PySet_GET_SIZE(value);
   const auto values = static_cast<std::size_t>(count);
   if (!(kind == Kind::set ? out_->begin_set(values, identity) : out_->begin_frozenset(values, identity))) return true;
@@ -388,7 +388,7 @@ bool ValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_published(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_published(PyObject* value, const void* identity) {
   if (references_ == nullptr) {
     PyErr_SetString(PyExc_TypeError, "what rpc.publish() returned cannot be sent in this message, or published again");
     return false;
@@ -397,7 +397,7 @@ bool ValueWriter::write_published(PyObject* value, const void* identity) {
   return true;
 }
 
-bool ValueWriter::write_record(PyObject* value, const void* identity) {
+bool PythonValueWriter::write_record(PyObject* value, const void* identity) {
   const auto record = codec_->records().of(Py_TYPE(value));
   std::string fields;
   std::vector<Object> items;
@@ -413,7 +413,7 @@ bool ValueWriter::write_record(PyObject* value, const void* identity) {
 
 // ---- Pickled
 
-bool ValueWriter::write_part(PyObject* part) {
+bool PythonValueWriter::write_part(PyObject* part) {
   // For an instance of a subclass, the plain tensor arrives, so a back-reference to that part would be wrong.
   const bool subclass = is_tensor(part) && !THPVariable_CheckExact(part);
   const auto* const identity = subclass ? nullptr : identity_of(part, 1);
@@ -424,7 +424,7 @@ bool ValueWriter::write_part(PyObject* part) {
   return write_array(part, identity);
 }
 
-bool ValueWriter::write_pickled(PyObject* value) {
+bool PythonValueWriter::write_pickled(PyObject* value) {
   if (!codec_->takes_pickle()) {
     PyErr_Format(PyExc_TypeError,
                  "this agent sends no pickles, and the codec has no form for something in a value of type %.200s",

@@ -18,9 +18,9 @@ namespace tensorferry::python {
 /// - Else write_pickled() once, for one value that holds them all.
 ///
 /// False with a Python error set is final.
-class ValueWriter {
+class PythonValueWriter {
  public:
-  ValueWriter(const Codec& codec, MessageReferences* references, Encoder& out)
+  PythonValueWriter(const Codec& codec, MessageReferences* references, Encoder& out)
       : codec_(&codec), references_(references), out_(&out), tensors_(codec.converters(), out) {}
 
   /// Whether the codec has a form for everything in `value`. Notes its tensors. Runs no Python code, except that of

@@ -16,7 +16,7 @@ PyObject* variable = nullptr;
 
 std::optional<Clock::time_point> ambient_deadline() {
   std::optional<Clock::time_point> until;
-  if (const auto* reply = Serving::reply()) until = reply->deadline();
+  if (const auto* reply = ServingScope::reply()) until = reply->deadline();
   PyObject* found = nullptr;
   if (PyContextVar_Get(variable, nullptr, &found) != 0) throw py::error_already_set();
   if (found == nullptr) return until;
@@ -44,7 +44,7 @@ void bind_deadline(py::module_& module) {
   module.def(
       "cancelled",
       [] {
-        const auto* reply = Serving::reply();
+        const auto* reply = ServingScope::reply();
         return reply != nullptr && reply->cancelled();
       },
       R"(Whether the answer of the call that this thread, or asyncio task, serves would be discarded.

@@ -1,7 +1,7 @@
 /// Converts a Status to a Python exception (a class of tensorferry.errors). All functions need the GIL.
 #pragma once
 
-#include "channels/status.h"
+#include "base/status.h"
 #include "python/csrc/interpreter.h"
 
 namespace tensorferry::python {

@@ -30,7 +30,7 @@ void on_completion(c10::ivalue::Future& future, Callback callback) {
     std::shared_ptr<PythonAgent> agent;
     Callback callback;
   };
-  auto* const agent = Serving::agent();
+  auto* const agent = ServingScope::agent();
   auto added =
       share_with_any_thread(Added{agent != nullptr ? agent->shared_from_this() : nullptr, std::move(callback)});
   future.addCallback(
@@ -124,12 +124,12 @@ void Future::complete_on_arrival() {
         const auto future = std::exchange(self, nullptr);
         future->complete(std::move(reply));
       },
-      true, hurried_ ? Call::Notice::prompt : Call::Notice::relaxed);
+      true, escalated_ ? Call::Notice::prompt : Call::Notice::lazy);
 }
 
 void Future::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
-  hurried_ = true;
-  if (!claim()) return hurry();
+  escalated_ = true;
+  if (!claim()) return escalate();
   pending_.call.on_done([self = shared(), inbox](Result<Received> reply) mutable {
     if (closing()) return;
     const auto future = std::exchange(self, nullptr);
@@ -208,10 +208,10 @@ py::object Future::wait(std::optional<double> timeout) {
   return value();
 }
 
-void Future::hurry() {
-  looked_at_ = hurried_ = true;
+void Future::escalate() {
+  looked_at_ = escalated_ = true;
   if (!pending_.call || fut->completed()) return;
-  if (forks_ == forks()) return pending_.call.hurry();
+  if (forks_ == forks()) return pending_.call.escalate();
   if (claim()) complete(call().take());
 }
 
@@ -276,7 +276,7 @@ std::shared_ptr<Future> Future::sent() {
 }
 
 std::shared_ptr<Future> Future::then(const py::object& self, py::function callback) {
-  hurry();
+  escalate();
   auto result = fut->createInstance(c10::PyObjectType::get());
   on_completion(*fut, [result, self, callback = std::move(callback)] {
     try {
@@ -296,7 +296,7 @@ std::shared_ptr<Future> Future::then(const py::object& self, py::function callba
 }
 
 void Future::add_done_callback(const py::object& self, py::function callback) {
-  hurry();
+  escalate();
   on_completion(*fut, [self, callback = std::move(callback)] {
     try {
       callback(self);

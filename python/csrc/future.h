@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "channels/fork.h"
+#include "base/fork.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/inbox.h"
 
@@ -94,7 +94,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   explicit Future(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
   std::shared_ptr<Future> shared();
   void complete_on_arrival();
-  void hurry();
+  void escalate();
   bool wait_completed(std::optional<Clock::time_point> until);
   std::optional<Result<Received>> take_arrived();
 
@@ -104,7 +104,7 @@ class Future final : public TorchFuture, private SecondSharedBase {
   std::weak_ptr<Future> before_;  // the future whose then() made this one
   bool of_callback_ = false;      // made by then(): holds its callback's result or exception
   bool looked_at_ = false;
-  bool hurried_ = false;
+  bool escalated_ = false;
 
   std::mutex arrival_mutex_;
   std::optional<Result<Received>> arrived_;   // posted to a loop, and not taken yet

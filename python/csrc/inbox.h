@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "channels/file_descriptor.h"
+#include "base/file_descriptor.h"
 #include "python/csrc/interpreter.h"
 
 namespace tensorferry::python {

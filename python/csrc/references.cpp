@@ -149,11 +149,11 @@ py::object RemoteObjects::create(const std::string& owner,
     tables_->end_creation(*reference, Status(Code::cancelled, "the call that was to make the object was never made"));
     throw;
   }
-  settle(reference, agent_.start(std::move(prepared)));
+  end_call(reference, agent_.start(std::move(prepared)));
   return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference)));
 }
 
-void RemoteObjects::settle(const std::shared_ptr<Reference>& reference, PendingCall pending) {
+void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, PendingCall pending) {
   auto call = std::move(pending.call);
   ++agent_.unfinished;
   call.on_done([agent = agent_.shared_from_this(), reference,
@@ -166,17 +166,17 @@ void RemoteObjects::settle(const std::shared_ptr<Reference>& reference, PendingC
           Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that was to make the object");
     }
     agent->objects().tables().end_creation(*reference, status);
-    agent->settle(pending, status);
+    agent->end_call(pending, status);
     --agent->unfinished;
   });
 }
 
 py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_point> until) {
-  struct Slot {
+  struct FetchedObject {
     Gate gate;
     std::optional<Result<Outcome>> outcome;
   };
-  const auto slot = std::make_shared<Slot>();
+  const auto slot = std::make_shared<FetchedObject>();
   tables_->fetch(object, until, [slot](Result<Outcome> outcome) {
     slot->outcome = std::move(outcome);
     slot->gate.open();
@@ -191,14 +191,14 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
 
 // ---- references in messages
 
-bool Crossing::write(PyObject* object, ReferenceRecord& record) {
+bool PythonReferenceMarshaller::write(PyObject* object, ReferenceRecord& record) {
   try {
     if (!opened_) {
       const auto receiver = id_ != nullptr ? *id_ : agent_.id_of(std::string(peer_));
-      passage_ = agent_.objects().tables().pass_to(receiver);
+      transfer_ = agent_.objects().tables().pass_to(receiver);
       opened_ = true;
     }
-    record = value_or_raise(passage_.add(py::handle(object).cast<RRef&>().reference()));
+    record = value_or_raise(transfer_.add(py::handle(object).cast<RRef&>().reference()));
     return true;
   } catch (py::error_already_set& error) {
     error.restore();
@@ -206,7 +206,7 @@ bool Crossing::write(PyObject* object, ReferenceRecord& record) {
   }
 }
 
-PyObject* Crossing::read(const ReferenceRecord& record) {
+PyObject* PythonReferenceMarshaller::read(const ReferenceRecord& record) {
   try {
     // A reply comes from the incarnation of the peer that the call went to; only the record names it.
     const auto sender = id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation};

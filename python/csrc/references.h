@@ -68,7 +68,7 @@ class RemoteObjects {
   [[nodiscard]] References& tables() { return *tables_; }
 
  private:
-  void settle(const std::shared_ptr<Reference>& reference, PendingCall pending);
+  void end_call(const std::shared_ptr<Reference>& reference, PendingCall pending);
 
   PythonAgent& agent_;
   std::shared_ptr<References> tables_;
@@ -79,23 +79,23 @@ Outcome outcome_of(py::object value, bool raised);
 py::object object_of(const Outcome& outcome);
 
 /// Writes or reads the references in one message to or from `peer`.
-class Crossing final : public MessageReferences {
+class PythonReferenceMarshaller final : public MessageReferences {
  public:
   /// `id` is the peer's name and incarnation, if known already; it must outlive this object, as must `peer`.
-  Crossing(PythonAgent& agent, std::string_view peer, const AgentId* id = nullptr)
+  PythonReferenceMarshaller(PythonAgent& agent, std::string_view peer, const AgentId* id = nullptr)
       : agent_(agent), peer_(peer), id_(id) {}
 
   bool write(PyObject* object, ReferenceRecord& record) override;
   PyObject* read(const ReferenceRecord& record) override;
-  /// Returns the references that were written, as one Passage.
-  Passage take() { return std::move(passage_); }
+  /// Returns the references that were written, as one ReferenceTransfer.
+  ReferenceTransfer take() { return std::move(transfer_); }
 
  private:
   PythonAgent& agent_;
   std::string_view peer_;
   const AgentId* id_;
   bool opened_ = false;
-  Passage passage_;
+  ReferenceTransfer transfer_;
 };
 
 void bind_references(py::module_& module);

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "agent/log.h"
+#include "base/log.h"
 #include "converters/current_streams.h"
 #include "python/csrc/device_streams.h"
 #include "python/csrc/errors.h"
@@ -22,7 +22,7 @@ namespace tensorferry::python {
 
 // ---- answers
 
-bool Answer::begin(std::uint64_t call, const std::optional<Creation>& creation) {
+bool PythonReply::begin(std::uint64_t call, const std::optional<Creation>& creation) {
   call_ = call;
   if (!creation) return true;
   if (const auto refused = agent_->objects().tables().create(caller_, *creation); !refused.ok()) {
@@ -33,30 +33,30 @@ bool Answer::begin(std::uint64_t call, const std::optional<Creation>& creation) 
   return true;
 }
 
-void Answer::send(Message message, Passage passage) {
-  passage.sent();
-  passage.replied(call_);
+void PythonReply::send(Message message, ReferenceTransfer transfer) {
+  transfer.sent();
+  transfer.replied(call_);
   if (message.bytes() == 0) return reply_.send(std::move(message));
   GilReleased gil;  // a message with bytes may wait for the bound on bytes in flight
   reply_.send(std::move(message));
 }
 
-void Answer::value(py::handle result) {
+void PythonReply::value(py::handle result) {
   if (creation_) {
     agent_->objects().tables().fulfil(creation_->object, outcome_of(py::reinterpret_borrow<py::object>(result), false));
     creation_.reset();
     result = Py_None;
   }
   Message message;
-  Crossing crossing(*agent_, caller_.name, &caller_);
-  if (!agent_->codec().write_result(result.ptr(), &crossing, message)) {
+  PythonReferenceMarshaller marshaller(*agent_, caller_.name, &caller_);
+  if (!agent_->codec().write_result(result.ptr(), &marshaller, message)) {
     py::error_already_set unsendable;
     return error(unsendable);
   }
-  send(std::move(message), crossing.take());
+  send(std::move(message), marshaller.take());
 }
 
-void Answer::error(py::error_already_set& raised) {
+void PythonReply::error(py::error_already_set& raised) {
   if (creation_) {
     agent_->objects().tables().fulfil(creation_->object, outcome_of(raised.value(), true));
     creation_.reset();
@@ -64,15 +64,15 @@ void Answer::error(py::error_already_set& raised) {
   }
   auto described = describe_exception(raised, agent_->self().name);
   Message message;
-  Crossing crossing(*agent_, caller_.name, &caller_);
-  if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &crossing, message)) {
+  PythonReferenceMarshaller marshaller(*agent_, caller_.name, &caller_);
+  if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &marshaller, message)) {
     PyErr_Clear();
     return fail(Status(Code::internal, "no memory for the exception that the function raised"));
   }
-  send(std::move(message), crossing.take());
+  send(std::move(message), marshaller.take());
 }
 
-void Answer::outcome(const Result<Outcome>& outcome) {
+void PythonReply::outcome(const Result<Outcome>& outcome) {
   if (!outcome.ok()) return fail(outcome.status());
   const auto object = object_of(*outcome);
   if (!outcome->raised) return value(object);
@@ -81,22 +81,22 @@ void Answer::outcome(const Result<Outcome>& outcome) {
   error(raised);
 }
 
-void Answer::fail(const Status& status) { reply_.fail(status); }
+void PythonReply::fail(const Status& status) { reply_.fail(status); }
 
-void Answer::refuse(const Status& why) {
+void PythonReply::refuse(const Status& why) {
   if (!creation_) return fail(why);
   set_error(why);
   py::error_already_set refusal;
   error(refusal);  // gives the error to agents that the object was passed on to
 }
 
-void Answer::future(py::object future) {
+void PythonReply::future(py::object future) {
   if (!py::isinstance<TorchFuture>(future)) {
     throw py::type_error("a function under functions.async_execution must return a torch.futures.Future, not " +
                          py::repr(py::type::of(future)).cast<std::string>());
   }
   struct Pending {
-    Answer answer;
+    PythonReply answer;
     py::object future;
   };
   auto& torch_future = *future.cast<TorchFuture&>().fut;
@@ -107,7 +107,7 @@ void Answer::future(py::object future) {
         if (closing()) return;
         GilHeld gil;
         auto& answer = pending->answer;
-        const Serving serving(&answer.agent(), answer.reply());
+        const ServingScope serving(&answer.agent(), answer.reply());
         const CallbackStreams streams(completed);
         try {
           answer.value(pending->future.attr("value")());
@@ -139,11 +139,11 @@ struct Incoming {
 
 /// Decodes the arguments and begins the answer. nullopt: the call has been answered with an error. Throws the decoding
 /// error, or Refused.
-std::optional<Incoming> read_arguments(const Received& received, Answer& answer) {
+std::optional<Incoming> read_arguments(const Received& received, PythonReply& answer) {
   Codec::Arguments arguments;
-  Crossing crossing(answer.agent(), answer.caller().name, &answer.caller());
+  PythonReferenceMarshaller marshaller(answer.agent(), answer.caller().name, &answer.caller());
   std::optional<py::error_already_set> unreadable;
-  if (!answer.agent().codec().read_request(received, &crossing, arguments)) unreadable.emplace();
+  if (!answer.agent().codec().read_request(received, &marshaller, arguments)) unreadable.emplace();
   if (unreadable && answer.agent().registered() &&
       unreadable->matches(attribute_of("tensorferry.errors", "PermissionDenied"))) {
     throw Refused(py::str(unreadable->value()).cast<std::string>());
@@ -154,7 +154,7 @@ std::optional<Incoming> read_arguments(const Received& received, Answer& answer)
                   py::reinterpret_steal<py::object>(arguments.kwargs.release())};
 }
 
-void run(const ServedFunction::Found& found, const py::tuple& args, const py::object& kwargs, Answer& answer) {
+void run(const ServedFunction::Found& found, const py::tuple& args, const py::object& kwargs, PythonReply& answer) {
   auto result = call_object(found.callable, args, kwargs);
   if (PyCoro_CheckExact(result.ptr())) {
     serve_coroutine(result, answer);
@@ -166,13 +166,13 @@ void run(const ServedFunction::Found& found, const py::tuple& args, const py::ob
 }
 
 /// Begins a range of torch's profiler for the run of a function, with the same sequence number as the caller's range.
-std::unique_ptr<CallRange> range_of(std::string_view function, const Answer& answer) {
+std::unique_ptr<CallRange> range_of(std::string_view function, const PythonReply& answer) {
   const auto& caller = answer.caller();
   return CallRange::begin("rpc_handler", function, caller.name, answer.agent().self().name, caller.incarnation,
                           answer.call());
 }
 
-void run_function(ServedFunction& function, const Received& received, Answer& answer) {
+void run_function(ServedFunction& function, const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto range = range_of(function.name(), answer);
@@ -196,13 +196,13 @@ MethodTarget target_of(py::handle bytes) {
 }
 
 /// Returns the object that `target` names; waits for it until the call's deadline.
-py::object object_of_target(const MethodTarget& target, Answer& answer) {
+py::object object_of_target(const MethodTarget& target, PythonReply& answer) {
   auto& agent = answer.agent();
   if (target.owner != agent.self().incarnation) raise(other_life(agent));
   return agent.objects().await(target.object, answer.reply().deadline());
 }
 
-void run_method(const Received& received, Answer& answer) {
+void run_method(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto range = range_of(method_function, answer);
@@ -214,7 +214,7 @@ void run_method(const Received& received, Answer& answer) {
   run({method, is_async_execution(method)}, incoming->without_first(), incoming->kwargs, answer);
 }
 
-void run_next(const Received& received, Answer& answer) {
+void run_next(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto target = target_of(incoming->first("tf:next without a target"));
@@ -228,7 +228,7 @@ void run_next(const Received& received, Answer& answer) {
   run({next, false}, py::make_tuple(object) + incoming->without_first(), {}, answer);
 }
 
-void answer_fetch(const Received& received, Answer answer) {
+void answer_fetch(const Received& received, PythonReply answer) {
   Decoder in(received.payload, received.buffers);
   const auto fetch = read_fetch(in);
   if (const auto malformed = in.finish(); !malformed.ok()) return answer.fail(malformed);
@@ -240,7 +240,7 @@ void answer_fetch(const Received& received, Answer answer) {
   agent.objects().tables().fetch(fetch.object, deadline, [pending](const Result<Outcome>& outcome) {
     if (closing()) return;
     GilHeld gil;
-    const Serving serving(&pending->agent(), pending->reply());
+    const ServingScope serving(&pending->agent(), pending->reply());
     pending->outcome(outcome);
   });
 }
@@ -252,8 +252,8 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
   return [weak = std::weak_ptr(agent), body = std::move(body)](const Request& request, Reply reply) {
     const auto self = weak.lock();
     if (!self || closing()) return reply.fail(Status(Code::agent_closed, "the agent is leaving"));
-    Answer answer(self, request.peer, std::move(reply));
-    const Serving serving(self.get(), answer.reply());
+    PythonReply answer(self, request.peer, std::move(reply));
+    const ServingScope serving(self.get(), answer.reply());
     const CurrentStreams streams(self->codec().converters(), request.arguments.buffers);
     try {
       body(request.arguments, answer);
@@ -281,7 +281,7 @@ namespace {
 
 Handler handler_of(const std::shared_ptr<PythonAgent>& agent, std::string_view name, const py::object& callable) {
   const auto found = share_with_any_thread(ServedFunction::Found{callable, is_async_execution(callable)});
-  return handler(agent, [found, name = std::string(name)](const Received& received, Answer& answer) {
+  return handler(agent, [found, name = std::string(name)](const Received& received, PythonReply& answer) {
     const auto incoming = read_arguments(received, answer);
     if (!incoming) return;
     const auto range = range_of(name, answer);
@@ -302,7 +302,7 @@ void serve_python(const std::shared_ptr<PythonAgent>& agent) {
   agent->agent().serve("tf:next", handler(agent, &run_next), with_gil);
   agent->agent().serve(
       std::string(fetch_function),
-      handler(agent, [](const Received& received, Answer& answer) { answer_fetch(received, std::move(answer)); }),
+      handler(agent, [](const Received& received, PythonReply& answer) { answer_fetch(received, std::move(answer)); }),
       with_gil);
   using Served = std::optional<std::pair<Handler, HandlerOptions>>;
   agent->agent().resolve_with([weak = std::weak_ptr(agent)](std::string_view name) -> Result<Served> {
@@ -319,7 +319,7 @@ void serve_python(const std::shared_ptr<PythonAgent>& agent) {
     if (!is_python_function(name)) return served;
     const auto function = share_with_any_thread(ServedFunction(name));
     served.emplace(handler(self, [function](const Received& received,
-                                            Answer& answer) { run_function(*function, received, answer); }),
+                                            PythonReply& answer) { run_function(*function, received, answer); }),
                    HandlerOptions{.executor = true});
     return served;
   });

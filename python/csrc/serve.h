@@ -19,12 +19,12 @@ void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string&
 
 /// The reply of one call in Python's terms: sends the result to the caller, or puts it into the remote object that the
 /// call creates. Answers once. All functions need the GIL, except the destructor.
-class Answer {
+class PythonReply {
  public:
-  Answer(std::shared_ptr<PythonAgent> agent, const PeerInfo& caller, Reply reply)
+  PythonReply(std::shared_ptr<PythonAgent> agent, const PeerInfo& caller, Reply reply)
       : agent_(std::move(agent)), caller_{caller.name, caller.incarnation}, reply_(std::move(reply)) {}
-  Answer(Answer&&) noexcept = default;
-  Answer& operator=(Answer&&) noexcept = default;
+  PythonReply(PythonReply&&) noexcept = default;
+  PythonReply& operator=(PythonReply&&) noexcept = default;
 
   /// Takes the head of the request. False: the head asks for an object that must not be made, and the call has been
   /// answered with the error.
@@ -51,7 +51,7 @@ class Answer {
   [[nodiscard]] std::uint64_t call() const { return call_; }
 
  private:
-  void send(Message message, Passage passage);
+  void send(Message message, ReferenceTransfer transfer);
 
   std::shared_ptr<PythonAgent> agent_;
   AgentId caller_;

@@ -16,7 +16,7 @@ bool in_use = false;
 
 }  // namespace
 
-ServedCall::ServedCall(Answer answer)
+ServedCall::ServedCall(PythonReply answer)
     : agent_(answer.agent().shared_from_this()), answer_(std::in_place, std::move(answer)) {
   in_use = true;
 }
@@ -65,7 +65,7 @@ void ServedCall::when_cancelled(const std::shared_ptr<LoopInbox>& inbox, py::obj
       [inbox, callable = share_with_any_thread(std::move(callable))]() mutable { inbox->post(std::move(callable)); });
 }
 
-void serve_coroutine(const py::object& coroutine, Answer& answer) {
+void serve_coroutine(const py::object& coroutine, PythonReply& answer) {
   const auto loop = answer.agent().handler_loop();
   const auto call = std::make_shared<ServedCall>(std::move(answer));
   try {
@@ -83,7 +83,7 @@ void bind_served(py::module_& module) {
   py::class_<Flag, std::shared_ptr<Flag>>(module, "_GivenUp", "Whether the caller has given up a call; for any thread.")
       .def(py::init([] {
         auto flag = std::make_shared<Flag>(false);
-        if (auto* reply = Serving::reply()) reply->on_cancelled([flag] { *flag = true; });
+        if (auto* reply = ServingScope::reply()) reply->on_cancelled([flag] { *flag = true; });
         return flag;
       }))
       .def("__bool__", [](const Flag& flag) { return flag.load(); });

@@ -14,7 +14,7 @@ namespace tensorferry::python {
 /// The state of a call that a coroutine serves. Answers once; later answers are dropped. All functions need the GIL.
 class ServedCall final {
  public:
-  explicit ServedCall(Answer answer);
+  explicit ServedCall(PythonReply answer);
   /// Work for `agent` without a call to answer.
   explicit ServedCall(std::shared_ptr<PythonAgent> agent) : agent_(std::move(agent)) {}
 
@@ -39,11 +39,11 @@ class ServedCall final {
 
  private:
   std::shared_ptr<PythonAgent> agent_;
-  std::optional<Answer> answer_;
+  std::optional<PythonReply> answer_;
 };
 
 /// Runs `coroutine` on the agent's event loop, and answers with its result or exception.
-void serve_coroutine(const py::object& coroutine, Answer& answer);
+void serve_coroutine(const py::object& coroutine, PythonReply& answer);
 
 void bind_served(py::module_& module);
 

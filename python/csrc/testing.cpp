@@ -33,8 +33,8 @@ class NumberedReferences final : public MessageReferences {
 };
 
 /// A codec with its own receive memory, in place of an agent.
-struct Bench {
-  Bench() {
+struct CodecFixture {
+  CodecFixture() {
     const auto converters = std::make_shared<Converters>();
     converters->add(DeviceType::cpu, std::make_shared<CpuConverter>(memory, &closing));
     codec = std::make_unique<Codec>(converters);
@@ -69,15 +69,16 @@ py::object steal(Object object) {
 
 py::object or_none(Object object) { return object ? steal(std::move(object)) : py::none(); }
 
-Encoded encode(const Bench& bench, const py::object& value) {
+Encoded encode(const CodecFixture& fixture, const py::object& value) {
   Encoded encoded;
-  if (!bench.codec->write_result(value.ptr(), bench.references.get(), encoded.message)) throw py::error_already_set();
+  if (!fixture.codec->write_result(value.ptr(), fixture.references.get(), encoded.message))
+    throw py::error_already_set();
   return encoded;
 }
 
-py::object decode(const Bench& bench, const Received& received) {
-  Codec::Outcome outcome;
-  if (!bench.codec->read_reply(received, bench.references.get(), outcome)) throw py::error_already_set();
+py::object decode(const CodecFixture& fixture, const Received& received) {
+  Codec::DecodedReply outcome;
+  if (!fixture.codec->read_reply(received, fixture.references.get(), outcome)) throw py::error_already_set();
   return steal(std::move(outcome.value));
 }
 
@@ -93,42 +94,43 @@ Received received_from(const py::bytes& payload, const std::vector<py::bytes>& b
   return deliver(message, memory);
 }
 
-Encoded encode_request(const Bench& bench, const py::tuple& args, const py::object& kwargs, const py::object& first) {
+Encoded encode_request(const CodecFixture& fixture, const py::tuple& args, const py::object& kwargs,
+                       const py::object& first) {
   Encoded encoded;
   const Codec::Invocation call{first.is_none() ? nullptr : first.ptr(), args.ptr(),
                                kwargs.is_none() ? nullptr : kwargs.ptr(), Creation{{1, 2}, {3, 4}}, 5};
-  if (!bench.codec->write_request(call, bench.references.get(), encoded.message)) throw py::error_already_set();
+  if (!fixture.codec->write_request(call, fixture.references.get(), encoded.message)) throw py::error_already_set();
   return encoded;
 }
 
-py::tuple decode_request(const Bench& bench, const Encoded& encoded) {
+py::tuple decode_request(const CodecFixture& fixture, const Encoded& encoded) {
   Codec::Arguments arguments;
-  const auto received = deliver(encoded.message, *bench.memory);
-  if (!bench.codec->read_request(received, bench.references.get(), arguments)) throw py::error_already_set();
+  const auto received = deliver(encoded.message, *fixture.memory);
+  if (!fixture.codec->read_request(received, fixture.references.get(), arguments)) throw py::error_already_set();
   if (arguments.creation != Creation{{1, 2}, {3, 4}} || arguments.call != 5) throw py::value_error("another head came");
   return py::make_tuple(steal(std::move(arguments.args)), or_none(std::move(arguments.kwargs)));
 }
 
 /// Returns the exception as the caller of the function gets it: (text, the rebuilt exception or None).
-py::tuple deliver_exception(const Bench& bench, const py::object& exception) {
+py::tuple deliver_exception(const CodecFixture& fixture, const py::object& exception) {
   RemoteException described;
   described.text = py::str(exception).cast<std::string>();
   Message message;
-  if (!bench.codec->write_exception(described, exception.ptr(), bench.references.get(), message))
+  if (!fixture.codec->write_exception(described, exception.ptr(), fixture.references.get(), message))
     throw py::error_already_set();
-  Codec::Outcome outcome;
-  if (!bench.codec->read_reply(deliver(message, *bench.memory), bench.references.get(), outcome))
+  Codec::DecodedReply outcome;
+  if (!fixture.codec->read_reply(deliver(message, *fixture.memory), fixture.references.get(), outcome))
     throw py::error_already_set();
   return py::make_tuple(outcome.described->text, or_none(std::move(outcome.exception)));
 }
 
 /// Makes objects of `type` travel as references. number(object) returns the object's number; make(number) returns an
 /// object.
-void reference_type(Bench& bench, const py::type& type, const py::function& number, const py::function& make) {
-  bench.codec->register_reference_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
-  bench.references = std::make_unique<NumberedReferences>();
-  bench.references->number = number;
-  bench.references->make = make;
+void reference_type(CodecFixture& fixture, const py::type& type, const py::function& number, const py::function& make) {
+  fixture.codec->register_reference_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  fixture.references = std::make_unique<NumberedReferences>();
+  fixture.references->number = number;
+  fixture.references->make = make;
 }
 
 double median(std::vector<double>& values) {
@@ -138,7 +140,7 @@ double median(std::vector<double>& values) {
 }
 
 /// Returns the median times, in nanoseconds, to encode `args` as a request and to decode it (without the delivery).
-std::pair<double, double> measure(const Bench& bench, const py::tuple& args, int times) {
+std::pair<double, double> measure(const CodecFixture& fixture, const py::tuple& args, int times) {
   using Clock = std::chrono::steady_clock;
   const auto nanoseconds = [](Clock::duration taken) {
     return std::chrono::duration<double, std::nano>(taken).count();
@@ -149,13 +151,13 @@ std::pair<double, double> measure(const Bench& bench, const py::tuple& args, int
     const auto start = Clock::now();
     Message message;
     const Codec::Invocation call{nullptr, args.ptr(), nullptr, std::nullopt, 0};
-    if (!bench.codec->write_request(call, nullptr, message)) throw py::error_already_set();
+    if (!fixture.codec->write_request(call, nullptr, message)) throw py::error_already_set();
     encoding.push_back(nanoseconds(Clock::now() - start));
-    const auto received = deliver(message, *bench.memory);
+    const auto received = deliver(message, *fixture.memory);
     const auto delivered = Clock::now();
     {
       Codec::Arguments arguments;
-      if (!bench.codec->read_request(received, nullptr, arguments)) throw py::error_already_set();
+      if (!fixture.codec->read_request(received, nullptr, arguments)) throw py::error_already_set();
     }
     decoding.push_back(nanoseconds(Clock::now() - delivered));
   }
@@ -189,13 +191,13 @@ void bind_testing(py::module_& module) {
         const GilReleased released;
         self.message = {};
       });
-  py::class_<Bench>(testing, "Codec")
+  py::class_<CodecFixture>(testing, "Codec")
       .def(py::init<>())
       .def("encode", &encode)
-      .def("decode", [](const Bench& self,
+      .def("decode", [](const CodecFixture& self,
                         const Encoded& encoded) { return decode(self, deliver(encoded.message, *self.memory)); })
       .def("decode",
-           [](const Bench& self, const py::bytes& payload, const std::vector<py::bytes>& buffers) {
+           [](const CodecFixture& self, const py::bytes& payload, const std::vector<py::bytes>& buffers) {
              return decode(self, received_from(payload, buffers, *self.memory));
            })
       .def("encode_request", &encode_request, py::arg("args"), py::arg("kwargs") = py::none(),
@@ -203,8 +205,8 @@ void bind_testing(py::module_& module) {
       .def("decode_request", &decode_request)
       .def("deliver_exception", &deliver_exception)
       .def("reference_type", &reference_type)
-      .def("refuse_pickle", [](Bench& self) { self.codec->refuse_pickle(); })
-      .def("held_bytes", [](const Bench& self) { return self.memory->usage().held_bytes; })
+      .def("refuse_pickle", [](CodecFixture& self) { self.codec->refuse_pickle(); })
+      .def("held_bytes", [](const CodecFixture& self) { return self.memory->usage().held_bytes; })
       .def("measure", &measure);
 }
 

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "base/bytes.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/bytes.h"
-#include "channels/status.h"
 #include "rpc/core/identity_map.h"
 #include "rpc/core/layout.h"
 #include "rpc/core/reference_id.h"

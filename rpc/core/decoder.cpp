@@ -1,4 +1,4 @@
-#include "channels/text.h"
+#include "base/text.h"
 #include "rpc/core/codec.h"
 
 namespace tensorferry {

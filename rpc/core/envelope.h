@@ -81,7 +81,8 @@ inline void begin_packed_request(Encoder& out, const std::optional<Creation>& cr
 inline void begin_keywords(Encoder& out, std::size_t keywords) { out.raw_varint(keywords); }
 
 struct RequestHead {
-  std::uint64_t call = 0;  // the caller's number of the call (Passage::replied); 0: the reply must bring no references
+  std::uint64_t call =
+      0;  // the caller's number of the call (ReferenceTransfer::replied); 0: the reply must bring no references
   std::optional<Creation> creation;
   bool packed = false;         // one value follows, and nothing else
   std::size_t positional = 0;  // if not packed: so many values follow, then read_keywords()

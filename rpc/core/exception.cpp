@@ -1,6 +1,6 @@
 #include "rpc/core/exception.h"
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {

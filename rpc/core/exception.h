@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "channels/status.h"
+#include "base/status.h"
 #include "rpc/core/codec.h"
 
 namespace tensorferry {

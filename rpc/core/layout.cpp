@@ -3,7 +3,7 @@
 #include <limits>
 #include <string_view>
 
-#include "channels/text.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {

@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 #include "include/tensorferry/dtype.h"
 
 namespace tensorferry {

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "channels/bytes.h"
+#include "base/bytes.h"
 #include "rpc/core/reference_id.h"
 
 namespace tensorferry {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 #include "rpc/core/codec.h"
 
 namespace tensorferry {

@@ -1,8 +1,8 @@
 // At users: holds on others' objects, and forks of them on their way to somebody else.
 #include <utility>
 
-#include "channels/text.h"
-#include "rpc/core/reference_turn.h"
+#include "base/text.h"
+#include "rpc/core/reference_transaction.h"
 #include "rpc/core/references.h"
 
 namespace tensorferry {
@@ -20,7 +20,7 @@ Status gone(const AgentId& owner) {
 }  // namespace
 
 std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std::string type_hint) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (owner.incarnation == self_.incarnation) {
     const RRefId id{self_.incarnation, ++last_object_};
     if (!closed_) {
@@ -36,29 +36,29 @@ std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std:
     auto& hold = holds_[ids.fork];
     hold.owner = owner;
     hold.object = ids.object;
-    if (dead) lose(turn, hold, gone(owner));
+    if (dead) lose(transaction, hold, gone(owner));
   }
   return std::shared_ptr<Reference>(new Reference(shared_from_this(), owner, ids, std::move(type_hint), false));
 }
 
 void References::end_creation(const Reference& reference, const Status& status) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (reference.is_owner()) {
     const auto object = objects_.find(reference.object());
     if (object == objects_.end()) return;
     --object->second.locals;
-    if (!status.ok() && object->second.state == Object::State::awaited) return finish(turn, object, status);
-    return free_if_unused(turn, object);
+    if (!status.ok() && object->second.state == Object::State::awaited) return finish(transaction, object, status);
+    return free_if_unused(transaction, object);
   }
   const auto hold = holds_.find(reference.ids().fork);
   if (hold == holds_.end() || hold->second.state != Hold::State::creating) return;
   if (status.ok()) {
-    confirm(turn, hold->second);
+    confirm(transaction, hold->second);
   } else {
     hold->second.abandon = true;
-    lose(turn, hold->second, status);
+    lose(transaction, hold->second, status);
   }
-  release_if_done(turn, hold);
+  release_if_done(transaction, hold);
 }
 
 Result<ReferenceRecord> References::pass(const Reference& reference, const AgentId& receiver) {
@@ -92,12 +92,12 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
 }
 
 void References::take_back(std::span<const ForkId> forks) {
-  Turn turn(*this);
-  for (const auto& fork : forks) drop_child(turn, fork, false);
+  Transaction transaction(*this);
+  for (const auto& fork : forks) drop_child(transaction, fork, false);
 }
 
 void References::ended(std::span<const ForkId> forks, bool failed) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   for (const auto& fork : forks) {
     const auto child = children_.find(fork);
     if (child == children_.end()) continue;
@@ -106,26 +106,26 @@ void References::ended(std::span<const ForkId> forks, bool failed) {
     child->second.ripe = failed;
   }
   if (failed) {
-    turn.later([weak = weak_from_this()] {
+    transaction.later([weak = weak_from_this()] {
       if (const auto references = weak.lock()) references->ask_now();
     });
   }
-  ask_later(turn);
+  ask_later(transaction);
 }
 
 void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   for (const auto& fork : forks) {
     const auto child = children_.find(fork);
     if (child == children_.end()) continue;
     child->second.call = call;
     child->second.askable = call != 0;  // without a number its caller cannot tell
   }
-  ask_later(turn);
+  ask_later(transaction);
 }
 
 Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& record, const AgentId& sender) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (record.receiver != self_.incarnation) {
     return Status(Code::protocol_error, formatted("a reference from {} was meant for another agent than {}, or for an "
@@ -150,7 +150,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
 
   if (record.owner.incarnation == self_.incarnation) {
     const auto object = find_or_await(record.object);
-    post(turn, sender, std::move(accept));
+    post(transaction, sender, std::move(accept));
     if (object == objects_.end()) return Status(Code::not_found, why_gone(record.object));
     ++object->second.locals;
     return local_handle(record.object, record.type_hint);
@@ -164,69 +164,69 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   hold.object = record.object;
   hold.parent = record.parent;
   if (dead_.contains(record.owner.incarnation)) {
-    lose(turn, hold, gone(record.owner));
-    post(turn, sender, std::move(accept));
+    lose(transaction, hold, gone(record.owner));
+    post(transaction, sender, std::move(accept));
   } else if (record.owner.incarnation == sender.incarnation) {
-    confirm(turn, hold);  // the owner made the fork itself
-    post(turn, sender, std::move(accept));
+    confirm(transaction, hold);  // the owner made the fork itself
+    post(transaction, sender, std::move(accept));
   } else {
     auto fork = ReferenceOp::of(ReferenceOp::Kind::fork, record.fork, record.object);
     fork.parent = record.parent;
-    post(turn, record.owner, std::move(fork));
+    post(transaction, record.owner, std::move(fork));
   }
   return std::shared_ptr<Reference>(
       new Reference(shared_from_this(), record.owner, Creation{record.object, record.fork}, record.type_hint, false));
 }
 
-void References::confirm(Turn& turn, Hold& hold) {
+void References::confirm(Transaction& transaction, Hold& hold) {
   hold.state = Hold::State::confirmed;
   for (auto& waiter : std::exchange(hold.waiters, {})) {
-    turn.later([completion = std::move(waiter)] { completion({}); });
+    transaction.later([completion = std::move(waiter)] { completion({}); });
   }
 }
 
-void References::lose(Turn& turn, Hold& hold, Status why) {
+void References::lose(Transaction& transaction, Hold& hold, Status why) {
   hold.state = Hold::State::lost;
   hold.failure = std::move(why);
   for (auto& waiter : std::exchange(hold.waiters, {})) {
-    turn.later([completion = std::move(waiter), why = hold.failure] { completion(why); });
+    transaction.later([completion = std::move(waiter), why = hold.failure] { completion(why); });
   }
 }
 
 void References::drop(const Reference& reference) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (reference.is_owner()) {
     const auto object = objects_.find(reference.object());
     if (object == objects_.end()) return;  // closed
     --object->second.locals;
-    return free_if_unused(turn, object);
+    return free_if_unused(transaction, object);
   }
   const auto hold = holds_.find(reference.ids().fork);
   if (hold == holds_.end()) return;
   hold->second.dropped = true;
-  release_if_done(turn, hold);
+  release_if_done(transaction, hold);
 }
 
 /// The owner may be told that a hold has ended when it knows of the hold and nothing that was made of it is on its way.
-void References::release_if_done(Turn& turn, Holds::iterator at) {
+void References::release_if_done(Transaction& transaction, Holds::iterator at) {
   auto& hold = at->second;
   if (hold.passing != 0) return;
   if (hold.abandon) {
     hold.abandon = false;
     auto abandon = ReferenceOp::of(ReferenceOp::Kind::abandon, at->first, hold.object);
     abandon.text = hold.failure.what();
-    post(turn, hold.owner, std::move(abandon));
+    post(transaction, hold.owner, std::move(abandon));
   }
   if (!hold.dropped) return;
   if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) return;
   if (hold.state == Hold::State::confirmed) {
-    post(turn, hold.owner, ReferenceOp::of(ReferenceOp::Kind::remove, at->first, hold.object));
+    post(transaction, hold.owner, ReferenceOp::of(ReferenceOp::Kind::remove, at->first, hold.object));
   }
   holds_.erase(at);
 }
 
 /// A fork of ours is no longer under way: its receiver holds it by itself, or will never have it.
-void References::drop_child(Turn& turn, const ForkId& fork, bool accepted) {
+void References::drop_child(Transaction& transaction, const ForkId& fork, bool accepted) {
   const auto at = children_.find(fork);
   if (at == children_.end()) return;
   const auto child = std::move(at->second);
@@ -235,20 +235,20 @@ void References::drop_child(Turn& turn, const ForkId& fork, bool accepted) {
     const auto hold = holds_.find(child.via);
     if (hold == holds_.end()) return;
     --hold->second.passing;
-    return release_if_done(turn, hold);
+    return release_if_done(transaction, hold);
   }
   // Ours: the fork is what kept the object. A receiver that is ourselves has taken a local hold.
   if (accepted && child.receiver.incarnation != self_.incarnation) return;
   const auto object = objects_.find(child.object);
   if (object == objects_.end()) return;
   object->second.forks.erase(fork);
-  free_if_unused(turn, object);
+  free_if_unused(transaction, object);
 }
 
-void References::ask_later(Turn& turn) {
+void References::ask_later(Transaction& transaction) {
   if (asking_ || closed_) return;
   asking_ = true;
-  turn.later([network = network_, weak = weak_from_this(), delay = options_.ask_after] {
+  transaction.later([network = network_, weak = weak_from_this(), delay = options_.ask_after] {
     network->after(delay, [weak] {
       const auto references = weak.lock();
       if (!references) return;
@@ -263,7 +263,7 @@ void References::ask_later(Turn& turn) {
 
 /// Asks after everything that was sent a while ago and has not been accepted.
 void References::ask_now() {
-  Turn turn(*this);
+  Transaction transaction(*this);
   bool more = false;
   for (auto& [fork, child] : children_) {
     if (!child.askable || child.held) continue;
@@ -272,11 +272,11 @@ void References::ask_now() {
       child.asked = true;
       auto withdraw = ReferenceOp::of(ReferenceOp::Kind::withdraw, fork);
       withdraw.call = child.call;
-      post(turn, child.receiver, std::move(withdraw));
+      post(transaction, child.receiver, std::move(withdraw));
     }
     child.ripe = true;
   }
-  if (more) ask_later(turn);
+  if (more) ask_later(transaction);
 }
 
 bool References::confirmed(const Reference& reference) const {
@@ -295,7 +295,7 @@ Status References::status(const Reference& reference) const {
 }
 
 void References::on_confirmed(const Reference& reference, UniqueFunction<void(Status)> completion) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   Status now;
   if (closed_) {
     now = {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
@@ -306,7 +306,7 @@ void References::on_confirmed(const Reference& reference, UniqueFunction<void(St
     }
     now = hold.failure;
   }
-  turn.later([completion = std::move(completion), now] { completion(now); });
+  transaction.later([completion = std::move(completion), now] { completion(now); });
 }
 
 }  // namespace tensorferry

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "channels/bytes.h"
+#include "base/bytes.h"
 #include "rpc/core/reference_id.h"
 
 namespace tensorferry {

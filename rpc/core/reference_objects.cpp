@@ -1,8 +1,8 @@
 // At the owner: objects, from their creation to the moment when nobody holds them.
 #include <utility>
 
-#include "channels/text.h"
-#include "rpc/core/reference_turn.h"
+#include "base/text.h"
+#include "rpc/core/reference_transaction.h"
 #include "rpc/core/references.h"
 
 namespace tensorferry {
@@ -23,7 +23,7 @@ std::shared_ptr<Reference> References::local_handle(const RRefId& object, std::s
 }
 
 std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hint) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const RRefId id{self_.incarnation, ++last_object_};
   if (!closed_) {
     auto& object = objects_[id];
@@ -35,7 +35,7 @@ std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hin
 }
 
 Status References::create(const AgentId& creator, const Creation& ids) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (closed_) return {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
   if (ids.object.incarnation != creator.incarnation) {
     return {Code::protocol_error, formatted("{} asks for an object under another agent's number", creator.name)};
@@ -72,15 +72,15 @@ void References::begin_running(Objects::iterator object) {
 }
 
 void References::fulfil(const RRefId& id, Outcome outcome) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const auto object = objects_.find(id);
   if (object == objects_.end() || object->second.state != Object::State::running) {
-    return turn.discard(std::move(outcome.value));
+    return transaction.discard(std::move(outcome.value));
   }
-  finish(turn, object, std::move(outcome));
+  finish(transaction, object, std::move(outcome));
 }
 
-void References::finish(Turn& turn, Objects::iterator at, Result<Outcome> outcome) {
+void References::finish(Transaction& transaction, Objects::iterator at, Result<Outcome> outcome) {
   auto& object = at->second;
   if (object.state == Object::State::awaited) --awaited_;
   object.state = outcome.ok() ? Object::State::ready : Object::State::failed;
@@ -90,17 +90,17 @@ void References::finish(Turn& turn, Objects::iterator at, Result<Outcome> outcom
     object.failure = outcome.status();
   }
   for (auto& waiter : std::exchange(object.waiters, {})) {
-    turn.later([completion = std::move(waiter.completion), outcome] { completion(outcome); });
+    transaction.later([completion = std::move(waiter.completion), outcome] { completion(outcome); });
   }
-  free_if_unused(turn, at);
+  free_if_unused(transaction, at);
 }
 
-void References::free_if_unused(Turn& turn, Objects::iterator at) {
+void References::free_if_unused(Transaction& transaction, Objects::iterator at) {
   auto& object = at->second;
   if (object.locals != 0 || !object.forks.empty() || !object.waiters.empty()) return;
   if (object.state == Object::State::running) return;  // fulfil() frees it
   if (object.state == Object::State::awaited) --awaited_;
-  turn.discard(std::move(object.outcome.value));
+  transaction.discard(std::move(object.outcome.value));
   objects_.erase(at);
 }
 
@@ -128,9 +128,9 @@ std::string References::why_gone(const RRefId& id) const {
 
 void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadline,
                        UniqueFunction<void(Result<Outcome>)> completion) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const auto complete = [&](Result<Outcome> outcome) {
-    turn.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
+    transaction.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
   };
   if (closed_) return complete(Status(Code::agent_closed, formatted("agent {} was shut down", self_.name)));
   const auto at = find_or_await(id);
@@ -143,7 +143,7 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   object.waiters.push_back({number, std::move(completion)});
   if (!deadline) return;
   const auto left = std::chrono::ceil<Milliseconds>(*deadline - Clock::now());
-  turn.later([network = network_, weak = weak_from_this(), left = std::max(left, Milliseconds(0)), id, number] {
+  transaction.later([network = network_, weak = weak_from_this(), left = std::max(left, Milliseconds(0)), id, number] {
     network->after(left, [weak, id, number] {
       if (const auto references = weak.lock()) references->expire(id, number);
     });
@@ -151,17 +151,17 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
 }
 
 void References::expire(const RRefId& id, std::uint64_t number) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const auto at = objects_.find(id);
   if (at == objects_.end()) return;
   auto& waiters = at->second.waiters;
   for (auto waiter = waiters.begin(); waiter != waiters.end(); ++waiter) {
     if (waiter->number != number) continue;
-    turn.later([completion = std::move(waiter->completion), name = self_.name] {
+    transaction.later([completion = std::move(waiter->completion), name = self_.name] {
       completion(Status(Code::deadline_exceeded, formatted("the object on {} was not there in time", name)));
     });
     waiters.erase(waiter);
-    return free_if_unused(turn, at);
+    return free_if_unused(transaction, at);
   }
 }
 

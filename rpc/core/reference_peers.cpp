@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "channels/text.h"
-#include "rpc/core/reference_turn.h"
+#include "base/text.h"
+#include "rpc/core/reference_transaction.h"
 #include "rpc/core/references.h"
 
 namespace tensorferry {
@@ -23,27 +23,27 @@ Peer& References::peer_of(const AgentId& id) {
 
 // ---- sending
 
-void References::post(Turn& turn, const AgentId& to, ReferenceOp op) {
+void References::post(Transaction& transaction, const AgentId& to, ReferenceOp op) {
   if (closed_ || dead_.contains(to.incarnation)) return;
   if (to.incarnation == self_.incarnation) return to_self_.push_back(std::move(op));
   peer_of(to).queue.push_back(std::move(op));
-  turn.touch(to.incarnation);
+  transaction.touch(to.incarnation);
 }
 
-void References::deliver(Turn& turn) {
+void References::deliver(Transaction& transaction) {
   while (!to_self_.empty()) {
     const auto op = std::move(to_self_.front());
     to_self_.pop_front();
-    apply_result(turn, self_, op, apply(turn, self_, op));
+    apply_result(transaction, self_, op, apply(transaction, self_, op));
   }
-  for (const auto incarnation : turn.touched_) {
+  for (const auto incarnation : transaction.touched_) {
     const auto peer = peers_.find(incarnation);
-    if (peer != peers_.end() && peer->second.batch.empty()) send_batch(turn, peer->second);
+    if (peer != peers_.end() && peer->second.batch.empty()) send_batch(transaction, peer->second);
   }
 }
 
 /// The next batch where there is one under way neither here nor in the queue; else the one under way again.
-void References::send_batch(Turn& turn, Peer& peer) {
+void References::send_batch(Transaction& transaction, Peer& peer) {
   if (peer.batch.empty()) {
     if (peer.queue.empty()) return;
     const auto ops = std::min(peer.queue.size(), ReferenceBatch::most_ops);
@@ -54,8 +54,8 @@ void References::send_batch(Turn& turn, Peer& peer) {
     peer.delay_ms = 0;
   }
   const auto number = peer.batch_number;
-  turn.later([network = network_, weak = weak_from_this(), to = peer.id, number,
-              bytes = write_batch(peer.id.incarnation, number, peer.batch)]() mutable {
+  transaction.later([network = network_, weak = weak_from_this(), to = peer.id, number,
+                     bytes = write_batch(peer.id.incarnation, number, peer.batch)]() mutable {
     network->send(to, std::move(bytes), [weak, to, number](const Result<Bytes>& answer) {
       if (const auto references = weak.lock()) references->answered(to, number, answer);
     });
@@ -63,7 +63,7 @@ void References::send_batch(Turn& turn, Peer& peer) {
 }
 
 void References::answered(const AgentId& from, std::uint64_t number, const Result<Bytes>& bytes) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const auto at = peers_.find(from.incarnation);
   if (at == peers_.end()) return;
   auto& peer = at->second;
@@ -75,8 +75,8 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
     const auto code = bytes.status().code();
     const bool missing = code == Code::not_found || code == Code::connection_lost;
     peer.missing_ms = missing ? peer.missing_ms + peer.delay_ms : 0;
-    if (peer.missing_ms > options_.give_up.count()) return lose_peer(turn, from, bytes.status());
-    return turn.later([network = network_, weak = weak_from_this(), from, number, delay = peer.delay_ms] {
+    if (peer.missing_ms > options_.give_up.count()) return lose_peer(transaction, from, bytes.status());
+    return transaction.later([network = network_, weak = weak_from_this(), from, number, delay = peer.delay_ms] {
       network->after(Milliseconds(delay), [weak, from, number] {
         if (const auto references = weak.lock()) references->send_again(from, number);
       });
@@ -84,40 +84,42 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
   }
   const auto answer = read_answer(*bytes);
   if (!answer || answer->kind != ReferenceAnswer::Kind::done || answer->results.size() != peer.batch.size()) {
-    return lose_peer(turn, from, {Code::connection_lost, formatted("{} is not the agent that it was", from.name)});
+    return lose_peer(transaction, from,
+                     {Code::connection_lost, formatted("{} is not the agent that it was", from.name)});
   }
   peer.missing_ms = 0;
   const auto ops = std::exchange(peer.batch, {});
-  for (std::size_t i = 0; i < ops.size(); ++i) apply_result(turn, from, ops[i], answer->results[i]);
-  turn.touch(from.incarnation);
+  for (std::size_t i = 0; i < ops.size(); ++i) apply_result(transaction, from, ops[i], answer->results[i]);
+  transaction.touch(from.incarnation);
 }
 
 void References::send_again(const AgentId& to, std::uint64_t number) {
-  Turn turn(*this);
+  Transaction transaction(*this);
   const auto peer = peers_.find(to.incarnation);
   if (closed_ || peer == peers_.end()) return;
-  if (peer->second.batch_number == number && !peer->second.batch.empty()) send_batch(turn, peer->second);
+  if (peer->second.batch_number == number && !peer->second.batch.empty()) send_batch(transaction, peer->second);
 }
 
-void References::apply_result(Turn& turn, const AgentId& from, const ReferenceOp& op, const ReferenceResult& result) {
+void References::apply_result(Transaction& transaction, const AgentId& from, const ReferenceOp& op,
+                              const ReferenceResult& result) {
   if (op.kind == OpKind::fork) {
     const auto at = holds_.find(op.fork);
     if (at == holds_.end() || at->second.state != Hold::State::unconfirmed) return;
     auto& hold = at->second;
     if (result.code == ResultCode::done) {
-      confirm(turn, hold);
+      confirm(transaction, hold);
     } else {
-      lose(turn, hold, {Code::not_found, result.text});
+      lose(transaction, hold, {Code::not_found, result.text});
     }
-    post(turn, hold.parent, ReferenceOp::of(OpKind::accept, op.fork));
-    return release_if_done(turn, at);
+    post(transaction, hold.parent, ReferenceOp::of(OpKind::accept, op.fork));
+    return release_if_done(transaction, at);
   }
   if (op.kind == OpKind::withdraw) {
     const auto at = children_.find(op.fork);
     if (at == children_.end() || at->second.receiver.incarnation != from.incarnation) return;
     at->second.asked = false;
     if (result.code == ResultCode::held) at->second.held = true;
-    if (result.code == ResultCode::refused) drop_child(turn, op.fork, false);
+    if (result.code == ResultCode::refused) drop_child(transaction, op.fork, false);
   }
 }
 
@@ -129,32 +131,32 @@ Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
   const auto refuse = [](ReferenceAnswer::Kind kind) { return write_answer({kind, {}}); };
   if (batch->receiver != self_.incarnation) return refuse(ReferenceAnswer::Kind::stranger);
 
-  Turn turn(*this);
+  Transaction transaction(*this);
   if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (dead_.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
   auto& peer = peer_of(from);
   if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // its first answer did not arrive
   if (batch->number != peer.done + 1) return refuse(ReferenceAnswer::Kind::stale);
   ReferenceAnswer answer;
-  for (const auto& op : batch->ops) answer.results.push_back(apply(turn, from, op));
+  for (const auto& op : batch->ops) answer.results.push_back(apply(transaction, from, op));
   peer.done = batch->number;
   peer.answer = write_answer(answer);
   return peer.answer;
 }
 
-ReferenceResult References::apply(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+ReferenceResult References::apply(Transaction& transaction, const AgentId& from, const ReferenceOp& op) {
   switch (op.kind) {
     case OpKind::fork:
-      return apply_fork(turn, from, op);
+      return apply_fork(transaction, from, op);
     case OpKind::withdraw:
       return apply_withdraw(from, op);
     case OpKind::abandon:
-      apply_abandon(turn, from, op);
+      apply_abandon(transaction, from, op);
       break;
     case OpKind::accept: {
       const auto child = children_.find(op.fork);
       if (child != children_.end() && child->second.receiver.incarnation == from.incarnation) {
-        drop_child(turn, op.fork, true);
+        drop_child(transaction, op.fork, true);
       }
       break;
     }
@@ -164,7 +166,7 @@ ReferenceResult References::apply(Turn& turn, const AgentId& from, const Referen
       const auto fork = object->second.forks.find(op.fork);
       if (fork == object->second.forks.end() || fork->second != from.incarnation) break;
       object->second.forks.erase(fork);
-      free_if_unused(turn, object);
+      free_if_unused(transaction, object);
       break;
     }
     case OpKind::ping:
@@ -173,13 +175,13 @@ ReferenceResult References::apply(Turn& turn, const AgentId& from, const Referen
   return {};
 }
 
-ReferenceResult References::apply_fork(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& from, const ReferenceOp& op) {
   const auto object = find_or_await(op.object);
   if (object == objects_.end()) return {ResultCode::gone, why_gone(op.object)};
   object->second.forks.try_emplace(op.fork, from.incarnation);
   // Who passed an object on whose creation has not come: if it died before it reached us we would wait for ever.
   if (object->second.state == Object::State::awaited && !peers_.contains(op.parent.incarnation)) {
-    post(turn, op.parent, ReferenceOp::of(OpKind::ping));
+    post(transaction, op.parent, ReferenceOp::of(OpKind::ping));
   }
   return {};
 }
@@ -193,25 +195,25 @@ ReferenceResult References::apply_withdraw(const AgentId& from, const ReferenceO
   return {ResultCode::refused, {}};
 }
 
-void References::apply_abandon(Turn& turn, const AgentId& from, const ReferenceOp& op) {
+void References::apply_abandon(Transaction& transaction, const AgentId& from, const ReferenceOp& op) {
   if (op.object.incarnation != from.incarnation || from.incarnation == self_.incarnation) return;
   peer_of(from).created.insert(op.object.counter);
   const auto object = objects_.find(op.object);
   if (object == objects_.end()) return;
   object->second.forks.erase(op.fork);
-  if (object->second.state != Object::State::awaited) return free_if_unused(turn, object);
-  finish(turn, object,
+  if (object->second.state != Object::State::awaited) return free_if_unused(transaction, object);
+  finish(transaction, object,
          Status(Code::cancelled, formatted("{} gave the creation of this object up: {}", from.name, op.text)));
 }
 
 // ---- the end of a peer
 
 void References::peer_lost(const AgentId& peer, const Status& why) {
-  Turn turn(*this);
-  if (!closed_) lose_peer(turn, peer, why);
+  Transaction transaction(*this);
+  if (!closed_) lose_peer(transaction, peer, why);
 }
 
-void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
+void References::lose_peer(Transaction& transaction, const AgentId& peer, const Status& why) {
   if (peer.incarnation == self_.incarnation || dead_.contains(peer.incarnation)) return;
   dead_.insert(peer.incarnation);
   peers_.erase(peer.incarnation);
@@ -225,10 +227,10 @@ void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
   for (const auto& id : touched) {
     const auto object = objects_.find(id);
     if (id.incarnation == peer.incarnation && object->second.state == Object::State::awaited) {
-      finish(turn, object,
+      finish(transaction, object,
              Status(Code::connection_lost, formatted("{}, which was creating this object, is gone", peer.name)));
     } else {
-      free_if_unused(turn, object);
+      free_if_unused(transaction, object);
     }
   }
 
@@ -244,13 +246,13 @@ void References::lose_peer(Turn& turn, const AgentId& peer, const Status& why) {
     const auto hold = holds_.find(fork);
     const bool unconfirmed = hold->second.state == Hold::State::unconfirmed;
     hold->second.abandon = false;
-    lose(turn, hold->second,
+    lose(transaction, hold->second,
          {Code::connection_lost,
           formatted("{}, which owned the object of this reference, is gone: {}", peer.name, why.what())});
-    if (unconfirmed) post(turn, hold->second.parent, ReferenceOp::of(OpKind::accept, fork));
-    release_if_done(turn, hold);
+    if (unconfirmed) post(transaction, hold->second.parent, ReferenceOp::of(OpKind::accept, fork));
+    release_if_done(transaction, hold);
   }
-  for (const auto& fork : children) drop_child(turn, fork, false);
+  for (const auto& fork : children) drop_child(transaction, fork, false);
 }
 
 }  // namespace tensorferry

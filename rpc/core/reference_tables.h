@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "channels/bytes.h"
-#include "channels/function.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/function.h"
+#include "base/status.h"
 #include "rpc/core/interval_set.h"
 #include "rpc/core/reference_id.h"
 #include "rpc/core/reference_mail.h"

@@ -1,7 +1,7 @@
 #include "rpc/core/references.h"
 
-#include "channels/text.h"
-#include "rpc/core/reference_turn.h"
+#include "base/text.h"
+#include "rpc/core/reference_transaction.h"
 
 namespace tensorferry {
 
@@ -18,7 +18,7 @@ void Reference::on_confirmed(UniqueFunction<void(Status)> completion) const {
 
 // ---- Passage
 
-Passage& Passage::operator=(Passage&& other) noexcept {
+ReferenceTransfer& ReferenceTransfer::operator=(ReferenceTransfer&& other) noexcept {
   if (this == &other) return *this;
   finish();
   references_ = std::move(other.references_);
@@ -29,29 +29,29 @@ Passage& Passage::operator=(Passage&& other) noexcept {
   return *this;
 }
 
-Passage::~Passage() { finish(); }
+ReferenceTransfer::~ReferenceTransfer() { finish(); }
 
-bool Passage::telling() const { return !forks_.empty() && !references_->inherited(); }
+bool ReferenceTransfer::telling() const { return !forks_.empty() && !references_->inherited(); }
 
-void Passage::finish() {
+void ReferenceTransfer::finish() {
   if (telling() && sent_) references_->ended(forks_, true);
   if (telling() && !sent_) references_->take_back(forks_);
   forks_.clear();
 }
 
-Result<ReferenceRecord> Passage::add(const Reference& reference) {
+Result<ReferenceRecord> ReferenceTransfer::add(const Reference& reference) {
   if (!references_) return Status(Code::invalid_argument, "a reference cannot be sent here: the receiver is not known");
   auto record = references_->pass(reference, receiver_);
   if (record.ok()) forks_.push_back(record->fork);
   return record;
 }
 
-void Passage::ended(const Status& status) {
+void ReferenceTransfer::ended(const Status& status) {
   if (telling()) references_->ended(forks_, !status.ok());
   forks_.clear();
 }
 
-void Passage::replied(std::uint64_t call) {
+void ReferenceTransfer::replied(std::uint64_t call) {
   if (telling()) references_->replied(forks_, call);
   forks_.clear();
 }
@@ -67,7 +67,7 @@ std::shared_ptr<References> References::make(AgentId self, std::shared_ptr<Netwo
 
 References::~References() = default;
 
-Passage References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
+ReferenceTransfer References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
 
 std::uint64_t References::begin_call() {
   const auto call = last_call_.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -33,10 +33,10 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "channels/bytes.h"
-#include "channels/fork.h"
-#include "channels/function.h"
-#include "channels/status.h"
+#include "base/bytes.h"
+#include "base/fork.h"
+#include "base/function.h"
+#include "base/status.h"
 #include "rpc/core/reference_id.h"
 #include "rpc/core/reference_mail.h"
 #include "rpc/core/reference_tables.h"
@@ -69,7 +69,7 @@ class Reference {
 
  private:
   friend class References;
-  friend class Passage;
+  friend class ReferenceTransfer;
   Reference(std::shared_ptr<References> references, AgentId owner, Creation ids, std::string type_hint, bool local)
       : references_(std::move(references)),
         owner_(std::move(owner)),
@@ -85,13 +85,13 @@ class Reference {
 };
 
 /// The references inside one message: made when its encoding begins, told how the message ended. Move-only.
-class Passage {
+class ReferenceTransfer {
  public:
-  Passage() = default;  // carries none
-  Passage(Passage&& other) noexcept = default;
-  Passage& operator=(Passage&& other) noexcept;
+  ReferenceTransfer() = default;  // carries none
+  ReferenceTransfer(ReferenceTransfer&& other) noexcept = default;
+  ReferenceTransfer& operator=(ReferenceTransfer&& other) noexcept;
   /// Not sent: takes all references back. Sent, and never told how it ended: as ended() with an error.
-  ~Passage();
+  ~ReferenceTransfer();
 
   /// The record that travels; once for each time that the message holds the reference. InvalidArgument: of another
   /// agent of this process; else the reference's status().
@@ -109,7 +109,7 @@ class Passage {
 
  private:
   friend class References;
-  Passage(std::shared_ptr<References> references, AgentId receiver)
+  ReferenceTransfer(std::shared_ptr<References> references, AgentId receiver)
       : references_(std::move(references)), receiver_(std::move(receiver)) {}
   void finish();
 
@@ -176,7 +176,7 @@ class References final : public std::enable_shared_from_this<References> {
 
   // ---- passing on
   /// For a message to `receiver`, whose incarnation must be known (RawAgent::find): its next life is not meant.
-  Passage pass_to(AgentId receiver);
+  ReferenceTransfer pass_to(AgentId receiver);
   /// The hold that came with a record inside a message of `sender`'s. Errors: Cancelled (the message's call had failed
   /// at the sender, who took the reference back), ProtocolError.
   Result<std::shared_ptr<Reference>> receive(const ReferenceRecord& record, const AgentId& sender);
@@ -211,14 +211,14 @@ class References final : public std::enable_shared_from_this<References> {
 
  private:
   friend class Reference;
-  friend class Passage;
-  class Turn;  // one hold of the lock, and what is to run after it
+  friend class ReferenceTransfer;
+  class Transaction;  // one hold of the lock, and what is to run after it
   using Objects = std::unordered_map<RRefId, references::Object>;
   using Holds = std::unordered_map<ForkId, references::Hold>;
 
   References(AgentId self, std::shared_ptr<Network> network, Options options);
 
-  // For Reference and Passage.
+  // For Reference and ReferenceTransfer.
   void drop(const Reference& reference);
   bool confirmed(const Reference& reference) const;
   Status status(const Reference& reference) const;
@@ -233,31 +233,32 @@ class References final : public std::enable_shared_from_this<References> {
   Objects::iterator find_or_await(const RRefId& object);
   std::string why_gone(const RRefId& object) const;
   void begin_running(Objects::iterator object);
-  void finish(Turn& turn, Objects::iterator object, Result<Outcome> outcome);
-  void free_if_unused(Turn& turn, Objects::iterator object);
+  void finish(Transaction& transaction, Objects::iterator object, Result<Outcome> outcome);
+  void free_if_unused(Transaction& transaction, Objects::iterator object);
   void expire(const RRefId& object, std::uint64_t waiter);
 
   // Holds and what is passed on (reference_holds.cpp).
-  void lose(Turn& turn, references::Hold& hold, Status why);
-  void confirm(Turn& turn, references::Hold& hold);
-  void release_if_done(Turn& turn, Holds::iterator hold);
-  void drop_child(Turn& turn, const ForkId& fork, bool accepted);
-  void ask_later(Turn& turn);
+  void lose(Transaction& transaction, references::Hold& hold, Status why);
+  void confirm(Transaction& transaction, references::Hold& hold);
+  void release_if_done(Transaction& transaction, Holds::iterator hold);
+  void drop_child(Transaction& transaction, const ForkId& fork, bool accepted);
+  void ask_later(Transaction& transaction);
   void ask_now();
 
   // Peers (reference_peers.cpp).
   references::Peer& peer_of(const AgentId& id);
-  void post(Turn& turn, const AgentId& to, ReferenceOp op);
-  void deliver(Turn& turn);
-  void send_batch(Turn& turn, references::Peer& peer);
+  void post(Transaction& transaction, const AgentId& to, ReferenceOp op);
+  void deliver(Transaction& transaction);
+  void send_batch(Transaction& transaction, references::Peer& peer);
   void answered(const AgentId& peer, std::uint64_t number, const Result<Bytes>& answer);
   void send_again(const AgentId& peer, std::uint64_t number);
-  ReferenceResult apply(Turn& turn, const AgentId& from, const ReferenceOp& op);
-  ReferenceResult apply_fork(Turn& turn, const AgentId& from, const ReferenceOp& op);
+  ReferenceResult apply(Transaction& transaction, const AgentId& from, const ReferenceOp& op);
+  ReferenceResult apply_fork(Transaction& transaction, const AgentId& from, const ReferenceOp& op);
   ReferenceResult apply_withdraw(const AgentId& from, const ReferenceOp& op);
-  void apply_abandon(Turn& turn, const AgentId& from, const ReferenceOp& op);
-  void apply_result(Turn& turn, const AgentId& from, const ReferenceOp& op, const ReferenceResult& result);
-  void lose_peer(Turn& turn, const AgentId& peer, const Status& why);
+  void apply_abandon(Transaction& transaction, const AgentId& from, const ReferenceOp& op);
+  void apply_result(Transaction& transaction, const AgentId& from, const ReferenceOp& op,
+                    const ReferenceResult& result);
+  void lose_peer(Transaction& transaction, const AgentId& peer, const Status& why);
 
   [[nodiscard]] bool inherited() const noexcept { return process_ != tensorferry::forks(); }
 

@@ -7,8 +7,8 @@
 #include <map>
 #include <utility>
 
-#include "channels/fork.h"
-#include "channels/thread_signals.h"
+#include "base/fork.h"
+#include "base/thread_signals.h"
 
 namespace tensorferry {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "channels/function.h"
+#include "base/function.h"
 
 namespace tensorferry {
 

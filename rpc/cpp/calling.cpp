@@ -16,7 +16,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
  public:
   CallInFlight(std::shared_ptr<AgentCore> core, std::string_view peer, std::string_view shown)
       : core_(std::move(core)), peer_(peer), shown_(shown) {}
-  ~CallInFlight() override { settle({Code::cancelled, "its future was dropped"}); }
+  ~CallInFlight() override { end_call({Code::cancelled, "its future was dropped"}); }
 
   /// Encodes the request and sends it. Throws if an argument cannot be sent.
   void start(const CallOptions& options, std::string_view function, ByteView first, std::size_t arguments,
@@ -26,13 +26,13 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
     const std::size_t before = first.empty() ? 0 : 1;
     begin_request(out, arguments + before, {}, number_);
     if (before != 0) out.bytes(first, [] { return Owner(); });
-    Crossing crossing(*core_, peer_);
-    ValueWriter writer(out, &crossing);
+    ReferenceMarshaller marshaller(*core_, peer_);
+    ValueWriter writer(out, &marshaller);
     write(writer, pack);
     begin_keywords(out, 0);
     check(out.status());
-    passage_ = crossing.take();
-    passage_.sent();
+    transfer_ = marshaller.take();
+    transfer_.sent();
     call_ = core_->raw().call(peer_, function, out.take(), core_->options_of(options));
   }
 
@@ -57,11 +57,11 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
   }
   void close() override {
     reading_->finish();
-    settle({});
+    end_call({});
   }
   void discard() override {
     read_reply();
-    settle({});
+    end_call({});
   }
 
  private:
@@ -69,26 +69,26 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
   Reading& read_reply() {
     if (!reply_) reply_.emplace(call_.take());
     if (!reply_->ok()) {
-      settle(reply_->status());
+      end_call(reply_->status());
       throw_status(reply_->status());
     }
     auto& reading = reading_.emplace(**reply_, core_.get());
     if (reading.reply() == ReplyKind::exception) {
-      settle({});
+      end_call({});
       throw_remote(reading.exception());
     }
     return reading;
   }
 
-  void settle(const Status& status) {
-    if (!passage_.empty()) passage_.ended(status);
+  void end_call(const Status& status) {
+    if (!transfer_.empty()) transfer_.ended(status);
     if (number_ != 0) core_->tables().end_call(std::exchange(number_, 0));
   }
 
   const std::shared_ptr<AgentCore> core_;
   const std::string peer_, shown_;
   Call call_;
-  Passage passage_;
+  ReferenceTransfer transfer_;
   std::uint64_t number_ = 0;
   std::optional<Result<Received>> reply_;
   std::optional<Reading> reading_;

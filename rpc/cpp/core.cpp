@@ -47,12 +47,12 @@ AgentId AgentCore::id_of(const std::string& peer) {
   return {peer, value_or_throw(agent_->find(peer, lookup_patience)).incarnation};
 }
 
-ReferenceRecord Crossing::add(const Object& object) {
+ReferenceRecord ReferenceMarshaller::add(const Object& object) {
   if (!opened_) {
-    passage_ = core_->tables().pass_to(id_ != nullptr ? *id_ : core_->id_of(std::string(peer_)));
+    transfer_ = core_->tables().pass_to(id_ != nullptr ? *id_ : core_->id_of(std::string(peer_)));
     opened_ = true;
   }
-  return value_or_throw(passage_.add(*object.reference()));
+  return value_or_throw(transfer_.add(*object.reference()));
 }
 
 }  // namespace tensorferry::detail

@@ -49,19 +49,20 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
 };
 
 /// Collects the references inside one message to `peer`. Used by one thread; `peer` and `id` must outlive it.
-class Crossing final {
+class ReferenceMarshaller final {
  public:
-  Crossing(AgentCore& core, std::string_view peer, const AgentId* id = nullptr) : core_(&core), peer_(peer), id_(id) {}
+  ReferenceMarshaller(AgentCore& core, std::string_view peer, const AgentId* id = nullptr)
+      : core_(&core), peer_(peer), id_(id) {}
   /// Returns the record to send for `object`. Throws InvalidArgument if the object belongs to another agent of this
   /// process, the reference's error if the object is lost, and the errors of AgentCore::id_of.
   ReferenceRecord add(const Object& object);
   /// Returns the references added so far, for the message's sender to report how the message ended.
-  Passage take() { return std::move(passage_); }
+  ReferenceTransfer take() { return std::move(transfer_); }
 
-  /// Makes a Crossing for a result that stays here. It stores the object that the result is, if it is one, and adds no
-  /// reference.
-  static Crossing keeping(AgentCore& core) {
-    Crossing out(core, {});
+  /// Makes a ReferenceMarshaller for a result that stays here. It stores the object that the result is, if it is one,
+  /// and adds no reference.
+  static ReferenceMarshaller keeping(AgentCore& core) {
+    ReferenceMarshaller out(core, {});
     out.keeps_ = true;
     return out;
   }
@@ -75,7 +76,7 @@ class Crossing final {
   const AgentId* id_;  // the peer with its incarnation; null: the present incarnation
   bool opened_ = false;
   bool keeps_ = false;
-  Passage passage_;
+  ReferenceTransfer transfer_;
   Object kept_;
 };
 

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "channels/status.h"
+#include "base/status.h"
 #include "rpc/core/exception.h"
 
 namespace tensorferry::detail {

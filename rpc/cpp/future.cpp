@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string>
 
-#include "agent/log.h"
+#include "base/log.h"
 
 namespace tensorferry::detail {
 namespace {

@@ -25,8 +25,8 @@ std::string names_of(const SharedObject& object) {
 }
 
 /// Runs the method that `target`, the first argument, names, with the other arguments.
-void run_method(const RemoteThing* thing, const MethodTarget& target, Reading& reading, const RequestHead& head,
-                Answer answer) {
+void run_method(const RemoteValue* thing, const MethodTarget& target, Reading& reading, const RequestHead& head,
+                TypedReply answer) {
   const auto& here = answer.core().self().name;
   if (const auto* kept = dynamic_cast<const KeptReply*>(thing); kept != nullptr && !kept->failure.ok()) {
     return answer.fail(kept->failure);
@@ -47,7 +47,7 @@ void run_method(const RemoteThing* thing, const MethodTarget& target, Reading& r
 }
 
 void answer_method(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
-  Answer answer(core, request.peer, std::move(reply));
+  TypedReply answer(core, request.peer, std::move(reply));
   try {
     Reading reading(request.arguments, core.get());
     reading.come_from(answer.caller());
@@ -73,7 +73,7 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
     });
     there.wait(std::nullopt);
     if (!outcome.ok()) return answer.fail(outcome.status());
-    run_method(static_cast<const RemoteThing*>(outcome->value.get()), *target, reading, head, std::move(answer));
+    run_method(static_cast<const RemoteValue*>(outcome->value.get()), *target, reading, head, std::move(answer));
   } catch (const Error&) {
     answer.error(std::current_exception());
   }
@@ -89,7 +89,7 @@ void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request
       fetch.object, deadline,
       [name = core->self().name, reply = std::make_shared<Reply>(std::move(reply))](const Result<Outcome>& outcome) {
         if (!outcome.ok()) return reply->fail(outcome.status());
-        const auto* thing = static_cast<const RemoteThing*>(outcome->value.get());
+        const auto* thing = static_cast<const RemoteValue*>(outcome->value.get());
         if (const auto* kept = dynamic_cast<const KeptReply*>(thing)) {
           return kept->failure.ok() ? reply->send(kept->reply) : reply->fail(kept->failure);
         }

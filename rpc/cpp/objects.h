@@ -13,13 +13,13 @@
 namespace tensorferry::detail {
 
 /// Base of the values of this agent's objects (the value of an Outcome).
-class RemoteThing {
+class RemoteValue {
  public:
-  virtual ~RemoteThing() = default;
+  virtual ~RemoteValue() = default;
 };
 
 /// An object that Agent::share_object shared. Its methods are filled before it is shared, and only read afterwards.
-class SharedObject final : public RemoteThing {
+class SharedObject final : public RemoteValue {
  public:
   explicit SharedObject(std::string type) : type_name(std::move(type)) {}
   const std::string type_name;
@@ -27,7 +27,7 @@ class SharedObject final : public RemoteThing {
 };
 
 /// The result of a function whose caller asked that the result stay here. It is stored as the reply that a fetch sends.
-class KeptReply final : public RemoteThing {
+class KeptReply final : public RemoteValue {
  public:
   explicit KeptReply(Message message) : reply(std::move(message)) {}
   explicit KeptReply(Status why) : failure(std::move(why)) {}

@@ -29,38 +29,39 @@ int number_of(const std::string& text, const std::string& what) {
   return number;
 }
 
-struct Place {
+struct StoreAddress {
   std::string host;
   std::uint16_t port = 0;
 };
 
-Place place_of(const std::string& host, const std::string& port, const std::string& what) {
+StoreAddress address_of(const std::string& host, const std::string& port, const std::string& what) {
   if (host.empty() || port.empty()) throw InvalidArgument(what + " needs a host and a port");
   const int number = number_of(port, "the port of " + what);
   if (number > 65535) throw InvalidArgument("the port of " + what + " is beyond 65535");
   return {host, static_cast<std::uint16_t>(number)};
 }
 
-Place parse(std::string_view rest, const std::string& whole) {
+StoreAddress parse(std::string_view rest, const std::string& whole) {
   rest = rest.substr(0, rest.find_first_of("/?"));
   const auto colon = rest.rfind(':');
   if (colon == std::string_view::npos) throw InvalidArgument(whole + " needs a host and a port");
   auto host = rest.substr(0, colon);
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return place_of(std::string(host), std::string(rest.substr(colon + 1)), whole);
+  return address_of(std::string(host), std::string(rest.substr(colon + 1)), whole);
 }
 
 /// Returns the prefix of the keys of one session. With a world, each session has its own prefix, so that one process
 /// may begin the next session while another still ends the last one. Each process counts the sessions of its ranks.
-std::string prefix_of(const std::string& place, int world_size, int rank) {
+std::string prefix_of(const std::string& address, int world_size, int rank) {
   if (world_size == 0) return "tensorferry";
   static std::mutex mutex;
   static std::map<std::tuple<std::string, int, int>, int> sessions;
   const std::lock_guard lock(mutex);
-  return "tensorferry/" + std::to_string(world_size) + "/" + std::to_string(sessions[{place, world_size, rank}]++);
+  return "tensorferry/" + std::to_string(world_size) + "/" + std::to_string(sessions[{address, world_size, rank}]++);
 }
 
-void connect_to_torch(Meeting& meeting, const Place& place, bool from_environment, const AgentOptions& options) {
+void connect_to_torch(Meeting& meeting, const StoreAddress& address, bool from_environment,
+                      const AgentOptions& options) {
   const bool by_torchrun = from_environment && environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   TorchStoreOptions torch;
   torch.counts_as_worker = meeting.world_size != 0 && !by_torchrun;
@@ -70,16 +71,16 @@ void connect_to_torch(Meeting& meeting, const Place& place, bool from_environmen
         "rank 0 serves torch's store at tcp:// and env://, which C++ does not do: let rank 0 be a "
         "Python process, or meet at store://host:port");
   }
-  meeting.store = value_or_throw(connect_torch_store(place.host, place.port, torch));
+  meeting.store = value_or_throw(connect_torch_store(address.host, address.port, torch));
 }
 
-void connect_to_own(Meeting& meeting, const Place& place, const AgentOptions& options) {
+void connect_to_own(Meeting& meeting, const StoreAddress& address, const AgentOptions& options) {
   if (meeting.rank == 0) {
-    auto server = TcpStoreServer::listen(place.host, place.port, options.key);
+    auto server = TcpStoreServer::listen(address.host, address.port, options.key);
     // If listening fails, another process may serve the store already; connecting then shows it.
     if (server.ok()) meeting.server = *std::move(server);
   }
-  meeting.store = value_or_throw(connect_tcp_store(place.host, place.port, options.key, options.join_timeout));
+  meeting.store = value_or_throw(connect_tcp_store(address.host, address.port, options.key, options.join_timeout));
 }
 
 }  // namespace
@@ -97,7 +98,7 @@ Meeting meet(const AgentOptions& options) {
   const std::string method = options.rendezvous.empty() ? "env://" : options.rendezvous;
   const std::string_view view = method;
   const bool from_environment = view.starts_with("env://");
-  Place place;
+  StoreAddress address;
   if (from_environment) {
     if (out.rank < 0) {
       if (const auto rank = environment("RANK"); !rank.empty()) out.rank = number_of(rank, "RANK");
@@ -105,11 +106,11 @@ Meeting meet(const AgentOptions& options) {
         out.world_size = number_of(size, "WORLD_SIZE");
       }
     }
-    place = place_of(environment("MASTER_ADDR"), environment("MASTER_PORT"), "env:// (MASTER_ADDR, MASTER_PORT)");
+    address = address_of(environment("MASTER_ADDR"), environment("MASTER_PORT"), "env:// (MASTER_ADDR, MASTER_PORT)");
   } else if (view.starts_with("tcp://")) {
-    place = parse(view.substr(6), method);
+    address = parse(view.substr(6), method);
   } else if (view.starts_with("store://")) {
-    place = parse(view.substr(8), method);
+    address = parse(view.substr(8), method);
   } else {
     throw InvalidArgument("rendezvous \"" + method + "\": " + kinds);
   }
@@ -118,13 +119,13 @@ Meeting meet(const AgentOptions& options) {
     throw InvalidArgument("a world of " + std::to_string(out.world_size) +
                           " needs this process's rank: AgentOptions::rank, or RANK (environment)");
   }
-  out.host = place.host;
+  out.host = address.host;
   if (view.starts_with("store://")) {
-    connect_to_own(out, place, options);
+    connect_to_own(out, address, options);
   } else {
-    connect_to_torch(out, place, from_environment, options);
+    connect_to_torch(out, address, from_environment, options);
   }
-  out.prefix = prefix_of(method + " " + place.host + ":" + std::to_string(place.port), out.world_size, out.rank);
+  out.prefix = prefix_of(method + " " + address.host + ":" + std::to_string(address.port), out.world_size, out.rank);
   return out;
 }
 

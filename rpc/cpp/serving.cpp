@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/log.h"
+#include "base/log.h"
 #include "rpc/core/exception.h"
 #include "rpc/cpp/failures.h"
 #include "tensorferry/errors.h"
@@ -12,7 +12,7 @@ namespace tensorferry::detail {
 
 // ---- answers
 
-bool Answer::begin(const RequestHead& head) {
+bool TypedReply::begin(const RequestHead& head) {
   call_ = head.call;
   if (!head.creation) return true;
   if (const auto refused = core_->tables().create(caller_, *head.creation); !refused.ok()) {
@@ -23,7 +23,7 @@ bool Answer::begin(const RequestHead& head) {
   return true;
 }
 
-void Answer::keep(std::shared_ptr<RemoteThing> thing, bool raised) {
+void TypedReply::keep(std::shared_ptr<RemoteValue> thing, bool raised) {
   core_->tables().fulfil(creation_->object, {std::move(thing), raised});
   creation_.reset();
   value([](ValueWriter& out) {
@@ -32,26 +32,26 @@ void Answer::keep(std::shared_ptr<RemoteThing> thing, bool raised) {
   });
 }
 
-void Answer::send(Encoder& out, Crossing& crossing) {
+void TypedReply::send(Encoder& out, ReferenceMarshaller& marshaller) {
   check(out.status());
   auto message = out.take();
   if (creation_) {
-    if (!crossing.kept()) return keep(std::make_shared<KeptReply>(std::move(message)), false);
+    if (!marshaller.kept()) return keep(std::make_shared<KeptReply>(std::move(message)), false);
     // The result is an object already: the caller's reference becomes one more reference to it.
-    std::shared_ptr<RemoteThing> thing;
-    core_->tables().fetch(crossing.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
-      if (found.ok()) thing = std::static_pointer_cast<RemoteThing>(found->value);
+    std::shared_ptr<RemoteValue> thing;
+    core_->tables().fetch(marshaller.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
+      if (found.ok()) thing = std::static_pointer_cast<RemoteValue>(found->value);
     });
     if (!thing) throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
     return keep(std::move(thing), false);
   }
-  auto passage = crossing.take();
-  passage.sent();
-  passage.replied(call_);
+  auto transfer = marshaller.take();
+  transfer.sent();
+  transfer.replied(call_);
   reply_.send(std::move(message));
 }
 
-void Answer::error(const std::exception_ptr& thrown) {
+void TypedReply::error(const std::exception_ptr& thrown) {
   RemoteException described;
   const auto status = describe_thrown(thrown, core_->self().name, described);
   if (!status.ok()) return fail(status);
@@ -62,7 +62,7 @@ void Answer::error(const std::exception_ptr& thrown) {
   reply_.send(out.take());
 }
 
-void Answer::fail(const Status& status) {
+void TypedReply::fail(const Status& status) {
   // An object whose creation failed reports the error to its users.
   if (creation_) return keep(std::make_shared<KeptReply>(status), true);
   reply_.fail(status);
@@ -73,7 +73,7 @@ namespace {
 /// The call, as the function that serves it sees it.
 class Running final : public Invocation {
  public:
-  Running(Answer& answer, Reading& reading, const RequestHead& head, std::size_t skipped,
+  Running(TypedReply& answer, Reading& reading, const RequestHead& head, std::size_t skipped,
           const std::vector<std::string>& parameters, std::size_t arguments)
       : answer_(answer),
         reading_(reading),
@@ -109,7 +109,7 @@ class Running final : public Invocation {
   [[nodiscard]] bool answers_later() const noexcept { return later_; }
 
  private:
-  Answer& answer_;
+  TypedReply& answer_;
   Reading& reading_;
   ValueReader reader_;
   const std::vector<std::string>& parameters_;
@@ -120,10 +120,10 @@ class Running final : public Invocation {
 };
 
 /// Answers with the result or the exception of a future.
-class AnswerLater final : public Continuation {
+class ReplyLater final : public Continuation {
  public:
-  AnswerLater(Answer answer, std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
-              void (*take)())
+  ReplyLater(TypedReply answer, std::shared_ptr<Pending> pending, void (*write)(ValueWriter&, Pending&, void (*)()),
+             void (*take)())
       : answer_(std::move(answer)), pending_(std::move(pending)), write_(write), take_(take) {}
   void run() override {
     try {
@@ -137,7 +137,7 @@ class AnswerLater final : public Continuation {
   }
 
  private:
-  Answer answer_;
+  TypedReply answer_;
   std::shared_ptr<Pending> pending_;
   void (*write_)(ValueWriter&, Pending&, void (*)());
   void (*take_)();
@@ -147,14 +147,14 @@ void Running::result_later(std::shared_ptr<Pending> pending, void (*write)(Value
                            void (*take)()) {
   if (!pending) throw_used_future();
   later_ = true;
-  auto next = std::make_unique<AnswerLater>(std::move(answer_), pending, write, take);
+  auto next = std::make_unique<ReplyLater>(std::move(answer_), pending, write, take);
   pending->on_done(std::move(next));
 }
 
 }  // namespace
 
 void run_function(Function& function, std::string_view shown, Reading& reading, const RequestHead& head,
-                  std::size_t skipped, Answer answer) {
+                  std::size_t skipped, TypedReply answer) {
   Running running(answer, reading, head, skipped, function.parameters, function.arguments());
   try {
     if (head.packed || head.positional < skipped || head.positional - skipped > function.arguments()) throw Mismatch();
@@ -195,7 +195,7 @@ Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, st
     auto self = weak.lock();
     if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
     auto* here = self.get();
-    Answer answer(std::move(self), request.peer, std::move(reply));
+    TypedReply answer(std::move(self), request.peer, std::move(reply));
     try {
       Reading reading(request.arguments, here);
       reading.come_from(answer.caller());

@@ -16,9 +16,9 @@ namespace tensorferry::detail {
 
 /// Sends the answer of one call. If the call creates an object (RequestHead::creation), the answer becomes the value of
 /// that object and the caller gets an empty reply. May outlive the call's arguments. Answers once.
-class Answer final {
+class TypedReply final {
  public:
-  Answer(std::shared_ptr<AgentCore> core, const PeerInfo& caller, Reply reply)
+  TypedReply(std::shared_ptr<AgentCore> core, const PeerInfo& caller, Reply reply)
       : core_(std::move(core)),
         caller_{caller.name, caller.incarnation},
         rank_(caller.rank),
@@ -33,9 +33,10 @@ class Answer final {
   void value(Write write) {
     Encoder out;
     begin_reply(out, ReplyKind::value);
-    auto crossing = creation_ ? Crossing::keeping(*core_) : Crossing(*core_, caller_.name, &caller_);
-    ValueWriter writer(out, &crossing);
-    if (write(writer)) send(out, crossing);
+    auto marshaller =
+        creation_ ? ReferenceMarshaller::keeping(*core_) : ReferenceMarshaller(*core_, caller_.name, &caller_);
+    ValueWriter writer(out, &marshaller);
+    if (write(writer)) send(out, marshaller);
   }
   /// Answers with an exception that the function threw.
   void error(const std::exception_ptr& thrown);
@@ -48,9 +49,9 @@ class Answer final {
   [[nodiscard]] const Reply& reply() const noexcept { return reply_; }
 
  private:
-  void send(Encoder& out, Crossing& crossing);
+  void send(Encoder& out, ReferenceMarshaller& marshaller);
   /// Makes `thing` the value of the object that the call creates, and sends an empty reply.
-  void keep(std::shared_ptr<RemoteThing> thing, bool raised);
+  void keep(std::shared_ptr<RemoteValue> thing, bool raised);
 
   std::shared_ptr<AgentCore> core_;
   AgentId caller_;
@@ -64,6 +65,6 @@ class Answer final {
 /// is the name of the function in errors. Answers once, now or when the function's future completes; exceptions of the
 /// function go to the caller.
 void run_function(Function& function, std::string_view shown, Reading& reading, const RequestHead& head,
-                  std::size_t skipped, Answer answer);
+                  std::size_t skipped, TypedReply answer);
 
 }  // namespace tensorferry::detail

@@ -134,12 +134,12 @@ void ValueWriter::tensor(const Tensor& value) {
 }
 void ValueWriter::object(const Object& value) {
   if (!value) throw InvalidArgument("an Object that holds nothing cannot be sent");
-  if (crossing_ == nullptr) throw InvalidArgument("a reference cannot be sent in this place");
-  if (crossing_->keeps()) {
-    crossing_->keep(value);
+  if (marshaller_ == nullptr) throw InvalidArgument("a reference cannot be sent in this place");
+  if (marshaller_->keeps()) {
+    marshaller_->keep(value);
     return out_->none();
   }
-  out_->reference(crossing_->add(value));
+  out_->reference(marshaller_->add(value));
 }
 void ValueWriter::begin_tuple(std::size_t values) { check_begun(out_->begin_tuple(values), *out_); }
 void ValueWriter::begin_list(std::size_t values) { check_begun(out_->begin_list(values), *out_); }

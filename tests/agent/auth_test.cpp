@@ -12,7 +12,7 @@
 #include <fstream>
 #include <thread>
 
-#include "channels/file_descriptor.h"
+#include "base/file_descriptor.h"
 
 namespace tensorferry {
 namespace {
@@ -38,14 +38,14 @@ struct Outcome {
 
 // Runs both sides of the handshake over a socket pair. Each side closes its end when its part is over, as a
 // connection's owner does.
-Outcome greet(Terms dialler, Terms acceptor) {
+Outcome run_handshake(Terms dialler, Terms acceptor) {
   auto [a, b] = connected_pair();
   Outcome outcome;
   std::thread other([&, b = std::move(b)]() mutable {
-    outcome.acceptor = greet_acceptor(b.get(), std::move(acceptor), soon());
+    outcome.acceptor = handshake_as_acceptor(b.get(), std::move(acceptor), soon());
     b.reset();
   });
-  outcome.dialler = greet_dialler(a.get(), std::move(dialler), soon());
+  outcome.dialler = handshake_as_dialler(a.get(), std::move(dialler), soon());
   a.reset();
   other.join();
   return outcome;
@@ -196,12 +196,12 @@ TEST(UnixPeer, IsKnownByItsUidAndOtherSocketsAreNot) {
 
 // ---- Handshake
 
-TEST(Greeting, WithTheSameKeyAgreesAndIsProven) {
+TEST(Handshake, WithTheSameKeyAgreesAndIsProven) {
   const auto key = Key::random();
   auto a = terms(&key), b = terms(&key);
   a.version_max = 5, a.features = 0b0110;
   b.version_max = 3, b.features = 0b1100;
-  const auto outcome = greet(a, b);
+  const auto outcome = run_handshake(a, b);
   ASSERT_TRUE(outcome.dialler.ok()) << outcome.dialler.status().text();
   ASSERT_TRUE(outcome.acceptor.ok()) << outcome.acceptor.status().text();
   for (const auto& agreed : {*outcome.dialler, *outcome.acceptor}) {
@@ -211,110 +211,112 @@ TEST(Greeting, WithTheSameKeyAgreesAndIsProven) {
   }
 }
 
-TEST(Greeting, NeedsNoKeyWhereNeitherSideAsks) {
-  const auto outcome = greet(terms(nullptr, false), terms(nullptr, false));
+TEST(Handshake, NeedsNoKeyWhereNeitherSideAsks) {
+  const auto outcome = run_handshake(terms(nullptr, false), terms(nullptr, false));
   ASSERT_TRUE(outcome.dialler.ok() && outcome.acceptor.ok());
   EXPECT_FALSE(outcome.dialler->proven);
 }
 
-TEST(Greeting, BothProveWhereOneSideAsks) {
+TEST(Handshake, BothProveWhereOneSideAsks) {
   const auto key = Key::random(), other = Key::random();
   for (const bool dialler_asks : {true, false}) {
-    const auto good = greet(terms(&key, dialler_asks), terms(&key, !dialler_asks));
+    const auto good = run_handshake(terms(&key, dialler_asks), terms(&key, !dialler_asks));
     ASSERT_TRUE(good.dialler.ok() && good.acceptor.ok());
     EXPECT_TRUE(good.dialler->proven && good.acceptor->proven);
-    const auto bad = greet(terms(&key, dialler_asks), terms(&other, !dialler_asks));
+    const auto bad = run_handshake(terms(&key, dialler_asks), terms(&other, !dialler_asks));
     EXPECT_EQ(bad.dialler.status().code(), Code::unauthenticated);
     EXPECT_EQ(bad.acceptor.status().code(), Code::unauthenticated);
   }
 }
 
-TEST(Greeting, WithAnotherKeyFailsAtBothEndsAndSaysWhatToDo) {
+TEST(Handshake, WithAnotherKeyFailsAtBothEndsAndSaysWhatToDo) {
   const auto key = Key::random(), other = Key::random();
-  const auto outcome = greet(terms(&key), terms(&other));
+  const auto outcome = run_handshake(terms(&key), terms(&other));
   for (const auto& end : {outcome.dialler, outcome.acceptor}) {
     EXPECT_EQ(end.status().code(), Code::unauthenticated);
     EXPECT_THAT(std::string(end.status().what()), HasSubstr("TENSORFERRY_KEY_FILE"));
   }
 }
 
-TEST(Greeting, SaysWhichEndHasNoKey) {
+TEST(Handshake, SaysWhichEndHasNoKey) {
   const auto key = Key::random();
-  const auto without = greet(terms(nullptr, false), terms(&key));
+  const auto without = run_handshake(terms(nullptr, false), terms(&key));
   EXPECT_EQ(without.dialler.status().code(), Code::unauthenticated);
   EXPECT_THAT(std::string(without.dialler.status().what()), HasSubstr("this process has none"));
   EXPECT_EQ(without.acceptor.status().code(), Code::unauthenticated);
   EXPECT_THAT(std::string(without.acceptor.status().what()), HasSubstr("the peer has no cluster key"));
 }
 
-TEST(Greeting, ForAnotherPurposeFails) {
+TEST(Handshake, ForAnotherPurposeFails) {
   const auto key = Key::random();
-  const auto outcome = greet(terms(&key, true, "link"), terms(&key, true, "store"));
+  const auto outcome = run_handshake(terms(&key, true, "link"), terms(&key, true, "store"));
   EXPECT_EQ(outcome.dialler.status().code(), Code::unauthenticated);
   EXPECT_EQ(outcome.acceptor.status().code(), Code::unauthenticated);
 }
 
-TEST(Greeting, WithoutACommonVersionNamesBothRanges) {
+TEST(Handshake, WithoutACommonVersionNamesBothRanges) {
   const auto key = Key::random();
   auto old_one = terms(&key), new_one = terms(&key);
   new_one.version_min = 2, new_one.version_max = 4;
-  const auto outcome = greet(old_one, new_one);
+  const auto outcome = run_handshake(old_one, new_one);
   EXPECT_EQ(outcome.dialler.status().code(), Code::protocol_error);
   EXPECT_THAT(std::string(outcome.dialler.status().what()), HasSubstr("versions 2 to 4"));
   EXPECT_EQ(outcome.acceptor.status().code(), Code::protocol_error);
   EXPECT_THAT(std::string(outcome.acceptor.status().what()), HasSubstr("this side 2 to 4"));
 }
 
-TEST(Greeting, AcceptorSendsGarbageNoAnswer) {
+TEST(Handshake, AcceptorSendsGarbageNoAnswer) {
   auto [a, b] = connected_pair();
   const auto key = Key::random();
   const std::string garbage = "GET / HTTP/1.1\r\nHost: example\r\nAccept: everything\r\n\r\n";
   ASSERT_EQ(::write(a.get(), garbage.data(), garbage.size()), static_cast<ssize_t>(garbage.size()));
-  EXPECT_EQ(greet_acceptor(b.get(), terms(&key), soon()).status().code(), Code::protocol_error);
+  EXPECT_EQ(handshake_as_acceptor(b.get(), terms(&key), soon()).status().code(), Code::protocol_error);
   b.reset();
   char byte;
   EXPECT_LE(::recv(a.get(), &byte, 1, 0), 0);
 }
 
-TEST(Greeting, AProofSentBackIsNotTheDiallersProof) {
+TEST(Handshake, AProofSentBackIsNotTheDiallersProof) {
   // The dialler echoes the acceptor's own proof: reflection.
   auto [a, b] = connected_pair();
   const auto key = Key::random();
   std::thread attacker([fd = a.get()] {
     const auto hello = Preamble{.demands_proof = true, .has_key = true}.encode();
     ASSERT_EQ(::send(fd, hello.data(), hello.size(), 0), 48);
-    std::array<std::byte, DiallerGreeting::kAnswerBytes> answer;
+    std::array<std::byte, DiallerHandshake::kAnswerBytes> answer;
     ASSERT_EQ(::recv(fd, answer.data(), answer.size(), MSG_WAITALL), 80);
     ASSERT_EQ(::send(fd, answer.data() + 48, 32, 0), 32);
   });
-  EXPECT_EQ(greet_acceptor(b.get(), terms(&key), soon()).status().code(), Code::unauthenticated);
+  EXPECT_EQ(handshake_as_acceptor(b.get(), terms(&key), soon()).status().code(), Code::unauthenticated);
   attacker.join();
 }
 
-TEST(Greeting, RecordedConnectionCannotBeReplayed) {
+TEST(Handshake, RecordedConnectionCannotBeReplayed) {
   const auto key = Key::random();
-  DiallerGreeting honest(terms(&key));
-  AcceptorGreeting first(terms(&key));
+  DiallerHandshake honest(terms(&key));
+  AcceptorHandshake first(terms(&key));
   const auto answer = first.answer(honest.hello());
   const auto recorded = honest.answer(answer->bytes);
   ASSERT_TRUE(recorded.ok());
   ASSERT_TRUE(first.check(*recorded).ok());
-  AcceptorGreeting second(terms(&key));
+  AcceptorHandshake second(terms(&key));
   ASSERT_TRUE(second.answer(honest.hello()).ok());
   EXPECT_EQ(second.check(*recorded).code(), Code::unauthenticated);
   EXPECT_EQ(second.check(ByteView(*recorded).first(8)).code(), Code::protocol_error);
 }
 
-TEST(Greeting, SilentOrVanishingPeersEndAtTheDeadline) {
+TEST(Handshake, SilentOrVanishingPeersEndAtTheDeadline) {
   const auto key = Key::random();
   {
     auto [a, b] = connected_pair();
-    EXPECT_EQ(greet_acceptor(b.get(), terms(&key), soon(milliseconds(30))).status().code(), Code::deadline_exceeded);
-    EXPECT_EQ(greet_dialler(a.get(), terms(&key), soon(milliseconds(30))).status().code(), Code::deadline_exceeded);
+    EXPECT_EQ(handshake_as_acceptor(b.get(), terms(&key), soon(milliseconds(30))).status().code(),
+              Code::deadline_exceeded);
+    EXPECT_EQ(handshake_as_dialler(a.get(), terms(&key), soon(milliseconds(30))).status().code(),
+              Code::deadline_exceeded);
   }
   auto [a, b] = connected_pair();
   b.reset();
-  EXPECT_EQ(greet_dialler(a.get(), terms(&key), soon()).status().code(), Code::connection_lost);
+  EXPECT_EQ(handshake_as_dialler(a.get(), terms(&key), soon()).status().code(), Code::connection_lost);
 }
 
 }  // namespace

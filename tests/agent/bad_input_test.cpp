@@ -184,7 +184,7 @@ TEST_F(BadInput, OfAStrangerWithoutTheKeyEndsBeforeAnythingIsParsed) {
   for (const auto* key : {&wrong, &none}) {
     ::testing::internal::CaptureStderr();
     auto stranger = raw_connect(record_of(store, "target"), false);
-    const auto agreed = greet_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(seconds(5)));
+    const auto agreed = handshake_as_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(seconds(5)));
     EXPECT_EQ(agreed.status().code(), Code::unauthenticated);
     stranger.half_close();
     const auto lines = log_until_ended(stranger);
@@ -194,9 +194,9 @@ TEST_F(BadInput, OfAStrangerWithoutTheKeyEndsBeforeAnythingIsParsed) {
   // A stranger that sends on all the same.
   ::testing::internal::CaptureStderr();
   auto stranger = raw_connect(record_of(store, "target"), false);
-  DiallerGreeting greeting(raw_terms(wrong, true));
-  ASSERT_TRUE(stranger.write(greeting.hello()).ok());
-  (void)stranger.read_bytes(DiallerGreeting::kAnswerBytes);
+  DiallerHandshake handshake(raw_terms(wrong, true));
+  ASSERT_TRUE(stranger.write(handshake.hello()).ok());
+  (void)stranger.read_bytes(DiallerHandshake::kAnswerBytes);
   ASSERT_TRUE(stranger.write(noise(sizeof(Digest))).ok());
   ASSERT_TRUE(stranger.write(hello_frame(raw_hello("spy"))).ok());
   const auto lines = log_until_ended(stranger);
@@ -211,7 +211,7 @@ TEST_F(BadInput, WhereTheHelloBelongsEndsTheConnection) {
     ::testing::internal::CaptureStderr();
     auto connection = raw_connect(record_of(store, "target"), true);
     const Key none;
-    ASSERT_TRUE(greet_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
+    ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
     ASSERT_TRUE(connection.write(bytes).ok());
     if (then_closes) connection.half_close();
     const auto lines = log_until_ended(connection);
@@ -415,7 +415,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
       hello.drivers.clear();
       auto connection = raw_connect(record_of(store, "post"), true);
       const Key none;
-      ASSERT_TRUE(greet_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
+      ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
       const auto theirs = wire::Hello::decode(connection.read(wire::Kind::hello)->body);
       hello.drivers = theirs->drivers;  // with the target's own descriptors, so that each channel reaches
       ASSERT_TRUE(connection.write(hello_frame(hello)).ok());

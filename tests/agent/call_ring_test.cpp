@@ -250,19 +250,19 @@ TEST(Doorbells, LetASleeperGoWhenItsTimeIsOver) {
 
 TEST(Spins, StopWhereTheyFindNothingAndAreTriedNowAndThen) {
   Spin spin;
-  int looks = 0;
+  int polls = 0;
   const auto nothing = [&] {
-    ++looks;
+    ++polls;
     return false;
   };
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(spin.until(nothing));
-  looks = 0;
+  polls = 0;
   for (int i = 0; i < 50; ++i) EXPECT_FALSE(spin.until(nothing));
-  EXPECT_EQ(looks, 50) << "one look each: it has come down to nothing";
+  EXPECT_EQ(polls, 50) << "one look each: it has come down to nothing";
   for (int i = 0; i < 200; ++i) (void)spin.until([] { return true; });
-  looks = 0;
+  polls = 0;
   EXPECT_FALSE(spin.until(nothing));
-  EXPECT_GT(looks, 1) << "finding something at once is no reason to stop looking";
+  EXPECT_GT(polls, 1) << "finding something at once is no reason to stop looking";
 }
 
 }  // namespace

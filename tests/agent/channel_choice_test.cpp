@@ -358,7 +358,7 @@ TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
 
 TEST_F(ChannelChoice, AReplyAcknowledgesWhatItsChannelNoticesOnlyWhenAsked) {
   join_both([](RawAgentOptions& options) {
-    options.registry = with_mail({.consumes_when_settled = true});
+    options.registry = with_mail({.consumes_on_progress = true});
     options.max_bytes_in_flight = 100'000;  // each call waits for the call before it
   });
   ASSERT_EQ(usable_soon("mail"), "usable");

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "agent/rendezvous/store.h"
-#include "channels/file_descriptor.h"
+#include "base/file_descriptor.h"
 
 namespace tensorferry::testing {
 

@@ -172,7 +172,8 @@ TEST_F(Keys, SameUserOnOneHostNeedsNone) {
   ASSERT_TRUE(record.ok());
   auto stranger = raw_connect(*record, true);
   const Key none;
-  EXPECT_TRUE(greet_dialler(stranger.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
+  EXPECT_TRUE(
+      handshake_as_dialler(stranger.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
 }
 
 TEST_F(Keys, ListeningBeyondLoopbackNeedsAKeyOfOnesOwn) {

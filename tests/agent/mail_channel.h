@@ -20,9 +20,9 @@ struct MailBehaviour {
   bool refuses_every_second = false;  // each refusal has a different reason
   /// Is given `answer`, which ends the other end's probe, and may run it at once, later or never.
   std::function<void(std::function<void()> answer)> asked = [](const auto& answer) { answer(); };
-  Status probe{};                      // the result of this end's probe
-  bool consumes_when_settled = false;  // settle() completes `consumed`: acknowledgements wait until then
-  bool any_device = false;             // treats all memory as the CPU's; GPU memory in a test may be a label alone
+  Status probe{};                     // the result of this end's probe
+  bool consumes_on_progress = false;  // progress() completes `consumed`: acknowledgements wait until then
+  bool any_device = false;            // treats all memory as the CPU's; GPU memory in a test may be a label alone
 };
 
 class MailChannel final : public Channel {
@@ -49,7 +49,7 @@ class MailChannel final : public Channel {
       ticket.after = wire_.control(std::move(letter), {});
       sent += some;
     } while (sent < buffer.bytes);
-    if (!behaviour_.consumes_when_settled) {
+    if (!behaviour_.consumes_on_progress) {
       complete(std::move(released), {});
       return ticket;
     }
@@ -62,11 +62,11 @@ class MailChannel final : public Channel {
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = deliver(ticket, sink);
     complete(std::move(landed), status);
-    if (!behaviour_.consumes_when_settled) return complete(std::move(consumed), status);
+    if (!behaviour_.consumes_on_progress) return complete(std::move(consumed), status);
     if (const auto ended = keep([&] { unconsumed_.push_back(std::move(consumed)); }); !ended.ok())
       complete(std::move(consumed), ended);
   }
-  void settle() override {
+  void progress() override {
     std::vector<Completion> consumed;
     {
       const std::lock_guard lock(mutex_);
@@ -110,7 +110,7 @@ class MailChannel final : public Channel {
       ended_ = status;
       unreleased.swap(unreleased_);
     }
-    settle();  // keep() adds nothing from here on
+    progress();  // keep() adds nothing from here on
     for (auto& [number, released] : unreleased) complete(std::move(released), status);
   }
 

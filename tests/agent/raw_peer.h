@@ -124,7 +124,7 @@ inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::st
   const auto key = cluster_key(*store, "tensorferry", "");
   EXPECT_TRUE(key.ok());
   const auto agreed =
-      greet_dialler(connection.fd(), raw_terms(key->key, !by_unix), deadline_after(std::chrono::seconds(5)));
+      handshake_as_dialler(connection.fd(), raw_terms(key->key, !by_unix), deadline_after(std::chrono::seconds(5)));
   EXPECT_TRUE(agreed.ok()) << agreed.status().text();
   const auto theirs = connection.read(wire::Kind::hello);
   EXPECT_TRUE(theirs.ok()) << theirs.status().text();
@@ -159,7 +159,8 @@ class RawPeer {
     RawConnection connection(
         FileDescriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     const Key none;
-    EXPECT_TRUE(greet_acceptor(connection.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
+    EXPECT_TRUE(
+        handshake_as_acceptor(connection.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
     EXPECT_TRUE(connection.write(hello_frame(hello_)).ok());
     const auto frame = connection.read(wire::Kind::hello);
     EXPECT_TRUE(frame.ok()) << frame.status().text();

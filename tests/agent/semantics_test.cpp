@@ -424,7 +424,7 @@ TEST_P(Calls, WhoseCompletionsAreNotUrgentStillCompleteOnce) {
   const auto start = [&](std::string_view function) {
     calls.push_back(a->call("b", function, message_of("x")));
     calls.back().on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 1'000'000; }, false,
-                         Call::Notice::relaxed);
+                         Call::Notice::lazy);
   };
   start("blocked");  // the sentinel call returns last: the others must not wait for it
   for (int i = 0; i < 500; ++i) start("echo");
@@ -434,7 +434,7 @@ TEST_P(Calls, WhoseCompletionsAreNotUrgentStillCompleteOnce) {
     EXPECT_TRUE(calls[i].take().ok());
     ++claimed;
   }
-  calls[2].hurry();
+  calls[2].escalate();
   EXPECT_TRUE(eventually([&] { return ran + claimed == 500; }, seconds(1)));
   open = true;
   EXPECT_TRUE(eventually([&] { return ran + claimed == 501; }));

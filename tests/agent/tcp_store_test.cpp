@@ -224,7 +224,7 @@ TEST(TcpStore, WithoutAKeyServesItsOwnUserAlone) {
     const auto socket = start_connect_tcp("127.0.0.1", server->port());
     if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) ::_exit(3);
     const auto greeted =
-        greet_dialler(socket->get(), {.demands_proof = false, .purpose = "store"}, deadline_after(seconds(5)));
+        handshake_as_dialler(socket->get(), {.demands_proof = false, .purpose = "store"}, deadline_after(seconds(5)));
     ::_exit(greeted.ok() ? 1 : 0);
   }
   int status = -1;
@@ -244,7 +244,8 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
   for (const std::uint32_t length : {0xffffffffU, 3U, 0U}) {
     const auto socket = dial(server->port());
     const auto key = Key::from_text(kKey);
-    ASSERT_TRUE(greet_dialler(socket.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
+    ASSERT_TRUE(
+        handshake_as_dialler(socket.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
     Bytes bytes;
     Writer(bytes).put(length);
     bytes.resize(bytes.size() + 3, std::byte{0xee});
@@ -262,7 +263,8 @@ TEST(TcpStore, HalfARequestAndASlowClientEndAfterTheHandshakeTime) {
   ASSERT_TRUE(write_all(half_hello.get(), view_of("TFRY\1"), deadline_after(seconds(5))).ok());
   const auto half_request = dial(server->port());
   const auto key = Key::from_text(kKey);
-  ASSERT_TRUE(greet_dialler(half_request.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
+  ASSERT_TRUE(
+      handshake_as_dialler(half_request.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
   const auto request =
       encode(store_protocol::Request{.op = store_protocol::Op::set, .key = "k", .value = view_of("value")});
   ASSERT_TRUE(write_all(half_request.get(), ByteView(*request).first(7), deadline_after(seconds(5))).ok());

@@ -131,9 +131,9 @@ TEST_F(Cma, WhatTheKernelCannotReadComesByTheSocket) {
     Letter letter(a);
     ASSERT_TRUE(letter.offer(memory->filled(bytes, 4)));
     auto& ticket = letter.tickets.front();
-    auto place = std::get<cma::Place>(*cma::opaque_of(ticket.opaque));
-    place.address = unreadable_address();
-    ticket.opaque = encode(cma::Opaque(place));
+    auto address_in = std::get<cma::SourceAddress>(*cma::opaque_of(ticket.opaque));
+    address_in.address = unreadable_address();
+    ticket.opaque = encode(cma::Opaque(address_in));
     letter.send();
     const auto arrivals = b.receive();
     ASSERT_EQ(arrivals.size(), 1U);
@@ -254,7 +254,7 @@ class CmaHostile : public testing::Test {
   void answer() {
     tell(cma::Challenge{1});
     word = ~wire.last<cma::Challenge>().value().random;
-    tell(cma::Answer{self, address_of(word)});
+    tell(cma::WordAddress{self, address_of(word)});
   }
   static std::uint64_t address_of(const auto& thing) { return reinterpret_cast<std::uintptr_t>(&thing); }
   Status pull(Ticket ticket) {
@@ -266,7 +266,7 @@ class CmaHostile : public testing::Test {
     return status.value_or(Status(Code::internal, "under way"));
   }
   static Ticket ticket_of(std::uint64_t address, std::uint64_t bytes) {
-    return {.bytes = bytes, .opaque = encode(cma::Opaque(cma::Place{1, address})), .acknowledge = true};
+    return {.bytes = bytes, .opaque = encode(cma::Opaque(cma::SourceAddress{1, address})), .acknowledge = true};
   }
 
   RecordingWire wire;
@@ -281,13 +281,13 @@ TEST_F(CmaHostile, AnHonestAnswerEndsTheProbe) {
   answer();
   ASSERT_EQ(wire.probed.size(), 1U);
   EXPECT_TRUE(wire.probed[0].ok()) << wire.probed[0].text();
-  tell(cma::Answer{{}, 0});
+  tell(cma::WordAddress{{}, 0});
   EXPECT_EQ(wire.probed.size(), 1U) << "a second answer";
 }
 
 TEST_F(CmaHostile, AProcessThatGotThePidOfAnotherIsNotRead) {
   word = ~wire.last<cma::Challenge>().value().random;
-  tell(cma::Answer{{self.pid, self.started - 1}, address_of(word)});
+  tell(cma::WordAddress{{self.pid, self.started - 1}, address_of(word)});
   ASSERT_EQ(wire.probed.size(), 1U);
   EXPECT_EQ(wire.probed[0].code(), Code::channel_unavailable);
   EXPECT_THAT(std::string(wire.probed[0].what()), HasSubstr("is another one by now"));
@@ -297,7 +297,7 @@ TEST_F(CmaHostile, APidThatNobodyHasIsNotRead) {
   for (const std::int32_t pid : {0, -1, INT32_MAX}) {
     RecordingWire other;
     const auto end = driver.open(other, {});
-    end->control(encode(cma::Control(cma::Answer{{pid, 0}, 4096})), {});
+    end->control(encode(cma::Control(cma::WordAddress{{pid, 0}, 4096})), {});
     ASSERT_EQ(other.probed.size(), 1U);
     EXPECT_FALSE(other.probed[0].ok()) << pid;
   }
@@ -313,7 +313,7 @@ TEST_F(CmaHostile, APeerThatNamesAnotherProcessIsFoundOut) {
   for (const std::uint64_t address : {address_of(word), std::uint64_t{0}, unreadable_address(), ~std::uint64_t{0}}) {
     RecordingWire other;
     const auto end = driver.open(other, {});
-    end->control(encode(cma::Control(cma::Answer{{bystander, started.value()}, address})), {});
+    end->control(encode(cma::Control(cma::WordAddress{{bystander, started.value()}, address})), {});
     ASSERT_EQ(other.probed.size(), 1U);
     EXPECT_THAT(std::string(other.probed[0].what()), HasSubstr("is not the peer"));
   }
@@ -326,7 +326,7 @@ TEST_F(CmaHostile, OnlyATestMayNameThisProcess) {
   CmaDriver ordinary;
   const auto end = ordinary.open(other, {});
   word = ~other.last<cma::Challenge>().value().random;
-  end->control(encode(cma::Control(cma::Answer{self, address_of(word)})), {});
+  end->control(encode(cma::Control(cma::WordAddress{self, address_of(word)})), {});
   ASSERT_EQ(other.probed.size(), 1U);
   EXPECT_THAT(std::string(other.probed[0].what()), HasSubstr("this process"));
 }
@@ -386,7 +386,7 @@ TEST_F(CmaHostile, APeerThatIsKilledBetweenProbeAndPullIsNamed) {
     ::pause();
     ::_exit(0);
   }
-  tell(cma::Answer{{peer, cma::started_of(peer).value()}, address_of(word)});
+  tell(cma::WordAddress{{peer, cma::started_of(peer).value()}, address_of(word)});
   ASSERT_EQ(wire.probed.size(), 1U);
   ASSERT_TRUE(wire.probed[0].ok()) << wire.probed[0].text();
   const auto ticket = ticket_of(reinterpret_cast<std::uintptr_t>(source.data), source.bytes);
@@ -409,12 +409,12 @@ TEST_F(CmaHostile, WhatWasNotOfferedIsNotSentAndWhatWasIsSentOnce) {
   Outcome released;
   auto offer = channel->offer(memory->filled(kilobyte, 1), Sharing::by_value, message, released.completion());
   const auto ticket = std::get<Ticket>(offer);
-  const auto place = std::get<cma::Place>(*cma::opaque_of(ticket.opaque));
-  tell(cma::Resend{1, place.offer + 1, kilobyte});
-  tell(cma::Resend{1, place.offer, kilobyte + 1});
-  tell(cma::Resend{1, place.offer, ~std::uint64_t{0}});
+  const auto address_in = std::get<cma::SourceAddress>(*cma::opaque_of(ticket.opaque));
+  tell(cma::Resend{1, address_in.offer + 1, kilobyte});
+  tell(cma::Resend{1, address_in.offer, kilobyte + 1});
+  tell(cma::Resend{1, address_in.offer, ~std::uint64_t{0}});
   EXPECT_TRUE(wire.bulk.empty());
-  for (int i = 0; i < 3; ++i) tell(cma::Resend{5, place.offer, kilobyte});
+  for (int i = 0; i < 3; ++i) tell(cma::Resend{5, address_in.offer, kilobyte});
   EXPECT_EQ(wire.bulk, (std::vector<std::pair<std::uint64_t, std::size_t>>{{5, kilobyte}}));
   EXPECT_EQ(released.runs(), 0);
   channel->acknowledged(ticket);
@@ -423,7 +423,7 @@ TEST_F(CmaHostile, WhatWasNotOfferedIsNotSentAndWhatWasIsSentOnce) {
 
 TEST_F(CmaHostile, AChallengeIsAnsweredOnceAndItsAnswerEndsWithTheChannel) {
   tell(cma::Challenge{77});
-  const auto answered = wire.last<cma::Answer>();
+  const auto answered = wire.last<cma::WordAddress>();
   ASSERT_TRUE(answered.has_value());
   EXPECT_EQ(answered->process, self);
   const auto* const there = reinterpret_cast<const volatile std::uint64_t*>(answered->address);

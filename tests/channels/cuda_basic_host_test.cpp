@@ -39,12 +39,12 @@ class CudaBasicHost : public testing::Test {
  protected:
   /// Sends buffers until the channel sends one by the ring.
   void send_until_by_ring() {
-    using cuda_basic::Way;
-    for (int i = 0; i < 1000 && way(sent_and_received()) != Way::ring; ++i)
+    using cuda_basic::FlowKind;
+    for (int i = 0; i < 1000 && kind(sent_and_received()) != FlowKind::ring; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ASSERT_EQ(way(sent_and_received()), Way::ring);
+    ASSERT_EQ(kind(sent_and_received()), FlowKind::ring);
   }
-  static cuda_basic::Way way(const Ticket& ticket) { return cuda_basic::place_of(ticket.opaque)->way; }
+  static cuda_basic::FlowKind kind(const Ticket& ticket) { return cuda_basic::parse_ticket(ticket.opaque)->kind; }
   Ticket sent_and_received() {
     const auto released = pair.a->send(memory->filled(100, 1));
     const auto arrivals = pair.b->receive();

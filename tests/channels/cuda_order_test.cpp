@@ -22,7 +22,7 @@ namespace tensorferry::conformance {
 namespace {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
@@ -39,13 +39,13 @@ Function driver_function(const char* name) {
 class Blocked {
  public:
   explicit Blocked(unsigned int flags = CU_STREAM_NON_BLOCKING) {
-    const OnDevice here(0);
+    const DeviceGuard here(0);
     EXPECT_EQ(api()->stream_create(&stream_, flags), CUDA_SUCCESS);
     EXPECT_EQ(word().wait_on(stream_, 1), CUDA_SUCCESS);
   }
   ~Blocked() {
     let_go();
-    const OnDevice here(0);
+    const DeviceGuard here(0);
     while (api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
     api()->stream_destroy(stream_);
   }
@@ -133,7 +133,7 @@ TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
     const Blocked kernel(by_default ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
     source.stream = by_default ? nullptr : kernel.get();
     {
-      const OnDevice here(0);
+      const DeviceGuard here(0);
       ASSERT_EQ(api()->memset_async(cuda::address_of(source.data), 0x5a, bytes, kernel.get()), CUDA_SUCCESS);
     }
     const auto released = this->pair->a->send(source);
@@ -144,7 +144,7 @@ TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
     ASSERT_EQ(arrivals.size(), 1u);
     EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok");
     std::vector<std::byte> found(bytes);
-    const OnDevice here(0);
+    const DeviceGuard here(0);
     auto* const stream = static_cast<CUstream>(arrivals.front()->buffer.stream);
     ASSERT_EQ(api()->memcpy_async(cuda::address_of(found.data()), cuda::address_of(arrivals.front()->buffer.data),
                                   bytes, stream),
@@ -201,7 +201,7 @@ TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
 TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
   auto source = this->memory_a->allocate(4096);
   CUstream stream = nullptr;
-  const OnDevice here(0);
+  const DeviceGuard here(0);
   ASSERT_EQ(api()->stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
   const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
@@ -221,7 +221,7 @@ TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn
   const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
   for (const auto flags : {CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING}) {
     CUstream stream = nullptr;
-    const OnDevice here(0);
+    const DeviceGuard here(0);
     ASSERT_EQ(api()->stream_create(&stream, flags), CUDA_SUCCESS);
     ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
     source.stream = nullptr;
@@ -249,7 +249,7 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
   EXPECT_NE(released.wait_name(), "nothing");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that background threads have freed their part
   kernel.let_go();
-  const OnDevice here(0);
+  const DeviceGuard here(0);
   while (api()->stream_query(kernel.get()) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
   EXPECT_EQ(api()->stream_query(kernel.get()), CUDA_SUCCESS);
   source.stream = nullptr;

@@ -122,10 +122,10 @@ class ShmHostile : public testing::Test {
     ASSERT_TRUE(answer.has_value());
     EXPECT_EQ(answer->first.failure, "");
   }
-  std::string_view pull(const Place& place, std::uint64_t bytes, Adopting* into = nullptr) {
+  std::string_view pull(const ShmTicket& parsed, std::uint64_t bytes, Adopting* into = nullptr) {
     Adopting own;
     Outcome landed, consumed;
-    channel->pull({.bytes = bytes, .opaque = encode(place)}, into ? *into : own, landed.completion(),
+    channel->pull({.bytes = bytes, .opaque = encode(parsed)}, into ? *into : own, landed.completion(),
                   consumed.completion());
     EXPECT_EQ(landed.runs(), 1);
     EXPECT_EQ(consumed.runs(), 1);
@@ -138,7 +138,7 @@ class ShmHostile : public testing::Test {
     auto offer = channel->offer(Buffer{Device{}, source.data(), bytes, nullptr, nullptr}, Sharing::by_value, message,
                                 released.completion());
     if (!std::holds_alternative<Ticket>(offer)) return std::nullopt;
-    return std::get<Lending>(*place_of(std::get<Ticket>(offer).opaque));
+    return std::get<Lending>(*parse_ticket(std::get<Ticket>(offer).opaque));
   }
 
   RecordingWire wire;
@@ -240,7 +240,7 @@ TEST_F(ShmHostile, WhatIsSaidOfRegionsThatNeverWereDoesNothing) {
   greet();
   tell(Gone{9, 0});
   tell(Missed{9, "why"});
-  channel->discard({100, encode(Place(Handed{9, 0})), 0, false});
+  channel->discard({100, encode(ShmTicket(Handed{9, 0})), 0, false});
   EXPECT_EQ(pull(Handed{9, 0}, 100), "ResourceExhausted");
   EXPECT_EQ(pull(Handed{10, 0}, 100), "ProtocolError");
 }
@@ -252,7 +252,7 @@ TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   EXPECT_EQ(pull(Handed{7, 0}, 100, &sink), "Ok");
   tell(Gone{7, 3});
   EXPECT_EQ(pull(Handed{7, 4096}, 100), "Ok");
-  channel->discard({100, encode(Place(Handed{7, 0})), 0, false});
+  channel->discard({100, encode(ShmTicket(Handed{7, 0})), 0, false});
   EXPECT_EQ(pull(Handed{7, 0}, 100), "ProtocolError");
   sink.buffer.data[99] = std::byte{1};  // the receiver still holds the memory that it pulled
 }
@@ -414,16 +414,17 @@ TEST(ShmDescriptor, SaysWhyAnotherProcessIsNotReached) {
 }
 
 TEST(ShmLayout, WhatIsWrittenIsReadAgainAndNothingElse) {
-  for (const Place& place :
-       {Place(Nothing{}), Place(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}), Place(Handed{3, ~0ULL})}) {
-    const auto bytes = encode(place);
-    const auto read = place_of(bytes);
+  for (const ShmTicket& parsed :
+       {ShmTicket(Nothing{}), ShmTicket(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}),
+        ShmTicket(Handed{3, ~0ULL})}) {
+    const auto bytes = encode(parsed);
+    const auto read = parse_ticket(bytes);
     ASSERT_TRUE(read.has_value());
     EXPECT_EQ(encode(*read), bytes);
-    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(place_of(ByteView(bytes).first(kept)));
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(parse_ticket(ByteView(bytes).first(kept)));
     auto longer = bytes;
     longer.push_back({});
-    EXPECT_FALSE(place_of(longer));
+    EXPECT_FALSE(parse_ticket(longer));
   }
   for (const Control& control :
        {Control(Hello{1}), Control(Probed{"why"}), Control(Segment{1, four_blocks}), Control(Handover{2, 4096}),
@@ -435,9 +436,9 @@ TEST(ShmLayout, WhatIsWrittenIsReadAgainAndNothingElse) {
     EXPECT_EQ(encode(*read), bytes);
     for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(control_of(ByteView(bytes).first(kept)));
   }
-  EXPECT_FALSE(place_of(encode(Place(Lending{most_slots, 0, 0}))));
-  EXPECT_FALSE(place_of(encode(Place(Lending{0, Geometry::most_blocks, 0}))));
-  EXPECT_FALSE(place_of(encode(Place(Lending{0, 0, Lending::generations}))));
+  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{most_slots, 0, 0}))));
+  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{0, Geometry::most_blocks, 0}))));
+  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{0, 0, Lending::generations}))));
   for (const auto geometry : {Geometry{0, 1}, Geometry{4096, 0}, Geometry{4096, Geometry::most_blocks + 1},
                               Geometry{4097, 1}, Geometry{size_class::largest * 2, 1}}) {
     EXPECT_FALSE(control_of(encode(Control(Segment{0, geometry}))));

@@ -17,7 +17,7 @@ namespace tensorferry::conformance {
 namespace {
 
 using cuda::api;
-using cuda::OnDevice;
+using cuda::DeviceGuard;
 
 void expect(CUresult result) {
   if (result != CUDA_SUCCESS) throw std::runtime_error("CUDA: " + cuda::name_of(result));
@@ -31,12 +31,12 @@ constexpr std::size_t most_bytes = std::size_t{8} << 30;
 class Pool {
  public:
   Pool(int device, CudaKind kind) : device_(device), kind_(kind) {
-    const OnDevice here(device_);
+    const DeviceGuard here(device_);
     if (!here.status().ok()) throw std::runtime_error(here.status().text());
     expect(api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING));
   }
   ~Pool() {
-    const OnDevice here(device_);
+    const DeviceGuard here(device_);
     wait();
     for (const auto& [begin, bytes] : slabs_) {
       if (kind_ == CudaKind::malloc) {
@@ -56,7 +56,7 @@ class Pool {
 
   std::byte* take(std::size_t bytes) {
     const auto size = std::bit_ceil(std::max<std::size_t>(bytes, 512));
-    const OnDevice here(device_);
+    const DeviceGuard here(device_);
     const std::lock_guard lock(mutex_);
     auto& free = free_[size];
     CUdeviceptr at = 0;
@@ -73,13 +73,13 @@ class Pool {
   }
   void give_back(std::byte* data, std::size_t bytes) {
     const auto size = std::bit_ceil(std::max<std::size_t>(bytes, 512));
-    const OnDevice here(device_);
+    const DeviceGuard here(device_);
     api()->memset_async(cuda::address_of(data), 0xdd, bytes, stream_);
     const std::lock_guard lock(mutex_);
     free_[size].push_back(cuda::address_of(data));
   }
   void wait() {
-    const OnDevice here(device_);
+    const DeviceGuard here(device_);
     while (api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
   }
 
@@ -136,7 +136,7 @@ class CudaMemory final : public DeviceMemory {
   void fill(const Buffer& buffer, std::uint32_t seed) override {
     std::vector<std::byte> bytes(buffer.bytes);
     for (std::size_t at = 0; at < bytes.size(); ++at) bytes[at] = pattern(seed, at);
-    const OnDevice here(pool_->device());
+    const DeviceGuard here(pool_->device());
     if (!bytes.empty())
       expect(api()->memcpy_async(cuda::address_of(buffer.data), cuda::address_of(bytes.data()), bytes.size(),
                                  pool_->stream()));
@@ -145,7 +145,7 @@ class CudaMemory final : public DeviceMemory {
 
   bool holds(const Buffer& buffer, std::uint32_t seed) override {
     std::vector<std::byte> bytes(buffer.bytes);
-    const OnDevice here(pool_->device());
+    const DeviceGuard here(pool_->device());
     if (!bytes.empty())
       expect(api()->memcpy_async(cuda::address_of(bytes.data()), cuda::address_of(buffer.data), bytes.size(),
                                  static_cast<CUstream>(buffer.stream)));

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/file_descriptor.h"
 #include "channels/buffer.h"
-#include "channels/bytes.h"
 #include "channels/channel.h"
-#include "channels/file_descriptor.h"
 
 namespace tensorferry::conformance {
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <optional>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry::conformance {
 

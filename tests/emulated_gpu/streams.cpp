@@ -36,7 +36,7 @@ void Streams::add(Stream* stream, Operation operation) {
     }
   }
   stream->operations.push_back(std::move(operation));
-  if (!std::exchange(alive_, true)) std::thread([this] { live(); }).detach();
+  if (!std::exchange(alive_, true)) std::thread([this] { run(); }).detach();
   changed_.notify_all();
 }
 
@@ -67,7 +67,7 @@ void Streams::drain() {
   changed_.notify_all();
 }
 
-void Streams::live() {
+void Streams::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     std::vector<std::shared_ptr<Stream>> all = streams_;

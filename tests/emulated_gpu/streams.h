@@ -54,7 +54,7 @@ class Streams {
   void drain();
 
  private:
-  void live();
+  void run();
 
   std::mutex mutex_;
   std::condition_variable changed_;

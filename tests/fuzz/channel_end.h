@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "channels/buffer.h"
-#include "channels/status.h"
 
 namespace tensorferry::fuzzing {
 

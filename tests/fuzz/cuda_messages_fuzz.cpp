@@ -27,9 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace tensorferry;
   const auto input = std::as_bytes(std::span(data, size));
   round_trip(input, cuda_ipc::control_of);
-  round_trip(input, cuda_ipc::place_of);
+  round_trip(input, cuda_ipc::parse_ticket);
   round_trip(input, cuda_basic::control_of);
-  round_trip(input, cuda_basic::place_of);
-  if (const auto place = cuda_ipc::place_of(input); place && place->offset + place->bytes < place->offset) std::abort();
+  round_trip(input, cuda_basic::parse_ticket);
+  if (const auto parsed = cuda_ipc::parse_ticket(input); parsed && parsed->offset + parsed->bytes < parsed->offset)
+    std::abort();
   return 0;
 }

@@ -7,8 +7,8 @@
 #include <array>
 #include <cstring>
 
-#include "channels/bytes.h"
-#include "channels/file_descriptor.h"
+#include "base/bytes.h"
+#include "base/file_descriptor.h"
 
 namespace tensorferry::fuzzing {
 

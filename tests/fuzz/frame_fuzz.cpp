@@ -198,7 +198,7 @@ class Sink final : public FrameSink {
   }
 
  private:
-  struct Landing {
+  struct LandedBytes {
     Bytes memory;
     int completed = 0;
   };
@@ -219,7 +219,7 @@ class Sink final : public FrameSink {
 
   void read_one(FrameStream& stream, std::uint64_t bytes, bool drop) {
     const bool enough = bytes <= stream.unclaimed();
-    auto landing = landings_.emplace_back(std::make_shared<Landing>());
+    auto landing = landings_.emplace_back(std::make_shared<LandedBytes>());
     const bool kept = !drop && bytes <= most_memory;
     if (kept) landing->memory.resize(bytes);
     const auto from = behind_;
@@ -239,7 +239,7 @@ class Sink final : public FrameSink {
   std::size_t behind_ = 0;   // where the next destination's bytes begin
   std::uint64_t held_ = 0;
   bool ended_ = false;  // whether this sink has ended the stream
-  std::vector<std::shared_ptr<Landing>> landings_;
+  std::vector<std::shared_ptr<LandedBytes>> landings_;
 };
 
 /// Writes `bytes`, with the descriptors at the first byte.

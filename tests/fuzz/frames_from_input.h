@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "agent/wire/frame.h"
-#include "channels/bytes.h"
+#include "base/bytes.h"
 
 namespace tensorferry::fuzzing {
 
@@ -122,7 +122,7 @@ inline Bytes payload_from(Reader& in, wire::Kind kind) {
 }
 
 /// A frame under construction, and the bytes behind it.
-struct Draft {
+struct FrameBuilder {
   wire::Header header;
   Bytes extensions, records, payload, behind;
   unsigned count = 0;  // the number of records
@@ -135,25 +135,25 @@ struct Draft {
 };
 
 /// Moves records and payload into one buffer, inside the frame or behind it.
-inline void spill(Draft& draft, bool in_frame, Device destination, bool miscounted) {
+inline void spill(FrameBuilder& builder, bool in_frame, Device destination, bool miscounted) {
   Bytes body;
   Writer writer(body);
-  writer.put(draft.count + (miscounted ? 1U : 0U));
-  writer.raw(draft.records);
-  writer.raw(draft.payload);
-  draft.records.clear();
-  draft.payload.clear();
+  writer.put(builder.count + (miscounted ? 1U : 0U));
+  writer.raw(builder.records);
+  writer.raw(builder.payload);
+  builder.records.clear();
+  builder.payload.clear();
   const Bytes appended{std::byte{1}};
   wire::BufferRecord record;
   record.channel = in_frame ? wire::BufferRecord::inline_channel : basic;
   record.bytes = body.size();
   record.ticket = in_frame ? ByteView(body) : ByteView(appended);
   record.destination = destination;
-  Writer records(draft.records);
+  Writer records(builder.records);
   record.encode(records);
-  draft.count = 1;
-  draft.header.flags |= wire::flag::spilled;
-  if (!in_frame) draft.behind = std::move(body);
+  builder.count = 1;
+  builder.header.flags |= wire::flag::spilled;
+  if (!in_frame) builder.behind = std::move(body);
 }
 
 struct Sent {
@@ -166,10 +166,10 @@ inline Sent frame_from(Reader& in, wire::Kind kind, std::uint64_t& controls) {
   const auto form = in.get<std::uint8_t>();
   const auto lie = (form & 0xc0) == 0xc0 ? in.get<std::uint8_t>() % 16 : 0;
   const bool message = kind == wire::Kind::request || kind == wire::Kind::reply;
-  Draft draft;
-  auto& header = draft.header;
+  FrameBuilder builder;
+  auto& header = builder.header;
   header.kind = kind;
-  draft.extensions = extensions_from(in, form & 15);
+  builder.extensions = extensions_from(in, form & 15);
   header.call = kind == wire::Kind::control ? ++controls : call_from(in);
   if (kind == wire::Kind::request) {
     header.function = (form & 1) != 0 ? 0 : in.get<std::uint8_t>() % 8;
@@ -177,25 +177,25 @@ inline Sent frame_from(Reader& in, wire::Kind kind, std::uint64_t& controls) {
     header.remaining_ms = lie == 1 ? 1 : 0;
   }
   if (kind == wire::Kind::reply && lie == 2) header.flags = wire::flag::error;
-  if (message) draft.count = in.get<std::uint8_t>() % 5U;
+  if (message) builder.count = in.get<std::uint8_t>() % 5U;
   const bool spilled = message && (form & 0x30) == 0x30;
   std::uint64_t behind = 0;
-  for (unsigned i = 0; i < draft.count; ++i) behind += put_record(in, draft.records, spilled);
-  draft.behind.resize(behind);
-  draft.payload = payload_from(in, kind);
-  if (spilled) spill(draft, (form & 1) != 0, lie == 3 ? gpu : Device(), lie == 4);
+  for (unsigned i = 0; i < builder.count; ++i) behind += put_record(in, builder.records, spilled);
+  builder.behind.resize(behind);
+  builder.payload = payload_from(in, kind);
+  if (spilled) spill(builder, (form & 1) != 0, lie == 3 ? gpu : Device(), lie == 4);
   if (kind == wire::Kind::bulk) {
-    draft.behind.resize(size_from(in) % 5000);
-    draft.payload.clear();
+    builder.behind.resize(size_from(in) % 5000);
+    builder.payload.clear();
     header.call = in.get<std::uint8_t>() % 4;
     header.order = lie == 5 ? 0U : std::uint32_t{basic} << 24;
   }
-  header.trailing = draft.behind.size() + (lie == 6 ? 1 : 0);
-  if (lie == 7 && !draft.behind.empty()) draft.behind.pop_back();
-  header.buffers = static_cast<std::uint16_t>(draft.count + (lie == 8 ? 1U : 0U));
+  header.trailing = builder.behind.size() + (lie == 6 ? 1 : 0);
+  if (lie == 7 && !builder.behind.empty()) builder.behind.pop_back();
+  header.buffers = static_cast<std::uint16_t>(builder.count + (lie == 8 ? 1U : 0U));
   if (lie == 9 || kind == wire::Kind::control) header.descriptors = in.get<std::uint8_t>() % 4;
   if (lie == 11) header.call = in.get<std::uint64_t>();
-  return {draft.assemble(), lie == 10 ? 0U : header.descriptors};
+  return {builder.assemble(), lie == 10 ? 0U : header.descriptors};
 }
 
 }  // namespace tensorferry::fuzzing

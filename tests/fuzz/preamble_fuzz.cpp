@@ -25,11 +25,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(again.ok() && again->encode() == preamble->encode());
   }
   for (const bool demands : {true, false}) {
-    DiallerGreeting dialler({.key = &key, .demands_proof = demands, .purpose = "link"});
+    DiallerHandshake dialler({.key = &key, .demands_proof = demands, .purpose = "link"});
     const auto proof = dialler.answer(input);
     check(!proof.ok() || (!demands && !dialler.agreement().proven));
 
-    AcceptorGreeting acceptor({.key = &key, .demands_proof = demands, .purpose = "link"});
+    AcceptorHandshake acceptor({.key = &key, .demands_proof = demands, .purpose = "link"});
     const auto answer = acceptor.answer(input.first(std::min(size, Preamble::kBytes)));
     if (!answer.ok() || !answer->verdict) continue;
     const auto rest = input.subspan(Preamble::kBytes);

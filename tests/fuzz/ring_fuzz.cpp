@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "agent/transport/call_ring.h"
-#include "channels/bytes.h"
-#include "channels/shared_memory.h"
+#include "base/bytes.h"
+#include "base/shared_memory.h"
 
 namespace tensorferry {
 namespace {

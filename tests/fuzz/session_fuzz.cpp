@@ -150,9 +150,9 @@ wire::Hello read_hello(int fd) {
   return *hello;
 }
 
-FileDescriptor greet(const std::string& address) {
+FileDescriptor run_handshake(const std::string& address) {
   auto socket = connect_unix(address);
-  must(socket.ok() && greet_dialler(socket->get(), terms(), soon()).ok());
+  must(socket.ok() && handshake_as_dialler(socket->get(), terms(), soon()).ok());
   return std::move(*socket);
 }
 
@@ -195,7 +195,7 @@ class Agents {
     const auto found = Directory(store, "tensorferry", {}).find(target_name, seconds(5));
     must(found.ok());
     target_address = found->unix_address;
-    hello = read_hello(greet(target_address).get());
+    hello = read_hello(run_handshake(target_address).get());
 
     auto listening = listen_unix("");
     must(listening.ok());
@@ -302,7 +302,7 @@ class Session {
   }
 
   void dial(wire::Hello::Purpose purpose) {
-    auto socket = greet(agents_.target_address);
+    auto socket = run_handshake(agents_.target_address);
     (void)read_hello(socket.get());
     const auto hello = hello_of(purpose);
     connections_.emplace_back(std::move(socket)).write(frame_of(hello), 0);
@@ -314,7 +314,7 @@ class Session {
       pollfd readable{agents_.listener.get(), POLLIN, 0};
       if (::poll(&readable, 1, 1) <= 0) continue;
       FileDescriptor socket(::accept4(agents_.listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket || !greet_acceptor(socket.get(), terms(), soon()).ok()) continue;
+      if (!socket || !handshake_as_acceptor(socket.get(), terms(), soon()).ok()) continue;
       Connection connection(std::move(socket));
       connection.write(frame_of(hello_of(wire::Hello::Purpose::calls)), 0);
       connections_.push_back(std::move(connection));

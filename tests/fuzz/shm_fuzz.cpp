@@ -15,8 +15,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/shared_memory.h"
 #include "channels/region.h"
-#include "channels/shared_memory.h"
 #include "channels/shm/layout.h"
 #include "channels/shm/shm_channel.h"
 #include "tests/fuzz/channel_end.h"
@@ -164,9 +164,9 @@ class Fuzz {
       ticket.opaque = some_bytes(in_);
       ticket.bytes = in_.varint();
     }
-    if (const auto place = place_of(ticket.opaque)) {
-      const auto again = place_of(encode(*place));  // the input may have longer varints than needed
-      require(again.has_value() && encode(*again) == encode(*place));
+    if (const auto parsed = parse_ticket(ticket.opaque)) {
+      const auto again = parse_ticket(encode(*parsed));  // the input may have longer varints than needed
+      require(again.has_value() && encode(*again) == encode(*parsed));
     }
     return ticket;
   }

@@ -54,18 +54,18 @@ class Member {
   }
   /// Makes `to` keep a reference. Returns the call's status.
   Status pass(const Member& to, const Reference& reference) {
-    auto passage = std::make_shared<Passage>(references->pass_to(to.id()));
+    auto transfer = std::make_shared<ReferenceTransfer>(references->pass_to(to.id()));
     Encoder out;
     begin_request(out, 1);
-    const auto record = passage->add(reference);
+    const auto record = transfer->add(reference);
     if (!record.ok()) return record.status();
     out.reference(*record);
     begin_keywords(out, 0);
-    passage->sent();
+    transfer->sent();
     auto call = agent_->call(to.id().name, "keep", out.take());
     call.wait();
     const auto reply = call.take();
-    passage->ended(reply.status());
+    transfer->ended(reply.status());
     return reply.status();
   }
   std::vector<std::shared_ptr<Reference>> kept() {

@@ -159,11 +159,12 @@ class Model {
   };
 
   /// Puts up to three references that `from` holds into a message.
-  std::vector<Carried> load(const std::shared_ptr<Life>& from, const std::shared_ptr<Life>& to, Passage& passage) {
+  std::vector<Carried> load(const std::shared_ptr<Life>& from, const std::shared_ptr<Life>& to,
+                            ReferenceTransfer& transfer) {
     std::vector<Carried> load;
     for (const auto& entry : std::vector(held_)) {
       if (entry->at != from || load.size() == 3 || pick(3) == 0) continue;
-      const auto record = passage.add(*entry->reference);
+      const auto record = transfer.add(*entry->reference);
       if (!record.ok()) continue;  // the reference or the receiver is lost
       auto carried = hold(entry->thing, to, entry, nullptr);
       carried->at_risk = entry->at_risk && !entry->secure();
@@ -195,17 +196,17 @@ class Model {
 
   void send_in_request() {
     const auto from = someone(), to = someone();
-    auto passage = std::make_shared<Passage>(from->references->pass_to(to->id));
-    const auto load = this->load(from, to, *passage);
+    auto transfer = std::make_shared<ReferenceTransfer>(from->references->pass_to(to->id));
+    const auto load = this->load(from, to, *transfer);
     if (clock().chance(10)) {  // the rest of the message could not be encoded
       for (const auto& each : load) flying_.erase(each.entry);
       return;
     }
-    passage->sent();
+    transfer->sent();
     const auto failed = std::make_shared<bool>(false);
-    const auto end = [passage, failed](const Status& status) {
+    const auto end = [transfer, failed](const Status& status) {
       if (!status.ok()) *failed = true;
-      passage->ended(status);
+      transfer->ended(status);
     };
     world_.carry(
         from, to->id,
@@ -220,10 +221,10 @@ class Model {
   void send_in_reply() {
     const auto from = someone(), to = someone();
     const auto call = to->references->begin_call();
-    auto passage = std::make_shared<Passage>(from->references->pass_to(to->id));
-    const auto load = this->load(from, to, *passage);
-    passage->sent();
-    passage->replied(call);
+    auto transfer = std::make_shared<ReferenceTransfer>(from->references->pass_to(to->id));
+    const auto load = this->load(from, to, *transfer);
+    transfer->sent();
+    transfer->replied(call);
     const auto over = std::make_shared<bool>(false);
     const auto end = [to, call, over] {
       if (std::exchange(*over, true)) return;

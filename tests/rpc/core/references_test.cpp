@@ -23,22 +23,22 @@ class ReferencesTest : public ::testing::Test {
 
   /// Sends a message with one reference, which arrives at once. Returns the receiver's handle.
   Handle send(Life& from, Life& to, const Handle& reference) {
-    auto passage = from.references->pass_to(to.id);
-    const auto record = passage.add(*reference);
+    auto transfer = from.references->pass_to(to.id);
+    const auto record = transfer.add(*reference);
     EXPECT_TRUE(record.ok()) << record.status().text();
-    passage.sent();
+    transfer.sent();
     auto received = to.references->receive(*record, from.id);
     EXPECT_TRUE(received.ok()) << received.status().text();
-    passage.ended({});
+    transfer.ended({});
     return received.ok() ? *received : nullptr;
   }
-  /// Sends a message with a new object's only reference; the owner keeps none. Returns the message's Passage.
-  Passage pass_only_hold(Life& owner, Life& to) {
+  /// Sends a message with a new object's only reference; the owner keeps none. Returns the message's ReferenceTransfer.
+  ReferenceTransfer pass_only_hold(Life& owner, Life& to) {
     const auto mine = owner.references->own(outcome());
-    auto passage = owner.references->pass_to(to.id);
-    EXPECT_TRUE(passage.add(*mine).ok());
-    passage.sent();
-    return passage;
+    auto transfer = owner.references->pass_to(to.id);
+    EXPECT_TRUE(transfer.add(*mine).ok());
+    transfer.sent();
+    return transfer;
   }
   /// Creates an object without any failure.
   Handle create(Life& creator, Life& owner) {
@@ -151,15 +151,15 @@ TEST_F(ReferencesTest, AReferenceIsPassedOnWhileItsObjectIsBeingCreated) {
 
 TEST_F(ReferencesTest, ThePasserMayLetGoWhileTheReferenceIsOnItsWay) {
   auto handle = create(*user_, *owner_);
-  auto passage = user_->references->pass_to(third_->id);
-  const auto record = passage.add(*handle);
-  passage.sent();
+  auto transfer = user_->references->pass_to(third_->id);
+  const auto record = transfer.add(*handle);
+  transfer.sent();
   handle.reset();
   settle();
   EXPECT_FALSE(freed());
   EXPECT_FALSE(user_->references->settled());
   auto received = third_->references->receive(*record, user_->id);
-  passage.ended({});
+  transfer.ended({});
   settle();
   EXPECT_FALSE(freed());
   EXPECT_EQ(user_->references->counts(), References::Counts());
@@ -172,15 +172,15 @@ TEST_F(ReferencesTest, ThePasserMayLetGoWhileTheReferenceIsOnItsWay) {
 TEST_F(ReferencesTest, AMessageThatWasNeverSentGivesItsReferencesBack) {
   auto handle = create(*user_, *owner_);
   {
-    auto passage = user_->references->pass_to(third_->id);
-    ASSERT_TRUE(passage.add(*handle).ok());
+    auto transfer = user_->references->pass_to(third_->id);
+    ASSERT_TRUE(transfer.add(*handle).ok());
     EXPECT_EQ(user_->references->counts().passing, 1U);
   }
   EXPECT_EQ(user_->references->counts().passing, 0U);
   auto mine = owner_->references->own(outcome());
   {
-    auto passage = owner_->references->pass_to(third_->id);
-    ASSERT_TRUE(passage.add(*mine).ok());
+    auto transfer = owner_->references->pass_to(third_->id);
+    ASSERT_TRUE(transfer.add(*mine).ok());
     mine.reset();
     EXPECT_FALSE(freed());
   }
@@ -189,10 +189,10 @@ TEST_F(ReferencesTest, AMessageThatWasNeverSentGivesItsReferencesBack) {
 
 TEST_F(ReferencesTest, ARequestThatComesAfterItsCallFailedIsRefused) {
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
-  passage.sent();
-  passage.ended({Code::deadline_exceeded, "no answer"});
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
+  transfer.sent();
+  transfer.ended({Code::deadline_exceeded, "no answer"});
   mine.reset();
   settle();
   EXPECT_TRUE(freed());
@@ -202,11 +202,11 @@ TEST_F(ReferencesTest, ARequestThatComesAfterItsCallFailedIsRefused) {
 
 TEST_F(ReferencesTest, AFailedCallWhoseRequestHadComeLeavesTheReceiverItsReference) {
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
-  passage.sent();
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
+  transfer.sent();
   auto theirs = user_->references->receive(*record, owner_->id);
-  passage.ended({Code::deadline_exceeded, "no answer"});
+  transfer.ended({Code::deadline_exceeded, "no answer"});
   mine.reset();
   settle();
   EXPECT_FALSE(freed());
@@ -216,10 +216,10 @@ TEST_F(ReferencesTest, AFailedCallWhoseRequestHadComeLeavesTheReceiverItsReferen
 TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
   const auto call = user_->references->begin_call();
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
-  passage.sent();
-  passage.replied(call);
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
+  transfer.sent();
+  transfer.replied(call);
   mine.reset();
   world_.clock.run_for(600000);  // the caller holds the future and does not read it
   EXPECT_FALSE(freed());
@@ -236,10 +236,10 @@ TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
 TEST_F(ReferencesTest, AReplyThatWasDroppedGivesItsReferencesBack) {
   const auto call = user_->references->begin_call();
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  ASSERT_TRUE(passage.add(*mine).ok());
-  passage.sent();
-  passage.replied(call);
+  auto transfer = owner_->references->pass_to(user_->id);
+  ASSERT_TRUE(transfer.add(*mine).ok());
+  transfer.sent();
+  transfer.replied(call);
   mine.reset();
   user_->references->end_call(call);  // timed out: no thread will read the reply
   settle();
@@ -320,15 +320,15 @@ TEST_F(ReferencesTest, AnObjectWhoseCreatorTimedOutStaysWithThoseWhoHoldIt) {
   auto handle = user_->references->begin_creation(owner_->id);
   ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
   owner_->references->fulfil(handle->object(), outcome());
-  auto passage = user_->references->pass_to(third_->id);
-  const auto record = passage.add(*handle);
-  passage.sent();
+  auto transfer = user_->references->pass_to(third_->id);
+  const auto record = transfer.add(*handle);
+  transfer.sent();
   user_->references->end_creation(*handle, {Code::deadline_exceeded, "the answer was lost"});
   handle.reset();
   settle();
   EXPECT_FALSE(freed());
   auto passed = third_->references->receive(*record, user_->id);
-  passage.ended({});
+  transfer.ended({});
   settle();
   EXPECT_FALSE(freed());
   EXPECT_TRUE((*passed)->confirmed());
@@ -376,19 +376,19 @@ TEST_F(ReferencesTest, AReferenceOutlivesTheOneWhoPassedItOn) {
 }
 
 TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
-  auto passage = pass_only_hold(*owner_, *user_);
+  auto transfer = pass_only_hold(*owner_, *user_);
   world_.kill(user_);
   world_.clock.run_for(30000);
   EXPECT_TRUE(freed());
-  passage.ended({Code::connection_lost, "gone"});
+  transfer.ended({Code::connection_lost, "gone"});
   auto other = owner_->references->own(outcome());
   EXPECT_EQ(owner_->references->pass_to(user_->id).add(*other).status().code(), Code::connection_lost);
 }
 
 TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreTakenBack) {
-  auto passage = pass_only_hold(*owner_, *user_);
+  auto transfer = pass_only_hold(*owner_, *user_);
   world_.kill(user_, false);
-  passage.ended({Code::connection_lost, "nobody is at its address"});
+  transfer.ended({Code::connection_lost, "nobody is at its address"});
   world_.clock.run_for(10000);
   EXPECT_FALSE(freed()) << "it may yet be reached";
   world_.clock.run_for(20000);
@@ -397,9 +397,9 @@ TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreT
 
 TEST_F(ReferencesTest, ANextLifeOfTheReceiverTakesNothing) {
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
-  passage.sent();
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
+  transfer.sent();
   world_.kill(user_);
   const auto again = world_.start("user");
   EXPECT_EQ(again->references->receive(*record, owner_->id).status().code(), Code::protocol_error);
@@ -451,16 +451,16 @@ TEST_F(ReferencesTest, OnlyWhoHoldsAForkCanEndIt) {
   EXPECT_TRUE(fetch(*owner_, ids.object)->ok());
 
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
   mail(ReferenceOp::of(Kind::accept, record->fork));
   EXPECT_EQ(owner_->references->counts().passing, 1U);
 }
 
 TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
   auto mine = owner_->references->own(outcome());
-  auto passage = owner_->references->pass_to(user_->id);
-  const auto record = passage.add(*mine);
+  auto transfer = owner_->references->pass_to(user_->id);
+  const auto record = transfer.add(*mine);
   EXPECT_EQ(user_->references->receive(*record, third_->id).status().code(), Code::protocol_error);
   EXPECT_EQ(third_->references->receive(*record, owner_->id).status().code(), Code::protocol_error);
   auto theirs = user_->references->receive(*record, owner_->id);
@@ -483,7 +483,7 @@ TEST_F(ReferencesTest, HandlesOfOneAgentAreNoUseToAnother) {
   auto mine = owner_->references->own(outcome());
   EXPECT_EQ(user_->references->pass_to(third_->id).add(*mine).status().code(), Code::invalid_argument);
   EXPECT_EQ(owner_->references->pass_to({"user", 0}).add(*mine).status().code(), Code::invalid_argument);
-  EXPECT_EQ(Passage().add(*mine).status().code(), Code::invalid_argument);
+  EXPECT_EQ(ReferenceTransfer().add(*mine).status().code(), Code::invalid_argument);
 }
 
 TEST_F(ReferencesTest, ClosingCompletesEverythingAndLeavesHandlesThatSaySo) {

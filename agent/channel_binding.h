@@ -1,0 +1,114 @@
+/// One channel of one device pair of a link: the channel, the state of its probe at both ends, and its Wire.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "agent/channel_set.h"
+#include "agent/link.h"
+#include "channels/completion.h"
+
+namespace tensorferry {
+
+/// The Wire part is thread-safe. read() works only on the thread that is inside ChannelSet::receive or discard.
+class ChannelSet::ChannelBinding final : public Wire {
+ public:
+  enum class State : std::uint8_t { probing, usable, failed };
+  /// The operation of a control frame: three of the pair's negotiation, and `message`, which carries a channel's
+  /// message.
+  enum class Control : std::uint8_t { open = 1, ready = 2, failed = 3, message = 4 };
+
+  ChannelBinding(ChannelSet& set, std::size_t driver, DevicePair pair, bool immediate)
+      : set_(set), driver_(driver), pair_(pair), immediate_(immediate), theirs_ready_(immediate) {}
+
+  /// Returns `driver` and both devices in one number, as control and bulk frames carry it. It is coded from this side;
+  /// the peer's code has its own driver number and the devices exchanged.
+  [[nodiscard]] static std::uint32_t code(std::size_t driver, DevicePair pair) {
+    return static_cast<std::uint32_t>(driver) << 24 | static_cast<std::uint32_t>(pair.local.type) << 20 |
+           static_cast<std::uint32_t>(pair.local.index) << 12 | static_cast<std::uint32_t>(pair.remote.type) << 8 |
+           pair.remote.index;
+  }
+  [[nodiscard]] std::uint32_t code() const { return code(driver_, pair_); }
+  [[nodiscard]] std::size_t driver() const { return driver_; }
+  [[nodiscard]] std::string_view name() const { return set_.engine_.drivers[driver_]->name(); }
+  [[nodiscard]] State state() const {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) return State::failed;
+    return mine_ready_ && theirs_ready_ ? State::usable : State::probing;
+  }
+  [[nodiscard]] std::string reason() const {
+    const std::lock_guard lock(mutex_);
+    return reason_.empty() && !(mine_ready_ && theirs_ready_) ? "its probe is under way" : reason_;
+  }
+  /// The peer's probe has succeeded.
+  void peer_ready() {
+    {
+      const std::lock_guard lock(mutex_);
+      theirs_ready_ = true;
+    }
+    set_.probe_ended();
+  }
+  /// The peer's probe has failed, or its channel can carry no more.
+  void peer_failed(std::string reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (reason_.empty()) reason_ = reason.empty() ? "its probe failed at the peer" : std::move(reason);
+    }
+    set_.probe_ended();
+  }
+
+  ControlId control(Bytes message, Descriptors descriptors) override {
+    return set_.control(*this, static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
+  }
+  void read(Buffer destination, Completion landed) override {
+    if (reading == nullptr) {
+      return complete(std::move(landed), {Code::protocol_error, "a ticket names bytes behind a frame that has none"});
+    }
+    reading->read(std::move(destination), std::move(landed));
+  }
+  void send_bulk(std::uint64_t sequence, Buffer buffer, Completion written) override {
+    wire::Header header;
+    header.kind = wire::Kind::bulk;
+    header.call = sequence;
+    header.order = code();
+    header.trailing = buffer.bytes;
+    set_.link_.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
+  }
+  void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override {
+    set_.receive_bulk(code(), sequence, {std::move(destination), std::move(landed)});
+  }
+  void ready(Status probed) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (probed.ok())
+        mine_ready_ = true;
+      else
+        reason_ = std::string(probed.what());
+    }
+    set_.probe_ended();
+    if (probed.ok() && immediate_) return;  // the peer assumes it, so no connection is opened to say so
+    set_.control(*this, static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
+                 view_of(probed.what().substr(0, 1024)), {});
+  }
+  [[nodiscard]] bool may_share_memory() const override { return set_.engine_.options.shared_memory; }
+  [[nodiscard]] std::string_view peer() const override { return set_.link_.peer().name; }
+
+  std::unique_ptr<Channel> channel;
+
+  /// The stream whose frame this thread is handling, for read(); null outside and for frames from a ring.
+  static inline thread_local FrameStream* reading = nullptr;
+
+ private:
+  ChannelSet& set_;
+  const std::size_t driver_;
+  const DevicePair pair_;
+  const bool immediate_;
+  mutable std::mutex mutex_;
+  bool mine_ready_ = false;
+  bool theirs_ready_;
+  std::string reason_;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,129 @@
+/// The landing of an incoming message: where each buffer goes, and the count of buffers that have not arrived.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/wire/frame.h"
+#include "channels/channel.h"
+
+namespace tensorferry {
+
+/// The sink of one buffer. The buffer lands in the caller's memory if that has the right size and device, else in the
+/// receive memory of the device type. The sender chooses the device; the channel copies to no other.
+class BufferSink final : public Sink {
+ public:
+  BufferSink(Memory& memory, Device device) : memory_(memory), device_(device) {}
+
+  /// Sets the caller's memory for the buffer. Does nothing if the memory is on another device.
+  void use(Buffer into) {
+    if (into.device == device_) into_ = std::move(into);
+  }
+  /// Makes the channel copy instead of handing memory over. For bytes that are parsed: the peer must not be able to
+  /// change them afterwards.
+  void copy() { copies_ = true; }
+
+  std::optional<Buffer> reserve(std::size_t bytes) override {
+    if (into_.data != nullptr && into_.bytes == bytes) {
+      result = into_;
+    } else {
+      result = memory_.allocate(bytes, device_);
+      if (result.data == nullptr && bytes != 0) return std::nullopt;
+    }
+    return result;
+  }
+  bool adopt(Buffer buffer) override {
+    if (into_.data != nullptr || copies_) return false;
+    result = std::move(buffer);
+    return true;
+  }
+
+  Buffer result;
+
+ private:
+  Memory& memory_;
+  Device device_;
+  Buffer into_;
+  bool copies_ = false;
+};
+
+/// Counts a message's buffers as they land. `arrived` runs once, when the last one has landed or failed, with the first
+/// error; it runs on the thread that lands the last one. add() runs on one thread; landed() may run on any.
+class IncomingMessage final {
+ public:
+  using Arrived = UniqueFunction<void(Status, Received)>;
+
+  /// `into`: the caller's memory for the message's buffers, by their index.
+  IncomingMessage(Bytes payload, std::vector<Buffer> into, Arrived arrived)
+      : payload_(std::move(payload)), into_(std::move(into)), arrived_(std::move(arrived)) {}
+
+  /// Adds the buffer, or the bundle, of `record`, and returns its sink.
+  BufferSink& add(Memory& memory, const wire::BufferRecord& record) {
+    left_.fetch_add(1, std::memory_order_relaxed);
+    auto& arrival = arrivals_.emplace_back(Arrival{{memory, record.destination}, record.index, record.parts});
+    buffers_ += std::max<std::size_t>(1, record.parts.size());
+    if (record.parts.empty() && record.index < into_.size()) arrival.sink.use(into_[record.index]);
+    return arrival.sink;
+  }
+  /// Reports that one buffer has landed or failed, or that the frame itself has been processed.
+  void landed(const Status& status) {
+    if (!status.ok()) {
+      const std::lock_guard lock(mutex_);
+      if (error_.ok()) error_ = status;
+    }
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    Received received{std::move(payload_), {}};
+    if (error_.ok()) {
+      received.buffers.resize(buffers_);
+      for (auto& arrival : arrivals_) {
+        if (arrival.parts.empty())
+          received.buffers[arrival.index] = std::move(arrival.sink.result);
+        else
+          take_apart(arrival, received.buffers);
+      }
+    }
+    arrived_(std::move(error_), std::move(received));
+  }
+
+ private:
+  struct Arrival {
+    BufferSink sink;
+    std::uint32_t index;
+    std::vector<wire::BufferRecord::Part> parts;
+  };
+
+  /// Makes each part of a bundle a buffer of its own, which keeps the bundle's memory alive. A part for which `into`
+  /// has memory is copied there.
+  void take_apart(const Arrival& bundle, std::vector<Buffer>& buffers) const {
+    const auto& whole = bundle.sink.result;
+    std::uint64_t end = 0;
+    for (const auto& part : bundle.parts) {
+      auto* const data = whole.data + Bundle::next_part(end);
+      end = Bundle::next_part(end) + part.bytes;
+      const auto* const into = part.index < into_.size() ? &into_[part.index] : nullptr;
+      if (into != nullptr && into->data != nullptr && into->device == Device() && into->bytes == part.bytes) {
+        std::memcpy(into->data, data, part.bytes);
+        buffers[part.index] = *into;
+      } else {
+        buffers[part.index] = {Device(), data, static_cast<std::size_t>(part.bytes), nullptr, whole.owner};
+      }
+    }
+  }
+
+  std::atomic<int> left_{1};      // buffers that have not landed, and one for the frame itself
+  std::deque<Arrival> arrivals_;  // by record; a deque, because pulls under way hold their addresses
+  std::size_t buffers_ = 0;       // number of the message's buffers
+  Bytes payload_;
+  std::vector<Buffer> into_;
+  Arrived arrived_;
+  std::mutex mutex_;
+  Status error_;
+};
+
+}  // namespace tensorferry

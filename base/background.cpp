@@ -1,0 +1,71 @@
+#include "base/background.h"
+
+#include <system_error>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/thread_signals.h"
+
+namespace tensorferry {
+
+namespace {
+constexpr std::chrono::seconds lingers_for{1};
+}  // namespace
+
+Background::Background() : born_in_(forks()), state_(std::make_unique<State>()) {}
+
+Background::~Background() {
+  if (born_in_ != forks()) {
+    (void)state_.release();  // leaked: the thread and the locks are the parent's
+    return;
+  }
+  std::multimap<Clock::time_point, Job> dropped;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->ended = true;
+    dropped.swap(state_->jobs);
+    state_->changed.notify_all();
+  }
+  if (state_->thread.joinable()) state_->thread.join();
+}
+
+void Background::submit(Job job, Clock::time_point at) {
+  if (born_in_ != forks()) return;
+  auto& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  if (state.ended) return;
+  state.jobs.emplace(at, std::move(job));
+  if (!state.alive) {
+    if (state.thread.joinable()) state.thread.join();  // returns at once: its function is about to return
+    try {
+      state.thread = std::thread([&state] { state.run(); });
+      state.alive = true;
+    } catch (const std::system_error&) {
+      return;  // the next submit() tries again
+    }
+  }
+  state.changed.notify_all();
+}
+
+void Background::State::run() {
+  block_signals_of_others();
+  std::unique_lock lock(mutex);
+  while (!ended) {
+    if (jobs.empty()) {
+      if (!changed.wait_for(lock, lingers_for, [&] { return ended || !jobs.empty(); })) break;
+      continue;
+    }
+    if (const auto due = jobs.begin()->first; due > Clock::now()) {
+      changed.wait_until(lock, due);
+      continue;
+    }
+    auto job = std::move(jobs.extract(jobs.begin()).mapped());
+    lock.unlock();
+    job();
+    job = {};
+    lock.lock();
+  }
+  alive = false;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,138 @@
+#include "channels/cuda/event_poller.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/thread_signals.h"
+#include "channels/completion.h"
+
+namespace tensorferry::cuda {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr microseconds eager{300};     // after progress the thread polls for this long without a pause
+constexpr microseconds patience{100};  // the shortest time between two polls of a loosely watched event
+constexpr microseconds longest_pause{1000};
+// With nothing to poll the thread still wakes each `longest_pause` for this long, so that loose events need no wake-up.
+constexpr microseconds doze{10'000};
+// Then it sleeps until a submission wakes it, and ends after this long without one.
+constexpr std::chrono::seconds idle{1};
+
+/// Returns the pause between polls after `quiet` without progress.
+template <class Duration>
+microseconds backed_off(Duration quiet) {
+  return std::min(longest_pause, std::chrono::duration_cast<microseconds>(quiet) / 8);
+}
+
+}  // namespace
+
+EventPoller& EventPoller::of_this_process() {
+  static auto& watcher = *new EventPoller;
+  return watcher;
+}
+
+void EventPoller::when_done(Watch watch, int device, Stream stream, Completion then) {
+  when_done(watch, Event::record(device, stream), std::move(then));
+}
+
+void EventPoller::when_done(Watch watch, Event event, Completion then) {
+  if (!event) return complete(std::move(then), {Code::internal, "the CUDA driver records no event"});
+  const auto now = Clock::now();
+  submit(incoming_, {std::move(event), std::move(then), watch, now, now + patience}, watch == Watch::closely);
+}
+
+void EventPoller::poll_repeatedly(PollFunction function) { submit(incoming_functions_, std::move(function), true); }
+
+template <class Thing>
+void EventPoller::submit(std::vector<Thing>& incoming, Thing thing, bool closely) {
+  const std::lock_guard lock(mutex_);
+  incoming.push_back(std::move(thing));
+  if (closely) ++submitted_;
+  if (closely || idle_) changed_.notify_all();
+  if (alive_) return;
+  const auto before = block_signals_of_others();
+  std::thread([this] { run(); }).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  alive_ = true;
+}
+
+void EventPoller::poll_now() { poll(true); }
+
+bool EventPoller::poll(bool all) {
+  std::vector<std::pair<Completion, Status>> done;
+  {
+    const std::lock_guard polling(polling_);
+    {
+      const std::lock_guard lock(mutex_);
+      std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
+      incoming_.clear();
+    }
+    const auto now = Clock::now();
+    const CaptureModeGuard outside;  // the queries belong to no CUDA graph
+    std::erase_if(polled_, [&](PolledEvent& watched) {
+      if (!all && watched.watch == Watch::loosely && now < watched.next) return false;
+      auto status = watched.event.done();
+      if (status) done.emplace_back(std::move(watched.then), std::move(*status));
+      watched.next = now + std::max(patience, backed_off(now - watched.since));
+      return status.has_value();
+    });
+  }
+  for (auto& [then, status] : done) complete(std::move(then), std::move(status));
+  return !done.empty();
+}
+
+/// Returns the time until the next poll. Zero: poll at once. `idle`: there is nothing to poll.
+EventPoller::Clock::duration EventPoller::pause(bool functions, Clock::duration quiet) {
+  const std::lock_guard polling(polling_);
+  bool closely = functions;
+  auto next = Clock::time_point::max();
+  for (const auto& watched : polled_) {
+    closely = closely || watched.watch == Watch::closely;
+    next = std::min(next, watched.next);
+  }
+  if (closely && quiet < eager) return {};
+  if (closely) return backed_off(quiet);
+  if (!polled_.empty()) return std::clamp<Clock::duration>(next - Clock::now(), {}, longest_pause);
+  return quiet < doze ? Clock::duration(longest_pause) : Clock::duration(idle);
+}
+
+void EventPoller::run() {
+  std::vector<PollFunction> functions;
+  std::uint64_t seen = 0;
+  auto last_news = Clock::now();
+  while (true) {
+    const auto pause = this->pause(!functions.empty(), Clock::now() - last_news);
+    {
+      std::unique_lock lock(mutex_);
+      idle_ = pause >= idle;
+      const auto news = [&] { return submitted_ != seen || (idle_ && !incoming_.empty()); };
+      const bool any = pause.count() > 0 ? changed_.wait_for(lock, pause, news) : news();
+      if (!any && idle_) {
+        alive_ = idle_ = false;
+        return;
+      }
+      idle_ = false;
+      if (any || !incoming_.empty()) last_news = Clock::now();
+      std::move(incoming_functions_.begin(), incoming_functions_.end(), std::back_inserter(functions));
+      incoming_functions_.clear();
+      seen = submitted_;
+    }
+    bool any = poll(false);
+    std::erase_if(functions, [&](PollFunction& function) {
+      const auto progress = function();
+      any = any || progress != Progress::none;
+      return progress == Progress::over;
+    });
+    if (any) last_news = Clock::now();
+    if (pause.count() == 0) std::this_thread::yield();
+  }
+}
+
+Background& background() {
+  static auto& background = *new Background;
+  return background;
+}
+
+}  // namespace tensorferry::cuda

@@ -1,0 +1,34 @@
+/// Notifications from allocators that device memory is about to be released.
+#pragma once
+
+#include <cstddef>
+
+#include "base/function.h"
+
+namespace tensorferry {
+
+/// Invalidates `bytes` bytes of device memory at `base`, which an allocator gives back to the driver or unmaps.
+///
+/// Peers that have mapped the memory unmap it within a second; until then the driver does not get it back. Later memory
+/// at the same address is exported anew. Allocators of device memory call this; for torch's caching allocator its trace
+/// tracker does (converters/cuda.cpp). Never blocks, and may be called under the allocator's lock.
+void forget_cuda_memory(const void* base, std::size_t bytes) noexcept;
+
+namespace cuda {
+
+/// Registers a listener for invalidated memory until it is destroyed. The listener runs on the watcher's thread and
+/// must not block. The destructor waits for a listener's call that is running; never destroy this inside a listener.
+class Forgetting final {
+ public:
+  using Listener = UniqueFunction<void(const std::byte* base, std::size_t bytes)>;
+  explicit Forgetting(Listener listener);
+  ~Forgetting();
+  Forgetting(const Forgetting&) = delete;
+  Forgetting& operator=(const Forgetting&) = delete;
+
+ private:
+  std::size_t number_;
+};
+
+}  // namespace cuda
+}  // namespace tensorferry
