@@ -190,20 +190,22 @@ class Channel {
   virtual void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) = 0;
 
   /// Receiver: ends a ticket that will not be pulled. If the ticket asks for an acknowledgement, the agent sends it as
-  /// for a consumed one. A malformed ticket is ignored, because the peer's next bytes will be malformed too.
-  virtual void discard(const Ticket& ticket) = 0;
-  /// Sender: `acknowledged` says that the peer has acknowledged `consumed` for a ticket. `withdraw` says that the
-  /// ticket was never sent, so no peer will pull it. Both end the offer: if `released` has not run, it runs as soon as
-  /// nothing reads the source. Both do nothing for an offer that has already ended, by itself or by `close`.
-  virtual void acknowledged(const Ticket& ticket) = 0;
+  /// for a consumed one. A malformed ticket is ignored, because the peer's next bytes will be malformed too. A channel
+  /// that keeps nothing for a ticket at the receiver need not override it.
+  virtual void discard(const Ticket& ticket) { (void)ticket; }
+  /// Sender: the ticket was never sent, so no peer will pull it. Ends the offer: if `released` has not run, it runs as
+  /// soon as nothing reads the source. Does nothing for an offer that has already ended, by itself or by `close`.
   virtual void withdraw(const Ticket& ticket) = 0;
+  /// Sender: the peer has acknowledged `consumed` for a ticket. Ends the offer like `withdraw`.
+  virtual void acknowledged(const Ticket& ticket) { withdraw(ticket); }
 
   /// Runs the completions of work that is done by now, if the channel would otherwise notice it a little later, as with
   /// a GPU's copies. The agent calls it before it sends a message that can carry acknowledgements. Never waits.
   virtual void progress() {}
 
-  /// Handles a control message from the other end. The agent calls it in order, on a reading thread.
-  virtual void control(ByteView message, Descriptors descriptors) = 0;
+  /// Handles a control message from the other end. The agent calls it in order, on a reading thread. A channel that
+  /// sends none need not override it.
+  virtual void control(ByteView message, Descriptors descriptors) { (void)message, (void)descriptors; }
 
   /// Returns what explain() prints about a usable pair: the link between the devices, and the GB/s that were measured.
   /// "" prints nothing.

@@ -134,9 +134,11 @@ class CmaChannel final : public Channel {
     if (cma::is_refusal(failed)) refuse(failed);
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
-  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+  void withdraw(const Ticket& ticket) override {
+    const auto opaque = cma::opaque_of(ticket.opaque);
+    if (const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr)
+      offers_->end(address_in->offer);
+  }
 
   void control(ByteView message, Descriptors) override {
     const auto parsed = cma::control_of(message);
@@ -224,12 +226,6 @@ class CmaChannel final : public Channel {
     buffer.bytes = resend.bytes;
     wire_.send_bulk(resend.sequence, std::move(buffer),
                     [offers = offers_, offer = resend.offer](const Status&) { offers->end_copy(offer); });
-  }
-
-  void end_offer(const Ticket& ticket) {
-    const auto opaque = cma::opaque_of(ticket.opaque);
-    if (const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr)
-      offers_->end(address_in->offer);
   }
 
   /// Returns Ok until close(), and its status from then on.

@@ -231,9 +231,10 @@ class CudaIpcChannel final : public Channel {
     return shared_->link;
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
-  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+  void withdraw(const Ticket& ticket) override {
+    if (const auto parsed = cuda_ipc::parse_ticket(ticket.opaque); parsed && parsed->offer != 0)
+      shared_->offers->end(parsed->offer);
+  }
 
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
@@ -334,11 +335,6 @@ class CudaIpcChannel final : public Channel {
     return [use = shared_->use, id](bool ok) {
       use->with([&](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Opened{id, ok})), {}); });
     };
-  }
-
-  void end_offer(const Ticket& ticket) {
-    if (const auto parsed = cuda_ipc::parse_ticket(ticket.opaque); parsed && parsed->offer != 0)
-      shared_->offers->end(parsed->offer);
   }
 
   Status end() {

@@ -85,17 +85,15 @@ class CudaXthChannel final : public Channel {
     if (consumed) complete(std::move(consumed), std::move(status));
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end(ticket); }
-  void withdraw(const Ticket& ticket) override { end(ticket); }
+  void withdraw(const Ticket& ticket) override {
+    if (const auto parsed = xth::parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
+  }
   [[nodiscard]] std::string describe() const override {
     const auto from = pair_.local.index, to = pair_.remote.index;  // within one process both ends use the same indices
     return cuda::described(cuda::link_between(from, to), Speeds::of_this_process().get(from, to));
   }
 
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
-
-  void control(ByteView, Descriptors) override {}  // cuda_xth sends no control messages
 
   void close(Status status) noexcept override {
     Directory::of_this_process().leave(id_);
@@ -161,10 +159,6 @@ class CudaXthChannel final : public Channel {
       result = cuda::api()->memcpy_async(cuda::address_of(to.data), cuda::address_of(from.data), from.bytes, stream);
     if (watch) watch->stop(stream);
     return cuda::status_of(result, "cuda_xth's copy");
-  }
-
-  void end(const Ticket& ticket) {
-    if (const auto parsed = xth::parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
   }
 
   Wire& wire_;

@@ -49,10 +49,9 @@ class XthChannel final : public Channel {
     complete(std::move(consumed), status);
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end(ticket); }
-  void withdraw(const Ticket& ticket) override { end(ticket); }
-  void control(ByteView, Descriptors) override {}  // xth sends none
+  void withdraw(const Ticket& ticket) override {
+    if (const auto parsed = parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
+  }
 
   void close(Status status) noexcept override {
     Directory::of_this_process().leave(id_);
@@ -106,10 +105,6 @@ class XthChannel final : public Channel {
     theirs_id_ = end;
     theirs_ = found;
     return found;
-  }
-
-  void end(const Ticket& ticket) {
-    if (const auto parsed = parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
   }
 
   Wire& wire_;

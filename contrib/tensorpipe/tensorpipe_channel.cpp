@@ -87,9 +87,9 @@ class TensorpipeChannel final : public Channel {
     wire_.control(encode(tp::Control(tp::Request{*offer, ticket.bytes})), {});
   }
 
-  void discard(const Ticket&) override {}  // the acknowledgement ends the offer
-  void acknowledged(const Ticket& ticket) override { end_offer(ticket); }
-  void withdraw(const Ticket& ticket) override { end_offer(ticket); }
+  void withdraw(const Ticket& ticket) override {
+    if (const auto offer = tp::offer_of(ticket); offer && *offer != 0) offers_->end(*offer);
+  }
   void progress() override { tp::gpu::progress(); }
 
   void control(ByteView message, Descriptors) override {
@@ -116,10 +116,6 @@ class TensorpipeChannel final : public Channel {
   }
 
  private:
-  void end_offer(const Ticket& ticket) {
-    if (const auto offer = tp::offer_of(ticket); offer && *offer != 0) offers_->end(*offer);
-  }
-
   Wire& wire_;
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();

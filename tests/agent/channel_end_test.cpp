@@ -42,10 +42,7 @@ class Lasting final : public Channel {
     complete(std::move(landed), {Code::internal, "nothing arrives"});
     complete(std::move(consumed), {});
   }
-  void discard(const Ticket&) override {}
-  void acknowledged(const Ticket&) override {}
   void withdraw(const Ticket&) override {}
-  void control(ByteView, Descriptors) override {}
   void close(Status) noexcept override {}
 
  private:

@@ -75,8 +75,17 @@ class MailChannel final : public Channel {
     for (auto& each : consumed) complete(std::move(each), {});
   }
   void discard(const Ticket& ticket) override { (void)take(ticket); }
-  void acknowledged(const Ticket& ticket) override { release(ticket); }
-  void withdraw(const Ticket& ticket) override { release(ticket); }
+  void withdraw(const Ticket& ticket) override {
+    Completion released;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto it = unreleased_.find(Reader(ticket.opaque).get<std::uint32_t>());
+      if (it == unreleased_.end()) return;
+      released = std::move(it->second);
+      unreleased_.erase(it);
+    }
+    complete(std::move(released), {});
+  }
 
   void control(ByteView message, Descriptors) override {
     Reader in(message);
@@ -122,18 +131,6 @@ class MailChannel final : public Channel {
     const std::lock_guard lock(mutex_);
     if (ended_.ok()) add();
     return ended_;
-  }
-
-  void release(const Ticket& ticket) {
-    Completion released;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto it = unreleased_.find(Reader(ticket.opaque).get<std::uint32_t>());
-      if (it == unreleased_.end()) return;
-      released = std::move(it->second);
-      unreleased_.erase(it);
-    }
-    complete(std::move(released), {});
   }
 
   std::shared_ptr<Bytes> take(const Ticket& ticket) {

@@ -31,10 +31,7 @@ class PigeonChannel final : public Channel {
     landed(Status(Code::protocol_error, "no pigeon left"));
     consumed(Status(Code::protocol_error, "no pigeon left"));
   }
-  void discard(const Ticket&) override {}
-  void acknowledged(const Ticket&) override {}
   void withdraw(const Ticket&) override {}
-  void control(ByteView, Descriptors) override {}
   void close(Status) noexcept override {}
 };
 

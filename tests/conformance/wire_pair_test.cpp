@@ -48,8 +48,6 @@ class PipeChannel final : public Channel {
     if (message.size() == 3 && descriptors.size() == 1) pipe_ = std::move(descriptors.front());
   }
 
-  void discard(const Ticket&) override {}
-  void acknowledged(const Ticket&) override {}
   void withdraw(const Ticket&) override {}
   void close(Status) noexcept override {}
 
