@@ -17,12 +17,12 @@
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <memory>
 
 #include "agent/auth.h"
+#include "base/environment.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -39,11 +39,6 @@ struct SocketAddress {
   [[nodiscard]] sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   [[nodiscard]] int family() const { return storage.ss_family; }
 };
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // IPv4 comes first, because a half-configured IPv6 is more common than a half-configured IPv4.
 std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, int flags) {
@@ -166,9 +161,8 @@ Result<SocketAddress> unix_address(const std::string& text) {
   un->sun_family = AF_UNIX;
   if (text.size() < 2 || text.size() >= sizeof un->sun_path) {
     return Status(Code::invalid_argument,
-                  formatted("the unix socket address \"{}\" has {} bytes, at most {} fit: choose a shorter "
-                            "TENSORFERRY_SOCKET_DIR",
-                            text, text.size(), sizeof un->sun_path - 1));
+                  formatted("the unix socket address \"{}\" has {} bytes, at most {} fit: choose a shorter {}", text,
+                            text.size(), sizeof un->sun_path - 1, environment::socket_dir.name));
   }
   std::memcpy(un->sun_path, text.data(), text.size());
   if (text.front() == '@') un->sun_path[0] = '\0';  // abstract: the length ends the name, not a zero byte
@@ -272,7 +266,7 @@ std::optional<InterfaceAddress> match_interface(std::string_view spec, const std
 
 Result<InterfaceAddress> listening_address(std::string_view spec, const std::string& reaches) {
   const auto ours = interface_addresses();
-  const auto wanted = spec.empty() ? environment("TENSORFERRY_SOCKET_IFNAME") : std::string(spec);
+  const auto wanted = std::string(spec.empty() ? environment::socket_ifname.value() : spec);
   if (!wanted.empty()) {
     if (auto found = match_interface(wanted, ours)) return *found;
     return Status(Code::not_found, formatted("no network interface matches TENSORFERRY_SOCKET_IFNAME=\"{}\"; there "
@@ -358,7 +352,7 @@ Result<FileDescriptor> start_connect_tcp(const std::string& address, std::uint16
 }
 
 Result<UnixListener> listen_unix(const std::string& directory) {
-  const auto folder = directory.empty() ? environment("TENSORFERRY_SOCKET_DIR") : directory;
+  const auto folder = directory.empty() ? std::string(environment::socket_dir.value()) : directory;
   std::array<std::byte, 8> random{};
   fill_random(random);
   std::uint64_t unique = 0;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <boost/asio/steady_timer.hpp>
-#include <cstdlib>
 #include <utility>
 
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/environment.h"
 #include "base/log.h"
 
 namespace tensorferry {
@@ -56,9 +56,7 @@ static bool allows(std::string_view choice, std::string_view name) {
 /// Makes the drivers of this process, and the descriptors that the hello says of them.
 Status RawAgent::Impl::find_drivers() {
   auto& options = engine->options;
-  if (const char* choice = std::getenv("TENSORFERRY_CHANNELS"); options.channels.empty() && choice != nullptr) {
-    options.channels = choice;
-  }
+  if (options.channels.empty()) options.channels = environment::channels.value();
   auto drivers = options.registry.drivers(options.channels);
   if (!drivers) return drivers.status();
   if (drivers->size() > Engine::most_drivers) return {Code::invalid_argument, "more channels than an agent can have"};

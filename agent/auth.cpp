@@ -12,11 +12,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
 #include "agent/rendezvous/blocking_io.h"
+#include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "base/text.h"
 
@@ -96,11 +96,6 @@ uid_t overflow_uid() {
   return uid;
 }
 
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view{} : std::string_view(value);
-}
-
 }  // namespace
 
 // ---- Key
@@ -152,8 +147,8 @@ Result<Key> Key::from_file(const std::string& path) {
 
 Result<Key> Key::load(std::string_view option) {
   if (!option.empty()) return from_text(option);
-  if (const auto path = environment("TENSORFERRY_KEY_FILE"); !path.empty()) return from_file(std::string(path));
-  if (const auto text = environment("TENSORFERRY_KEY"); !text.empty()) {
+  if (const auto path = environment::key_file.value(); !path.empty()) return from_file(std::string(path));
+  if (const auto text = environment::key.value(); !text.empty()) {
     auto key = from_text(text);
     if (!key) return Status(key.status().code(), formatted("TENSORFERRY_KEY: {}", key.status().what()));
     return key;

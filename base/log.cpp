@@ -2,9 +2,9 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <string>
 
+#include "base/environment.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -15,8 +15,7 @@ enum class Verbosity { off, warning, info };
 
 Verbosity verbosity() noexcept {
   static const Verbosity chosen = [] {
-    const char* set = std::getenv("TENSORFERRY_LOG");
-    const std::string_view text = set == nullptr ? "" : set;
+    const auto text = environment::log.value();
     if (text == "off") return Verbosity::off;
     return text == "info" ? Verbosity::info : Verbosity::warning;
   }();

@@ -1,11 +1,11 @@
 #include "contrib/tensorpipe/meeting.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
 #include <tuple>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/host.h"
 #include "base/text.h"
 #include "channels/xth/directory.h"
@@ -27,10 +27,9 @@ std::string own_host() {
 /// Returns an address at which other hosts reach this one. It is chosen as the agent's is: by
 /// TENSORFERRY_SOCKET_IFNAME, else by TensorPipe's guess.
 Result<std::string> own_address() {
-  const char* interface = std::getenv("TENSORFERRY_SOCKET_IFNAME");
-  const auto [error, address] = interface != nullptr && *interface != '\0'
-                                    ? tensorpipe::transport::uv::lookupAddrForIface(interface)
-                                    : tensorpipe::transport::uv::lookupAddrLikeNccl();
+  const std::string interface(environment::socket_ifname.value());
+  const auto [error, address] = interface.empty() ? tensorpipe::transport::uv::lookupAddrLikeNccl()
+                                                  : tensorpipe::transport::uv::lookupAddrForIface(interface);
   if (error) {
     return Status(
         Code::channel_unavailable,

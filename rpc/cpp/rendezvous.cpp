@@ -1,13 +1,13 @@
 #include "rpc/cpp/rendezvous.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <tuple>
 #include <utility>
 
 #include "agent/rendezvous/torch_store.h"
+#include "base/environment.h"
 #include "rpc/cpp/failures.h"
 #include "tensorferry/errors.h"
 
@@ -15,11 +15,6 @@ namespace tensorferry::detail {
 namespace {
 
 constexpr const char* kinds = "env://, tcp://host:port and store://host:port are known";
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 int number_of(const std::string& text, const std::string& what) {
   int number = 0;
@@ -62,7 +57,7 @@ std::string prefix_of(const std::string& address, int world_size, int rank) {
 
 void connect_to_torch(Meeting& meeting, const StoreAddress& address, bool from_environment,
                       const AgentOptions& options) {
-  const bool by_torchrun = from_environment && environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  const bool by_torchrun = from_environment && environment::value_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
   TorchStoreOptions torch;
   torch.counts_as_worker = meeting.world_size != 0 && !by_torchrun;
   torch.timeout = options.join_timeout;
@@ -101,12 +96,13 @@ Meeting meet(const AgentOptions& options) {
   StoreAddress address;
   if (from_environment) {
     if (out.rank < 0) {
-      if (const auto rank = environment("RANK"); !rank.empty()) out.rank = number_of(rank, "RANK");
-      if (const auto size = environment("WORLD_SIZE"); out.world_size == 0 && !size.empty()) {
+      if (const std::string rank(environment::value_of("RANK")); !rank.empty()) out.rank = number_of(rank, "RANK");
+      if (const std::string size(environment::value_of("WORLD_SIZE")); out.world_size == 0 && !size.empty()) {
         out.world_size = number_of(size, "WORLD_SIZE");
       }
     }
-    address = address_of(environment("MASTER_ADDR"), environment("MASTER_PORT"), "env:// (MASTER_ADDR, MASTER_PORT)");
+    address = address_of(std::string(environment::value_of("MASTER_ADDR")),
+                         std::string(environment::value_of("MASTER_PORT")), "env:// (MASTER_ADDR, MASTER_PORT)");
   } else if (view.starts_with("tcp://")) {
     address = parse(view.substr(6), method);
   } else if (view.starts_with("store://")) {

@@ -1,0 +1,187 @@
+"""Pages of docs/ that repeat what the sources say. Needs neither torch nor a build:
+python -m pytest --noconftest tests/python/test_docs.py"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("base", "channels", "converters", "agent", "rpc", "include", "python", "contrib")
+
+
+def listed(*folders: str) -> list[str]:
+    """The files of the tree in ``folders``, tracked and new ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+@functools.cache
+def sources(*folders: str) -> dict[str, str]:
+    """The text of the sources and scripts in ``folders``, by path."""
+    kinds = (".cpp", ".h", ".cu", ".py", ".sh", ".cmake", ".txt", "run")
+    return {name: (ROOT / name).read_text() for name in listed(*folders) if name.endswith(kinds)}
+
+
+def variables_of_the_header() -> dict[str, tuple[str, str]]:
+    """Default and meaning of each variable in base/environment.h."""
+    text = (ROOT / "base/environment.h").read_text()
+    rows = re.findall(r"constexpr Variable \w+\{(.*?)\};", text, re.DOTALL)
+    out = {}
+    for row in rows:
+        joined = re.sub(r'"\s+"', "", row)  # neighbouring literals are one text
+        name, unset, meaning = re.findall(r'"((?:[^"\\]|\\.)*)"', joined)
+        out[name] = (unset, meaning)
+    return out
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The cells of the first table below ``heading`` of docs/environment.md by their first, without links."""
+    page = (ROOT / "docs/environment.md").read_text()
+    section = re.search(rf"^## {heading}\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE)
+    assert section, f"docs/environment.md has no section {heading!r}"
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", section.group(1))
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", plain, re.MULTILINE)
+    return {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows}
+
+
+def test_environment_page_repeats_the_header() -> None:
+    header = variables_of_the_header()
+    assert header, "base/environment.h has no table"
+    page = {name: (unset, meaning) for name, (meaning, unset, *_) in table("At run time").items()}
+    assert page == header
+
+
+def test_only_the_header_names_variables_that_the_library_reads() -> None:
+    known = variables_of_the_header()
+    named = {
+        (name, variable)
+        for name, text in sources(*PRODUCT).items()
+        for variable in re.findall(r"""["'](TENSORFERRY_[A-Z0-9_]+)["']""", text)
+        if name != "base/environment.h" and not (name.endswith(".py") and variable in known)
+    }
+    assert not named, "these belong into base/environment.h"
+
+
+def test_environment_page_has_every_variable_that_tests_and_scripts_read() -> None:
+    reads = r"""(?:getenv\(|environ(?:\.\w+\(|\[)|\$ENV\{|\$\{?)["']?(TENSORFERRY_[A-Z0-9_]+)"""
+    read = {
+        variable
+        for name, text in sources("tests", "benchmarks", "scripts", "examples", ".ci").items()
+        if name.endswith((".cpp", ".h", ".py", ".sh", "run"))
+        for variable in re.findall(reads, text)
+    }
+    read |= set(re.findall(r"\$ENV\{(TENSORFERRY_\w+)\}", (ROOT / "cmake/Targets.cmake").read_text()))
+    missing = read - set(table("At run time")) - set(table("In tests and scripts"))
+    assert not missing, "docs/environment.md has no row for these"
+    unread = {name for name in table("In tests and scripts") if name.startswith("TENSORFERRY_")} - read
+    assert not unread, "no test or script reads these rows of docs/environment.md"
+
+
+# The folders of the house whose dependencies the build or the #includes show.
+LIBRARIES = (
+    "base", "channels", "converters", "agent", "rpc/core", "rpc/cpp", "rpc", "include", "python/csrc",
+    "contrib/tensorpipe",
+)  # fmt: skip
+
+
+def drawn(picture: str) -> str:
+    return (ROOT / "docs/images" / picture).read_text()
+
+
+def folder_of(path: str) -> str | None:
+    """The library that a source or an included name belongs to: the longest that matches."""
+    if path.startswith("tensorferry/"):
+        return "include"
+    return max((one for one in LIBRARIES if path.startswith(one + "/")), key=len, default=None)
+
+
+def dependencies() -> set[tuple[str, str]]:
+    """Pairs of libraries of which the first links or includes the second."""
+    owners: dict[str, str] = {}
+    links: list[tuple[str, str]] = []
+    for folder in LIBRARIES:
+        lists = ROOT / folder / "CMakeLists.txt"
+        text = lists.read_text() if lists.exists() else ""
+        for name, rest in re.findall(r"tensorferry_(?:library|python_module)\(\s*(\w*)([^)]*)\)", text):
+            owners.setdefault(name, folder)
+            links += [(folder, used) for used in re.findall(r"\btensorferry_\w+", rest.partition("LINK")[2])]
+    assert owners, "no targets found"
+    pairs = {(folder, owners[used]) for folder, used in links if used in owners}
+    for name, text in sources(*LIBRARIES).items():
+        folder = folder_of(name)
+        pairs |= {(folder, used) for path in re.findall(r'#include ["<]([\w/]+\.h)', text) if (used := folder_of(path))}
+    return {(a, b) for a, b in pairs if a != b}
+
+
+def test_the_house_has_every_folder() -> None:
+    labels = dict(re.findall(r'^  "([^"]+)" \[label="([^"]*)"', drawn("house.dot"), re.MULTILINE))
+    named = set(labels)
+    for node, label in labels.items():  # "wire/" in the label of agent is agent/wire
+        named |= {f"{node}/{part}" for part in re.findall(r"(\w+)/", " ".join(label.split(r"\n")[1:]))}
+    missing = {folder for folder in named if not (ROOT / folder).is_dir()}
+    assert not missing, "docs/images/house.dot names folders that do not exist"
+
+    files = [name for name in sources(".") if name.endswith((".cpp", ".h", ".cu", ".py"))]
+    there = {name.split("/")[0] for name in files if "/" in name} - {"cmake", "docs", "scripts"}
+    rooms = {"/".join(name.split("/")[:2]) for name in files if name.startswith(PRODUCT) and name.count("/") > 1}
+    house = {folder.split("/")[0] for folder in named}
+    assert there == house, "docs/images/house.dot misses a folder"
+    assert rooms <= named, "docs/images/house.dot misses a folder inside a folder"
+
+
+def test_the_house_shows_what_depends_on_what() -> None:
+    edges = set(re.findall(r'^  "([^"]+)" -> "([^"]+)"', drawn("house.dot"), re.MULTILINE))
+    reached: dict[str, set[str]] = {}
+    for folder in LIBRARIES:
+        todo = {folder}
+        while todo:
+            one = todo.pop()
+            new = {b for a, b in edges if a == one} - reached.setdefault(folder, set())
+            reached[folder] |= new
+            todo |= new
+    real = dependencies()
+    forbidden = {(a, b) for a, b in real if b not in reached[a]}
+    assert not forbidden, "these dependencies have no arrows in docs/images/house.dot"
+    unused = {(a, b) for a, b in edges if a in LIBRARIES and (a, b) not in real}
+    assert not unused, "docs/images/house.dot has arrows without a dependency"
+
+
+def test_pictures_of_calls_name_functions_where_they_are() -> None:
+    boxes: dict[str, list[str]] = {}
+    for picture in ("call.dot", "timeout.dot"):
+        for label in re.findall(r'label="([^"]*\\n[^"]*)"', drawn(picture)):
+            *functions, file = label.split(r"\n")
+            if not re.fullmatch(r"[\w/]+\.(cpp|h)", file):
+                continue
+            boxes.setdefault(picture, []).append(file)
+            text = (ROOT / file).read_text()
+            for function in re.findall(r"([\w:~]+)\(", " ".join(functions)):
+                name = function.split("::")[-1]
+                assert re.search(rf"\b{name}\(", text), f"{picture}: {file} has no {function}()"
+    call = boxes["call.dot"]
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert f"The {len(call)} boxes of the picture stand in {len(set(call))} files" in page
+
+
+def test_drawings_are_those_of_their_texts() -> None:
+    for text in sorted((ROOT / "docs/images").glob("*.dot")):
+        digest = hashlib.sha256(text.read_bytes()).hexdigest()
+        drawing = text.with_suffix(".svg").read_text()
+        assert digest in drawing, f"{text.name} has changed: run scripts/pictures.sh"
+
+
+def test_pages_name_files_that_exist() -> None:
+    files = listed(".")
+    stale = set()
+    for page in (name for name in files if name.endswith(".md") and name != "CHANGELOG.md"):
+        for path in re.findall(r"`([\w./*-]+\.(?:h|cpp|cu|py|sh|cmake|dot))`", (ROOT / page).read_text()):
+            patterns = (path, f"{Path(page).parent}/{path}", f"*/{path}")
+            if not any(fnmatch.fnmatch(name, pattern) for name in files for pattern in patterns):
+                stale.add((page, path))
+    assert not stale, "pages name files that do not exist"
