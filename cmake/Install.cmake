@@ -4,6 +4,7 @@
 #
 #   tensorferry::core    libtensorferry.a: agent, channels, typed calls. Needs OpenSSL's libcrypto.
 #   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only if TENSORFERRY_TORCH is on.
+#   tensorferry::conformance   sources: the tests that every channel must pass. Needs GoogleTest.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -40,7 +41,8 @@ function(tensorferry_archive name component file)
     ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
   target_compile_features(${name} INTERFACE cxx_std_20)
   target_include_directories(${name} INTERFACE
-    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${headers}>")
+    "$<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>" "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+    "$<INSTALL_INTERFACE:${headers}>")
   target_link_libraries(${name} INTERFACE ${arg_LINK})
   install(TARGETS ${name} EXPORT tensorferry-${component} ARCHIVE DESTINATION "${libraries}" COMPONENT cpp)
   install(EXPORT tensorferry-${component} NAMESPACE tensorferry:: DESTINATION "${package}" COMPONENT cpp)
@@ -59,7 +61,35 @@ else()
   file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # left by an earlier configuration of this folder
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
-  ${torch_headers})
+  PATTERN "channel.h" EXCLUDE ${torch_headers})
+
+# The headers that channels are written with, and the conformance suite, as copies whose includes begin with
+# tensorferry/, because "base/" and "channels/" may be folders of the program too.
+set(published include/tensorferry/channel.h
+  base/bytes.h base/file_descriptor.h base/function.h base/status.h base/text.h
+  channels/buffer.h channels/channel.h channels/completion.h channels/registry.h)
+foreach(name channel_suite child device_memory lane outcome wire_pair)
+  list(APPEND published tests/conformance/${name}.h)
+endforeach()
+foreach(name channel_suite device_memory ending_cases lane process_cases transfer_cases wire_pair)
+  list(APPEND published tests/conformance/${name}.cpp)
+endforeach()
+set(copies)
+foreach(file IN LISTS published)
+  string(REGEX REPLACE "^(include/tensorferry|tests)/" "" copy "${file}")
+  set(copy "${PROJECT_BINARY_DIR}/include/tensorferry/${copy}")
+  get_filename_component(folder "${copy}" DIRECTORY)
+  file(MAKE_DIRECTORY "${folder}")
+  add_custom_command(OUTPUT "${copy}"
+    COMMAND sed -E "s,^#include \"(include/tensorferry/|tests/)?(base/|channels/|conformance/|device),#include \"tensorferry/\\2,"
+            "${PROJECT_SOURCE_DIR}/${file}" > "${copy}"
+    DEPENDS "${PROJECT_SOURCE_DIR}/${file}" VERBATIM)
+  list(APPEND copies "${copy}")
+  file(RELATIVE_PATH folder "${PROJECT_BINARY_DIR}/include" "${folder}")
+  install(FILES "${copy}" DESTINATION "${headers}/${folder}" COMPONENT cpp)
+endforeach()
+add_custom_target(tensorferry_published DEPENDS ${copies})
+add_dependencies(tensorferry_core tensorferry_published)
 
 configure_package_config_file(cmake/tensorferryConfig.cmake.in "${PROJECT_BINARY_DIR}/tensorferryConfig.cmake"
   INSTALL_DESTINATION "${package}" NO_SET_AND_CHECK_MACRO)

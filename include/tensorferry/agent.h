@@ -30,6 +30,7 @@
 namespace tensorferry {
 
 class Agent;
+class Registry;
 
 /// Options of Agent::join. They mean the same as in Python's tensorferry.Agent.
 struct AgentOptions {
@@ -55,6 +56,9 @@ struct AgentOptions {
   /// The channels that may carry tensors. "shm,basic": only these, in this order. "-shm": all except shm.
   /// "": TENSORFERRY_CHANNELS, or all.
   std::string channels{};
+  /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all
+  /// of them. See tensorferry/channel.h.
+  std::function<void(Registry&)> register_channels{};
   /// The number of served functions that run at once. When all are busy and as many calls wait, further calls fail with
   /// ResourceExhausted, unless a function has begun or ended within the last 50 ms.
   int threads = 1024;

@@ -22,6 +22,7 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::Meeting& mee
   out.reaches = meeting.host;
   out.key = std::move(options.key);
   out.channels = std::move(options.channels);
+  if (options.register_channels) options.register_channels(out.registry);
   out.max_threads = options.threads;
   out.max_bytes_in_flight = options.max_bytes_in_flight;
   out.heartbeat = options.heartbeat;

@@ -5,6 +5,9 @@ run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${prefix}")
 
 file(GLOB_RECURSE headers RELATIVE "${prefix}" "${prefix}/*.h")
 list(FILTER headers EXCLUDE REGEX "^include/tensorferry/[a-z_]+\\.h$")
+list(FILTER headers EXCLUDE REGEX "^include/tensorferry/conformance/[a-z_]+\\.h$")
+list(FILTER headers EXCLUDE REGEX "^include/tensorferry/base/(bytes|file_descriptor|function|status|text)\\.h$")
+list(FILTER headers EXCLUDE REGEX "^include/tensorferry/channels/(buffer|channel|completion|registry)\\.h$")
 if(headers)
   message(FATAL_ERROR "headers were installed that are not public: ${headers}")
 endif()
@@ -20,6 +23,14 @@ endif()
 
 build_example(06-embed-cpp "-DCMAKE_PREFIX_PATH=${prefix}")
 expect_few_libraries("${WORK}/06-embed-cpp/embed")
+
+build_example(08-own-channel "-DCMAKE_PREFIX_PATH=${prefix}")
+expect_few_libraries("${WORK}/08-own-channel/own_channel")
+run("${WORK}/08-own-channel/own_channel" "${WORK}")
+if(NOT output MATCHES "the sum of 4 MiB of ones that went by spool: 1048576\n.*\n  spool: usable\n  shm: ")
+  message(FATAL_ERROR "own_channel printed:\n${output}")
+endif()
+run("${WORK}/08-own-channel/spool_test")
 
 # The prefix also works after a move, and without CMake.
 file(RENAME "${prefix}" "${WORK}/moved")

@@ -158,6 +158,13 @@ def test_a_learner_fails_when_it_has_not_learned(prefix: Path) -> None:
         run("07-simulator", "main.py", *arguments, timeout=300)
 
 
+def test_a_channel_of_a_programs_own_carries_a_tensor(prefix: Path) -> None:
+    output = run("08-own-channel", "main.py", "--prefix", str(prefix), timeout=300)
+    assert "the sum of 4 MiB of ones that went by spool: 1048576" in output
+    assert "receiver: cpu -> cpu by spool" in output
+    assert "  spool: usable" in output
+
+
 def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     text = (EXAMPLES.parent / "README.md").read_text()
     found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)

@@ -2,6 +2,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tensorferry/channel.h"
+#include "tests/agent/mail_channel.h"
 #include "tests/rpc/cpp/typed_agents.h"
 
 namespace {
@@ -218,6 +220,25 @@ TEST_F(TypedAgents, FindPeersByRankAndExplain) {
   sim->serve("add", &add);
   EXPECT_EQ(trainer->call<int>("sim", "add", 1, 1).get(), 2);
   EXPECT_THAT(trainer->explain("sim"), HasSubstr("sim: cpu -> cpu by"));
+}
+
+TEST(TypedAgent, AChannelOfTheProgramCarriesAtItsPriority) {
+  const auto store = local_store();
+  const auto with_mail = [&](const char* name) {
+    return Agent::join({.name = name, .store = store, .register_channels = [](Registry& channels) {
+                          channels.add("mail", 1000, [] { return std::make_unique<MailDriver>(MailBehaviour()); });
+                        }});
+  };
+  const auto sim = with_mail("sim"), trainer = with_mail("trainer");
+  const auto size = [](const Tensor& received) { return static_cast<int>(received.size()); };
+  sim->serve("size", size);
+  const auto values = Tensor::from_vector(std::vector<float>(10'000));
+  EXPECT_EQ(trainer->call_with<int>({.require = "mail"}, "sim", "size", values).get(), 10'000);
+  EXPECT_THAT(trainer->explain("sim"), HasSubstr("sim: cpu -> cpu by mail"));
+
+  const auto without = join(store, "without");
+  without->serve("size", size);
+  EXPECT_EQ(trainer->call<int>("without", "size", values).get(), 10'000);  // the built-in channels carry
 }
 
 TEST(TypedWorld, BeginsAndEndsTogether) {
