@@ -37,8 +37,14 @@
 
 namespace tensorferry {
 
+/// The fields of a struct that cannot name them itself, such as one of a public header: a specialization has them.
 template <class T>
-concept WireRecord = std::is_class_v<T> && (std::is_empty_v<T> || requires { T::fields; });
+inline constexpr std::nullptr_t fields_of = nullptr;
+
+template <class T>
+concept WireRecord =
+    std::is_class_v<T> && (
+                              std::is_empty_v<T> || requires { T::fields; } || requires { std::get<0>(fields_of<T>); });
 
 namespace record {
 
@@ -138,9 +144,9 @@ struct Rest {
 /// A member, and how it travels.
 template <class Class, class T, class Form>
 struct Field {
-  using Value = T;
   T Class::*member;
   Form form;
+  static constexpr std::size_t least() { return Form::template least<T>(); }
 };
 template <class Class, class T>
 constexpr Field<Class, T, ByType> field(T Class::*member) {
@@ -151,12 +157,22 @@ constexpr Field<Class, T, Form> field(const Field<Class, T, Form>& made) {
   return made;
 }
 
+/// Returns the fields of a record.
+template <class T>
+constexpr auto fields() {
+  if constexpr (std::is_empty_v<T>) {
+    return std::tuple();
+  } else if constexpr (requires { T::fields; }) {
+    return std::apply([](const auto&... each) { return std::tuple(field(each)...); }, T::fields);
+  } else {
+    return std::apply([](const auto&... each) { return std::tuple(field(each)...); }, fields_of<T>);
+  }
+}
 /// Calls `visit(member, form)` for each field of a record, in order.
 template <class Record, class Visit>
 void each_field(Record& value, Visit visit) {
-  if constexpr (!std::is_empty_v<Record>) {
-    std::apply([&](const auto&... each) { (visit(value.*field(each).member, field(each).form), ...); }, Record::fields);
-  }
+  std::apply([&](const auto&... each) { (visit(value.*each.member, each.form), ...); },
+             fields<std::remove_const_t<Record>>());
 }
 
 template <class T>
@@ -166,14 +182,8 @@ constexpr std::size_t least() {
   } else if constexpr (is_array<T>) {
     return std::tuple_size_v<T> * least<typename T::value_type>();
   } else if constexpr (WireRecord<T>) {
-    std::size_t sum = requires { T::tag; } ? 1 : 0;
-    if constexpr (!std::is_empty_v<T>) {
-      const auto add = [&]<class Class, class V, class Form>(const Field<Class, V, Form>&) {
-        sum += Form::template least<V>();
-      };
-      std::apply([&](const auto&... each) { (add(field(each)), ...); }, T::fields);
-    }
-    return sum;
+    const auto tag = requires { T::tag; } ? 1U : 0U;
+    return std::apply([&](const auto&... each) { return (tag + ... + each.least()); }, fields<T>());
   } else {
     return 1;  // a length, or a tag
   }
