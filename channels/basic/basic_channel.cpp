@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/record.h"
 #include "base/text.h"
 #include "channels/completion.h"
 
@@ -12,33 +13,30 @@ namespace tensorferry {
 
 namespace {
 
-/// First byte of a ticket.
-enum class SentBy : std::uint8_t {
-  nothing = 0,   // the buffer is empty
-  appended = 1,  // the bytes follow the frame
-  bulk = 2,      // + varint: the sequence of the bytes on the bulk connection
+struct Nothing {  // the buffer is empty
+  static constexpr std::uint8_t tag = 0;
 };
-
-struct BasicTicket {
-  SentBy by;
-  std::uint64_t sequence;
+struct Appended {  // the bytes follow the frame
+  static constexpr std::uint8_t tag = 1;
 };
+struct InBulk {  // the bytes go on the bulk connection
+  static constexpr std::uint8_t tag = 2;
+  std::uint64_t sequence = 0;
+  static constexpr std::tuple fields{varint(&InBulk::sequence)};
+};
+using BasicTicket = std::variant<Nothing, Appended, InBulk>;
 
-Ticket ticket_of(std::size_t bytes, BasicTicket parsed) {
-  Ticket ticket{.bytes = bytes, .opaque = {}};
-  Writer out(ticket.opaque);
-  out.put(parsed.by);
-  if (parsed.by == SentBy::bulk) out.varint(parsed.sequence);
-  return ticket;
-}
+/// The only control message: bulk data of a withdrawn ticket, which the receiver reads and drops.
+struct Dropped {
+  std::uint64_t sequence = 0;
+  std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&Dropped::sequence), varint(&Dropped::bytes)};
+  [[nodiscard]] bool valid() const { return bytes != 0; }
+};
 
 std::optional<BasicTicket> parse(const Ticket& ticket) {
-  Reader in(ticket.opaque);
-  const auto by = in.get<std::uint8_t>();
-  if (in.failed() || by > static_cast<std::uint8_t>(SentBy::bulk)) return std::nullopt;
-  BasicTicket parsed{static_cast<SentBy>(by), 0};
-  if (parsed.by == SentBy::bulk) parsed.sequence = in.varint();
-  if (in.failed() || !in.empty() || (parsed.by == SentBy::nothing) != (ticket.bytes == 0)) return std::nullopt;
+  auto parsed = decode<BasicTicket>(ticket.opaque);
+  if (parsed && std::holds_alternative<Nothing>(*parsed) != (ticket.bytes == 0)) parsed.reset();
   return parsed;
 }
 
@@ -60,16 +58,16 @@ class BasicChannel final : public Channel {
       return Refusal{formatted("basic carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return ticket_of(0, {SentBy::nothing, 0});
+      return Ticket{.bytes = 0, .opaque = encode(Nothing{})};
     }
     if (buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     if (message.appends() && (buffer.bytes < BasicDriver::bulk_from || message.leads())) {
       message.append(buffer, std::move(released));
-      return ticket_of(buffer.bytes, {SentBy::appended, 0});
+      return Ticket{.bytes = buffer.bytes, .opaque = encode(Appended{})};
     }
     const auto sequence = next_sequence_.fetch_add(1, std::memory_order_relaxed);
     wire_.send_bulk(sequence, buffer, std::move(released));
-    return ticket_of(buffer.bytes, {SentBy::bulk, sequence});
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(InBulk{sequence})};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -104,26 +102,19 @@ class BasicChannel final : public Channel {
 
   void withdraw(const Ticket& ticket) override {
     const auto parsed = parse(ticket);
-    if (!parsed || parsed->by != SentBy::bulk || !end().ok()) return;  // appended bytes go only with their message
-    Bytes dropped;
-    Writer out(dropped);
-    out.varint(parsed->sequence);
-    out.varint(ticket.bytes);
-    wire_.control(std::move(dropped), {});
+    const auto* bulk = parsed ? std::get_if<InBulk>(&*parsed) : nullptr;  // appended bytes go only with their message
+    if (bulk != nullptr && end().ok()) wire_.control(encode(Dropped{bulk->sequence, ticket.bytes}), {});
   }
 
-  /// Handles the channel's only control message, of a withdrawn ticket: reads and drops the bulk data of this sequence
-  /// and size.
   void control(ByteView message, Descriptors) override {
-    Reader in(message);
-    const auto sequence = in.varint();
-    const auto bytes = in.varint();
-    if (in.failed() || !in.empty() || bytes == 0 || !end().ok()) return;
+    const auto dropped = decode<Dropped>(message);
+    if (!dropped || !end().ok()) return;
     if (dropping_->fetch_add(1) >= most_dropped_at_once) {
       dropping_->fetch_sub(1);
       return;
     }
-    wire_.receive_bulk(sequence, nowhere(bytes), [dropping = dropping_](Status) { dropping->fetch_sub(1); });
+    wire_.receive_bulk(dropped->sequence, nowhere(dropped->bytes),
+                       [dropping = dropping_](Status) { dropping->fetch_sub(1); });
   }
 
   void close(Status status) noexcept override {
@@ -137,15 +128,11 @@ class BasicChannel final : public Channel {
   /// Bounds the memory that a peer can take here by withdrawing buffers that it never sent.
   static constexpr int most_dropped_at_once = 1 << 16;
 
-  void receive(BasicTicket parsed, Buffer destination, Completion landed) {
-    switch (parsed.by) {
-      case SentBy::nothing:
-        return complete(std::move(landed), {});
-      case SentBy::appended:
-        return wire_.read(std::move(destination), std::move(landed));
-      case SentBy::bulk:
-        return wire_.receive_bulk(parsed.sequence, std::move(destination), std::move(landed));
-    }
+  void receive(const BasicTicket& parsed, Buffer destination, Completion landed) {
+    if (std::holds_alternative<Nothing>(parsed)) return complete(std::move(landed), {});
+    if (const auto* bulk = std::get_if<InBulk>(&parsed))
+      return wire_.receive_bulk(bulk->sequence, std::move(destination), std::move(landed));
+    wire_.read(std::move(destination), std::move(landed));
   }
 
   static void fail(Completion landed, Completion consumed, const Status& status) {

@@ -78,7 +78,7 @@ class CmaChannel final : public Channel {
  public:
   CmaChannel(Wire& wire, const cma::Options& options, Copier& copier)
       : wire_(wire), options_(options), copier_(copier) {
-    wire_.control(encode(cma::Control(cma::Challenge{challenge_})), {});
+    wire_.control(encode(cma::Challenge{challenge_}), {});
   }
   ~CmaChannel() override { CmaChannel::close({}); }
 
@@ -94,15 +94,14 @@ class CmaChannel final : public Channel {
     if (after == 0) return Refusal{"its probe is under way", true};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(cma::Opaque(cma::Nothing{}))};
+      return Ticket{.bytes = 0, .opaque = encode(cma::Nothing{})};
     }
     if (buffer.bytes < options_.least_bytes && !message.last_resort())
       return Refusal{formatted("below {} bytes others are faster", options_.least_bytes), true};
     const auto number = offers_->add(buffer, std::move(released));
     if (!number) return ended();
     const auto address_in = cma::SourceAddress{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
-    return Ticket{
-        .bytes = buffer.bytes, .opaque = encode(cma::Opaque(address_in)), .after = after, .acknowledge = true};
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(address_in), .after = after, .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -111,7 +110,7 @@ class CmaChannel final : public Channel {
       complete(std::move(consumed), status);
     };
     if (auto status = end(); !status.ok()) return finish(status);
-    const auto opaque = cma::opaque_of(ticket.opaque);
+    const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
     const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr;
     if (!opaque || (address_in == nullptr) != (ticket.bytes == 0) ||
         (address_in != nullptr && address_in->address + ticket.bytes < address_in->address)) {
@@ -135,13 +134,13 @@ class CmaChannel final : public Channel {
   }
 
   void withdraw(const Ticket& ticket) override {
-    const auto opaque = cma::opaque_of(ticket.opaque);
+    const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
     if (const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr)
       offers_->end(address_in->offer);
   }
 
   void control(ByteView message, Descriptors) override {
-    const auto parsed = cma::control_of(message);
+    const auto parsed = decode<cma::Control>(message);
     if (!parsed || !end().ok()) return;
     std::visit([&](const auto& each) { on(each); }, *parsed);
   }
@@ -169,7 +168,7 @@ class CmaChannel final : public Channel {
                          complete(std::move(landed), status);
                          complete(std::move(consumed), status);
                        });
-    wire_.control(encode(cma::Control(cma::Resend{sequence, address_in.offer, bytes})), {});
+    wire_.control(encode(cma::Resend{sequence, address_in.offer, bytes}), {});
   }
 
   /// Ends the pair, because the kernel would refuse the next buffer too.
@@ -190,7 +189,7 @@ class CmaChannel final : public Channel {
     }
     const auto self = cma::own_identity().value_or(Identity{});
     const cma::WordAddress answer{self, reinterpret_cast<std::uintptr_t>(&word_)};
-    answered_in_.store(wire_.control(encode(cma::Control(answer)), {}), std::memory_order_release);
+    answered_in_.store(wire_.control(encode(answer), {}), std::memory_order_release);
   }
 
   void on(const cma::WordAddress& answer) {
@@ -270,50 +269,15 @@ std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
   if (host.empty() || !self || pids == 0 || users == 0)
     return Refusal{"the system does not say who this process is: /proc is missing, or another pid namespace's"};
   if (auto refusal = cma::own_scope_refusal()) return Refusal{std::move(*refusal)};
-  Bytes bytes;
-  Writer out(bytes);
-  out.put(cma::version);
-  out.put(static_cast<std::uint32_t>(::geteuid()));
-  out.put(pids);
-  out.put(users);
-  out.put(self->pid);
-  out.put(self->started);
-  out.sized(host);
-  return bytes;
+  return encode(cma::Descriptor{::geteuid(), pids, users, *self, host});
 }
-
-namespace {
-
-struct Descriptor {
-  std::uint32_t uid;
-  std::uint64_t pids, users;
-  Identity process;
-  std::string_view host;
-};
-
-/// Decodes a descriptor. Returns nullopt if it is malformed or of another version.
-std::optional<Descriptor> descriptor_of(ByteView bytes) {
-  Reader in(bytes);
-  Descriptor descriptor{};
-  const auto version = in.get<std::uint8_t>();
-  descriptor.uid = in.get<std::uint32_t>();
-  descriptor.pids = in.get<std::uint64_t>();
-  descriptor.users = in.get<std::uint64_t>();
-  descriptor.process.pid = in.get<std::int32_t>();
-  descriptor.process.started = in.get<std::uint64_t>();
-  descriptor.host = in.text();
-  if (version != cma::version || in.failed() || !in.empty()) return std::nullopt;
-  return descriptor;
-}
-
-}  // namespace
 
 std::optional<Refusal> CmaDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = descriptor_of(mine), others = descriptor_of(theirs);
+  const auto ours = decode<cma::Descriptor>(mine), others = decode<cma::Descriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
-  if (ours->host != others->host) return Refusal{"another host"};
-  if (ours->pids != others->pids) return Refusal{"another pid namespace (another container)"};
-  if (ours->users != others->users) return Refusal{"another user namespace"};
+  if (ours->boot_id != others->boot_id) return Refusal{"another host"};
+  if (ours->pid_namespace != others->pid_namespace) return Refusal{"another pid namespace (another container)"};
+  if (ours->user_namespace != others->user_namespace) return Refusal{"another user namespace"};
   if (ours->uid != others->uid) return Refusal{formatted("another user: uid {}, here {}", others->uid, ours->uid)};
   if (ours->process == others->process && !state_->options.within_process)
     return Refusal{"the same process, within which xth carries"};

@@ -1,49 +1,61 @@
-/// The control messages and tickets of the cma channel. docs/protocol.md, "Reading the sender's memory", is normative.
-/// The functions are pure: any thread may call them.
+/// The descriptor, control messages and tickets of the cma channel. docs/protocol.md, "Reading the sender's memory", is
+/// normative.
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <string_view>
 #include <variant>
 
-#include "base/bytes.h"
+#include "base/record.h"
 #include "channels/cma/process.h"
 
 namespace tensorferry::cma {
 
-inline constexpr std::uint8_t version = 1;  // of these messages and tickets, and of the channel's descriptor
+/// The channel's descriptor. Its tag is the version of these records.
+struct Descriptor {
+  static constexpr std::uint8_t tag = 1;
+  std::uint32_t uid = 0;
+  std::uint64_t pid_namespace = 0;
+  std::uint64_t user_namespace = 0;
+  Identity process;
+  std::string_view boot_id;
+  static constexpr std::tuple fields{&Descriptor::uid, &Descriptor::pid_namespace, &Descriptor::user_namespace,
+                                     &Descriptor::process, &Descriptor::boot_id};
+};
 
 /// Control messages.
 struct Challenge {
+  static constexpr std::uint8_t tag = 1;
   std::uint64_t random = 0;
+  static constexpr std::tuple fields{&Challenge::random};
 };
 /// Says that the complement of the challenge stands at `address` in the memory of `process`, while the channel is open.
 struct WordAddress {
+  static constexpr std::uint8_t tag = 2;
   Identity process;
   std::uint64_t address = 0;
+  static constexpr std::tuple fields{&WordAddress::process, &WordAddress::address};
 };
 /// Asks the sender for a buffer as bulk data: the receiver could not read it. The receiver counts `sequence` up.
 struct Resend {
+  static constexpr std::uint8_t tag = 3;
   std::uint64_t sequence = 0;
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&Resend::sequence), varint(&Resend::offer), varint(&Resend::bytes)};
 };
 using Control = std::variant<Challenge, WordAddress, Resend>;
 
-Bytes encode(const Control& control);
-/// Decodes a control message. Returns nullopt if it is malformed.
-std::optional<Control> control_of(ByteView bytes);
-
 /// A ticket: an empty buffer, or the place of the buffer in the sender's memory.
-struct Nothing {};
+struct Nothing {
+  static constexpr std::uint8_t tag = 0;
+};
 struct SourceAddress {
+  static constexpr std::uint8_t tag = 1;
   std::uint64_t offer = 0;
   std::uint64_t address = 0;
+  static constexpr std::tuple fields{varint(&SourceAddress::offer), &SourceAddress::address};
 };
-using Opaque = std::variant<Nothing, SourceAddress>;
-
-Bytes encode(const Opaque& opaque);
-/// Decodes a ticket. Returns nullopt if it is malformed.
-std::optional<Opaque> opaque_of(ByteView bytes);
+using CmaTicket = std::variant<Nothing, SourceAddress>;
 
 }  // namespace tensorferry::cma

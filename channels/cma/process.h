@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/file_descriptor.h"
+#include "base/record.h"
 #include "base/status.h"
 
 namespace tensorferry::cma {
@@ -15,6 +16,7 @@ namespace tensorferry::cma {
 struct Identity {
   std::int32_t pid = 0;
   std::uint64_t started = 0;  // clock ticks since the host booted: differs from that of a later process of the same pid
+  static constexpr std::tuple fields{&Identity::pid, &Identity::started};
   bool operator==(const Identity&) const = default;
 };
 

@@ -22,13 +22,11 @@ namespace {
 using cuda_basic::BulkFlow;
 using cuda_basic::CudaBasicTicket;
 using cuda_basic::Direction;
-using cuda_basic::encode;
 using cuda_basic::Flow;
 using cuda_basic::FlowKind;
 using cuda_basic::Ring;
 using cuda_basic::RingFlow;
 using cuda_basic::Transfer;
-using ControlMessage = cuda_basic::Control;
 
 /// The ring through which this end sends; set before the peer receives its descriptor.
 struct Made {
@@ -121,9 +119,9 @@ class CudaBasicChannel final : public Channel {
   }
   void acknowledged(const Ticket&) override {}  // `released` runs when the source has been read
   void withdraw(const Ticket& ticket) override {
-    const auto parsed = cuda_basic::parse_ticket(ticket.opaque);
+    const auto parsed = decode<CudaBasicTicket>(ticket.opaque);
     if (!parsed || parsed->kind == FlowKind::nowhere || !end().ok()) return;
-    wire_.control(encode(ControlMessage(cuda_basic::Withdrawn{parsed->kind, parsed->first, ticket.bytes})), {});
+    wire_.control(encode(cuda_basic::Withdrawn{parsed->kind, parsed->first, ticket.bytes}), {});
   }
 
   [[nodiscard]] std::string describe() const override {
@@ -136,7 +134,7 @@ class CudaBasicChannel final : public Channel {
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
-    const auto parsed = cuda_basic::control_of(message);
+    const auto parsed = decode<cuda_basic::Control>(message);
     if (parsed && end().ok()) std::visit([&](const auto& each) { on(each, std::move(descriptors)); }, *parsed);
   }
 
@@ -162,7 +160,7 @@ class CudaBasicChannel final : public Channel {
 
   /// Parses a ticket; returns nullopt if it is malformed.
   [[nodiscard]] std::optional<CudaBasicTicket> parse_ticket(const Ticket& ticket) const {
-    const auto parsed = cuda_basic::parse_ticket(ticket.opaque);
+    const auto parsed = decode<CudaBasicTicket>(ticket.opaque);
     if (!parsed || (parsed->kind == FlowKind::nowhere) != (ticket.bytes == 0)) return std::nullopt;
     if (parsed->kind == FlowKind::ring && !their_ring_.load()) return std::nullopt;
     return parsed;
@@ -197,7 +195,7 @@ class CudaBasicChannel final : public Channel {
   static Completion tells_of_the_end_of(FlowKind kind, std::shared_ptr<WireUse> use) {
     return [kind, use = std::move(use)](const Status& status) {
       use->with([&](Wire& wire) {
-        wire.control(encode(ControlMessage(cuda_basic::Broken{kind})), {});
+        wire.control(encode(cuda_basic::Broken{kind}), {});
         wire.ready(status);
       });
     };
@@ -217,8 +215,7 @@ class CudaBasicChannel final : public Channel {
       }
       Descriptors descriptors;
       descriptors.push_back(std::move(*descriptor));
-      use->with(
-          [&](Wire& wire) { wire.control(encode(ControlMessage(cuda_basic::Staging{})), std::move(descriptors)); });
+      use->with([&](Wire& wire) { wire.control(encode(cuda_basic::Staging{}), std::move(descriptors)); });
     });
   }
 
@@ -231,7 +228,7 @@ class CudaBasicChannel final : public Channel {
       if (ring.ok()) in->use(*ring);
       use->with([&](Wire& wire) {
         their_ring_.store(ring.ok());
-        wire.control(encode(ControlMessage(cuda_basic::Mapped{ring.ok()})), {});
+        wire.control(encode(cuda_basic::Mapped{ring.ok()}), {});
       });
     });
   }
@@ -266,24 +263,14 @@ std::variant<Bytes, Refusal> CudaBasicDriver::descriptor(Device device) {
   if (device.type != DeviceType::cuda && device.type != DeviceType::cpu)
     return Refusal{formatted("cuda_basic carries GPU memory and the CPU's, not {}", text_of(device))};
   if (device.type == DeviceType::cuda && cuda::api() == nullptr) return Refusal{cuda::why_missing()};
-  Bytes bytes;
-  Writer out(bytes);
-  out.put(cuda_basic::version);
-  out.put(device.type);
-  return bytes;
+  return encode(cuda_basic::Descriptor{device.type});
 }
 
 std::optional<Refusal> CudaBasicDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto type_of = [](ByteView bytes) -> std::optional<DeviceType> {
-    Reader in(bytes);
-    const auto version = in.get<std::uint8_t>();
-    const auto type = in.get<std::uint8_t>();
-    if (in.failed() || !in.empty() || version != cuda_basic::version) return std::nullopt;
-    return static_cast<DeviceType>(type);
-  };
-  const auto ours = type_of(mine), others = type_of(theirs);
+  const auto ours = decode<cuda_basic::Descriptor>(mine), others = decode<cuda_basic::Descriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
-  if (*ours == DeviceType::cpu && *others == DeviceType::cpu) return Refusal{"no GPU memory is at either end"};
+  if (ours->type == DeviceType::cpu && others->type == DeviceType::cpu)
+    return Refusal{"no GPU memory is at either end"};
   return std::nullopt;
 }
 

@@ -28,12 +28,10 @@ namespace {
 using cuda::DeviceGuard;
 using cuda::EventPoller;
 using cuda_ipc::CudaIpcTicket;
-using cuda_ipc::encode;
 using cuda_ipc::Exports;
 using cuda_ipc::Imports;
 using cuda_ipc::SignalSemaphores;
 using cuda_ipc::WaitSemaphores;
-using ControlMessage = cuda_ipc::Control;
 
 /// The state that the channel shares with jobs on the background thread; may outlive the channel.
 struct Shared {
@@ -107,8 +105,8 @@ void begin_probe(const SharedPtr& shared) {
     shared->probe_memory = std::move(*memory);
   }
   shared->use->with([&](Wire& wire) {
-    wire.control(encode(ControlMessage(cuda_ipc::Words{})), std::move(of_words));
-    wire.control(encode(ControlMessage(probe)), std::move(of_memory));
+    wire.control(encode(cuda_ipc::Words{}), std::move(of_words));
+    wire.control(encode(probe), std::move(of_memory));
   });
 }
 
@@ -134,7 +132,7 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
                           : Result<double>(Status(Code::channel_unavailable, "there is no memory to probe with"));
   mine.reset();
   shared->has_probed(shared->tried);
-  shared->use->with([](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Probed{})), {}); });
+  shared->use->with([](Wire& wire) { wire.control(encode(cuda_ipc::Probed{}), {}); });
   if (!speed.ok()) return shared->ready(speed.status());
   {
     const std::lock_guard lock(shared->mutex);
@@ -211,7 +209,7 @@ class CudaIpcChannel final : public Channel {
       complete(std::move(consumed), status);
     };
     if (auto status = end(); !status.ok()) return finish(status);
-    const auto parsed = cuda_ipc::parse_ticket(ticket.opaque);
+    const auto parsed = decode<CudaIpcTicket>(ticket.opaque);
     if (!parsed || parsed->bytes != ticket.bytes || (parsed->offer == 0) != (ticket.bytes == 0) ||
         (parsed->word != CudaIpcTicket::none && (parsed->word >= cuda_ipc::words || !shared_->incoming()))) {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_ipc cannot read", wire_.peer())});
@@ -232,14 +230,14 @@ class CudaIpcChannel final : public Channel {
   }
 
   void withdraw(const Ticket& ticket) override {
-    if (const auto parsed = cuda_ipc::parse_ticket(ticket.opaque); parsed && parsed->offer != 0)
+    if (const auto parsed = decode<CudaIpcTicket>(ticket.opaque); parsed && parsed->offer != 0)
       shared_->offers->end(parsed->offer);
   }
 
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void control(ByteView message, Descriptors descriptors) override {
-    auto parsed = cuda_ipc::control_of(message);
+    auto parsed = decode<cuda_ipc::Control>(message);
     if (!parsed || !end().ok()) return;
     std::visit([&](const auto& each) { on(each, std::move(descriptors)); }, *parsed);
   }
@@ -333,7 +331,7 @@ class CudaIpcChannel final : public Channel {
 
   [[nodiscard]] Imports::Resolved tell_opened(std::uint64_t id) const {
     return [use = shared_->use, id](bool ok) {
-      use->with([&](Wire& wire) { wire.control(encode(ControlMessage(cuda_ipc::Opened{id, ok})), {}); });
+      use->with([&](Wire& wire) { wire.control(encode(cuda_ipc::Opened{id, ok}), {}); });
     };
   }
 
@@ -350,22 +348,6 @@ class CudaIpcChannel final : public Channel {
   bool probing_ = false;  // used by the reading thread alone
 };
 
-struct Descriptor {
-  std::string_view host, gpu;
-  ByteView process;
-};
-
-std::optional<Descriptor> descriptor_of(ByteView bytes) {
-  Reader in(bytes);
-  const auto version = in.get<std::uint8_t>();
-  Descriptor descriptor;
-  descriptor.host = in.text();
-  descriptor.gpu = in.text();
-  descriptor.process = in.raw(sizeof(xth::Id));
-  if (in.failed() || !in.empty() || version != cuda_ipc::version) return std::nullopt;
-  return descriptor;
-}
-
 }  // namespace
 
 std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
@@ -375,21 +357,14 @@ std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
   const auto gpu = cuda::uuid_of(device.index);
   const auto host = boot_id();
   if (!gpu || host.empty()) return Refusal{"the system does not say which GPU or host this is"};
-  Bytes bytes;
-  Writer out(bytes);
-  out.put(cuda_ipc::version);
-  out.sized(host);
-  out.sized(*gpu);
-  const auto process = xth::nonce_of_this_process();
-  out.raw(std::as_bytes(std::span(process)));
-  return bytes;
+  return encode(cuda_ipc::Descriptor{host, *gpu, xth::nonce_of_this_process()});
 }
 
 std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = descriptor_of(mine), others = descriptor_of(theirs);
+  const auto ours = decode<cuda_ipc::Descriptor>(mine), others = decode<cuda_ipc::Descriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
-  if (ours->host != others->host) return Refusal{"another host"};
-  if (text_of(ours->process) == text_of(others->process) && !options_.within_process)
+  if (ours->boot_id != others->boot_id) return Refusal{"another host"};
+  if (ours->process == others->process && !options_.within_process)
     return Refusal{"the same process, within which cuda_xth carries"};
   const auto here = cuda::device_of(ours->gpu), there = cuda::device_of(others->gpu);
   // If this process does not see one of the GPUs, the probe decides.

@@ -91,7 +91,7 @@ std::variant<Exports::Export, Refusal> Exports::make_handle(const Allocation& al
   Handle message{.id = made.id, .bytes = allocation.bytes};
   static_assert(sizeof message.handle == sizeof handle);
   std::memcpy(message.handle.data(), &handle, sizeof handle);
-  wire_->with([&](Wire& wire) { made.told_in = wire.control(encode(Control(message)), {}); });
+  wire_->with([&](Wire& wire) { made.told_in = wire.control(encode(message), {}); });
   return made;
 }
 
@@ -110,7 +110,7 @@ std::variant<Exports::Export, Refusal> Exports::make_chunk(const Allocation& all
   Descriptors descriptors;
   descriptors.emplace_back(descriptor);
   const Chunk message{made.id, window, offset, allocation.bytes};
-  wire_->with([&](Wire& wire) { made.told_in = wire.control(encode(Control(message)), std::move(descriptors)); });
+  wire_->with([&](Wire& wire) { made.told_in = wire.control(encode(message), std::move(descriptors)); });
   return made;
 }
 
@@ -161,7 +161,7 @@ void Exports::invalidate(const std::byte* base, std::size_t bytes) {
 }
 
 void Exports::take_back(const Export& gone) {
-  wire_->with([&](Wire& wire) { wire.control(encode(Control(Gone{gone.id})), {}); });
+  wire_->with([&](Wire& wire) { wire.control(encode(Gone{gone.id}), {}); });
 }
 
 }  // namespace tensorferry::cuda_ipc

@@ -11,13 +11,13 @@
 #include "channels/cuda/event_poller.h"
 #include "channels/offers.h"
 #include "channels/xth/directory.h"
-#include "channels/xth/ticket.h"
 
 namespace tensorferry {
 namespace {
 
 using xth::Directory;
 using xth::Id;
+using xth::XthTicket;
 
 /// The owner of an offered source: keeps the caller's owner, and the event after which the bytes are valid.
 struct HeldSource {
@@ -76,7 +76,7 @@ class CudaXthChannel final : public Channel {
     offered.owner = std::move(source);
     const auto number = offers_->add(std::move(offered), std::move(released));
     if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
-    return xth::ticket_of(buffer.bytes, {id_, *number});
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(XthTicket{id_, *number}), .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -86,7 +86,8 @@ class CudaXthChannel final : public Channel {
   }
 
   void withdraw(const Ticket& ticket) override {
-    if (const auto parsed = xth::parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
+    if (const auto parsed = decode<XthTicket>(ticket.opaque); parsed && parsed->end == id_)
+      offers_->end(parsed->number);
   }
   [[nodiscard]] std::string describe() const override {
     const auto from = pair_.local.index, to = pair_.remote.index;  // within one process both ends use the same indices
@@ -105,7 +106,7 @@ class CudaXthChannel final : public Channel {
   /// Enqueues the copy. If that succeeds for a buffer that is not empty, takes `consumed` and runs it when the copy is
   /// done; else leaves it to the caller.
   Status copy(const Ticket& ticket, Sink& sink, Completion& consumed) {
-    const auto parsed = xth::parse_ticket(ticket);
+    const auto parsed = decode<XthTicket>(ticket.opaque);
     if (!parsed) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
     if (closed_.load()) return {Code::connection_lost, formatted("the link to {} has ended", wire_.peer())};
     const auto theirs = Directory::of_this_process().find(parsed->end);

@@ -23,7 +23,7 @@ std::variant<ControlId, Refusal> Handovers::hand(const std::shared_ptr<Region>& 
     Descriptors descriptors;
     descriptors.push_back(std::move(*descriptor));
     known->second.told =
-        wire_.control(encode(Control(Handover{region->id(), region->memory().bytes()})), std::move(descriptors));
+        wire_.control(encode(Handover{region->id(), region->memory().bytes()}), std::move(descriptors));
   }
   ++known->second.tickets;
   return known->second.told;
@@ -44,7 +44,7 @@ void Handovers::gone(std::uint64_t region) noexcept {
   const std::lock_guard lock(mutex_);
   const auto known = regions_.extract(region);
   if (closed_ || known.empty()) return;
-  wire_.control(encode(Control(Gone{region, known.mapped().tickets})), {});
+  wire_.control(encode(Gone{region, known.mapped().tickets}), {});
 }
 
 void Handovers::close() noexcept {

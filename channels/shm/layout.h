@@ -1,21 +1,19 @@
-/// The words that two processes share in memory, and the tickets and control messages of `shm`. docs/protocol.md,
-/// "Shared blocks", is normative. The encoders and decoders are pure functions: any thread may call them.
+/// The words that two processes share in memory, and the descriptor, tickets and control messages of `shm`.
+/// docs/protocol.md, "Shared blocks", is normative.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 
-#include "base/bytes.h"
+#include "base/record.h"
 #include "base/shared_memory.h"
 #include "channels/size_class.h"
 
 namespace tensorferry::shm {
 
-inline constexpr std::uint8_t layout_version = 1;
 inline constexpr std::size_t page = 4096;
 
 /// The number of slots. A slot is the sender's number for one segment; after a Drop the sender may use it again.
@@ -30,6 +28,7 @@ struct Geometry {
 
   std::uint64_t block_bytes = 0;
   std::uint32_t blocks = 0;
+  static constexpr std::tuple fields{varint(&Geometry::block_bytes), varint(&Geometry::blocks)};
 
   /// Returns whether a peer's numbers are within the protocol's bounds.
   [[nodiscard]] bool valid() const {
@@ -44,11 +43,16 @@ struct Geometry {
 
 /// Identifies one lending of one block. Successive lendings of a block have different generations.
 struct Lending {
+  static constexpr std::uint8_t tag = 1;
   static constexpr std::uint32_t generations = 1U << 31;
 
   std::uint32_t slot = 0;
   std::uint32_t block = 0;
   std::uint32_t generation = 0;
+  static constexpr std::tuple fields{varint(&Lending::slot), varint(&Lending::block), &Lending::generation};
+  [[nodiscard]] bool valid() const {
+    return slot < most_slots && block < Geometry::most_blocks && generation < generations;
+  }
 
   /// Returns slot and block in one number, which is never 0.
   [[nodiscard]] std::uint32_t number() const { return slot * Geometry::most_blocks + block + 1; }
@@ -85,50 +89,77 @@ struct Ledger {
   static constexpr std::size_t returned_at = 64;  // number() of the block that was returned last; 0: none
 };
 
+/// The channel's descriptor. Its tag is the version of these records and of the memory's layout.
+struct Descriptor {
+  static constexpr std::uint8_t tag = 1;
+  std::uint32_t uid = 0;
+  std::string_view boot_id;
+  static constexpr std::tuple fields{&Descriptor::uid, &Descriptor::boot_id};
+};
+
 /// The content of a ticket.
-struct Nothing {};  // an empty buffer
-struct Handed {     // a buffer in a region, which both sides go on using
-  std::uint64_t region;
-  std::uint64_t offset;
+struct Nothing {  // an empty buffer
+  static constexpr std::uint8_t tag = 0;
+};
+struct Handed {  // a buffer in a region, which both sides go on using
+  static constexpr std::uint8_t tag = 2;
+  std::uint64_t region = 0;
+  std::uint64_t offset = 0;
+  static constexpr std::tuple fields{varint(&Handed::region), varint(&Handed::offset)};
 };
 using ShmTicket = std::variant<Nothing, Lending, Handed>;
-Bytes encode(const ShmTicket& parsed);
-/// Decodes a ticket. Returns nullopt if it is malformed.
-std::optional<ShmTicket> parse_ticket(ByteView ticket);
 
 /// Control messages.
+inline constexpr std::size_t longest_reason = 1024;
 struct Hello {  // with a descriptor: the ledger
-  std::uint64_t nonce;
+  static constexpr std::uint8_t tag = 1;
+  std::uint64_t nonce = 0;
+  static constexpr std::tuple fields{&Hello::nonce};
 };
-struct Probed {         // the answer to Hello
+struct Probed {  // the answer to Hello
+  static constexpr std::uint8_t tag = 2;
   std::string failure;  // empty: the receiver has read the nonce and answered it
+  static constexpr std::tuple fields{at_most(&Probed::failure, longest_reason)};
 };
 struct Segment {  // with a descriptor: the segment's memory
-  std::uint32_t slot;
+  static constexpr std::uint8_t tag = 3;
+  std::uint32_t slot = 0;
   Geometry geometry;
+  static constexpr std::tuple fields{varint(&Segment::slot), &Segment::geometry};
+  [[nodiscard]] bool valid() const { return slot < most_slots; }
 };
-struct Handover {        // with a descriptor: the region's memory
-  std::uint64_t region;  // the sender's number, which it uses for no other region
-  std::uint64_t bytes;
+struct Handover {  // with a descriptor: the region's memory
+  static constexpr std::uint8_t tag = 4;
+  std::uint64_t region = 0;  // the sender's number, which it uses for no other region
+  std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&Handover::region), varint(&Handover::bytes)};
+  [[nodiscard]] bool valid() const { return bytes > 0 && bytes <= size_class::largest; }
 };
 struct Drop {  // the sender no longer uses the slot
-  std::uint32_t slot;
+  static constexpr std::uint8_t tag = 5;
+  std::uint32_t slot = 0;
+  static constexpr std::tuple fields{varint(&Drop::slot)};
+  [[nodiscard]] bool valid() const { return slot < most_slots; }
 };
 struct Unmapped {  // from the receiver: it could not map the slot
-  std::uint32_t slot;
+  static constexpr std::uint8_t tag = 6;
+  std::uint32_t slot = 0;
   std::string why;
+  static constexpr std::tuple fields{varint(&Unmapped::slot), at_most(&Unmapped::why, longest_reason)};
+  [[nodiscard]] bool valid() const { return slot < most_slots; }
 };
 struct Gone {  // the region has ended at the sender, which sends no more tickets for it
-  std::uint64_t region;
-  std::uint64_t tickets;  // how many were sent in all: the receiver keeps the region until all have come
+  static constexpr std::uint8_t tag = 7;
+  std::uint64_t region = 0;
+  std::uint64_t tickets = 0;  // how many were sent in all: the receiver keeps the region until all have come
+  static constexpr std::tuple fields{varint(&Gone::region), varint(&Gone::tickets)};
 };
 struct Missed {  // from the receiver: it could not map the region
-  std::uint64_t region;
+  static constexpr std::uint8_t tag = 8;
+  std::uint64_t region = 0;
   std::string why;
+  static constexpr std::tuple fields{varint(&Missed::region), at_most(&Missed::why, longest_reason)};
 };
 using Control = std::variant<Hello, Probed, Segment, Handover, Drop, Unmapped, Gone, Missed>;
-Bytes encode(const Control& control);
-/// Decodes a control message. Returns nullopt if it is malformed.
-std::optional<Control> control_of(ByteView message);
 
 }  // namespace tensorferry::shm

@@ -49,7 +49,7 @@ class ShmChannel final : public Channel {
     blocks_ = std::make_shared<shm::Blocks>(wire_, std::move(*ledger), limits, std::move(usage), background);
     Descriptors descriptors;
     descriptors.push_back(std::move(*descriptor));
-    wire_.control(encode(shm::Control(shm::Hello{nonce_})), std::move(descriptors));
+    wire_.control(encode(shm::Hello{nonce_}), std::move(descriptors));
   }
   ~ShmChannel() override { ShmChannel::close({}); }
 
@@ -98,7 +98,7 @@ class ShmChannel final : public Channel {
   }
 
   void discard(const Ticket& ticket) override {
-    if (const auto parsed = shm::parse_ticket(ticket.opaque); parsed && end().ok()) {
+    if (const auto parsed = decode<ShmTicket>(ticket.opaque); parsed && end().ok()) {
       if (const auto* lending = std::get_if<shm::Lending>(&*parsed)) (void)mappings_.claim(*lending, ticket.bytes);
       if (const auto* handed = std::get_if<shm::Handed>(&*parsed)) mappings_.skip(*handed);
     }
@@ -107,14 +107,14 @@ class ShmChannel final : public Channel {
   void acknowledged(const Ticket&) override {}  // `released` ran inside offer
 
   void withdraw(const Ticket& ticket) override {
-    const auto parsed = shm::parse_ticket(ticket.opaque);
+    const auto parsed = decode<ShmTicket>(ticket.opaque);
     if (!parsed || blocks_ == nullptr) return;
     if (const auto* lending = std::get_if<shm::Lending>(&*parsed)) blocks_->put_back(*lending);
     if (const auto* handed = std::get_if<shm::Handed>(&*parsed)) handovers_->withdrawn(handed->region);
   }
 
   void control(ByteView message, Descriptors descriptors) override {
-    auto parsed = shm::control_of(message);
+    auto parsed = decode<shm::Control>(message);
     if (!parsed || !end().ok()) return;
     auto descriptor = descriptors.empty() ? FileDescriptor() : std::move(descriptors.front());
     std::visit([&](auto& each) { on(each, std::move(descriptor)); }, *parsed);
@@ -151,7 +151,7 @@ class ShmChannel final : public Channel {
 
   Status fetch(const Ticket& ticket, Sink& sink) {
     if (auto ended = end(); !ended.ok()) return ended;
-    const auto parsed = shm::parse_ticket(ticket.opaque);
+    const auto parsed = decode<ShmTicket>(ticket.opaque);
     const bool nothing = parsed && std::holds_alternative<shm::Nothing>(*parsed);
     if (!parsed || nothing != (ticket.bytes == 0)) {
       return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
@@ -186,7 +186,7 @@ class ShmChannel final : public Channel {
     } else if (const auto status = mappings_.map_ledger(std::move(descriptor), hello.nonce); !status.ok()) {
       failure = std::string(status.what());
     }
-    wire_.control(encode(shm::Control(shm::Probed{std::move(failure)})), {});
+    wire_.control(encode(shm::Probed{std::move(failure)}), {});
   }
   void on(const shm::Probed& probed, FileDescriptor) {
     if (blocks_ == nullptr || std::exchange(probed_, true)) return;
@@ -200,7 +200,7 @@ class ShmChannel final : public Channel {
   }
   void on(const shm::Handover& handover, FileDescriptor descriptor) {
     const auto mapped = mappings_.map(handover, std::move(descriptor));
-    if (!mapped.ok()) wire_.control(encode(shm::Control(shm::Missed{handover.region, std::string(mapped.what())})), {});
+    if (!mapped.ok()) wire_.control(encode(shm::Missed{handover.region, std::string(mapped.what())}), {});
   }
   void on(const shm::Gone& gone, FileDescriptor) { mappings_.gone(gone); }
   void on(const shm::Missed& missed, FileDescriptor) { handovers_->missed(missed.region); }
@@ -209,7 +209,7 @@ class ShmChannel final : public Channel {
     if (blocks_) blocks_->unmapped(unmapped.slot, unmapped.why);
   }
   void report(std::uint32_t slot, const Status& mapped) {
-    if (!mapped.ok()) wire_.control(encode(shm::Control(shm::Unmapped{slot, std::string(mapped.what())})), {});
+    if (!mapped.ok()) wire_.control(encode(shm::Unmapped{slot, std::string(mapped.what())}), {});
   }
 
   /// Returns Ok until close(), and its status from then on.
@@ -246,24 +246,14 @@ std::variant<Bytes, Refusal> ShmDriver::descriptor(Device device) {
   if (const auto memory = SharedMemory::create(shm::page); !memory.ok()) {
     return Refusal{formatted("there is no shared memory: {}", memory.status().what())};
   }
-  Bytes bytes;
-  Writer out(bytes);
-  out.put(shm::layout_version);
-  out.put(static_cast<std::uint32_t>(::geteuid()));
-  out.sized(host);
-  return bytes;
+  return encode(shm::Descriptor{::geteuid(), host});
 }
 
 std::optional<Refusal> ShmDriver::reaches(ByteView mine, ByteView theirs) {
-  Reader ours(mine), others(theirs);
-  const auto our_version = ours.get<std::uint8_t>(), their_version = others.get<std::uint8_t>();
-  if (others.failed()) return Refusal{"its descriptor cannot be read"};
-  if (our_version != their_version) return Refusal{"another version of shm"};
-  const auto our_uid = ours.get<std::uint32_t>(), their_uid = others.get<std::uint32_t>();
-  const auto our_host = ours.text(), their_host = others.text();
-  if (others.failed() || !others.empty() || ours.failed()) return Refusal{"its descriptor cannot be read"};
-  if (our_host != their_host) return Refusal{"another host"};
-  if (our_uid != their_uid) return Refusal{formatted("another user: uid {}, here {}", their_uid, our_uid)};
+  const auto ours = decode<shm::Descriptor>(mine), others = decode<shm::Descriptor>(theirs);
+  if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
+  if (ours->boot_id != others->boot_id) return Refusal{"another host"};
+  if (ours->uid != others->uid) return Refusal{formatted("another user: uid {}, here {}", others->uid, ours->uid)};
   return std::nullopt;
 }
 

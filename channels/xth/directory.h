@@ -1,4 +1,4 @@
-/// Table in which the other end of a link finds the offers of an xth channel end.
+/// Table in which the other end of a link finds the offers of an xth channel end, and the tickets that name them.
 #pragma once
 
 #include <array>
@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/record.h"
 #include "channels/offers.h"
 
 namespace tensorferry::xth {
@@ -15,6 +16,14 @@ namespace tensorferry::xth {
 using Id = std::array<std::uint64_t, 2>;
 
 Id random_id();
+
+/// The ticket of a channel within one process (xth, cuda_xth): the id of the offering channel end, and the offer's
+/// number there.
+struct XthTicket {
+  Id end{};
+  std::uint64_t number = 0;
+  static constexpr std::tuple fields{&XthTicket::end, varint(&XthTicket::number)};
+};
 
 /// Returns a number that only this process has, by which two agents learn that they share a process. A forked child
 /// draws its own.

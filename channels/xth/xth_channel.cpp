@@ -11,7 +11,6 @@
 #include "channels/offers.h"
 #include "channels/region.h"
 #include "channels/xth/directory.h"
-#include "channels/xth/ticket.h"
 
 namespace tensorferry {
 
@@ -19,8 +18,7 @@ namespace {
 
 using xth::Directory;
 using xth::Id;
-using xth::parse_ticket;
-using xth::ticket_of;
+using xth::XthTicket;
 
 class XthChannel final : public Channel {
  public:
@@ -40,7 +38,7 @@ class XthChannel final : public Channel {
     }
     const auto number = offers_->add(std::move(offered), std::move(released), sharing == Sharing::shared);
     if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
-    return ticket_of(buffer.bytes, {id_, *number});
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(XthTicket{id_, *number}), .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -50,7 +48,8 @@ class XthChannel final : public Channel {
   }
 
   void withdraw(const Ticket& ticket) override {
-    if (const auto parsed = parse_ticket(ticket); parsed && parsed->end == id_) offers_->end(parsed->number);
+    if (const auto parsed = decode<XthTicket>(ticket.opaque); parsed && parsed->end == id_)
+      offers_->end(parsed->number);
   }
 
   void close(Status status) noexcept override {
@@ -65,7 +64,7 @@ class XthChannel final : public Channel {
 
  private:
   Status copy(const Ticket& ticket, Sink& sink) {
-    const auto parsed = parse_ticket(ticket);
+    const auto parsed = decode<XthTicket>(ticket.opaque);
     if (!parsed) return Status(Code::protocol_error, formatted("{} sent a ticket that xth cannot read", wire_.peer()));
     const auto theirs = find(parsed->end);
     if (!theirs.ok()) return theirs.status();

@@ -54,7 +54,7 @@ void Flow::send(std::uint64_t offer, Buffer source, Completion done) {
 
 void Flow::write(const Pipe& pipe, Outgoing outgoing) {
   tensorpipe::Message message;
-  message.metadata = metadata_of(outgoing.offer);
+  message.metadata = tensorferry::text_of(encode(Metadata{outgoing.offer}));
   auto& tensor = message.tensors.emplace_back();
   tensor.length = outgoing.source.bytes;
   tensor.targetDevice = device_of(pair_.remote);
@@ -120,15 +120,15 @@ void Flow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
 }
 
 std::optional<Flow::Incoming> Flow::take(const tensorpipe::Descriptor& descriptor) {
-  const auto offer = offer_of(descriptor.metadata);
-  if (!offer || !descriptor.payloads.empty() || descriptor.tensors.size() != 1) return std::nullopt;
+  const auto metadata = decode<Metadata>(view_of(descriptor.metadata));
+  if (!metadata || !descriptor.payloads.empty() || descriptor.tensors.size() != 1) return std::nullopt;
   const auto& tensor = descriptor.tensors.front();
   // TensorPipe ends the process if it is given memory on another device.
   if (!(tensor.sourceDevice == device_of(pair_.remote)) || !tensor.targetDevice.has_value() ||
       !(*tensor.targetDevice == device_of(pair_.local)))
     return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto found = awaited_.find(*offer);
+  const auto found = awaited_.find(metadata->offer);
   if (found == awaited_.end() || found->second.memory.bytes != tensor.length) return std::nullopt;
   auto incoming = std::move(found->second);
   awaited_.erase(found);

@@ -1,5 +1,5 @@
-/// Messages between the two ends of a tensorpipe channel, and the contents of a ticket. docs/protocol.md, "Through
-/// TensorPipe", is normative. Knows nothing of TensorPipe itself.
+/// The descriptor, control messages and ticket of the tensorpipe channel, and the metadata of its pipes.
+/// docs/protocol.md, "Through TensorPipe", is normative. Knows nothing of TensorPipe itself.
 #pragma once
 
 #include <array>
@@ -9,55 +9,63 @@
 #include <string_view>
 #include <variant>
 
-#include "base/bytes.h"
+#include "base/record.h"
 #include "channels/channel.h"
 
 namespace tensorferry::tp {
 
-inline constexpr std::uint8_t version = 1;  // of the descriptor and of all messages
+inline constexpr std::size_t longest_text = 256;  // of a host or an address
 
 /// 128 random bits that cannot be guessed.
 using Secret = std::array<std::uint64_t, 2>;
 
-/// The channel's descriptor.
+/// The channel's descriptor. Its tag is the version of these records.
 struct Endpoint {
-  Secret agent{};  // drawn by each agent; an agent has no pipe to itself
+  static constexpr std::uint8_t tag = 1;
   DeviceType type = DeviceType::cpu;
+  Secret agent{};  // drawn by each agent; an agent has no pipe to itself
+  static constexpr std::tuple fields{any_value(&Endpoint::type), &Endpoint::agent};
 };
-Bytes encode(const Endpoint& endpoint);
-/// Returns nullopt if the bytes are malformed or of another version.
-std::optional<Endpoint> endpoint_of(ByteView bytes);
 
 /// The first message of each end. The end with the greater secret listens, and the other one dials.
 struct Hello {
+  static constexpr std::uint8_t tag = 1;
   Secret secret{};   // told only to the other end of this link
   std::string host;  // ends with the same host meet at a loopback address
+  static constexpr std::tuple fields{&Hello::secret, at_most(&Hello::host, longest_text)};
 };
 /// The address at which the listening end listens: an IP address and a port.
 struct Listening {
+  static constexpr std::uint8_t tag = 2;
   std::string address;
+  static constexpr std::tuple fields{at_most(&Listening::address, longest_text)};
 };
 /// Asks the sender to write the bytes of an offer, because the receiver pulls it.
 struct Request {
+  static constexpr std::uint8_t tag = 3;
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&Request::offer), varint(&Request::bytes)};
 };
 using Control = std::variant<Hello, Listening, Request>;
 
-Bytes encode(const Control& control);
-/// Returns nullopt if the bytes are malformed.
-std::optional<Control> control_of(ByteView bytes);
-
-/// Returns the opaque bytes of a ticket for an offer. Offer 0 is the empty buffer, for which no bytes travel.
-Bytes opaque_of(std::uint64_t offer, std::uint64_t bytes);
+/// The content of a ticket. Offer 0 is the empty buffer, for which no bytes travel.
+struct TensorpipeTicket {
+  std::uint64_t offer = 0;
+  std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&TensorpipeTicket::offer), varint(&TensorpipeTicket::bytes)};
+  [[nodiscard]] bool valid() const { return (offer == 0) == (bytes == 0); }
+};
 /// Returns the offer that a ticket names; nullopt if the ticket is malformed, or if its two sizes differ.
 std::optional<std::uint64_t> offer_of(const Ticket& ticket);
 
-/// The metadata of a pipe's messages: the secret by which an end proves itself, or the number of the offer whose bytes
-/// follow.
+/// The metadata of a pipe's messages: the number of the offer whose bytes follow. The first message has text_of() the
+/// secret instead, by which an end proves itself.
+struct Metadata {
+  std::uint64_t offer = 0;
+  static constexpr std::tuple fields{varint(&Metadata::offer)};
+};
 std::string text_of(const Secret& secret);
-std::string metadata_of(std::uint64_t offer);
-std::optional<std::uint64_t> offer_of(std::string_view metadata);
 
 /// Returns whether `address` is an IP address and a port, such as "127.0.0.1:80" or "[::1]:80". The channel dials no
 /// other address, and no host name.

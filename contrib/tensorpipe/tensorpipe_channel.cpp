@@ -56,7 +56,7 @@ class TensorpipeChannel final : public Channel {
     if (const auto ended = flow_->end(); !ended.ok()) return Refusal{std::string(ended.what())};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = tp::opaque_of(0, 0)};
+      return Ticket{.bytes = 0, .opaque = encode(tp::TensorpipeTicket{})};
     }
     if (!flow_->ready() && !message.last_resort()) return Refusal{"its pipe is being made", true};
     auto held = buffer;
@@ -67,7 +67,8 @@ class TensorpipeChannel final : public Channel {
     }
     const auto number = offers_->add(std::move(held), std::move(released));
     if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
-    return Ticket{.bytes = buffer.bytes, .opaque = tp::opaque_of(*number, buffer.bytes), .acknowledge = true};
+    return Ticket{
+        .bytes = buffer.bytes, .opaque = encode(tp::TensorpipeTicket{*number, buffer.bytes}), .acknowledge = true};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -84,7 +85,7 @@ class TensorpipeChannel final : public Channel {
     if (ticket.bytes == 0) return finish({});
     if (!flow_->receive(*offer, *memory, landed, consumed))
       return finish({Code::protocol_error, formatted("{} sent a ticket twice", wire_.peer())});
-    wire_.control(encode(tp::Control(tp::Request{*offer, ticket.bytes})), {});
+    wire_.control(encode(tp::Request{*offer, ticket.bytes}), {});
   }
 
   void withdraw(const Ticket& ticket) override {
@@ -93,7 +94,7 @@ class TensorpipeChannel final : public Channel {
   void progress() override { tp::gpu::progress(); }
 
   void control(ByteView message, Descriptors) override {
-    const auto parsed = tp::control_of(message);
+    const auto parsed = decode<tp::Control>(message);
     if (!parsed || !flow_->end().ok()) return;
     if (const auto* hello = std::get_if<tp::Hello>(&*parsed)) return meeting_->hear(*hello);
     if (const auto* listening = std::get_if<tp::Listening>(&*parsed)) return meeting_->hear(*listening);
@@ -133,11 +134,11 @@ class TensorpipeDriver final : public Driver {
 
   std::variant<Bytes, Refusal> descriptor(Device device) override {
     if (auto why = tp::Contexts::of_this_process().why_not(device); !why.empty()) return Refusal{std::move(why)};
-    return encode(tp::Endpoint{id_, device.type});
+    return encode(tp::Endpoint{device.type, id_});
   }
 
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
-    const auto ours = tp::endpoint_of(mine), others = tp::endpoint_of(theirs);
+    const auto ours = decode<tp::Endpoint>(mine), others = decode<tp::Endpoint>(theirs);
     if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
     if (ours->agent == others->agent) return Refusal{"a pipe has two ends, and a call to oneself has one"};
     if (ours->type != others->type) return Refusal{"tensorpipe carries nothing between a GPU and a CPU"};

@@ -131,9 +131,9 @@ TEST_F(Cma, WhatTheKernelCannotReadComesByTheSocket) {
     Letter letter(a);
     ASSERT_TRUE(letter.offer(memory->filled(bytes, 4)));
     auto& ticket = letter.tickets.front();
-    auto address_in = std::get<cma::SourceAddress>(*cma::opaque_of(ticket.opaque));
+    auto address_in = std::get<cma::SourceAddress>(*decode<cma::CmaTicket>(ticket.opaque));
     address_in.address = unreadable_address();
-    ticket.opaque = encode(cma::Opaque(address_in));
+    ticket.opaque = encode(address_in);
     letter.send();
     const auto arrivals = b.receive();
     ASSERT_EQ(arrivals.size(), 1U);
@@ -205,7 +205,7 @@ TEST(CmaScope, TheKernelsRuleOnTracingIsNamedWithWhatToDo) {
 class RecordingWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
-    const auto parsed = cma::control_of(message);
+    const auto parsed = decode<cma::Control>(message);
     EXPECT_TRUE(parsed.has_value());
     if (parsed) sent.push_back(*parsed);
     return sent.size();
@@ -266,7 +266,7 @@ class CmaHostile : public testing::Test {
     return status.value_or(Status(Code::internal, "under way"));
   }
   static Ticket ticket_of(std::uint64_t address, std::uint64_t bytes) {
-    return {.bytes = bytes, .opaque = encode(cma::Opaque(cma::SourceAddress{1, address})), .acknowledge = true};
+    return {.bytes = bytes, .opaque = encode(cma::SourceAddress{1, address}), .acknowledge = true};
   }
 
   RecordingWire wire;
@@ -297,7 +297,7 @@ TEST_F(CmaHostile, APidThatNobodyHasIsNotRead) {
   for (const std::int32_t pid : {0, -1, INT32_MAX}) {
     RecordingWire other;
     const auto end = driver.open(other, {});
-    end->control(encode(cma::Control(cma::WordAddress{{pid, 0}, 4096})), {});
+    end->control(encode(cma::WordAddress{{pid, 0}, 4096}), {});
     ASSERT_EQ(other.probed.size(), 1U);
     EXPECT_FALSE(other.probed[0].ok()) << pid;
   }
@@ -313,7 +313,7 @@ TEST_F(CmaHostile, APeerThatNamesAnotherProcessIsFoundOut) {
   for (const std::uint64_t address : {address_of(word), std::uint64_t{0}, unreadable_address(), ~std::uint64_t{0}}) {
     RecordingWire other;
     const auto end = driver.open(other, {});
-    end->control(encode(cma::Control(cma::WordAddress{{bystander, started.value()}, address})), {});
+    end->control(encode(cma::WordAddress{{bystander, started.value()}, address}), {});
     ASSERT_EQ(other.probed.size(), 1U);
     EXPECT_THAT(std::string(other.probed[0].what()), HasSubstr("is not the peer"));
   }
@@ -326,7 +326,7 @@ TEST_F(CmaHostile, OnlyATestMayNameThisProcess) {
   CmaDriver ordinary;
   const auto end = ordinary.open(other, {});
   word = ~other.last<cma::Challenge>().value().random;
-  end->control(encode(cma::Control(cma::WordAddress{self, address_of(word)})), {});
+  end->control(encode(cma::WordAddress{self, address_of(word)}), {});
   ASSERT_EQ(other.probed.size(), 1U);
   EXPECT_THAT(std::string(other.probed[0].what()), HasSubstr("this process"));
 }
@@ -344,7 +344,7 @@ TEST_F(CmaHostile, AddressesThatWrapAreProtocolErrors) {
 TEST_F(CmaHostile, SizesWithoutAPlaceAndPlacesWithoutASizeAreProtocolErrors) {
   answer();
   EXPECT_EQ(pull(ticket_of(address_of(word), 0)).code(), Code::protocol_error);
-  EXPECT_EQ(pull({.bytes = 8, .opaque = encode(cma::Opaque(cma::Nothing{}))}).code(), Code::protocol_error);
+  EXPECT_EQ(pull({.bytes = 8, .opaque = encode(cma::Nothing{})}).code(), Code::protocol_error);
 }
 
 TEST_F(CmaHostile, MemoryThatIsNotThereIsAskedForAndHarmsNobody) {
@@ -375,7 +375,7 @@ TEST_F(CmaHostile, APeerThatTakesItsWordBackIsNotBelieved) {
 }
 
 TEST_F(CmaHostile, AnEmptyBufferNeedsNoProcess) {
-  EXPECT_TRUE(pull({.bytes = 0, .opaque = encode(cma::Opaque(cma::Nothing{}))}).ok());
+  EXPECT_TRUE(pull({.bytes = 0, .opaque = encode(cma::Nothing{})}).ok());
 }
 
 TEST_F(CmaHostile, APeerThatIsKilledBetweenProbeAndPullIsNamed) {
@@ -409,7 +409,7 @@ TEST_F(CmaHostile, WhatWasNotOfferedIsNotSentAndWhatWasIsSentOnce) {
   Outcome released;
   auto offer = channel->offer(memory->filled(kilobyte, 1), Sharing::by_value, message, released.completion());
   const auto ticket = std::get<Ticket>(offer);
-  const auto address_in = std::get<cma::SourceAddress>(*cma::opaque_of(ticket.opaque));
+  const auto address_in = std::get<cma::SourceAddress>(*decode<cma::CmaTicket>(ticket.opaque));
   tell(cma::Resend{1, address_in.offer + 1, kilobyte});
   tell(cma::Resend{1, address_in.offer, kilobyte + 1});
   tell(cma::Resend{1, address_in.offer, ~std::uint64_t{0}});

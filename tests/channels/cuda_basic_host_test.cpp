@@ -44,7 +44,9 @@ class CudaBasicHost : public testing::Test {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_EQ(kind(sent_and_received()), FlowKind::ring);
   }
-  static cuda_basic::FlowKind kind(const Ticket& ticket) { return cuda_basic::parse_ticket(ticket.opaque)->kind; }
+  static cuda_basic::FlowKind kind(const Ticket& ticket) {
+    return decode<cuda_basic::CudaBasicTicket>(ticket.opaque)->kind;
+  }
   Ticket sent_and_received() {
     const auto released = pair.a->send(memory->filled(100, 1));
     const auto arrivals = pair.b->receive();

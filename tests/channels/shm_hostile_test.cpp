@@ -37,7 +37,7 @@ class RecordingWire final : public Wire {
   };
   ControlId control(Bytes message, Descriptors descriptors) override {
     const std::lock_guard lock(mutex_);
-    auto parsed = control_of(message);
+    auto parsed = decode<Control>(message);
     EXPECT_TRUE(parsed.has_value());
     sent.push_back({std::move(*parsed), descriptors.empty() ? FileDescriptor() : std::move(descriptors.front())});
     return ++controls_;
@@ -138,7 +138,7 @@ class ShmHostile : public testing::Test {
     auto offer = channel->offer(Buffer{Device{}, source.data(), bytes, nullptr, nullptr}, Sharing::by_value, message,
                                 released.completion());
     if (!std::holds_alternative<Ticket>(offer)) return std::nullopt;
-    return std::get<Lending>(*parse_ticket(std::get<Ticket>(offer).opaque));
+    return std::get<Lending>(*decode<ShmTicket>(std::get<Ticket>(offer).opaque));
   }
 
   RecordingWire wire;
@@ -240,7 +240,7 @@ TEST_F(ShmHostile, WhatIsSaidOfRegionsThatNeverWereDoesNothing) {
   greet();
   tell(Gone{9, 0});
   tell(Missed{9, "why"});
-  channel->discard({100, encode(ShmTicket(Handed{9, 0})), 0, false});
+  channel->discard({100, encode(Handed{9, 0}), 0, false});
   EXPECT_EQ(pull(Handed{9, 0}, 100), "ResourceExhausted");
   EXPECT_EQ(pull(Handed{10, 0}, 100), "ProtocolError");
 }
@@ -252,7 +252,7 @@ TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   EXPECT_EQ(pull(Handed{7, 0}, 100, &sink), "Ok");
   tell(Gone{7, 3});
   EXPECT_EQ(pull(Handed{7, 4096}, 100), "Ok");
-  channel->discard({100, encode(ShmTicket(Handed{7, 0})), 0, false});
+  channel->discard({100, encode(Handed{7, 0}), 0, false});
   EXPECT_EQ(pull(Handed{7, 0}, 100), "ProtocolError");
   sink.buffer.data[99] = std::byte{1};  // the receiver still holds the memory that it pulled
 }
@@ -418,32 +418,33 @@ TEST(ShmLayout, WhatIsWrittenIsReadAgainAndNothingElse) {
        {ShmTicket(Nothing{}), ShmTicket(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}),
         ShmTicket(Handed{3, ~0ULL})}) {
     const auto bytes = encode(parsed);
-    const auto read = parse_ticket(bytes);
+    const auto read = decode<ShmTicket>(bytes);
     ASSERT_TRUE(read.has_value());
     EXPECT_EQ(encode(*read), bytes);
-    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(parse_ticket(ByteView(bytes).first(kept)));
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept)
+      EXPECT_FALSE(decode<ShmTicket>(ByteView(bytes).first(kept)));
     auto longer = bytes;
     longer.push_back({});
-    EXPECT_FALSE(parse_ticket(longer));
+    EXPECT_FALSE(decode<ShmTicket>(longer));
   }
   for (const Control& control :
        {Control(Hello{1}), Control(Probed{"why"}), Control(Segment{1, four_blocks}), Control(Handover{2, 4096}),
         Control(Drop{3}), Control(Unmapped{4, std::string(5000, 'x')}), Control(Gone{5, ~0ULL}),
         Control(Missed{~0ULL, "why"})}) {
     const auto bytes = encode(control);
-    const auto read = control_of(bytes);
+    const auto read = decode<Control>(bytes);
     ASSERT_TRUE(read.has_value());
     EXPECT_EQ(encode(*read), bytes);
-    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(control_of(ByteView(bytes).first(kept)));
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(decode<Control>(ByteView(bytes).first(kept)));
   }
-  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{most_slots, 0, 0}))));
-  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{0, Geometry::most_blocks, 0}))));
-  EXPECT_FALSE(parse_ticket(encode(ShmTicket(Lending{0, 0, Lending::generations}))));
+  EXPECT_FALSE(decode<ShmTicket>(encode(Lending{most_slots, 0, 0})));
+  EXPECT_FALSE(decode<ShmTicket>(encode(Lending{0, Geometry::most_blocks, 0})));
+  EXPECT_FALSE(decode<ShmTicket>(encode(Lending{0, 0, Lending::generations})));
   for (const auto geometry : {Geometry{0, 1}, Geometry{4096, 0}, Geometry{4096, Geometry::most_blocks + 1},
                               Geometry{4097, 1}, Geometry{size_class::largest * 2, 1}}) {
-    EXPECT_FALSE(control_of(encode(Control(Segment{0, geometry}))));
+    EXPECT_FALSE(decode<Control>(encode(Segment{0, geometry})));
   }
-  EXPECT_FALSE(control_of(encode(Control(Handover{0, 0}))));
+  EXPECT_FALSE(decode<Control>(encode(Handover{0, 0})));
 }
 
 }  // namespace

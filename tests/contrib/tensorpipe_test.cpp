@@ -23,34 +23,39 @@ namespace {
 using tp::Meeting;
 
 TEST(TensorpipeMessages, AreReadAsTheyWereWritten) {
-  const auto hello = tp::control_of(encode(tp::Control(tp::Hello{{1, 2}, "host"})));
+  const auto hello = decode<tp::Control>(encode(tp::Hello{{1, 2}, "host"}));
   ASSERT_TRUE(hello);
   EXPECT_EQ(std::get<tp::Hello>(*hello).secret, (tp::Secret{1, 2}));
   EXPECT_EQ(std::get<tp::Hello>(*hello).host, "host");
-  const auto listening = tp::control_of(encode(tp::Control(tp::Listening{"127.0.0.1:1"})));
+  const auto listening = decode<tp::Control>(encode(tp::Listening{"127.0.0.1:1"}));
   ASSERT_TRUE(listening);
   EXPECT_EQ(std::get<tp::Listening>(*listening).address, "127.0.0.1:1");
-  const auto request = tp::control_of(encode(tp::Control(tp::Request{300, 4000})));
+  const auto request = decode<tp::Control>(encode(tp::Request{300, 4000}));
   ASSERT_TRUE(request);
   EXPECT_EQ(std::get<tp::Request>(*request).offer, 300u);
   EXPECT_EQ(std::get<tp::Request>(*request).bytes, 4000u);
-  EXPECT_EQ(tp::offer_of(tp::metadata_of(12345)), 12345u);
+  EXPECT_EQ(decode<tp::Metadata>(encode(tp::Metadata{12345}))->offer, 12345u);
 }
 
 TEST(TensorpipeMessages, NonsenseIsNone) {
   for (const auto& control : {tp::Control(tp::Hello{{1, 2}, "host"}), tp::Control(tp::Listening{"127.0.0.1:1"}),
                               tp::Control(tp::Request{1, 2})}) {
     auto bytes = encode(control);
-    for (std::size_t kept = 0; kept < bytes.size(); ++kept) EXPECT_FALSE(tp::control_of(ByteView(bytes).first(kept)));
+    for (std::size_t kept = 0; kept < bytes.size(); ++kept)
+      EXPECT_FALSE(decode<tp::Control>(ByteView(bytes).first(kept)));
     bytes.push_back(std::byte{0});
-    EXPECT_FALSE(tp::control_of(bytes));
+    EXPECT_FALSE(decode<tp::Control>(bytes));
   }
-  EXPECT_FALSE(tp::control_of(encode(tp::Control(tp::Hello{{1, 2}, std::string(257, 'x')}))));
-  EXPECT_FALSE(tp::offer_of(std::string_view()));
-  EXPECT_FALSE(tp::offer_of(tp::metadata_of(1) + "x"));
-  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 5, .opaque = tp::opaque_of(1, 6)}));
-  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 0, .opaque = tp::opaque_of(1, 0)}));
-  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 5, .opaque = tp::opaque_of(0, 5)}));
+  Bytes listening;
+  Writer out(listening);
+  out.put(tp::Listening::tag);
+  out.sized(std::string(257, 'x'));
+  EXPECT_FALSE(decode<tp::Control>(listening));
+  EXPECT_FALSE(decode<tp::Metadata>({}));
+  EXPECT_FALSE(decode<tp::Metadata>(encode(tp::TensorpipeTicket{1, 1})));
+  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 5, .opaque = encode(tp::TensorpipeTicket{1, 6})}));
+  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 0, .opaque = encode(tp::TensorpipeTicket{1, 0})}));
+  EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 5, .opaque = encode(tp::TensorpipeTicket{0, 5})}));
 }
 
 TEST(TensorpipeMessages, AnAddressIsOneOfTheInternetProtocolAndAPort) {
@@ -82,7 +87,7 @@ class Post final : public Wire {
   Message sent(std::size_t number) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, patience, [&] { return sent_.size() > number; })) throw std::runtime_error("nothing");
-    return std::get<Message>(*tp::control_of(sent_[number]));
+    return std::get<Message>(*decode<tp::Control>(sent_[number]));
   }
 
  private:
@@ -253,7 +258,7 @@ TEST_F(Tensorpipe, EndsOnTwoHostsMeetAtAnAddressThatOthersReach) {
 
 TEST_F(Tensorpipe, NothingGoesBetweenAGpuAndACpu) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
-  const auto theirs = encode(tp::Endpoint{{1, 2}, DeviceType::cuda});
+  const auto theirs = encode(tp::Endpoint{DeviceType::cuda, {1, 2}});
   const auto refusal = driver->reaches(mine, theirs);
   ASSERT_TRUE(refusal);
   EXPECT_NE(refusal->reason.find("GPU"), std::string::npos);

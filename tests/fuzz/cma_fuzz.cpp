@@ -31,7 +31,7 @@ void require(bool holds) {
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
-    require(control_of(message).has_value());
+    require(decode<Control>(message).has_value());
     mail.push_back(std::move(message));
     return ++controls_;
   }
@@ -84,7 +84,7 @@ Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
     if (way % 4 == 1 && !ticket.opaque.empty())
       ticket.opaque[in.get<std::uint8_t>() % ticket.opaque.size()] ^= std::byte{in.get<std::uint8_t>()};
   }
-  if (const auto parsed = opaque_of(ticket.opaque)) require(opaque_of(encode(*parsed)).has_value());
+  if (const auto parsed = decode<CmaTicket>(ticket.opaque)) require(decode<CmaTicket>(encode(*parsed)).has_value());
   return ticket;
 }
 
@@ -133,7 +133,7 @@ void fuzz(Driver& driver, Reader& in) {
       }
       case 6: {
         const auto message = in.sized();
-        if (const auto parsed = control_of(message)) require(control_of(encode(*parsed)).has_value());
+        if (const auto parsed = decode<Control>(message)) require(decode<Control>(encode(*parsed)).has_value());
         channel.control(message, {});
         break;
       }

@@ -1,5 +1,5 @@
-/// Fuzzes the parsers of control messages and tickets of the cuda channels. A parsed message survives encoding and
-/// parsing. Needs no GPU.
+/// Fuzzes the parsers of descriptors, control messages and tickets of the cuda channels. A parsed message survives
+/// encoding and parsing. Needs no GPU.
 #include <cstdint>
 #include <cstdlib>
 
@@ -11,12 +11,12 @@ namespace {
 
 /// Checks that a parsed message survives encoding and parsing. The input's bytes may differ from the encoded ones,
 /// because a varint has several encodings.
-template <class Parse>
-void round_trip(ByteView input, Parse parse) {
-  const auto once = parse(input);
+template <class Message>
+void round_trip(ByteView input) {
+  const auto once = decode<Message>(input);
   if (!once) return;
   const auto written = encode(*once);
-  const auto twice = parse(written);
+  const auto twice = decode<Message>(written);
   if (!twice || encode(*twice) != written) std::abort();
 }
 
@@ -26,11 +26,14 @@ void round_trip(ByteView input, Parse parse) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tensorferry;
   const auto input = std::as_bytes(std::span(data, size));
-  round_trip(input, cuda_ipc::control_of);
-  round_trip(input, cuda_ipc::parse_ticket);
-  round_trip(input, cuda_basic::control_of);
-  round_trip(input, cuda_basic::parse_ticket);
-  if (const auto parsed = cuda_ipc::parse_ticket(input); parsed && parsed->offset + parsed->bytes < parsed->offset)
+  round_trip<cuda_ipc::Descriptor>(input);
+  round_trip<cuda_ipc::Control>(input);
+  round_trip<cuda_ipc::CudaIpcTicket>(input);
+  round_trip<cuda_basic::Descriptor>(input);
+  round_trip<cuda_basic::Control>(input);
+  round_trip<cuda_basic::CudaBasicTicket>(input);
+  if (const auto parsed = decode<cuda_ipc::CudaIpcTicket>(input);
+      parsed && parsed->offset + parsed->bytes < parsed->offset)
     std::abort();
   return 0;
 }

@@ -40,7 +40,7 @@ struct Mail {
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors descriptors) override {
-    const auto parsed = control_of(message);
+    const auto parsed = decode<Control>(message);
     require(parsed.has_value());
     for (const auto& descriptor : descriptors) {
       const auto bytes = std::holds_alternative<Segment>(*parsed)    ? std::get<Segment>(*parsed).geometry.bytes()
@@ -164,8 +164,8 @@ class Fuzz {
       ticket.opaque = some_bytes(in_);
       ticket.bytes = in_.varint();
     }
-    if (const auto parsed = parse_ticket(ticket.opaque)) {
-      const auto again = parse_ticket(encode(*parsed));  // the input may have longer varints than needed
+    if (const auto parsed = decode<ShmTicket>(ticket.opaque)) {
+      const auto again = decode<ShmTicket>(encode(*parsed));  // the input may have longer varints than needed
       require(again.has_value() && encode(*again) == encode(*parsed));
     }
     return ticket;
@@ -187,8 +187,8 @@ class Fuzz {
     auto mail = std::move(from.mail.front());
     from.mail.pop_front();
     if (changed) change_a_byte(in_, mail.message);
-    if (const auto control = control_of(mail.message)) {
-      const auto again = control_of(encode(*control));
+    if (const auto control = decode<Control>(mail.message)) {
+      const auto again = decode<Control>(encode(*control));
       require(again.has_value() && encode(*again) == encode(*control));
     }
     to.control(mail.message, std::move(mail.descriptors));

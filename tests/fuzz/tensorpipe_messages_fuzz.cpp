@@ -8,14 +8,15 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tensorferry;
   const auto input = std::as_bytes(std::span(data, size));
-  if (const auto once = tp::control_of(input)) {
+  if (const auto once = decode<tp::Control>(input)) {
     const auto written = encode(*once);
-    const auto twice = tp::control_of(written);
+    const auto twice = decode<tp::Control>(written);
     if (!twice || encode(*twice) != written) std::abort();
   }
-  if (const auto endpoint = tp::endpoint_of(input); endpoint && encode(*endpoint) != Bytes(input.begin(), input.end()))
+  if (const auto endpoint = decode<tp::Endpoint>(input);
+      endpoint && encode(*endpoint) != Bytes(input.begin(), input.end()))
     std::abort();
-  if (const auto offer = tp::offer_of(text_of(input)); offer && tp::offer_of(tp::metadata_of(*offer)) != *offer)
+  if (const auto once = decode<tp::Metadata>(input); once && decode<tp::Metadata>(encode(*once))->offer != once->offer)
     std::abort();
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{size}}) {
     const Ticket ticket{.bytes = bytes, .opaque = Bytes(input.begin(), input.end())};
