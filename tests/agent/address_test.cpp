@@ -34,7 +34,7 @@ std::string chosen(std::string_view spec) {
 
 // ---- Interfaces
 
-TEST(Interface, IsChosenByPrefixInTheOrderOfTheList) {
+TEST(Interface, IsChosenByPrefixInListOrder) {
   EXPECT_EQ(chosen("eth"), "eth0/10.0.0.5");
   EXPECT_EQ(chosen("eth1"), "eth1/10.1.0.5");
   EXPECT_EQ(chosen("ib,eth"), "ib0/192.168.9.5");
@@ -43,7 +43,7 @@ TEST(Interface, IsChosenByPrefixInTheOrderOfTheList) {
   EXPECT_EQ(chosen("lo"), "lo/127.0.0.1");
 }
 
-TEST(Interface, EqualsSignAsksForTheWholeName) {
+TEST(Interface, EqualsSignMatchesTheWholeName) {
   EXPECT_EQ(chosen("=eth"), "none");
   EXPECT_EQ(chosen("=eth,eth1"), "eth1/10.1.0.5");
 }
@@ -61,7 +61,7 @@ TEST(Interface, ListHoldsLoopback) {
                           [](const auto& one) { return one.address == "127.0.0.1" && one.loopback; }));
 }
 
-TEST(ListeningAddress, IsLoopbackWhereTheRendezvousIs) {
+TEST(ListeningAddress, IsLoopbackIfTheRendezvousIs) {
   for (const char* reaches : {"", "127.0.0.1", "localhost", "::1"}) {
     const auto address = listening_address("", reaches);
     ASSERT_TRUE(address.ok()) << address.status().text();
@@ -70,7 +70,7 @@ TEST(ListeningAddress, IsLoopbackWhereTheRendezvousIs) {
   }
 }
 
-TEST(ListeningAddress, IsTheOneFromWhichTheRendezvousIsReached) {
+TEST(ListeningAddress, IsTheSourceAddressTowardsTheRendezvous) {
   // A rendezvous at a non-loopback address of this host is reached from that address itself.
   for (const auto& one : interface_addresses()) {
     if (one.loopback) continue;
@@ -80,21 +80,21 @@ TEST(ListeningAddress, IsTheOneFromWhichTheRendezvousIsReached) {
   }
 }
 
-TEST(ListeningAddress, ErrorsNameTheInterfacesThereAre) {
+TEST(ListeningAddress, ErrorsListTheInterfaces) {
   const auto none = listening_address("nosuchif", "");
   EXPECT_EQ(none.status().code(), Code::not_found);
   EXPECT_THAT(std::string(none.status().what()), HasSubstr("127.0.0.1"));
   EXPECT_EQ(listening_address("", "no-such-host.invalid").status().code(), Code::not_found);
 }
 
-TEST(ListeningAddress, VariableCountsWhereTheOptionIsEmpty) {
+TEST(ListeningAddress, VariableCountsIfTheOptionIsEmpty) {
   ::setenv("TENSORFERRY_SOCKET_IFNAME", "nosuchif", 1);
   EXPECT_FALSE(listening_address("", "").ok());
   EXPECT_TRUE(listening_address("lo", "").ok());
   ::unsetenv("TENSORFERRY_SOCKET_IFNAME");
 }
 
-TEST(Loopback, IsKnownByLiteralAndByName) {
+TEST(Loopback, IsRecognisedByLiteralAndByName) {
   for (const char* host : {"127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1", "localhost"})
     EXPECT_TRUE(is_loopback(host)) << host;
   for (const char* host : {"10.0.0.1", "::", "0.0.0.0", "::ffff:10.0.0.1", "128.0.0.1", "no-such-host.invalid"})
@@ -103,7 +103,7 @@ TEST(Loopback, IsKnownByLiteralAndByName) {
 
 // ---- Ports
 
-TEST(Ports, AreOneOrARangeOrAny) {
+TEST(Ports, AreOnePortARangeOrAny) {
   EXPECT_EQ(*parse_ports(""), (PortRange{0, 0}));
   EXPECT_EQ(*parse_ports("7000"), (PortRange{7000, 7000}));
   EXPECT_EQ(*parse_ports("7000-7099"), (PortRange{7000, 7099}));
@@ -112,7 +112,7 @@ TEST(Ports, AreOneOrARangeOrAny) {
   }
 }
 
-TEST(Ports, HostAndPortSplitAsTheyJoin) {
+TEST(Ports, HostAndPortSplitAndJoin) {
   EXPECT_EQ(join_host_port("10.0.0.5", 7000), "10.0.0.5:7000");
   EXPECT_EQ(join_host_port("::1", 7000), "[::1]:7000");
   for (const char* host : {"10.0.0.5", "::1", "somewhere"}) {
@@ -142,7 +142,7 @@ TEST(ListenTcp, TakesTheFirstFreePortOfTheRange) {
   EXPECT_THAT(std::string(third.status().what()), HasSubstr(std::to_string(any->port) + "-" + std::to_string(next)));
 }
 
-TEST(ListenTcp, RefusesWhatIsNoAddressOfThisHost) {
+TEST(ListenTcp, RefusesAnAddressOfAnotherHost) {
   EXPECT_EQ(listen_tcp("somewhere", {}).status().code(), Code::invalid_argument);
   EXPECT_EQ(listen_tcp("192.0.2.1", {}).status().code(), Code::invalid_argument);
 }
@@ -186,7 +186,7 @@ TEST_F(UnixSockets, AreAbstractWithoutADirectory) {
   EXPECT_TRUE(connect_unix(listener->address).ok());
 }
 
-TEST_F(UnixSockets, StandInTheDirectoryThatIsMadeForThisUserAlone) {
+TEST_F(UnixSockets, AreMadeInADirectoryThatOnlyThisUserCanEnter) {
   ::setenv("TENSORFERRY_SOCKET_DIR", folder_.c_str(), 1);
   const auto listener = listen_unix("");
   ASSERT_TRUE(listener.ok()) << listener.status().text();
@@ -216,7 +216,7 @@ TEST_F(UnixSockets, RefuseADirectoryWhoseNameIsTooLong) {
   std::filesystem::remove(folder_.string() + std::string(100, 'x'));
 }
 
-TEST_F(UnixSockets, OfTheDeadAreRemovedThoseOfTheLivingAndTheYoungStay) {
+TEST_F(UnixSockets, OfDeadProcessesAreRemovedIfTheyAreOld) {
   const auto alive = listen_unix(folder_);
   ASSERT_TRUE(alive.ok());
   std::string dead, young;

@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(Over, AgentCalls,
                                            Ways{"ring", "shm,basic"}, Ways{"unix", ""}),
                          [](const auto& tested) { return name_of(tested.param); });
 
-TEST_P(AgentCalls, AnswerWithTheBytesTheyWereSent) {
+TEST_P(AgentCalls, ReturnTheBytesThatWereSent) {
   serve_echo(*b);
   const auto reply = call_sync(*a, "b", "echo", message_of("hello"));
   ASSERT_TRUE(reply.ok()) << reply.status().text();
@@ -60,7 +60,7 @@ TEST_P(AgentCalls, OfThousandsOfBuffersArriveWhole) {
   for (std::size_t i = 0; i < 3000; ++i) ASSERT_TRUE(same_bytes(reply->buffers[i], message.buffers[i])) << i;
 }
 
-TEST_P(AgentCalls, AreRefusedByAResolverUntilTheNameIsServed) {
+TEST_P(AgentCalls, AreRefusedByTheResolverUntilTheNameIsServed) {
   int asked = 0;
   b->resolve_with([&](std::string_view name) -> Result<std::optional<std::pair<Handler, HandlerOptions>>> {
     ++asked;
@@ -129,7 +129,7 @@ TEST_P(AgentCalls, NestedTwoHundredDeepBetweenTwoAgentsDoNotDeadlock) {
   EXPECT_EQ(text_of(reply->payload), "200");
 }
 
-TEST_P(AgentCalls, ThatTakeTooLongFailWithTheDeadlineAndTheNextCallIsNotHurt) {
+TEST_P(AgentCalls, ThatTakeTooLongFailWithoutHarmToTheNextCall) {
   b->serve("slow", [](const Request&, Reply reply) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     reply.send(message_of("late"));
@@ -170,7 +170,7 @@ TEST_P(AgentCalls, PendingWhenThePeerLeavesFailWithItsName) {
   EXPECT_NE(lost.status().what().find("\"b\""), std::string::npos) << lost.status().text();
 }
 
-TEST_P(AgentCalls, CompletionsRunOnceWithoutAnybodyWaiting) {
+TEST_P(AgentCalls, CompletionsRunOnceWithoutAWaiter) {
   serve_echo(*b);
   std::atomic<int> done{0};
   for (int i = 0; i < 100; ++i) {
@@ -182,7 +182,7 @@ TEST_P(AgentCalls, CompletionsRunOnceWithoutAnybodyWaiting) {
   EXPECT_EQ(done, 100);
 }
 
-TEST_P(AgentCalls, AgentsThatLeftHoldNoThreadsAndNoDescriptors) {
+TEST_P(AgentCalls, AgentsThatHaveLeftHoldNoThreadsAndNoDescriptors) {
   const auto descriptors = open_descriptors(), running = threads();
   const auto guest = join(store, "guest", GetParam()), host = join(store, "host", GetParam());
   serve_echo(*host);

@@ -77,7 +77,7 @@ class KeyFile : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(KeyFile, HoldsTheSameKeyAsAVariableOfTheSameText) {
+TEST_F(KeyFile, GivesTheSameKeyAsAVariableWithTheSameText) {
   const auto from_file = Key::from_file(write(std::string(kText) + "\n", 0600));
   ASSERT_TRUE(from_file.ok()) << from_file.status().text();
   const auto from_text = Key::from_text(kText);
@@ -85,7 +85,7 @@ TEST_F(KeyFile, HoldsTheSameKeyAsAVariableOfTheSameText) {
   EXPECT_EQ(text_of(from_file->bytes()), text_of(from_text->bytes()));
 }
 
-TEST_F(KeyFile, ThatOthersCanReadIsRefusedWithTheCommandThatMendsIt) {
+TEST_F(KeyFile, ThatOthersCanReadIsRefusedWithTheCommandToFixIt) {
   for (const mode_t mode : {0640, 0604, 0660, 0622}) {
     const auto path = write(kText, mode);
     const auto key = Key::from_file(path);
@@ -103,7 +103,7 @@ TEST_F(KeyFile, ErrorsNeverShowTheKey) {
   }
 }
 
-TEST_F(KeyFile, ThatIsMissingOrNoFileIsAnErrorNotAMissingKey) {
+TEST_F(KeyFile, ThatIsMissingOrADirectoryIsAnError) {
   EXPECT_EQ(Key::from_file((folder_ / "none").string()).status().code(), Code::not_found);
   EXPECT_FALSE(Key::from_file(folder_.string()).ok());
   ASSERT_EQ(::mkfifo((folder_ / "fifo").c_str(), 0600), 0);
@@ -111,7 +111,7 @@ TEST_F(KeyFile, ThatIsMissingOrNoFileIsAnErrorNotAMissingKey) {
   EXPECT_FALSE(Key::from_file(write(std::string(Key::kMostBytes + 1, 'x'), 0600)).ok());
 }
 
-TEST_F(KeyFile, OptionBeatsFileBeatsVariable) {
+TEST_F(KeyFile, OptionPrecedesFilePrecedesVariable) {
   EXPECT_TRUE(Key::load("")->empty());
   ::setenv("TENSORFERRY_KEY", "the variable's key, long enough", 1);
   EXPECT_EQ(text_of(Key::load("")->bytes()), "the variable's key, long enough");
@@ -124,7 +124,7 @@ TEST(Key, RandomOnesDiffer) { EXPECT_NE(text_of(Key::random().bytes()), text_of(
 
 // ---- Signatures
 
-TEST(Signature, HoldsForItsBytesContextAndKeyAlone) {
+TEST(Signature, IsValidOnlyForItsBytesContextAndKey) {
   const auto key = Key::random(), other = Key::random();
   const auto signature = sign(key, "record trainer0", view_of("body"));
   EXPECT_TRUE(verify(key, "record trainer0", view_of("body"), signature));
@@ -135,7 +135,7 @@ TEST(Signature, HoldsForItsBytesContextAndKeyAlone) {
   EXPECT_FALSE(verify(key, "record trainer0b", view_of("ody"), signature));  // no byte may move between the fields
 }
 
-TEST(Proof, IsNeitherTheOtherSidesNorAnotherConnections) {
+TEST(Proof, DiffersBetweenSidesAndBetweenConnections) {
   const auto key = Key::random();
   Preamble a, b;
   fill_random(a.nonce);
@@ -153,7 +153,7 @@ TEST(Proof, IsNeitherTheOtherSidesNorAnotherConnections) {
 
 // ---- Preamble
 
-TEST(Preamble, SurvivesTheWire) {
+TEST(Preamble, RoundTrips) {
   Preamble sent{.version_min = 2, .version_max = 7, .features = 0xdeadbeef, .demands_proof = true, .has_key = false};
   fill_random(sent.nonce);
   const auto got = Preamble::decode(sent.encode());
@@ -162,7 +162,7 @@ TEST(Preamble, SurvivesTheWire) {
   EXPECT_EQ(got->features, 0xdeadbeef);
 }
 
-TEST(Preamble, ThatIsNoneIsAProtocolError) {
+TEST(Preamble, InvalidBytesAreAProtocolError) {
   auto encoded = Preamble{}.encode();
   EXPECT_EQ(Preamble::decode(ByteView(encoded).first(47)).status().code(), Code::protocol_error);
   encoded[0] = std::byte{'G'};
@@ -173,20 +173,20 @@ TEST(Preamble, ThatIsNoneIsAProtocolError) {
 
 // ---- Which connections need a key
 
-TEST(KeyNeeded, ByAnyoneButTheSameUserOverAUnixSocket) {
+TEST(KeyNeeded, ByEveryPeerExceptTheSameUserOverAUnixSocket) {
   EXPECT_FALSE(key_needed(1000, 1000));
   EXPECT_TRUE(key_needed(1001, 1000));
   EXPECT_TRUE(key_needed(0, 1000));
   EXPECT_TRUE(key_needed(std::nullopt, 1000));
 }
 
-TEST(KeyNeeded, ByUsersThatThisNamespaceCannotName) {
+TEST(KeyNeeded, ByUsersThatThisUserNamespaceDoesNotMap) {
   uid_t overflow = 65534;
   std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
   EXPECT_TRUE(key_needed(overflow, overflow));
 }
 
-TEST(UnixPeer, IsKnownByItsUidAndOtherSocketsAreNot) {
+TEST(UnixPeer, HasAUidAndOtherSocketsHaveNone) {
   const auto [a, b] = connected_pair();
   EXPECT_EQ(unix_peer_uid(a.get()), ::geteuid());
   const FileDescriptor tcp(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -196,7 +196,7 @@ TEST(UnixPeer, IsKnownByItsUidAndOtherSocketsAreNot) {
 
 // ---- Handshake
 
-TEST(Handshake, WithTheSameKeyAgreesAndIsProven) {
+TEST(Handshake, WithTheSameKeySucceedsAndProvesBothSides) {
   const auto key = Key::random();
   auto a = terms(&key), b = terms(&key);
   a.version_max = 5, a.features = 0b0110;
@@ -211,13 +211,13 @@ TEST(Handshake, WithTheSameKeyAgreesAndIsProven) {
   }
 }
 
-TEST(Handshake, NeedsNoKeyWhereNeitherSideAsks) {
+TEST(Handshake, NeedsNoKeyIfNeitherSideDemandsOne) {
   const auto outcome = run_handshake(terms(nullptr, false), terms(nullptr, false));
   ASSERT_TRUE(outcome.dialler.ok() && outcome.acceptor.ok());
   EXPECT_FALSE(outcome.dialler->proven);
 }
 
-TEST(Handshake, BothProveWhereOneSideAsks) {
+TEST(Handshake, ProvesBothSidesIfOneSideDemandsAKey) {
   const auto key = Key::random(), other = Key::random();
   for (const bool dialler_asks : {true, false}) {
     const auto good = run_handshake(terms(&key, dialler_asks), terms(&key, !dialler_asks));
@@ -229,7 +229,7 @@ TEST(Handshake, BothProveWhereOneSideAsks) {
   }
 }
 
-TEST(Handshake, WithAnotherKeyFailsAtBothEndsAndSaysWhatToDo) {
+TEST(Handshake, WithDifferentKeysFailsAtBothEndsWithAdvice) {
   const auto key = Key::random(), other = Key::random();
   const auto outcome = run_handshake(terms(&key), terms(&other));
   for (const auto& end : {outcome.dialler, outcome.acceptor}) {
@@ -247,7 +247,7 @@ TEST(Handshake, SaysWhichEndHasNoKey) {
   EXPECT_THAT(std::string(without.acceptor.status().what()), HasSubstr("the peer has no cluster key"));
 }
 
-TEST(Handshake, ForAnotherPurposeFails) {
+TEST(Handshake, WithDifferentPurposesFails) {
   const auto key = Key::random();
   const auto outcome = run_handshake(terms(&key, true, "link"), terms(&key, true, "store"));
   EXPECT_EQ(outcome.dialler.status().code(), Code::unauthenticated);
@@ -265,7 +265,7 @@ TEST(Handshake, WithoutACommonVersionNamesBothRanges) {
   EXPECT_THAT(std::string(outcome.acceptor.status().what()), HasSubstr("this side 2 to 4"));
 }
 
-TEST(Handshake, AcceptorSendsGarbageNoAnswer) {
+TEST(Handshake, AcceptorDoesNotAnswerGarbage) {
   auto [a, b] = connected_pair();
   const auto key = Key::random();
   const std::string garbage = "GET / HTTP/1.1\r\nHost: example\r\nAccept: everything\r\n\r\n";
@@ -276,7 +276,7 @@ TEST(Handshake, AcceptorSendsGarbageNoAnswer) {
   EXPECT_LE(::recv(a.get(), &byte, 1, 0), 0);
 }
 
-TEST(Handshake, AProofSentBackIsNotTheDiallersProof) {
+TEST(Handshake, AReflectedProofIsRefused) {
   // The dialler echoes the acceptor's own proof: reflection.
   auto [a, b] = connected_pair();
   const auto key = Key::random();
@@ -291,7 +291,7 @@ TEST(Handshake, AProofSentBackIsNotTheDiallersProof) {
   attacker.join();
 }
 
-TEST(Handshake, RecordedConnectionCannotBeReplayed) {
+TEST(Handshake, ARecordedConnectionCannotBeReplayed) {
   const auto key = Key::random();
   DiallerHandshake honest(terms(&key));
   AcceptorHandshake first(terms(&key));
@@ -305,7 +305,7 @@ TEST(Handshake, RecordedConnectionCannotBeReplayed) {
   EXPECT_EQ(second.check(ByteView(*recorded).first(8)).code(), Code::protocol_error);
 }
 
-TEST(Handshake, SilentOrVanishingPeersEndAtTheDeadline) {
+TEST(Handshake, WithASilentOrVanishedPeerEndsAtTheDeadline) {
   const auto key = Key::random();
   {
     auto [a, b] = connected_pair();

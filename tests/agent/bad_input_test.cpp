@@ -161,7 +161,7 @@ class BadInput : public ::testing::Test {
 
 // ---- Strangers
 
-TEST_F(BadInput, OfStrangersEndsBeforeAnythingIsParsed) {
+TEST_F(BadInput, BeforeTheHandshakeEndsTheConnectionUnparsed) {
   expect_turned_away("noise", noise(5000), "does not speak the tensorferry protocol");
   expect_turned_away("http", bytes_of("GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8.0 (x86_64)\r\n\r\n"),
                      "does not speak");
@@ -178,7 +178,7 @@ TEST_F(BadInput, OfStrangersEndsBeforeAnythingIsParsed) {
   expect_turned_away("half a greeting", Bytes(good.begin(), good.end()), "", true);
 }
 
-TEST_F(BadInput, OfAStrangerWithoutTheKeyEndsBeforeAnythingIsParsed) {
+TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   const auto wrong = Key::random();
   const Key none;
   for (const auto* key : {&wrong, &none}) {
@@ -205,7 +205,7 @@ TEST_F(BadInput, OfAStrangerWithoutTheKeyEndsBeforeAnythingIsParsed) {
   EXPECT_TRUE(stranger.ended());
 }
 
-TEST_F(BadInput, WhereTheHelloBelongsEndsTheConnection) {
+TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
   const auto send = [&](const std::string& name, const Bytes& bytes, const std::string& why, bool then_closes = false) {
     SCOPED_TRACE(name);
     ::testing::internal::CaptureStderr();
@@ -242,7 +242,7 @@ TEST_F(BadInput, WhereTheHelloBelongsEndsTheConnection) {
   send("for somebody else", hello([](auto& h) { h.expected = 12345; }), "means an earlier agent of this name");
 }
 
-TEST_F(BadInput, OfThreeHundredSlowStrangersNeitherBlocksOthersNorLeaks) {
+TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
   const auto record = record_of(store, "target");
   const auto come_and_go = [&] {
     std::vector<RawConnection> strangers;
@@ -266,7 +266,7 @@ TEST_F(BadInput, OfThreeHundredSlowStrangersNeitherBlocksOthersNorLeaks) {
   (void)::testing::internal::GetCapturedStderr();  // one line for each stranger
 }
 
-TEST_F(BadInput, OfAStrangerWhoSaysNothingIsEndedByTime) {
+TEST_F(BadInput, OfASilentDiallerEndsAtTheHandshakeTimeout) {
   if (rounds(100) == 1) GTEST_SKIP() << "takes ten seconds: TENSORFERRY_SOAK=1";
   auto stranger = raw_connect(record_of(store, "target"), true);
   std::this_thread::sleep_for(seconds(2));
@@ -328,7 +328,7 @@ TEST_F(BadInput, InRequestsEndsTheLink) {
   expect_lost("a device that nobody has", joined({one(gpu, 10), Bytes(10)}), "a channel that does not reach");
 }
 
-TEST_F(BadInput, InBodiesThatAreBuffersEndsTheLink) {
+TEST_F(BadInput, InBodiesReadAsBuffersEndsTheLink) {
   expect_lost("no count", spilled({}), "too short to hold the rest");
   expect_lost("more records than there are", spilled(spill_of(1000, Bytes(64))), "more buffers than fit");
   expect_lost("4 billion records", spilled(spill_of(0xffffffff, Bytes(64))), "more buffers than fit");
@@ -339,7 +339,7 @@ TEST_F(BadInput, InBodiesThatAreBuffersEndsTheLink) {
               "a channel that does not reach");
 }
 
-TEST_F(BadInput, InDevicesOfBytesThatTheHostReadsEndsTheLink) {
+TEST_F(BadInput, InDevicesOfHostReadBytesEndsTheLink) {
   const auto for_device = [](Bytes record) {
     record[3] = std::byte{1};  // the destination's type: cuda
     return record;
@@ -354,7 +354,7 @@ TEST_F(BadInput, InDevicesOfBytesThatTheHostReadsEndsTheLink) {
   expect_lost("a spilled body", frame, "the rest of it");
 }
 
-TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryAlone) {
+TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryUnchanged) {
   RawPeer peer(store, "elsewhere");
   RawCallOptions options;
   options.into = {patterned(100, 1)};
@@ -394,7 +394,7 @@ TEST_F(BadInput, OnABulkConnectionEndsTheLink) {
               "does not reach", bulk);
 }
 
-TEST_F(BadInput, OfBulkBytesOfAnotherSizeThanTheirTicketEndsTheLink) {
+TEST_F(BadInput, InTheSizeOfBulkBytesEndsTheLink) {
   auto calls = raw_dial(store, "target", raw_hello("liar", 9));
   auto hello = raw_hello("liar", 9);
   hello.purpose = wire::Hello::Purpose::bulk;
@@ -433,7 +433,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
 
 // ---- Callees
 
-TEST_F(BadInput, InRepliesFailsTheCallsToThatPeerAlone) {
+TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
   const auto answer = [&](const std::string& name, const std::function<Bytes(std::uint64_t)>& reply,
                           const std::string& why, Code code) {
     SCOPED_TRACE(name);

@@ -50,7 +50,7 @@ std::vector<Buffer> leaves(std::size_t count, std::size_t bytes) {
   return buffers;
 }
 
-TEST_P(Bundles, ComeApartInTheOrderOfTheMessage) {
+TEST_P(Bundles, AreUnpackedInTheOrderOfTheMessage) {
   std::mt19937 random(3);
   for (int round = 0; round < 100; ++round) {
     std::vector<Buffer> buffers;
@@ -66,7 +66,7 @@ TEST_P(Bundles, ComeApartInTheOrderOfTheMessage) {
   }
 }
 
-TEST_P(Bundles, CountTheBytesOfTheirBuffersAlone) {
+TEST_P(Bundles, CountOnlyTheBytesOfTheirBuffers) {
   const auto buffers = leaves(100, 20'000);
   std::size_t bytes = 0;
   for (const auto& buffer : buffers) bytes += buffer.bytes;
@@ -82,7 +82,7 @@ TEST_P(Bundles, CountTheBytesOfTheirBuffersAlone) {
   EXPECT_EQ(total(a->counters().bytes_received) - received, bytes);
 }
 
-TEST_P(Bundles, AreBuffersOfTheReceiversOwn) {
+TEST_P(Bundles, ArriveAsSeparateBuffersOfTheReceiver) {
   const auto buffers = leaves(40, 10'001);
   warm_up(buffers);
   auto came = echo(buffers);
@@ -168,7 +168,7 @@ Bytes encoded(const std::vector<wire::BufferRecord>& records) {
   return out;
 }
 
-TEST(BundleOfAPeer, ComesByAnyChannel) {
+TEST(BundleOfAPeer, ArrivesByAnyChannel) {
   const auto store = std::make_shared<MemoryStore>();
   const auto agent = join(store, "agent");
   std::vector<std::string> came;
@@ -192,7 +192,7 @@ TEST(BundleOfAPeer, ComesByAnyChannel) {
   EXPECT_EQ(came, (std::vector<std::string>{"AA", "BBB", "CCCC"}));
 }
 
-TEST(BundleOfAPeer, ThatMakesNoSenseEndsItsLink) {
+TEST(BundleOfAPeer, ThatIsInvalidEndsItsLink) {
   const auto store = std::make_shared<MemoryStore>();
   const auto agent = join(store, "agent");
   serve_echo(*agent);
@@ -203,7 +203,7 @@ TEST(BundleOfAPeer, ThatMakesNoSenseEndsItsLink) {
   }
 }
 
-TEST(BundleOfAPeer, IsNotSentToOneThatDoesNotReadThem) {
+TEST(BundleOfAPeer, IsNotSentToAPeerWithoutTheFeature) {
   const auto store = std::make_shared<MemoryStore>();
   const auto agent = join(store, "agent");
   RawPeer peer(store, "old");  // announces no features

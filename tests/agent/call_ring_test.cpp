@@ -68,7 +68,7 @@ class CallRings : public ::testing::Test {
   Bytes buffer_ = Bytes(CallRing::most_request);
 };
 
-TEST_F(CallRings, CarryRequestsInOrderAndAnswersToTheirSlots) {
+TEST_F(CallRings, CarryRequestsInOrderAndRepliesToTheirSlots) {
   for (unsigned round = 0; round < 2000; ++round) {
     const auto first = frame_of(40 + round % 3000, round), second = frame_of(40, round + 1);
     const auto a = send(first), b = send(second);
@@ -86,7 +86,7 @@ TEST_F(CallRings, CarryRequestsInOrderAndAnswersToTheirSlots) {
   }
 }
 
-TEST_F(CallRings, ThatAreFullRefuseAndThenTakeMore) {
+TEST_F(CallRings, RefuseRequestsWhileTheyAreFull) {
   const auto frame = frame_of(60'000, 1);
   int sent = 0;
   while (true) {
@@ -104,7 +104,7 @@ TEST_F(CallRings, ThatAreFullRefuseAndThenTakeMore) {
   for (int i = 0; i < sent; ++i) EXPECT_EQ(pop()->second, frame);
 }
 
-TEST_F(CallRings, HaveSoManySlotsAndNoMore) {
+TEST_F(CallRings, HaveAFixedNumberOfSlots) {
   std::set<std::uint32_t> taken;
   for (std::uint32_t i = 0; i < CallRing::slots; ++i) taken.insert(caller->reserve()->index);
   EXPECT_EQ(taken.size(), CallRing::slots);
@@ -113,7 +113,7 @@ TEST_F(CallRings, HaveSoManySlotsAndNoMore) {
   EXPECT_EQ(caller->reserve()->index, 5U);
 }
 
-TEST_F(CallRings, GiveALateAnswerToNobody) {
+TEST_F(CallRings, DropALateReply) {
   const auto old = send(frame_of(50, 1));
   const auto request = pop();
   caller->abandon(old);
@@ -130,7 +130,7 @@ TEST_F(CallRings, GiveALateAnswerToNobody) {
   EXPECT_EQ(caller->state(*next), State::pending);
 }
 
-TEST_F(CallRings, TellTheCallerOfWatchedSlotsOnce) {
+TEST_F(CallRings, ReportEachWatchedSlotToTheCallerOnce) {
   const auto a = send(frame_of(50, 1)), b = send(frame_of(50, 2));
   const auto got_a = pop(), got_b = pop();
   EXPECT_EQ(callee->answer(got_a->first, frame_of(44, 1)), Answered::quietly);
@@ -147,7 +147,7 @@ TEST_F(CallRings, TellTheCallerOfWatchedSlotsOnce) {
   EXPECT_FALSE(caller->next_done());
 }
 
-TEST_F(CallRings, WakeWhoeverSleepsOnASlot) {
+TEST_F(CallRings, WakeTheSleeperOfASlot) {
   for (int round = 0; round < rounds(20'000); ++round) {
     const auto slot = send(frame_of(40, 1));
     std::thread server([&] {
@@ -168,7 +168,7 @@ TEST_F(CallRings, WakeWhoeverSleepsOnASlot) {
   }
 }
 
-TEST_F(CallRings, OfAnotherNonceOrSizeOrThatCouldShrinkAreRefused) {
+TEST_F(CallRings, WithAnotherNonceOrSizeOrUnsealedMemoryAreRefused) {
   EXPECT_EQ(CallRing::map(std::move(*caller->share()), 4712).status().code(), Code::protocol_error);
   FileDescriptor unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(unsealed.get(), 16 << 20), 0);
@@ -178,7 +178,7 @@ TEST_F(CallRings, OfAnotherNonceOrSizeOrThatCouldShrinkAreRefused) {
   EXPECT_EQ(CallRing::map(std::move(*small->share()), 4711).status().code(), Code::protocol_error);
 }
 
-TEST_F(CallRings, ThatHoldNonsenseAreRefusedWithoutReadingOutside) {
+TEST_F(CallRings, WithInvalidContentsAreRefusedWithoutReadingOutside) {
   // The first word of the ring's bytes is the length of its first request. A hostile caller may write any length there.
   auto descriptor = caller->share();
   const auto slot = send(frame_of(40, 1));
@@ -207,7 +207,7 @@ TEST_F(CallRings, ThatHoldNonsenseAreRefusedWithoutReadingOutside) {
 
 // ---- The doorbell
 
-TEST(Doorbells, WakeASleeperHoweverCloseTheRaceIs) {
+TEST(Doorbells, NeverLoseAWakeUpInARace) {
   const auto bell = Doorbell::create();
   const auto peers = Doorbell::map(std::move(*bell->share()));
   ASSERT_TRUE(peers.ok());
@@ -235,7 +235,7 @@ TEST(Doorbells, WakeASleeperHoweverCloseTheRaceIs) {
   sleeper.join();
 }
 
-TEST(Doorbells, LetASleeperGoWhenItsTimeIsOver) {
+TEST(Doorbells, EndASleepAtItsTimeout) {
   const auto bell = Doorbell::create();
   bell->begin_polling();
   const auto ticket = bell->ticket();
@@ -248,7 +248,7 @@ TEST(Doorbells, LetASleeperGoWhenItsTimeIsOver) {
 
 // ---- Spinning
 
-TEST(Spins, StopWhereTheyFindNothingAndAreTriedNowAndThen) {
+TEST(Spins, StopIfTheyFindNothingAndAreRetriedRarely) {
   Spin spin;
   int polls = 0;
   const auto nothing = [&] {

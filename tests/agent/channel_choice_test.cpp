@@ -145,7 +145,7 @@ TEST_F(ChannelChoice, CountersCountCalls) {
 
 // ---- Shared memory
 
-TEST_F(ChannelChoice, SharedBlocksCarryAsSoonAsTheyAreWarmAndSilentlyFallBackBefore) {
+TEST_F(ChannelChoice, SharedBlocksCarryOnceTheyAreWarmAndFallBackSilentlyBefore) {
   join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; });
   ASSERT_EQ(usable_soon("shm"), "usable");
   ::testing::internal::CaptureStderr();
@@ -173,7 +173,7 @@ TEST_F(ChannelChoice, SharedBlocksNeedAUnixSocketAndExplainSaysSo) {
   EXPECT_EQ(sent_by("basic"), 1'000'000U);
 }
 
-TEST_F(ChannelChoice, SharedBlocksAreNotUsedWhereMemoryMustNotBeShared) {
+TEST_F(ChannelChoice, SharedBlocksAreNotUsedIfMemoryMustNotBeShared) {
   join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; },
             [](RawAgentOptions& options) {
               options.channels = "-xth";
@@ -187,7 +187,7 @@ TEST_F(ChannelChoice, SharedBlocksAreNotUsedWhereMemoryMustNotBeShared) {
 
 // ---- Requiring
 
-TEST_F(ChannelChoice, ARequiredChannelCarriesAlthoughAFasterOneCould) {
+TEST_F(ChannelChoice, ARequiredChannelPrecedesAFasterOne) {
   join_both();
   ASSERT_TRUE(echo(100'000, "basic").ok());
   EXPECT_EQ(sent_by("basic"), 100'000U);
@@ -215,7 +215,7 @@ TEST_F(ChannelChoice, ARequiredChannelThatCannotCarryFailsTheCallRatherThanFalli
   EXPECT_THAT(what(unknown), HasSubstr("there is no channel of that name"));
 }
 
-TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachSaysWhy) {
+TEST_F(ChannelChoice, ARequiredChannelThatDoesNotReachThePeerFailsWithTheReason) {
   join_both({}, [](RawAgentOptions& options) { options.channels = "basic"; });
   const auto status = echo(10'000, "xth");
   EXPECT_EQ(status.code(), Code::channel_unavailable);
@@ -253,7 +253,7 @@ class KeptBack {
   std::vector<std::function<void()>> kept_;
 };
 
-TEST_F(ChannelChoice, ARequiredChannelIsWaitedForWhileItIsProbed) {
+TEST_F(ChannelChoice, ACallWaitsForTheProbeOfItsRequiredChannel) {
   KeptBack probes;
   join_both(probes.mail());
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
@@ -266,7 +266,7 @@ TEST_F(ChannelChoice, ARequiredChannelIsWaitedForWhileItIsProbed) {
   EXPECT_EQ(sent_by("mail"), 10'000U);
 }
 
-TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsSaysWhy) {
+TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsGivesTheReason) {
   KeptBack probes;
   join_both(probes.mail({Code::permission_denied, "the box is locked"}));
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
@@ -277,7 +277,7 @@ TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsSaysWhy) {
   EXPECT_THAT(what(status), HasSubstr("the box is locked"));
 }
 
-TEST_F(ChannelChoice, CallsOfOneOrderStayBehindOneThatWaitsForAProbe) {
+TEST_F(ChannelChoice, CallsWithOneOrderKeyStayBehindACallThatWaitsForAProbe) {
   KeptBack probes;
   join_both(probes.mail());
   std::mutex mutex;
@@ -310,7 +310,7 @@ TEST_F(ChannelChoice, CallsOfOneOrderStayBehindOneThatWaitsForAProbe) {
   ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock::now() + seconds(20)));
 }
 
-TEST_F(ChannelChoice, WhatStandsBehindAProbeThatNeverEndsIsLetGoWithTheLink) {
+TEST_F(ChannelChoice, CallsBehindAProbeThatNeverEndsAreReleasedWithTheLink) {
   KeptBack probes;
   join_both(probes.mail());
   std::vector<std::weak_ptr<void>> sources;
@@ -329,7 +329,7 @@ TEST_F(ChannelChoice, WhatStandsBehindAProbeThatNeverEndsIsLetGoWithTheLink) {
   for (const auto& source : sources) EXPECT_TRUE(eventually([&] { return source.expired(); }));
 }
 
-TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
+TEST_F(ChannelChoice, AnUnknownDeviceFailsTheCallAndNotTheLink) {
   join_both();
   auto message = buffer_message(10'000);
   message.destinations = {{{DeviceType::cuda, 0}}};
@@ -339,7 +339,7 @@ TEST_F(ChannelChoice, ADeviceThatNobodyHasFailsTheCallAndNotTheLink) {
 
 // ---- A user's own channel
 
-TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
+TEST_F(ChannelChoice, AUserDefinedChannelIsProbedAndThenCarries) {
   for (const Ways& ways : {Ways{"ring", ""}, Ways{"tcp", ""}}) {
     join_both([](RawAgentOptions& options) { options.registry = with_mail(); }, {}, ways);
     ASSERT_EQ(usable_soon("mail"), "usable");
@@ -356,7 +356,7 @@ TEST_F(ChannelChoice, AUsersChannelIsProbedAndThenCarries) {
   }
 }
 
-TEST_F(ChannelChoice, AReplyAcknowledgesWhatItsChannelNoticesOnlyWhenAsked) {
+TEST_F(ChannelChoice, AReplyAcknowledgesBuffersOfAChannelThatNeedsProgress) {
   join_both([](RawAgentOptions& options) {
     options.registry = with_mail({.consumes_on_progress = true});
     options.max_bytes_in_flight = 100'000;  // each call waits for the call before it
@@ -373,7 +373,7 @@ TEST_F(ChannelChoice, AReplyAcknowledgesWhatItsChannelNoticesOnlyWhenAsked) {
   }
 }
 
-TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
+TEST_F(ChannelChoice, AUserDefinedChannelLandsInTheCallersMemory) {
   join_both([](RawAgentOptions& options) { options.registry = with_mail(); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   for (int i = 0; i < 20; ++i) {
@@ -385,7 +385,7 @@ TEST_F(ChannelChoice, AUsersChannelLandsInTheCallersMemory) {
   }
 }
 
-TEST_F(ChannelChoice, ManyThreadsShareAUsersChannel) {
+TEST_F(ChannelChoice, ManyThreadsShareAUserDefinedChannel) {
   join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
   std::vector<std::thread> threads;
@@ -403,7 +403,7 @@ TEST_F(ChannelChoice, ManyThreadsShareAUsersChannel) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce) {
+TEST_F(ChannelChoice, ARefusedBufferTakesTheNextChannelWithOneWarning) {
   ::testing::internal::CaptureStderr();
   join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
@@ -417,7 +417,7 @@ TEST_F(ChannelChoice, ABufferThatIsRefusedGoesByTheNextChannelAndIsWarnedOfOnce)
   EXPECT_THAT(log, HasSubstr("mail: no stamp for letter"));
 }
 
-TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
+TEST_F(ChannelChoice, OtherChannelsCarryWithoutAWarningDuringAProbe) {
   ::testing::internal::CaptureStderr();
   join_both([](RawAgentOptions& options) { options.registry = with_mail({.asked = [](const auto&) {}}); });
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(echo(10'000).ok());
@@ -428,7 +428,7 @@ TEST_F(ChannelChoice, WhileAProbeRunsTheOthersCarryAndNobodyIsWarned) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("fallback")));
 }
 
-TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndMakesTheChannelFallAway) {
+TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndRemovesTheChannel) {
   const auto good = [](RawAgentOptions& options) { options.registry = with_mail(); };
   const auto bad = [](RawAgentOptions& options) {
     options.registry = with_mail({.probe = {Code::permission_denied, "the box is locked"}});
@@ -447,7 +447,7 @@ TEST_F(ChannelChoice, AProbeThatFailsAtEitherEndMakesTheChannelFallAway) {
       << reason;
 }
 
-TEST_F(ChannelChoice, EachDirectionFollowsItsSendersOrder) {
+TEST_F(ChannelChoice, EachDirectionFollowsTheChannelOrderOfItsSender) {
   const auto basic_first = [](RawAgentOptions& options) {
     options.registry = with_mail();
     options.channels = "basic,mail,xth";
@@ -461,7 +461,7 @@ TEST_F(ChannelChoice, EachDirectionFollowsItsSendersOrder) {
 
 // ---- Overrides
 
-TEST_F(ChannelChoice, IsOverriddenByTheEnvironmentAndThatByTheOption) {
+TEST_F(ChannelChoice, OptionOverridesEnvironmentOverridesDefault) {
   ::setenv("TENSORFERRY_CHANNELS", "basic", 1);
   join_both();
   EXPECT_EQ(a->explain("b")->channel, "basic");

@@ -92,7 +92,7 @@ class ChannelEnd : public ::testing::Test {
   std::weak_ptr<void> source;
 };
 
-TEST_F(ChannelEnd, ItMayUseItsWireWhileTheLinkIsDestroyed) {
+TEST_F(ChannelEnd, MayUseItsWireWhileTheLinkIsDestroyed) {
   bool used = false;
   common->last = [&](Wire& wire) {
     for (int i = 0; i < 1000; ++i) wire.control(Bytes(100), {});
@@ -107,7 +107,7 @@ TEST_F(ChannelEnd, ItMayUseItsWireWhileTheLinkIsDestroyed) {
   EXPECT_TRUE(eventually([&] { return used; }));
 }
 
-TEST_F(ChannelEnd, ALinkThatGoesInsideAUseOfItsWireDoesNotWaitForThatUse) {
+TEST_F(ChannelEnd, ALinkDestroyedInsideAWireCallDoesNotWaitForThatCall) {
   send_and_leave();
   auto over = std::make_shared<std::promise<void>>();
   std::thread([over, common = common] {  // not joined: if the test fails, it waits for ever

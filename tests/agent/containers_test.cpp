@@ -164,7 +164,7 @@ class Containers : public ::testing::Test {
   std::shared_ptr<RawAgent> me;
 };
 
-TEST_F(Containers, CallsGoByRingsAndTensorsBySharedBlocks) {
+TEST_F(Containers, CallsUseRingsAndTensorsUseSharedBlocks) {
   constexpr std::size_t bytes = 3 << 20;
   // Pairs of one agent inside a container and one outside, and of two inside, of which neither sees the other's pid.
   const auto explained = [&](const std::string& from, const std::string& to) {
@@ -208,7 +208,7 @@ bool kernel_gives_pidfds_of_peers() {
   return has;
 }
 
-TEST_F(Containers, ADeathInAnotherPidNamespaceIsSeenAlsoWhileAForkHoldsTheSockets) {
+TEST_F(Containers, ADeathInAnotherPidNamespaceIsDetectedWhileAForkHoldsTheSockets) {
   for (const bool forked : {false, true}) {
     SCOPED_TRACE(forked);
     if (forked && !kernel_gives_pidfds_of_peers()) GTEST_SKIP() << "this kernel has no SO_PEERPIDFD";

@@ -45,7 +45,7 @@ std::string what(const Status& status) { return std::string(status.what()); }
 
 // ---- Records
 
-TEST(Record, OfThisProcessSaysWhoAndWhere) {
+TEST(Record, OfThisProcessHasItsNameAndAddresses) {
   const auto record = describe_this_process(), again = describe_this_process();
   EXPECT_EQ(record.pid, ::getpid());
   EXPECT_EQ(record.uid, ::geteuid());
@@ -55,7 +55,7 @@ TEST(Record, OfThisProcessSaysWhoAndWhere) {
   EXPECT_EQ(record.boot_id, again.boot_id);
 }
 
-TEST(Record, SurvivesTheStoreSignedOrNot) {
+TEST(Record, RoundTripsWithAndWithoutASignature) {
   auto record = record_of("trainer0", 3);
   record.left = true;
   record.world = {1, 2, ~std::uint64_t{0}};
@@ -85,7 +85,7 @@ TEST(Record, IsRefusedWhenItsSignatureIsWrong) {
   EXPECT_EQ(code(good, Key(), "n/trainer0", 7), Code::ok);  // no key here: nothing to check it with
 }
 
-TEST(Record, CutShortOrMalformedIsRefused) {
+TEST(Record, ThatIsTruncatedOrMalformedIsRefused) {
   const auto good = encode_record(record_of("trainer0"), Key(), "s", 1);
   for (std::size_t size = 0; size < good.size(); ++size) {
     EXPECT_EQ(decode_record(ByteView(good).first(size), Key(), "s", 1).status().code(), Code::protocol_error) << size;
@@ -115,7 +115,7 @@ TEST(Record, CutShortOrMalformedIsRefused) {
   EXPECT_TRUE(refused(bad));
 }
 
-TEST(Record, TellsWhetherAUnixSocketMayBeInCommon) {
+TEST(Record, TellsWhetherAUnixSocketMayReachThePeer) {
   const auto mine = record_of("a");
   auto theirs = record_of("b");
   EXPECT_TRUE(may_share_unix(mine, theirs));
@@ -181,7 +181,7 @@ TEST_P(DirectoryTest, FindsByNameAndByRank) {
   EXPECT_EQ(b->find(1, milliseconds(10)).status().code(), Code::not_found);
 }
 
-TEST_P(DirectoryTest, FindWaitsForOneThatJoinsLater) {
+TEST_P(DirectoryTest, FindWaitsForAnAgentThatJoinsLater) {
   const auto a = directory(), b = directory();
   std::thread finder([&] {
     const auto found = b->find("late", seconds(30));
@@ -205,7 +205,7 @@ TEST_P(DirectoryTest, NameOfALivingAgentIsRefusedWithItsPidAndHost) {
   EXPECT_EQ(*directory()->find("server", milliseconds(0)), first);
 }
 
-TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreeAgain) {
+TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreed) {
   const auto a = directory(), b = directory(), c = directory();
   ASSERT_TRUE(a->join(record_of("one", 0), kUnasked).ok());
   const auto status = b->join(record_of("two", 0), kAlive);
@@ -215,7 +215,7 @@ TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreeAgain) {
   EXPECT_TRUE(c->join(record_of("two", 1), kUnasked).ok());
 }
 
-TEST_P(DirectoryTest, DeadPredecessorIsReplacedByANewIncarnationAfterOneQuestion) {
+TEST_P(DirectoryTest, DeadPredecessorIsReplacedAfterOneLivenessCheck) {
   const auto first = record_of("server", 0), second = record_of("server", 0);
   ASSERT_TRUE(directory()->join(first, kUnasked).ok());
   int questions = 0;
@@ -233,7 +233,7 @@ TEST_P(DirectoryTest, DeadPredecessorIsReplacedByANewIncarnationAfterOneQuestion
   EXPECT_EQ(reader->find(0, milliseconds(0))->incarnation, second.incarnation);
 }
 
-TEST_P(DirectoryTest, OneThatLeftFreesItsNameAndRankAtOnce) {
+TEST_P(DirectoryTest, AnAgentThatLeavesFreesItsNameAndRankAtOnce) {
   const auto a = directory(), reader = directory();
   ASSERT_TRUE(a->join(record_of("server", 0), kUnasked).ok());
   a->leave();
@@ -250,7 +250,7 @@ TEST_P(DirectoryTest, OneThatLeftFreesItsNameAndRankAtOnce) {
   }
 }
 
-TEST_P(DirectoryTest, OfSixteenThatClaimANameAtOnceOneHasIt) {
+TEST_P(DirectoryTest, OneOfSixteenConcurrentClaimantsGetsTheName) {
   for (int round = 0; round < 5; ++round) {
     const auto name = "contested" + std::to_string(round);
     std::vector<std::unique_ptr<Directory>> directories;
@@ -283,7 +283,7 @@ TEST_P(DirectoryTest, OfSixteenThatClaimANameAtOnceOneHasIt) {
   }
 }
 
-TEST_P(DirectoryTest, OfSixteenThatReplaceADeadOneAtOnceOneDoes) {
+TEST_P(DirectoryTest, OneOfSixteenConcurrentClaimantsReplacesADeadAgent) {
   const auto dead = record_of("server", 0);
   ASSERT_TRUE(directory()->join(dead, kUnasked).ok());
   std::atomic<int> won = 0;
@@ -299,7 +299,7 @@ TEST_P(DirectoryTest, OfSixteenThatReplaceADeadOneAtOnceOneDoes) {
   EXPECT_EQ(won, 1);
 }
 
-TEST_P(DirectoryTest, ClaimantThatDiedInTheMiddleIsPassedOver) {
+TEST_P(DirectoryTest, ClaimantThatDiesHalfwayIsPassedOver) {
   // The claimant has counted itself in the name's slot, and then died.
   ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
   const auto a = directory(), reader = directory();
@@ -308,7 +308,7 @@ TEST_P(DirectoryTest, ClaimantThatDiedInTheMiddleIsPassedOver) {
   EXPECT_EQ(reader->find("server", milliseconds(0))->incarnation, record.incarnation);
 }
 
-TEST_P(DirectoryTest, ClaimantThatWasSlowInTheMiddleKeepsTheName) {
+TEST_P(DirectoryTest, ClaimantThatIsSlowHalfwayKeepsTheName) {
   ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
   const auto a = directory();
   const auto slow = record_of("server"), fast = record_of("server");
@@ -346,7 +346,7 @@ class StoppedInTheMiddle final : public Store {
   bool running_ = true;
 };
 
-TEST(Directory, ClaimantThatWasPassedOverInTheMiddleYields) {
+TEST(Directory, ClaimantThatWasPassedOverYields) {
   const auto store = std::make_shared<MemoryStore>();
   const auto slow_store = std::make_shared<StoppedInTheMiddle>(store);
   Status slow_status;
@@ -360,14 +360,14 @@ TEST(Directory, ClaimantThatWasPassedOverInTheMiddleYields) {
   EXPECT_EQ(Directory(store, "job", {}).find("server", milliseconds(0))->incarnation, fast.incarnation);
 }
 
-TEST_P(DirectoryTest, CounterThatSomethingElseWritesEndsTheJoinInsteadOfKeepingItBusy) {
+TEST_P(DirectoryTest, CounterWithAForeignValueEndsTheJoin) {
   ASSERT_TRUE(store_->add("job/gen/n/a", std::int64_t{1} << 40).ok());
   const auto status = directory()->join(record_of("a"), kUnasked);
   EXPECT_EQ(status.code(), Code::protocol_error);
   EXPECT_THAT(what(status), HasSubstr("something else writes there"));
 }
 
-TEST_P(DirectoryTest, RecordsOfAnotherKeyAreNeitherFoundNorReplaced) {
+TEST_P(DirectoryTest, RecordsSignedByAnotherKeyAreNeitherFoundNorReplaced) {
   const auto key = Key::random();
   ASSERT_TRUE(directory(Key::random())->join(record_of("server", 0), kUnasked).ok());
   const auto mine = directory(key);
@@ -382,7 +382,7 @@ TEST_P(DirectoryTest, RecordsOfAnotherKeyAreNeitherFoundNorReplaced) {
 
 // ---- Worlds and barriers
 
-TEST_P(DirectoryTest, WorldIsCompleteWhenAllRanksAreThere) {
+TEST_P(DirectoryTest, WorldIsCompleteWhenAllRanksHaveJoined) {
   constexpr int kSize = 8;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kSize; ++rank) {
@@ -414,7 +414,7 @@ TEST_P(DirectoryTest, MissingRanksAreNamed) {
   EXPECT_EQ(a->barrier("x", milliseconds(0)).code(), Code::invalid_argument);
 }
 
-TEST_P(DirectoryTest, WorldCountsOneThatLeftItButNoneOfAnEarlierOne) {
+TEST_P(DirectoryTest, WorldCountsAMemberThatHasLeftButNoMemberOfAnEarlierWorld) {
   const auto a0 = directory(), a1 = directory();
   ASSERT_TRUE(a0->join(record_of("zero", 0), kUnasked).ok());
   ASSERT_TRUE(a1->join(record_of("one", 1), kUnasked).ok());
@@ -430,7 +430,7 @@ TEST_P(DirectoryTest, WorldCountsOneThatLeftItButNoneOfAnEarlierOne) {
   EXPECT_THAT(what(status), HasSubstr("rank 1"));
 }
 
-TEST_P(DirectoryTest, BarrierNamesWhoIsMissingAndWhoHasLeft) {
+TEST_P(DirectoryTest, BarrierNamesMissingAndDepartedMembers) {
   const auto a = directory(), b = directory(), c = directory();
   ASSERT_TRUE(a->join(record_of("zero", 0), kUnasked).ok());
   ASSERT_TRUE(b->join(record_of("one", 1), kUnasked).ok());
@@ -455,7 +455,7 @@ TEST_P(DirectoryTest, BarrierNamesWhoIsMissingAndWhoHasLeft) {
   EXPECT_THAT(what(b->barrier("end", seconds(60))), HasSubstr("rank 0 has left"));
 }
 
-TEST(Directory, StoreThatWentIsAnErrorAndLeavingIsQuiet) {
+TEST(Directory, ALostStoreIsAnErrorExceptForLeaving) {
   auto server = TcpStoreServer::listen("127.0.0.1", 0, "");
   ASSERT_TRUE(server.ok());
   const auto store = connect_tcp_store("127.0.0.1", (*server)->port(), "", seconds(10));
@@ -483,7 +483,7 @@ class Elsewhere final : public Store {  // a store that other hosts can reach
   MemoryStore store_;
 };
 
-TEST(ClusterKey, IsMadeOnceAndTheSameForAll) {
+TEST(ClusterKey, IsMadeOnceAndSharedByAll) {
   MemoryStore store;
   std::vector<std::thread> threads;
   std::mutex mutex;
@@ -502,7 +502,7 @@ TEST(ClusterKey, IsMadeOnceAndTheSameForAll) {
   EXPECT_GE(keys.begin()->size(), 32U);
 }
 
-TEST(ClusterKey, IsNotLeftInAStoreThatOtherHostsReach) {
+TEST(ClusterKey, IsNotPutIntoAStoreThatOtherHostsReach) {
   Elsewhere store;
   const auto key = cluster_key(store, "job", "");
   EXPECT_EQ(key.status().code(), Code::unauthenticated);
@@ -513,7 +513,7 @@ TEST(ClusterKey, IsNotLeftInAStoreThatOtherHostsReach) {
   EXPECT_TRUE(own->own);
 }
 
-TEST(ClusterKey, ThatItsMakerNeverSetIsAnErrorNotAHang) {
+TEST(ClusterKey, ThatIsNeverSetIsAnErrorNotAHang) {
   MemoryStore store;
   ASSERT_TRUE(store.add("job/key/claim", 1).ok());
   EXPECT_EQ(cluster_key(store, "job", "", milliseconds(50)).status().code(), Code::deadline_exceeded);

@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Faults,
 
 // ---- Kill
 
-TEST_P(Faults, CallsToAPeerThatIsKilledFailAtOnceWithItsNameAndTheReason) {
+TEST_P(Faults, CallsToAKilledPeerFailAtOnceWithItsNameAndTheReason) {
   const auto b = start("b");
   std::vector<Call> calls;
   for (int i = 0; i < 20; ++i) calls.push_back(me->call("b", "hang", with_buffer(i % 2 == 0 ? 0 : 1 << 20)));
@@ -68,7 +68,7 @@ TEST_P(Faults, CallsToAPeerThatIsKilledFailAtOnceWithItsNameAndTheReason) {
   EXPECT_EQ(me->in_flight().first, 0U);
 }
 
-TEST_P(Faults, APeerThatIsKilledIsForgottenByThoseItCalled) {
+TEST_P(Faults, CallsOfAKilledPeerAreCancelledAtTheCallee) {
   const auto b = start("b"), c = start("c");
   std::atomic<int> running{0}, cancelled{0};
   me->serve("hang", [&](const Request&, Reply reply) {
@@ -83,7 +83,7 @@ TEST_P(Faults, APeerThatIsKilledIsForgottenByThoseItCalled) {
   EXPECT_TRUE(call_sync(*me, "c", "echo", {}).ok());
 }
 
-TEST_P(Faults, DeathIsSeenAlsoWhileAForkedChildHoldsTheSocket) {
+TEST_P(Faults, DeathIsDetectedWhileAForkedChildHoldsTheSocket) {
   if (GetParam().transport == "tcp") GTEST_SKIP() << "between hosts the heartbeat tells: see below";
   const auto b = start("b");
   ASSERT_TRUE(call_sync(*me, "b", "fork", {}).ok());
@@ -120,7 +120,7 @@ TEST_P(Faults, KillAtAnyMomentOfALargeTransferEndsEveryCall) {
   EXPECT_TRUE(eventually([&] { return me->in_flight().first == 0; }));
 }
 
-TEST_P(Faults, KillByTheHandlerBeforeAndAfterItsAnswerEndsTheCall) {
+TEST_P(Faults, KillByTheHandlerBeforeAndAfterItsReplyEndsTheCall) {
   for (const char* function : {"die", "answer and die"}) {
     const auto b = start("b");
     auto options = within(seconds(20));
@@ -130,7 +130,7 @@ TEST_P(Faults, KillByTheHandlerBeforeAndAfterItsAnswerEndsTheCall) {
   }
 }
 
-TEST_P(Faults, OnePeersDeathHurtsNoOtherCalls) {
+TEST_P(Faults, OnePeersDeathDoesNotHarmCallsToOthers) {
   const auto c = start("c");
   std::atomic<bool> enough{false};
   std::atomic<int> failed{0}, done{0};
@@ -175,7 +175,7 @@ TEST_P(Faults, ARestartedPeerIsANewIncarnationAndCallsReachIt) {
   EXPECT_EQ(me->linked("b")->incarnation, second->incarnation);
 }
 
-TEST_P(Faults, APeerThatComesBackIsWaitedForOnlyByCallsThatAskForIt) {
+TEST_P(Faults, OnlyCallsThatAskForItWaitForARestartedPeer) {
   auto b = start("b");
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   const auto told = std::make_shared<std::atomic<bool>>(false);  // outlives the test: b's second end is told after it
@@ -202,7 +202,7 @@ TEST_P(Faults, APeerThatComesBackIsWaitedForOnlyByCallsThatAskForIt) {
   EXPECT_EQ(text_of(reply->payload), "at last");
 }
 
-TEST_P(Faults, APeerThatWasNeverThereIsWaitedForToo) {
+TEST_P(Faults, CallsMayAlsoWaitForAPeerThatHasNeverJoined) {
   EXPECT_EQ(call_sync(*me, "late", "echo", {}).status().code(), Code::not_found);
   auto patient = within(seconds(30));
   patient.wait_for_ready = true;
@@ -250,7 +250,7 @@ class SlowDriver final : public Driver {
   std::unique_ptr<Channel> open(Wire&, DevicePair) override { return nullptr; }
 };
 
-TEST(LostPeer, IsNoticedAlsoWhereItsReplyAndItsEndCameBeforeTheLinkWasUp) {
+TEST(LostPeer, IsDetectedIfItEndsBeforeTheLinkIsEstablished) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a", {}, [](RawAgentOptions& options) {
     options.registry.add("slow", 1000, [] { return std::make_unique<SlowDriver>(); });
@@ -267,7 +267,7 @@ TEST(LostPeer, IsNoticedAlsoWhereItsReplyAndItsEndCameBeforeTheLinkWasUp) {
   EXPECT_TRUE(peer.connection.ended());
 }
 
-TEST(LostPeer, IsNoticedByTheEndOfItsBulkConnectionAlsoBehindAFrame) {
+TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
   RawPeer brief(store, "brief");
@@ -282,7 +282,7 @@ TEST(LostPeer, IsNoticedByTheEndOfItsBulkConnectionAlsoBehindAFrame) {
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
 }
 
-TEST_P(Faults, APeerThatIsStoppedIsLostAfterThreeHeartbeatsBetweenHosts) {
+TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process is there, and may go on";
   const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(100); };
   me->leave();
@@ -310,7 +310,7 @@ TEST_P(Faults, APeerThatIsStoppedIsLostAfterThreeHeartbeatsBetweenHosts) {
       << "and is reached again when it goes on";
 }
 
-TEST_P(Faults, AProcessThatWasStoppedItselfKeepsItsLinks) {
+TEST_P(Faults, AStoppedProcessKeepsItsLinksWhenItContinues) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "no heartbeats on one host";
   const auto b = start("b", 100), c = start("c", 5000);
   me->serve("echo", [](const Request&, Reply reply) { reply.send({}); });
@@ -327,7 +327,7 @@ TEST_P(Faults, AProcessThatWasStoppedItselfKeepsItsLinks) {
 
 // ---- Joining and leaving
 
-TEST(Rings, ACallMadeAfterAPeerLeftGoesToItsNextLife) {
+TEST(Rings, ACallAfterAPeerLeftReachesItsNextIncarnation) {
   const std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
   const auto caller = join(store, "caller");
   for (int life = 0; life < 30; ++life) {
@@ -340,7 +340,7 @@ TEST(Rings, ACallMadeAfterAPeerLeftGoesToItsNextLife) {
   }
 }
 
-TEST_P(Faults, AgentsJoinAndLeaveAtAnyTimeAndLeaveNothingBehind) {
+TEST_P(Faults, AgentsThatJoinAndLeaveAtAnyTimeLeakNothing) {
   const auto b = start("b");
   const auto cycle = [&](int i) {
     const auto agent = join_as("guest");
@@ -397,7 +397,7 @@ TEST_P(Faults, APeerThatLeavesSaysSo) {
   EXPECT_EQ(call_sync(*me, "b", "echo", {}).status().code(), Code::not_found);
 }
 
-TEST_P(Faults, AnswersThatNobodyHasReadWhenThePeerEndsAreDelivered) {
+TEST_P(Faults, UnreadRepliesAreDeliveredAfterThePeerEnds) {
   const std::string small(100, 's'), large(20'000, 'l');  // by the ring, if there is one, and by socket
   for (int round = 0; round < rounds(1000); ++round) {
     const auto b = start("b");
@@ -421,7 +421,7 @@ TEST_P(Faults, AnswersThatNobodyHasReadWhenThePeerEndsAreDelivered) {
   }
 }
 
-TEST_P(Faults, LeavingAmidCallsOfOtherThreadsEndsThemAll) {
+TEST_P(Faults, LeavingDuringCallsOfOtherThreadsEndsThemAll) {
   const auto b = start("b");
   for (int round = 0; round < rounds(2000); ++round) {
     const auto agent = join_as("guest");
@@ -471,7 +471,7 @@ class ReadMemory : public PeerTest {
 INSTANTIATE_TEST_SUITE_P(Over, ReadMemory, ::testing::Values(Ways{"ring", "cma,basic"}, Ways{"tcp", "cma,basic"}),
                          [](const auto& tested) { return name_of(tested.param); });
 
-TEST_P(ReadMemory, ARefusalByTheKernelInMidLifeLosesNoCallAndIsExplained) {
+TEST_P(ReadMemory, ALaterRefusalByTheKernelLosesNoCallAndIsExplained) {
   constexpr std::size_t bytes = 1 << 20;
   ASSERT_TRUE(call_sync(*me, "b", "echo", with_buffer(bytes)).ok());
   EXPECT_EQ(sent_by("cma"), bytes);
@@ -498,7 +498,7 @@ TEST_P(ReadMemory, ARefusalByTheKernelInMidLifeLosesNoCallAndIsExplained) {
   EXPECT_EQ(sent_by("cma"), before);
 }
 
-TEST_P(ReadMemory, AnArgumentWhoseMemoryIsGoneFailsItsCallAndNobodyCrashes) {
+TEST_P(ReadMemory, AnArgumentWithUnmappedMemoryFailsItsCallWithoutACrash) {
   constexpr std::size_t bytes = 1 << 20;
   void* const memory = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);

@@ -35,7 +35,7 @@ class Flow : public ::testing::Test {
 
 // ---- Bytes in flight
 
-TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
+TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
   RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
@@ -52,7 +52,7 @@ TEST_F(Flow, ASenderWaitsAtTheBoundUntilItsDeadline) {
   EXPECT_FALSE(first.done());
 }
 
-TEST_F(Flow, ASenderGoesOnWhenThePeerHasReadAndSmallCallsNeverWait) {
+TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
   RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
@@ -73,7 +73,7 @@ TEST_F(Flow, ASenderGoesOnWhenThePeerHasReadAndSmallCallsNeverWait) {
   sender.join();
 }
 
-TEST_F(Flow, ASenderThatWaitsAtTheBoundIsToldOfThePeersEnd) {
+TEST_F(Flow, ASenderAtTheBoundFailsWhenThePeerEnds) {
   const auto a = join(store, "a", {}, with_bound(1'000'000));
   RawPeer lazy(store, "lazy");
   auto first = a->call("lazy", "f", large(180'000, 5));
@@ -90,7 +90,7 @@ TEST_F(Flow, ASenderThatWaitsAtTheBoundIsToldOfThePeersEnd) {
   closer.join();
 }
 
-TEST_F(Flow, AMessageLargerThanTheBoundGoesAlone) {
+TEST_F(Flow, AMessageLargerThanTheBoundIsSentAlone) {
   for (const Ways& ways : {Ways{"ring", "basic"}, Ways{"ring", ""}, Ways{"tcp", "basic"}}) {
     const auto a = join(store, "a", ways, with_bound(10'000));
     const auto b = join(store, "b", ways);
@@ -102,7 +102,7 @@ TEST_F(Flow, AMessageLargerThanTheBoundGoesAlone) {
   }
 }
 
-TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsMakeProgress) {
+TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsDoNotDeadlock) {
   for (const Ways& ways : {Ways{"ring", "basic"}, Ways{"ring", ""}, Ways{"tcp", "basic"}}) {
     const auto a = join(store, "a", ways, with_bound(600'000));
     const auto b = join(store, "b", ways, with_bound(600'000));
@@ -162,7 +162,7 @@ TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
   EXPECT_FALSE(heavy.done());
 }
 
-TEST_F(Flow, APeerThatReadsNothingHindersNobodyElse) {
+TEST_F(Flow, APeerThatReadsNothingDoesNotDelayOthers) {
   const auto a = join(store, "a", {"ring", "basic"});
   const auto b = join(store, "b", {"ring", "basic"});
   serve_echo(*b);
@@ -182,7 +182,7 @@ std::function<void(RawAgentOptions&)> with_threads(int most) {
   return [most](RawAgentOptions& options) { options.max_threads = most; };
 }
 
-TEST_F(Flow, BeyondTheCapOfHandlersAndAsManyThatWaitCallsAreRefused) {
+TEST_F(Flow, CallsBeyondTheHandlerAndQueueLimitsAreRefused) {
   const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(4));
   std::atomic<int> inside{0}, most{0};
   std::atomic<bool> open{false};
@@ -218,7 +218,7 @@ TEST_F(Flow, BeyondTheCapOfHandlersAndAsManyThatWaitCallsAreRefused) {
   EXPECT_TRUE(call_sync(*a, "b", "echo", {}).ok());
 }
 
-TEST_F(Flow, HandlersThatFillTheCapStillReachNewPeersAndTakeTheirReplies) {
+TEST_F(Flow, HandlersAtTheLimitStillReachNewPeersAndGetTheirReplies) {
   const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(3)), c = join(store, "c");
   serve_echo(*c);
   std::atomic<int> inside{0};
@@ -251,7 +251,7 @@ TEST_F(Flow, ABurstOfShortCallsIsNotRefused) {
   }
 }
 
-TEST_F(Flow, ManyOrderedCallsThatAFullAgentRefusesDoNotRecurse) {
+TEST_F(Flow, ManyOrderedCallsRefusedByAFullAgentDoNotRecurse) {
   const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(2));
   std::atomic<bool> first{false}, others{false};
   const auto until = [](std::atomic<bool>& open) {

@@ -79,7 +79,7 @@ TEST_P(Forks, AChildIsToldAtItsFirstUse) {
   expect_both_go_on();
 }
 
-TEST_P(Forks, AChildLeavesItsParentsAgentsAlone) {
+TEST_P(Forks, AChildDoesNotDisturbItsParentsAgents) {
   const auto result = in_child([&] {
     a->leave();
     a.reset();
@@ -91,7 +91,7 @@ TEST_P(Forks, AChildLeavesItsParentsAgentsAlone) {
   EXPECT_EQ(a->counters().calls_failed, 0U);
 }
 
-TEST_P(Forks, CallsUnderWayEndInAChildAndGoOnInTheParent) {
+TEST_P(Forks, CallsUnderWayEndInAChildAndContinueInTheParent) {
   std::atomic<bool> open{false};
   b->serve("wait", [&](const Request&, Reply reply) {
     eventually([&] { return open.load(); });
@@ -157,7 +157,7 @@ TEST_P(Forks, AChildThatReturnsFromAHandlerNeitherAnswersNorServes) {
   expect_both_go_on();
 }
 
-TEST_P(Forks, ChildrenBesideManyCallsHarmNobody) {
+TEST_P(Forks, ChildrenBesideManyCallsDoNoHarm) {
   std::atomic<bool> stop{false};
   std::atomic<int> failed{0};
   std::thread caller([&] {

@@ -49,7 +49,7 @@ Hello a_hello() {
 
 // ---- Headers
 
-TEST(Header, ComesBackFieldByField) {
+TEST(Header, RoundTripsFieldByField) {
   Header header;
   header.kind = Kind::request;
   header.flags = flag::spilled;
@@ -126,7 +126,7 @@ TEST(Header, WithExtensionsBeyondItsBodyIsRefused) {
   EXPECT_EQ(again(header).status().code(), Code::protocol_error);
 }
 
-TEST(Header, SaysThatBytesFollowOnlyWhereBuffersCan) {
+TEST(Header, AllowsBytesBehindAFrameOnlyIfTheKindHasBuffers) {
   Header header;
   header.trailing = 1;
   for (const auto kind : {Kind::request, Kind::reply}) {
@@ -145,7 +145,7 @@ TEST(Header, SaysThatBytesFollowOnlyWhereBuffersCan) {
   }
 }
 
-TEST(Header, WithMoreBytesBehindItThanAnyBufferHasIsRefused) {
+TEST(Header, WithMoreBytesBehindItThanABufferCanHaveIsRefused) {
   Header header;
   header.buffers = 1;
   for (const auto kind : {Kind::request, Kind::reply, Kind::bulk}) {
@@ -161,7 +161,7 @@ TEST(Header, WithMoreBytesBehindItThanAnyBufferHasIsRefused) {
 
 // ---- Frames
 
-TEST(Frame, ComesBackWithExtensionsRecordsAndPayload) {
+TEST(Frame, RoundTripsWithExtensionsRecordsAndPayload) {
   Bytes extensions;
   Writer writer(extensions);
   const std::uint32_t number = 77;
@@ -205,7 +205,7 @@ TEST(Frame, ComesBackWithExtensionsRecordsAndPayload) {
   EXPECT_EQ(text_of(read.ticket), "a ticket");
 }
 
-TEST(Frame, CarriesWhereTheTensorsOfTheReplyShallLand) {
+TEST(Frame, CarriesThePlacementOfTheReply) {
   const std::vector<std::pair<Device, Device>> placement{{any_device, {DeviceType::cuda, 3}},
                                                          {{DeviceType::cuda, 1}, {}}};
   Header header;
@@ -229,7 +229,7 @@ TEST(Frame, CarriesWhereTheTensorsOfTheReplyShallLand) {
   EXPECT_EQ(arrived(long_one).status().code(), Code::protocol_error);
 }
 
-TEST(Frame, SkipsExtensionsThatItDoesNotKnow) {
+TEST(Frame, SkipsUnknownExtensions) {
   Bytes extensions;
   Writer writer(extensions);
   put_extension(writer, 999, view_of("of a later version"));
@@ -244,7 +244,7 @@ TEST(Frame, SkipsExtensionsThatItDoesNotKnow) {
   EXPECT_EQ(text_of(frame->payload), "p");
 }
 
-TEST(Frame, CutAnywhereIsRefusedOrShorter) {
+TEST(Frame, TruncatedAnywhereIsRefusedOrShorter) {
   Bytes extensions;
   Writer writer(extensions);
   put_extension(writer, extension::function_name, view_of("name"));
@@ -263,7 +263,7 @@ TEST(Frame, CutAnywhereIsRefusedOrShorter) {
   }
 }
 
-TEST(Frame, WhoseExtensionIsTooShortForWhatItSaysIsRefused) {
+TEST(Frame, WithAnExtensionTooShortForItsKindIsRefused) {
   Header header;
   header.kind = Kind::reply;
   Bytes extensions;
@@ -272,7 +272,7 @@ TEST(Frame, WhoseExtensionIsTooShortForWhatItSaysIsRefused) {
   EXPECT_FALSE(arrived(assemble(header, extensions, {}, {})).ok());
 }
 
-TEST(Frame, IgnoresTheOddBytesOfAListOfReleases) {
+TEST(Frame, IgnoresIncompleteReleaseIds) {
   Header header;
   header.kind = Kind::release;
   Bytes extensions;
@@ -284,14 +284,14 @@ TEST(Frame, IgnoresTheOddBytesOfAListOfReleases) {
   EXPECT_EQ(frame->releases.size(), 1U);
 }
 
-TEST(Frame, OfMoreBuffersThanFitIsRefusedBeforeRoomIsMadeForThem) {
+TEST(Frame, OfMoreBuffersThanFitIsRefusedBeforeMemoryIsReserved) {
   Header header;
   header.kind = Kind::request;
   header.buffers = 0xffff;
   EXPECT_THAT(what(arrived(assemble(header, {}, {}, Bytes(1000))).status()), HasSubstr("more buffers"));
 }
 
-TEST(Frame, WithAnInlineBufferThatEndsOutsideOrIsHugeIsRefused) {
+TEST(Frame, WithAnInlineBufferOutOfBoundsIsRefused) {
   for (const auto size : {std::uint64_t{6}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
     BufferRecord record;
     record.bytes = size;
@@ -330,7 +330,7 @@ BufferRecord bundle_of(std::uint64_t bytes, std::vector<BufferRecord::Part> part
   return record;
 }
 
-TEST(Frame, WithBundlesHasAPlaceForEachBuffer) {
+TEST(Frame, WithBundlesIndexesEachBuffer) {
   auto alone = bundle_of(9, {});
   const auto bytes = frame_of({bundle_of(64 + 5, {{1, 3}, {4, 5}}), alone, bundle_of(7, {{3, 7}}), alone, alone});
   const auto frame = arrived(bytes);
@@ -347,7 +347,7 @@ TEST(Frame, WithBundlesHasAPlaceForEachBuffer) {
   EXPECT_EQ(text_of(frame->payload), "payload");
 }
 
-TEST(Frame, WithABundleThatItsBuffersDoNotMakeUpIsRefused) {
+TEST(Frame, WithABundleThatDoesNotMatchItsBuffersIsRefused) {
   const auto refused = [](const std::vector<BufferRecord>& records) { return !arrived(frame_of(records)).ok(); };
   EXPECT_TRUE(refused({bundle_of(8, {{0, 3}, {1, 5}})})) << "not at multiples of 64";
   EXPECT_TRUE(refused({bundle_of(70, {{0, 3}, {1, 5}})})) << "longer than its buffers";
@@ -391,7 +391,7 @@ TEST(Frame, ThatIsSpilledHasOneBuffer) {
 
 // ---- Hellos
 
-TEST(Hello, ComesBackFieldByField) {
+TEST(Hello, RoundTripsFieldByField) {
   const auto hello = a_hello();
   const auto read = Hello::decode(hello.encode());
   ASSERT_TRUE(read.ok()) << read.status().text();
@@ -409,13 +409,13 @@ TEST(Hello, ComesBackFieldByField) {
   EXPECT_EQ(read->drivers[0].endpoints[1].device, (Device{DeviceType::cuda, 3}));
 }
 
-TEST(Hello, CutAnywhereIsRefused) {
+TEST(Hello, TruncatedAnywhereIsRefused) {
   const auto whole = a_hello().encode();
   for (std::size_t cut = 0; cut < whole.size(); ++cut)
     EXPECT_FALSE(Hello::decode(ByteView(whole).first(cut)).ok()) << cut;
 }
 
-TEST(Hello, OfALaterVersionIsReadAsFarAsThisOneKnowsIt) {
+TEST(Hello, OfALaterVersionIsReadUpToTheKnownFields) {
   auto longer = a_hello().encode();
   longer.resize(longer.size() + 100, std::byte{7});
   EXPECT_TRUE(Hello::decode(longer).ok());
@@ -433,7 +433,7 @@ TEST(Hello, OfAnUnknownPurposeOrWithoutANameOrIncarnationIsRefused) {
   EXPECT_FALSE(Hello::decode(hello.encode()).ok());
 }
 
-TEST(Hello, OfMoreDevicesOrChannelsThanAnyAgentHasIsRefused) {
+TEST(Hello, OfTooManyDevicesOrChannelsIsRefused) {
   auto hello = a_hello();
   hello.devices.assign(64, {});
   EXPECT_TRUE(Hello::decode(hello.encode()).ok());
@@ -449,7 +449,7 @@ TEST(Hello, OfMoreDevicesOrChannelsThanAnyAgentHasIsRefused) {
 
 // ---- Errors
 
-TEST(ErrorReply, ComesBack) {
+TEST(ErrorReply, RoundTrips) {
   const Status status(Code::resource_exhausted, "all handlers are busy");
   const auto read = decode_status(encode_status(status));
   EXPECT_EQ(read.code(), Code::resource_exhausted);
@@ -461,7 +461,7 @@ TEST(ErrorReply, OfAnyLengthFitsAFrame) {
   EXPECT_LT(encode_status(status).size(), Header::max_length / 2 + 100);
 }
 
-TEST(ErrorReply, ThatCannotBeReadIsAnErrorAllTheSame) {
+TEST(ErrorReply, ThatCannotBeReadIsStillAnError) {
   for (const auto* bytes : {"", "\x01", "\x7f\x01x", "\x01\x05x"}) {
     EXPECT_EQ(decode_status(view_of(bytes)).code(), Code::protocol_error);
   }

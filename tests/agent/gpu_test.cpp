@@ -49,7 +49,7 @@ class OnGpu : public ::testing::Test {
   std::shared_ptr<GpuMemory> memory;
 };
 
-TEST_F(OnGpu, TheFirstCallByEachChannelIsRightAndAnAgentMayLeaveAtOnceBehindIt) {
+TEST_F(OnGpu, TheFirstCallByEachChannelIsCorrectAndAnAgentMayLeaveRightAfterIt) {
   for (int i = 0; i < rounds(5'000); ++i) {
     const auto store = std::make_shared<MemoryStore>();
     const auto a = join_store(store, "a"), b = join_store(store, "b");
@@ -67,7 +67,7 @@ TEST_F(OnGpu, TheFirstCallByEachChannelIsRightAndAnAgentMayLeaveAtOnceBehindIt) 
   }
 }
 
-TEST_F(OnGpu, CallsUnderWayEndWithTheAgentAndLetTheirMemoryGo) {
+TEST_F(OnGpu, CallsUnderWayEndWithTheAgentAndReleaseTheirMemory) {
   for (int i = 0; i < rounds(1'000); ++i) {
     const auto store = std::make_shared<MemoryStore>();
     const auto a = join_store(store, "a"), b = join_store(store, "b");

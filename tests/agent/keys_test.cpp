@@ -77,13 +77,13 @@ TEST_F(Keys, AgentsOfOneKeyCallEachOtherOverTcp) {
   EXPECT_EQ(a->explain("b")->transport, "tcp");
 }
 
-TEST_F(Keys, AgentsWithoutAKeyOnLoopbackShareOneThatIsMadeUp) {
+TEST_F(Keys, AgentsWithoutAKeyOnLoopbackShareAGeneratedKey) {
   const auto a = join_with("a", {}), b = join_with("b", {});
   serve_echo(*b);
   EXPECT_TRUE(call(*a, "b").ok());
 }
 
-TEST_F(Keys, AnAgentOfAnotherKeyOrOfNoneIsNotReached) {
+TEST_F(Keys, AnAgentWithAnotherKeyOrNoneIsNotReached) {
   for (const auto& other : {key(kOtherKey), key("")}) {
     store = std::make_shared<MemoryStore>();
     const auto a = join_with("a", key(kKey)), b = join_with("b", other);
@@ -101,7 +101,7 @@ TEST_F(Keys, AnAgentOfAnotherKeyOrOfNoneIsNotReached) {
   }
 }
 
-TEST_F(Keys, ACallThatWaitsForItsPeerWaitsWhileAStrangerHasItsPort) {
+TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
   const auto a = join_with("a", {});
   const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
   const auto stranger = join(elsewhere, "stranger", {"tcp", ""});
@@ -125,7 +125,7 @@ TEST_F(Keys, ACallThatWaitsForItsPeerWaitsWhileAStrangerHasItsPort) {
   EXPECT_EQ(stranger->counters().calls_served, 0U);
 }
 
-TEST_F(Keys, AStrangerAtThePortOfAnAgentThatHasEndedIsNotTakenForIt) {
+TEST_F(Keys, AnotherAgentAtThePortOfADepartedAgentIsRefused) {
   const auto caller = join(store, "caller");
   const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
   const auto victim = join(elsewhere, "victim"), stranger = join(elsewhere, "stranger", {"tcp", ""}, key(kOtherKey));
@@ -148,7 +148,7 @@ TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
 
 TEST_F(Keys, AKeyThatIsTooShortIsRefused) { EXPECT_EQ(refusal(key("short")).code(), Code::invalid_argument); }
 
-TEST_F(Keys, AKeyComesFromTheEnvironmentOrAFile) {
+TEST_F(Keys, AKeyIsReadFromTheEnvironmentOrAFile) {
   ::setenv("TENSORFERRY_KEY", kKey, 1);
   const auto by_variable = join_with("a", {});
   ::unsetenv("TENSORFERRY_KEY");
@@ -166,7 +166,7 @@ TEST_F(Keys, AKeyComesFromTheEnvironmentOrAFile) {
   EXPECT_THAT(what(readable), HasSubstr("chmod 600 " + path));
 }
 
-TEST_F(Keys, SameUserOnOneHostNeedsNone) {
+TEST_F(Keys, TheSameUserOnOneHostNeedsNoKey) {
   const auto a = join(store, "a", {"ring", ""}, key(kKey));
   const auto record = Directory(store, "tensorferry", *Key::from_text(kKey)).find("a", std::chrono::seconds(5));
   ASSERT_TRUE(record.ok());
@@ -176,7 +176,7 @@ TEST_F(Keys, SameUserOnOneHostNeedsNone) {
       handshake_as_dialler(stranger.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
 }
 
-TEST_F(Keys, ListeningBeyondLoopbackNeedsAKeyOfOnesOwn) {
+TEST_F(Keys, ListeningBeyondLoopbackNeedsAConfiguredKey) {
   const auto outer = outer_interface();
   if (outer.empty()) GTEST_SKIP() << "this machine has no interface but loopback";
   const auto refused = refusal([&](RawAgentOptions& options) { options.interface = outer; });
@@ -209,7 +209,7 @@ TEST_F(Keys, TheEnvironmentNamesTheInterface) {
   EXPECT_TRUE(loopback) << "the option counts more";
 }
 
-TEST_F(Keys, PortsComeFromTheirRange) {
+TEST_F(Keys, PortsAreTakenFromTheConfiguredRange) {
   auto probe = listen_tcp("127.0.0.1", {});
   ASSERT_TRUE(probe.ok());
   const auto taken = probe->port;  // the range begins with a port in use
@@ -225,7 +225,7 @@ TEST_F(Keys, PortsComeFromTheirRange) {
   EXPECT_EQ(refusal([](RawAgentOptions& options) { options.ports = "from here on"; }).code(), Code::invalid_argument);
 }
 
-TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
+TEST_F(Keys, TheSocketDirectoryIsUsedAndLeftClean) {
   ::setenv("TENSORFERRY_SOCKET_DIR", folder.c_str(), 1);
   {
     const auto a = join(store, "a"), b = join(store, "b");
@@ -242,7 +242,7 @@ TEST_F(Keys, AFolderForSocketsIsUsedAndLeftClean) {
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
-TEST_F(Keys, WithoutUnixSocketsAgentsOfOneHostMeetOverTcp) {
+TEST_F(Keys, AgentsOfOneHostConnectOverTcpWithoutUnixSockets) {
   const auto a = join(store, "a", {"ring", ""}), b = join(store, "b", {"tcp", ""});
   serve_echo(*a);
   serve_echo(*b);

@@ -7,8 +7,8 @@
 namespace tensorferry {
 namespace {
 
-/// A crowd: gather() adds one waiting member more than there are CPUs, and each test adds another one.
-class Crowds : public ::testing::Test {
+/// gather() adds one waiting member more than there are CPUs, and each test adds another one.
+class OversubscribedWaits : public ::testing::Test {
  protected:
   void gather() {
     for (unsigned i = 0; i <= std::thread::hardware_concurrency(); ++i) others_.emplace_back(wait);
@@ -29,18 +29,18 @@ class Crowds : public ::testing::Test {
   std::list<OversubscribedWait::Member> others_;
 };
 
-TEST_F(Crowds, WhoeverWaitsAloneLooksOnce) {
+TEST_F(OversubscribedWaits, ASingleWaiterPollsOnce) {
   EXPECT_EQ(polls(), 1);
   EXPECT_TRUE(OversubscribedWait::Member(wait).until([] { return true; }));
 }
 
-TEST_F(Crowds, InACrowdOneLooksUntilItIsThere) {
+TEST_F(OversubscribedWaits, AnOversubscribedWaiterPollsUntilTheReplyIsThere) {
   gather();
   int polls = 0;
   EXPECT_TRUE(OversubscribedWait::Member(wait).until([&] { return ++polls == OversubscribedWait::least_polls; }));
 }
 
-TEST_F(Crowds, WhatNeverPaysIsTriedOnceIn64Times) {
+TEST_F(OversubscribedWaits, AFruitlessLongPollIsTriedOnceIn64Times) {
   gather();
   for (int i = 0; i < 40; ++i) polls();
   int longer = 0;

@@ -32,7 +32,7 @@ TEST(PendingCalls, AreFoundUntilTheyAreRemovedOnce) {
   EXPECT_EQ(pending.size(), 0U);
 }
 
-TEST(PendingCalls, OfOneSlotHaveDifferentIdsSoThatALateReplyFindsNobody) {
+TEST(PendingCalls, OfOneSlotHaveDifferentIds) {
   PendingCalls pending;
   std::set<std::uint64_t> ids;
   std::uint64_t last = 0;
@@ -51,7 +51,7 @@ TEST(PendingCalls, OfOneSlotHaveDifferentIdsSoThatALateReplyFindsNobody) {
   }
 }
 
-TEST(PendingCalls, WithIdsThatAPeerMadeUpAreNotFound) {
+TEST(PendingCalls, AreNotFoundByInventedIds) {
   PendingCalls pending;
   const auto id = pending.add(a_call());
   const std::uint64_t generation = std::uint64_t{1} << 32;
@@ -63,7 +63,7 @@ TEST(PendingCalls, WithIdsThatAPeerMadeUpAreNotFound) {
   EXPECT_EQ(pending.size(), 1U);
 }
 
-TEST(PendingCalls, WhoseReplyLandsInTheCallersMemoryAreNoLongerCancelled) {
+TEST(PendingCalls, WhoseReplyLandsInTheCallersMemoryCannotBeCancelled) {
   PendingCalls pending;
   RawCallOptions options;
   options.into = {patterned(10)};
@@ -75,7 +75,7 @@ TEST(PendingCalls, WhoseReplyLandsInTheCallersMemoryAreNoLongerCancelled) {
   EXPECT_EQ(pending.remove(id), call);
 }
 
-TEST(PendingCalls, WhoseReplyLandsElsewhereMayBeCancelledMeanwhile) {
+TEST(PendingCalls, WhoseReplyLandsElsewhereCanBeCancelled) {
   PendingCalls pending;
   const auto call = a_call();
   const auto id = pending.add(call);
@@ -84,7 +84,7 @@ TEST(PendingCalls, WhoseReplyLandsElsewhereMayBeCancelledMeanwhile) {
   EXPECT_EQ(pending.remove(id), nullptr);
 }
 
-TEST(PendingCalls, EndOnceHoweverManyThreadsEndThem) {
+TEST(PendingCalls, EndOnceIfManyThreadsEndThem) {
   PendingCalls pending;
   std::atomic<int> removed{0}, added{0};
   std::atomic<std::uint64_t> latest{0};

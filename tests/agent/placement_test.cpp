@@ -35,7 +35,7 @@ TEST(Arrival, IsTheSameIndexElseTheFirstGpuElseTheCpu) {
   EXPECT_EQ(lands(cpu, {cpu, gpu(0)}), cpu);
 }
 
-TEST(Arrival, OfAGpuOnTheCpuIsToldOfUnlessItWasAskedFor) {
+TEST(Arrival, OfAGpuTensorOnTheCpuIsReportedUnlessItWasRequested) {
   bool elsewhere = false;
   const std::array theirs{cpu};
   (void)arrival(gpu(0), {.all = cpu, .map = {}}, theirs, "b", &elsewhere);
@@ -44,7 +44,7 @@ TEST(Arrival, OfAGpuOnTheCpuIsToldOfUnlessItWasAskedFor) {
   EXPECT_TRUE(elsewhere);
 }
 
-TEST(Arrival, FollowsWhatWasAskedForAndNothingElse) {
+TEST(Arrival, FollowsOnlyTheRequestedPlacement) {
   const Placement map{.all = std::nullopt, .map = {{gpu(0), gpu(1)}, {cpu, gpu(0)}}};
   const std::vector<Device> two{cpu, gpu(0), gpu(1)};
   EXPECT_EQ(lands(gpu(0), two, map), gpu(1));
@@ -56,7 +56,7 @@ TEST(Arrival, FollowsWhatWasAskedForAndNothingElse) {
   EXPECT_THAT(std::string(missing.status().what()), HasSubstr("cuda:1 of \"b\", which has cpu, cuda:0"));
 }
 
-TEST(Arrival, PlacementsTravelAsTheyAre) {
+TEST(Arrival, PlacementsRoundTrip) {
   for (const auto& placement : {Placement{}, Placement{.all = gpu(3), .map = {}},
                                 Placement{.all = std::nullopt, .map = {{gpu(0), cpu}, {cpu, gpu(1)}}}}) {
     EXPECT_EQ(placement_of(on_wire(placement)), placement);
@@ -124,17 +124,17 @@ class Placing : public ::testing::Test {
   std::shared_ptr<RawAgent> a, b;
 };
 
-TEST_F(Placing, ATensorKeepsItsIndexBothWays) {
+TEST_F(Placing, ATensorKeepsItsDeviceIndexInBothDirections) {
   meet({cpu, gpu(0), gpu(1)}, {cpu, gpu(0), gpu(1)});
   EXPECT_EQ(trip({gpu(0), cpu}), "cuda:0 cpu | cuda:0 cpu");
 }
 
-TEST_F(Placing, APeerWithoutTheGpuGetsItOnItsCpu) {
+TEST_F(Placing, APeerWithoutTheGpuGetsTheTensorOnItsCpu) {
   meet({cpu, gpu(0)}, {cpu});
   EXPECT_EQ(trip({gpu(0)}), "cpu | cpu");
 }
 
-TEST_F(Placing, TheRequestSaysWhereResultsLand) {
+TEST_F(Placing, TheRequestPlacesTheResults) {
   meet({cpu, gpu(0)}, {cpu, gpu(0)});
   RawCallOptions options;
   options.arguments.map = {{cpu, gpu(0)}, {gpu(0), cpu}};
@@ -144,7 +144,7 @@ TEST_F(Placing, TheRequestSaysWhereResultsLand) {
   EXPECT_EQ(trip({cpu, gpu(0)}, options), "cuda:0 cpu | cpu cuda:0");
 }
 
-TEST_F(Placing, ADeviceThatThePeerLacksFailsTheCallWithItsList) {
+TEST_F(Placing, ADeviceThatThePeerLacksFailsTheCallWithThePeersDevices) {
   meet({cpu, gpu(0)}, {cpu, gpu(0)});
   RawCallOptions options;
   options.arguments.all = gpu(7);

@@ -134,7 +134,7 @@ class CountingExecutor final : public Executor {
 
 // ---- Reading
 
-TEST_F(Pools, WhatTheReadingThreadFindsWakesNoOther) {
+TEST_F(Pools, AReadRequestWakesNoOtherThread) {
   start({}, nullptr, false);
   std::atomic<bool> done{false};
   const auto bell = std::make_shared<Doorbell>([&] { pool->submit_handler([&] { done = true; }); });
@@ -169,7 +169,7 @@ TEST_F(Pools, AnotherThreadReadsWhileAHandlerRunsLongerThanATick) {
   finish();
 }
 
-TEST_F(Pools, AHandlerThatSaysThatItBlocksIsReplacedWithoutATick) {
+TEST_F(Pools, AHandlerThatDeclaresBlockingIsReplacedWithoutATick) {
   start({}, nullptr, false);
   Gate gate;
   std::atomic<int> read{0};
@@ -191,7 +191,7 @@ TEST_F(Pools, AHandlerThatSaysThatItBlocksIsReplacedWithoutATick) {
   finish();
 }
 
-TEST_F(Pools, AReaderThatMayTakeLongKeepsNobodyFromReading) {
+TEST_F(Pools, ABlockingReaderDoesNotStopOtherReaders) {
   start({}, nullptr, false);
   Gate gate;
   std::atomic<int> read{0}, long_reads{0};
@@ -215,7 +215,7 @@ TEST_F(Pools, AReaderThatMayTakeLongKeepsNobodyFromReading) {
   finish();
 }
 
-TEST_F(Pools, WhatIsDisarmedOrRemovedIsNotReported) {
+TEST_F(Pools, ADisarmedOrRemovedSourceIsNotReported) {
   start();
   std::atomic<int> read{0};
   const auto bell = std::make_shared<Doorbell>([&] { ++read; });
@@ -240,7 +240,7 @@ TEST_F(Pools, WhatIsDisarmedOrRemovedIsNotReported) {
 
 // ---- Running
 
-TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
+TEST_F(Pools, BlockingJobsRunSideBySideAndTheThreadsEndAgain) {
   start({.idle = milliseconds(50)});
   Gate gate;
   ASSERT_NO_FATAL_FAILURE(occupy(60, gate));
@@ -250,7 +250,7 @@ TEST_F(Pools, JobsThatBlockRunSideBySideAndTheThreadsEndAgain) {
   finish();
 }
 
-TEST_F(Pools, ThreadsEndAlsoWhileATrickleOfJobsWakesThemInTurn) {
+TEST_F(Pools, SurplusThreadsEndDespiteATrickleOfJobs) {
   start({.idle = milliseconds(200)});
   Gate gate;
   ASSERT_NO_FATAL_FAILURE(occupy(30, gate));
@@ -262,7 +262,7 @@ TEST_F(Pools, ThreadsEndAlsoWhileATrickleOfJobsWakesThemInTurn) {
   finish();
 }
 
-TEST_F(Pools, ABusyMachineIsNotAReasonForMoreThreads) {
+TEST_F(Pools, ABusyMachineStartsNoMoreThreads) {
   start({.idle = seconds(60)});
   std::atomic<int> done{0};
   for (int i = 0; i < 2000; ++i) {
@@ -318,7 +318,7 @@ TEST_F(Pools, JobsOfOneThreadStartInTheirOrder) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
-TEST_F(Pools, AtTheCapHandlersWaitAndTheAgentsOwnWorkGoesOn) {
+TEST_F(Pools, HandlersAtTheLimitWaitWhileInternalJobsRun) {
   start({.least = 2, .most = 4});
   Gate gate;
   std::atomic<int> inside{0}, most{0}, done{0}, read{0}, own{0};
@@ -348,7 +348,7 @@ TEST_F(Pools, AtTheCapHandlersWaitAndTheAgentsOwnWorkGoesOn) {
   finish();
 }
 
-TEST_F(Pools, ManyShortHandlersAtOnceAreNoSaturation) {
+TEST_F(Pools, ManyShortHandlersDoNotSaturateThePool) {
   start({.least = 2, .most = 4});
   std::atomic<int> done{0};
   Gate gate;
@@ -360,7 +360,7 @@ TEST_F(Pools, ManyShortHandlersAtOnceAreNoSaturation) {
   finish();
 }
 
-TEST_F(Pools, ThreadsTakeNoSignals) {
+TEST_F(Pools, ThreadsBlockSignals) {
   start();
   std::atomic<bool> done{false};
   std::atomic<int> blocked{0};
@@ -374,7 +374,7 @@ TEST_F(Pools, ThreadsTakeNoSignals) {
   EXPECT_EQ(blocked, 4);
 }
 
-TEST_F(Pools, ThreadsLeaveTheirFaultsToWhoeverHandlesThem) {
+TEST_F(Pools, ThreadsDoNotBlockFaultSignals) {
   start();
   std::atomic<bool> done{false};
   std::atomic<int> blocked{0};
@@ -405,7 +405,7 @@ TEST_F(Pools, TheExecutorIsEnteredOnceForManyJobs) {
   EXPECT_LE(executor->entered, 20);
 }
 
-TEST_F(Pools, AHandlerThatLetsTheExecutorGoHandsItOver) {
+TEST_F(Pools, AHandlerThatReleasesTheExecutorHandsItOver) {
   const auto executor = std::make_shared<CountingExecutor>();
   start({}, executor);
   std::atomic<int> waiting{0};
@@ -459,7 +459,7 @@ TEST_F(Pools, EveryThreadIsAttachedOnceAndDetachedAtItsEnd) {
 
 // ---- Endings
 
-TEST_F(Pools, StopRunsWhatWasTakenAndTakesNoMore) {
+TEST_F(Pools, StopRunsAcceptedJobsAndRefusesNewOnes) {
   const auto executor = std::make_shared<CountingExecutor>();
   start({.least = 2, .most = 4}, executor);
   std::atomic<int> done{0};
@@ -483,7 +483,7 @@ TEST_F(Pools, StopRunsWhatWasTakenAndTakesNoMore) {
   opener.join();
 }
 
-TEST_F(Pools, StopLeavesBusyHandlersTheirThreadsAndReturnsInTime) {
+TEST_F(Pools, StopReturnsInTimeDespiteBusyHandlers) {
   start();
   Gate gate;
   std::atomic<int> inside{0};

@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Calls,
 
 // ---- Deadlines
 
-TEST_P(Calls, CarryTheTimeThatTheyHaveLeft) {
+TEST_P(Calls, CarryTheirRemainingTime) {
   std::optional<Clock::time_point> seen;
   b->serve("deadline", [&](const Request&, Reply reply) {
     seen = reply.deadline();
@@ -79,7 +79,7 @@ TEST_P(Calls, ThatExpireFailAtBothEnds) {
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0 && a->in_flight().first == 0; }));
 }
 
-TEST_P(Calls, ThatExpireFailWithoutAnybodyWaiting) {
+TEST_P(Calls, ThatExpireFailWithoutAWaiter) {
   serve_blocked();
   std::atomic<int> failed{0};
   a->call("b", "blocked", {}, within(milliseconds(50))).on_done([&](const Result<Received>& reply) {
@@ -89,7 +89,7 @@ TEST_P(Calls, ThatExpireFailWithoutAnybodyWaiting) {
   EXPECT_EQ(failed, 1);
 }
 
-TEST_P(Calls, WhoseDeadlinePassesBeforeTheirTurnAreNotRun) {
+TEST_P(Calls, WhoseDeadlinePassesInTheQueueAreNotRun) {
   serve_blocked();
   std::atomic<int> ran{0};
   b->serve("count", [&](const Request&, Reply reply) {
@@ -107,7 +107,7 @@ TEST_P(Calls, WhoseDeadlinePassesBeforeTheirTurnAreNotRun) {
   EXPECT_EQ(ran, 0);
 }
 
-TEST_P(Calls, TakeNoReplyThatWasAnothersAndCameLate) {
+TEST_P(Calls, IgnoreTheLateReplyOfAnotherCall) {
   serve_echo(*b);
   b->serve("late", [](const Request& request, Reply reply) {
     std::this_thread::sleep_for(milliseconds(15));
@@ -132,7 +132,7 @@ TEST_P(Calls, TakeNoReplyThatWasAnothersAndCameLate) {
 
 // ---- Cancellation
 
-TEST_P(Calls, ThatAreCancelledFailHereAndAreSeenThere) {
+TEST_P(Calls, ThatAreCancelledFailAtTheCallerAndAreReportedAtTheCallee) {
   std::atomic<int> started{0}, seen{0};
   b->serve("wait", [&](const Request&, Reply reply) {
     ++started;
@@ -153,7 +153,7 @@ TEST_P(Calls, ThatAreCancelledFailHereAndAreSeenThere) {
   EXPECT_TRUE(b->counters().bytes_sent.empty()) << "a late result is not sent";
 }
 
-TEST_P(Calls, ThatAreCancelledTellTheirHandlerOnce) {
+TEST_P(Calls, ThatAreCancelledNotifyTheirHandlerOnce) {
   std::mutex mutex;
   std::vector<Reply> replies;
   std::atomic<int> told{0};
@@ -182,7 +182,7 @@ TEST_P(Calls, ThatAreCancelledTellTheirHandlerOnce) {
   replies.clear();
 }
 
-TEST_P(Calls, ThatAreCancelledLetTheirArgumentsGo) {
+TEST_P(Calls, ThatAreCancelledReleaseTheirArguments) {
   auto options = within(seconds(60));
   options.wait_for_ready = true;
   for (const std::size_t bytes : {100UL, 100'000UL, 5'000'000UL}) {
@@ -211,7 +211,7 @@ TEST_P(Calls, ThatAreAbandonedStillRun) {
 
 // ---- The caller's memory
 
-TEST_P(Calls, LandTheirReplyWhereTheCallerWantsIt) {
+TEST_P(Calls, LandTheirReplyInTheCallersMemory) {
   serve_echo(*b);
   for (const std::size_t bytes : {1UL, 4096UL, 5000UL, 300'000UL, 3'000'000UL}) {
     auto message = message_of("m");
@@ -253,7 +253,7 @@ TEST_P(Calls, MayOverwriteTheirArgumentsOnceTheyAreSent) {
   }
 }
 
-TEST_P(Calls, ThatNeverLeftSayThatTheirArgumentsMayBeOverwritten) {
+TEST_P(Calls, ThatWereNeverSentReportThatTheArgumentsAreFree) {
   std::atomic<int> sent{0};
   const auto count = [&](const Status&) { ++sent; };
   auto message = message_of("m");
@@ -271,7 +271,7 @@ TEST_P(Calls, ThatNeverLeftSayThatTheirArgumentsMayBeOverwritten) {
 
 // ---- Order
 
-TEST_P(Calls, OfOneOrderKeyRunInTheirOrderWhateverTheirSize) {
+TEST_P(Calls, OfOneOrderKeyRunInOrderAtAnySize) {
   std::mutex mutex;
   std::vector<int> order;
   std::atomic<int> at_once{0}, most{0};
@@ -304,7 +304,7 @@ TEST_P(Calls, OfOneOrderKeyRunInTheirOrderWhateverTheirSize) {
   EXPECT_EQ(most, 1);
 }
 
-TEST_P(Calls, WithoutTheKeyOrWithAnotherOneOvertake) {
+TEST_P(Calls, WithoutTheOrderKeyOrWithAnotherOneOvertake) {
   serve_blocked();
   serve_echo(*b);
   RawCallOptions one, other;
@@ -321,7 +321,7 @@ TEST_P(Calls, WithoutTheKeyOrWithAnotherOneOvertake) {
   EXPECT_TRUE(behind.take().ok());
 }
 
-TEST_P(Calls, OfOneOrderKeyGoOnAfterOneThatFailsOrIsCancelled) {
+TEST_P(Calls, OfOneOrderKeyContinueAfterAFailureOrCancellation) {
   serve_blocked();
   serve_echo(*b);
   RawCallOptions ordered;
@@ -342,7 +342,7 @@ TEST_P(Calls, OfOneOrderKeyGoOnAfterOneThatFailsOrIsCancelled) {
 
 void on_signal(int) {}
 
-TEST_P(Calls, AreNotWaitedForAnyLongerWhenASignalSaysSo) {
+TEST_P(Calls, StopWaitingAtASignal) {
   struct sigaction action {};
   action.sa_handler = on_signal;
   ::sigaction(SIGUSR1, &action, nullptr);
@@ -373,7 +373,7 @@ TEST_P(Calls, AreNotWaitedForAnyLongerWhenASignalSaysSo) {
   }
 }
 
-TEST_P(Calls, CompleteOnceHoweverTheyEnd) {
+TEST_P(Calls, CompleteOnceAtEveryKindOfEnd) {
   serve_echo(*b);
   b->serve("hang", [](const Request&, Reply reply) {
     std::thread([kept = std::make_shared<Reply>(std::move(reply))] {
@@ -403,7 +403,7 @@ TEST_P(Calls, CompleteOnceHoweverTheyEnd) {
   for (const auto& times : completed) EXPECT_EQ(times, 1);
 }
 
-TEST_P(Calls, WhoseCompletionIsClaimedDoNotRunIt) {
+TEST_P(Calls, WithAClaimedCompletionDoNotRunIt) {
   serve_blocked();
   std::atomic<int> ran{0};
   auto call = a->call("b", "blocked", {});
@@ -416,7 +416,7 @@ TEST_P(Calls, WhoseCompletionIsClaimedDoNotRunIt) {
   EXPECT_EQ(ran, 0);
 }
 
-TEST_P(Calls, WhoseCompletionsAreNotUrgentStillCompleteOnce) {
+TEST_P(Calls, WithLazyCompletionCompleteOnce) {
   serve_echo(*b);
   serve_blocked();
   std::atomic<int> ran{0}, claimed{0};
@@ -442,7 +442,7 @@ TEST_P(Calls, WhoseCompletionsAreNotUrgentStillCompleteOnce) {
   EXPECT_TRUE(eventually([&] { return ran + claimed == 1001; }));
 }
 
-TEST_P(Calls, OfManyThreadsThatAllWaitNeedNobodyElseToRead) {
+TEST_P(Calls, OfManyWaitingThreadsNeedNoOtherReader) {
   serve_echo(*b);
   std::vector<std::thread> threads;
   std::atomic<int> late{0};
@@ -460,7 +460,7 @@ TEST_P(Calls, OfManyThreadsThatAllWaitNeedNobodyElseToRead) {
 
 // ---- A slow sender
 
-TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilNothingWritesThereAnyMore) {
+TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
   for (const bool completes : {true, false}) {
@@ -496,7 +496,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilNothingWritesThereAnyMore) 
   }
 }
 
-TEST(SlowReply, OfACallThatHasExpiredIsReadAndDropped) {
+TEST(SlowReply, OfAnExpiredCallIsReadAndDropped) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
   RawPeer slow(store, "slow");
@@ -522,7 +522,7 @@ TEST(SlowReply, OfACallThatHasExpiredIsReadAndDropped) {
 
 // ---- Threads that wait for one connection
 
-TEST(Waiters, WhoLeavesInTheMomentInWhichItIsCalledToReadHandsOver) {
+TEST(Waiters, ThatLeaveWhenTheyAreCalledToReadHandOver) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a", {"unix", ""}), b = join(store, "b", {"unix", ""});
   b->serve("sleep", [](Request request, Reply reply) {
@@ -559,7 +559,7 @@ TEST(Waiters, WhoLeavesInTheMomentInWhichItIsCalledToReadHandsOver) {
   }
 }
 
-TEST(Links, ThatEndWhileTheirRingsAreBeingMadeKeepNoMemory) {
+TEST(Links, ThatEndWhileTheirRingsAreMadeLeakNoMemory) {
   const auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a");
   serve_echo(*a);
@@ -604,7 +604,7 @@ class SlowExecutor final : public Executor {
   std::mutex lock_;
 };
 
-TEST(SlowExecutors, AreKeptWhileTheNextRequestMayCome) {
+TEST(SlowExecutors, AreKeptBetweenCloseRequests) {
   const auto store = std::make_shared<MemoryStore>();
   const auto executor = std::make_shared<SlowExecutor>();
   const auto a = join(store, "a");

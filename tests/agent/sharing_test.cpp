@@ -53,14 +53,14 @@ class SharingCalls : public ::testing::TestWithParam<Ways> {
   std::shared_ptr<RawAgent> a, b;
 };
 
-TEST_P(SharingCalls, TheFirstCallOfAllMayShare) {
+TEST_P(SharingCalls, TheFirstCallOfALinkMayShare) {
   const auto mine = region_of(100, std::byte{1});
   const auto reply = call_sync(*a, "b", "write", sharing({mine}));
   ASSERT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(mine.data[0], std::byte{9});
 }
 
-TEST_P(SharingCalls, TheFirstReplyOfAllMayShare) {
+TEST_P(SharingCalls, TheFirstReplyOfALinkMayShare) {
   const auto reply = call_sync(*a, "b", "lend", message_of("m"));
   ASSERT_TRUE(reply.ok()) << reply.status().text();
   reply->buffers.at(0).data[4999] = std::byte{7};
@@ -113,14 +113,14 @@ TEST_P(SharingCalls, MemoryOutlivesTheAgents) {
   EXPECT_EQ(mine.data[1], std::byte{8});
 }
 
-TEST_P(SharingCalls, OtherMemoryIsRefusedWithTheReasonAndTheLinkGoesOn) {
+TEST_P(SharingCalls, OtherMemoryIsRefusedWithTheReasonAndTheLinkStaysUp) {
   const auto reply = call_sync(*a, "b", "write", sharing({patterned(5000)}));
   ASSERT_EQ(reply.status().code(), Code::channel_unavailable);
   EXPECT_THAT(std::string(reply.status().what()), HasSubstr("made to be shared"));
   EXPECT_TRUE(call_sync(*a, "b", "write", sharing({region_of(1, std::byte{1})})).ok());
 }
 
-TEST_P(SharingCalls, WhatIsSharedDoesNotCountAsInFlight) {
+TEST_P(SharingCalls, SharedBuffersDoNotCountAsInFlight) {
   a->leave();
   a = join(store, "a2", GetParam(), [](RawAgentOptions& options) { options.max_bytes_in_flight = 1000; });
   std::vector<Call> calls;
@@ -135,7 +135,7 @@ TEST_P(SharingCalls, WhatIsSharedDoesNotCountAsInFlight) {
 INSTANTIATE_TEST_SUITE_P(, SharingCalls, ::testing::Values(Ways{"ring", "shm,basic"}, Ways{"ring", ""}),
                          [](const auto& test) { return test.param.channels.empty() ? "xth" : "shm"; });
 
-TEST(Sharing, FailsWhereNoChannelShares) {
+TEST(Sharing, FailsIfNoChannelShares) {
   auto store = std::make_shared<MemoryStore>();
   const auto a = join(store, "a", {"tcp", "shm,basic"}), b = join(store, "b", {"tcp", "shm,basic"});
   serve_echo(*b);
@@ -161,7 +161,7 @@ class Hesitant final : public Driver {
   }
 };
 
-TEST(Sharing, ACallThatWaitsForAProbeEndsByItsDeadlineOrWithTheLink) {
+TEST(Sharing, ACallThatWaitsForAProbeEndsAtItsDeadlineOrWithTheLink) {
   auto store = std::make_shared<MemoryStore>();
   const auto hesitate = [](RawAgentOptions& options) {
     options.registry.add("mail", 500, [] { return std::make_unique<Hesitant>(); });

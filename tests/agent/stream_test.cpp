@@ -107,7 +107,7 @@ TEST_F(Streams, FramesArriveInOrder) {
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(sink.frames[static_cast<std::size_t>(i)], std::to_string(i));
 }
 
-TEST_F(Streams, AFrameThatIsNotFlushedWaitsUntilItIs) {
+TEST_F(Streams, AnUnflushedFrameWaitsForTheFlush) {
   connect();
   EXPECT_TRUE(a->send(frame_of(Kind::ping, ""), {}, {}, false));
   EXPECT_TRUE(a->corked());
@@ -117,7 +117,7 @@ TEST_F(Streams, AFrameThatIsNotFlushedWaitsUntilItIs) {
   flow(1);
 }
 
-TEST_F(Streams, BytesBehindAFrameLandInWhateverPiecesTheyCome) {
+TEST_F(Streams, BytesBehindAFrameLandForAnySplit) {
   std::mt19937 random(7);
   for (const std::size_t most : {1UL, 7UL, 39UL, 40UL, 41UL, 1000UL, 70'000UL}) {
     auto [writer, reader] = socket_pair();
@@ -155,7 +155,7 @@ TEST_F(Streams, BytesBehindAFrameLandInWhateverPiecesTheyCome) {
   }
 }
 
-TEST_F(Streams, BytesThatNobodyAskedForAreDropped) {
+TEST_F(Streams, UnrequestedBytesAreDropped) {
   connect();
   const auto middle = patterned(50'000, 2);
   const auto got = patterned(50'000, 0);
@@ -179,7 +179,7 @@ TEST_F(Streams, BytesThatNobodyAskedForAreDropped) {
   EXPECT_TRUE(same_bytes(got, middle));
 }
 
-TEST_F(Streams, ADestinationLargerThanWhatIsLeftBehindTheFrameFailsAtOnce) {
+TEST_F(Streams, ADestinationLargerThanTheRemainingBytesFailsAtOnce) {
   connect();
   Status first, second;
   sink.take = [&](FrameStream& stream, const Header& header) {
@@ -217,7 +217,7 @@ TEST_F(Streams, CompletionsMayBeEmpty) {
   EXPECT_EQ(sink.frames, std::vector<std::string>{"1"});
 }
 
-TEST_F(Streams, AFrameThatIsHeldIsPresentedAgain) {
+TEST_F(Streams, AHeldFrameIsPassedAgain) {
   connect(FrameStream::Use::bulk);
   bool ready = false;
   const auto got = patterned(100'000, 0), sent = patterned(100'000, 5);
@@ -233,7 +233,7 @@ TEST_F(Streams, AFrameThatIsHeldIsPresentedAgain) {
   EXPECT_TRUE(same_bytes(got, sent));
 }
 
-TEST_F(Streams, BulkBytesAreReadStraightIntoTheirPlace) {
+TEST_F(Streams, BulkBytesAreReadStraightIntoTheirDestination) {
   connect(FrameStream::Use::bulk, 4096);
   std::vector<Buffer> sent, got;
   for (unsigned i = 0; i < 20; ++i) sent.push_back(patterned(1 + i * 9973, i));
@@ -254,7 +254,7 @@ TEST_F(Streams, ABodyOnABulkConnectionClosesIt) {
   EXPECT_EQ(b->status().code(), Code::protocol_error);
 }
 
-TEST_F(Streams, DescriptorsComeWithTheFrameThatTheyWereSentWith) {
+TEST_F(Streams, FileDescriptorsArriveWithTheirFrame) {
   connect();
   const auto pipe_with = [](std::string_view text) {
     int fds[2];
@@ -288,14 +288,14 @@ TEST_F(Streams, DescriptorsComeWithTheFrameThatTheyWereSentWith) {
   EXPECT_NE(::fcntl(sink.descriptors[3][1].get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-TEST_F(Streams, AFrameThatNamesDescriptorsThatDidNotComeClosesTheStream) {
+TEST_F(Streams, AFrameWithMissingFileDescriptorsClosesTheStream) {
   connect();
   a->send(frame_of(Kind::control, "x", 0, 1), {}, {}, true);
   EXPECT_EQ(drain(*b, sink), FrameStream::Progress::closed);
   EXPECT_EQ(b->status().code(), Code::protocol_error);
 }
 
-TEST_F(Streams, AFloodOfDescriptorsIsNotKept) {
+TEST_F(Streams, UnannouncedFileDescriptorsAreClosed) {
   auto [writer, reader] = socket_pair();
   const auto before = open_descriptors();
   b = std::make_unique<FrameStream>(std::move(reader), true, FrameStream::Use::calls);
@@ -361,7 +361,7 @@ TEST_F(Streams, CloseWhileLandingCompletesEveryDestinationOnce) {
   EXPECT_EQ(landed[2].code(), Code::cancelled);
 }
 
-TEST_F(Streams, ThePeersEndCompletesWhatIsStillToLand) {
+TEST_F(Streams, ThePeersEndCompletesEveryOpenDestination) {
   connect();
   Status landed;
   sink.take = [&](FrameStream& stream, const Header&) {
@@ -374,7 +374,7 @@ TEST_F(Streams, ThePeersEndCompletesWhatIsStillToLand) {
   EXPECT_EQ(landed.code(), Code::connection_lost);
 }
 
-TEST_F(Streams, WhatCameBeforeTheEndIsReadBeforeTheEndIsSeen) {
+TEST_F(Streams, BytesBeforeTheEndAreReadBeforeTheEndIsReported) {
   connect();
   for (int i = 0; i < 100; ++i) a->send(frame_of(Kind::control, std::to_string(i)), {}, {}, true);
   a.reset();
@@ -382,7 +382,7 @@ TEST_F(Streams, WhatCameBeforeTheEndIsReadBeforeTheEndIsSeen) {
   EXPECT_EQ(sink.frames.size(), 100U);
 }
 
-TEST_F(Streams, CloseFromWithinAFrameIsSeenWhenTheReaderLeaves) {
+TEST_F(Streams, CloseInsideAFrameTakesEffectWhenTheReaderReturns) {
   connect();
   int landed = 0;
   sink.take = [&](FrameStream& stream, const Header&) {
@@ -431,7 +431,7 @@ TEST_F(Streams, CloseFromAnotherThreadAtAnyMomentCompletesEverythingOnce) {
   }
 }
 
-TEST_F(Streams, ASlowReaderCostsTheWriterNoTime) {
+TEST_F(Streams, ASlowReaderDoesNotBlockTheWriter) {
   connect(FrameStream::Use::calls, 4096);
   std::atomic<int> written{0};
   sink.take = [&](FrameStream& stream, const Header& header) {

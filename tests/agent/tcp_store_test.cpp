@@ -79,7 +79,7 @@ class AnyStore : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Store> store_;
 };
 
-TEST_P(AnyStore, GivesBackWhatWasSet) {
+TEST_P(AnyStore, ReturnsTheValueThatWasSet) {
   ASSERT_TRUE(store_->set("a", view_of("one")).ok());
   EXPECT_EQ(text(store_->get("a", milliseconds(0))), "one");
   ASSERT_TRUE(store_->set("a", view_of("")).ok());
@@ -89,14 +89,14 @@ TEST_P(AnyStore, GivesBackWhatWasSet) {
   EXPECT_EQ(*store_->get("large", milliseconds(0)), large);
 }
 
-TEST_P(AnyStore, AddCountsAndStandsApartFromSet) {
+TEST_P(AnyStore, AddCountsApartFromSet) {
   EXPECT_EQ(*store_->add("n", 0), 0);
   EXPECT_EQ(*store_->add("n", 5), 5);
   EXPECT_EQ(*store_->add("n", -7), -2);
   EXPECT_EQ(*store_->add("m", 1), 1);
 }
 
-TEST_P(AnyStore, GetOfWhatIsNotThereEndsAtItsTimeout) {
+TEST_P(AnyStore, GetOfAMissingKeyEndsAtItsTimeout) {
   const auto from = steady_clock::now();
   EXPECT_EQ(store_->get("none", milliseconds(0)).status().code(), Code::deadline_exceeded);
   EXPECT_LT(steady_clock::now() - from, seconds(2));
@@ -106,7 +106,7 @@ TEST_P(AnyStore, GetOfWhatIsNotThereEndsAtItsTimeout) {
   EXPECT_GE(steady_clock::now() - from, milliseconds(50));
 }
 
-TEST_P(AnyStore, GetThatWaitsWakesWhenTheKeyIsSetAndHoldsUpNobody) {
+TEST_P(AnyStore, AWaitingGetWakesWhenTheKeyIsSetAndBlocksNoOtherCall) {
   std::vector<std::thread> waiting;
   std::atomic<int> woken = 0;
   for (int i = 0; i < 8; ++i) {
@@ -130,14 +130,14 @@ TEST_P(AnyStore, AddsOfManyThreadsAreAllCounted) {
   EXPECT_EQ(*store_->add("sum", 0), 800);
 }
 
-TEST_P(AnyStore, OnThisHostAloneSaysSo) { EXPECT_TRUE(store_->loopback()); }
+TEST_P(AnyStore, OfThisHostReportsLoopback) { EXPECT_TRUE(store_->loopback()); }
 
 INSTANTIATE_TEST_SUITE_P(Stores, AnyStore, ::testing::Values("memory", "tcp"),
                          [](const auto& one) { return std::string(one.param); });
 
 // ---- The TCP store
 
-TEST(TcpStore, ManyClientsMeet) {
+TEST(TcpStore, ManyClientsShareKeys) {
   const auto server = serve(kKey);
   constexpr int kClients = 32;
   std::vector<std::thread> clients;
@@ -169,7 +169,7 @@ TEST(TcpStore, ClientWaitsForAServerThatStartsLater) {
   late.join();
 }
 
-TEST(TcpStore, ClientOfNobodyIsToldWhatToCheck) {
+TEST(TcpStore, ClientWithoutAServerFailsWithAdvice) {
   std::uint16_t port = 0;
   { port = serve()->port(); }
   const auto store = connect_tcp_store("127.0.0.1", port, "", milliseconds(100));
@@ -178,21 +178,21 @@ TEST(TcpStore, ClientOfNobodyIsToldWhatToCheck) {
   EXPECT_THAT(std::string(store.status().what()), HasSubstr(std::to_string(port)));
 }
 
-TEST(TcpStore, ServerBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
+TEST(TcpStore, ServerBeyondLoopbackNeedsAConfiguredKey) {
   const auto open = TcpStoreServer::listen("0.0.0.0", 0, "");
   EXPECT_EQ(open.status().code(), Code::unauthenticated);
   EXPECT_THAT(std::string(open.status().what()), HasSubstr("export TENSORFERRY_KEY_FILE="));
   EXPECT_TRUE(TcpStoreServer::listen("0.0.0.0", 0, kKey).ok());
 }
 
-TEST(TcpStore, ClientBeyondLoopbackNeedsAKeyOfTheUsersOwn) {
+TEST(TcpStore, ClientBeyondLoopbackNeedsAConfiguredKey) {
   // No host has 192.0.2.1. The call must fail before it dials.
   const auto from = steady_clock::now();
   EXPECT_EQ(connect_tcp_store("192.0.2.1", 1, "", seconds(30)).status().code(), Code::unauthenticated);
   EXPECT_LT(steady_clock::now() - from, seconds(5));
 }
 
-TEST(TcpStore, WrongOrMissingKeyIsRefusedAtOnceAndHurtsNobodyElse) {
+TEST(TcpStore, WrongOrMissingKeyIsRefusedAtOnceWithoutHarmToOthers) {
   const auto keyed = serve(kKey);
   const auto good = client_of(*keyed, kKey);
   for (const auto* wrong : {"another key of the same kind", ""}) {
@@ -215,7 +215,7 @@ TEST(TcpStore, TakesItsKeyFromTheEnvironment) {
   EXPECT_EQ(connect_tcp_store("127.0.0.1", server->port(), "", seconds(5)).status().code(), Code::unauthenticated);
 }
 
-TEST(TcpStore, WithoutAKeyServesItsOwnUserAlone) {
+TEST(TcpStore, WithoutAKeyServesOnlyItsOwnUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const auto server = serve();
   const auto child = ::fork();
@@ -255,7 +255,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
   }
 }
 
-TEST(TcpStore, HalfARequestAndASlowClientEndAfterTheHandshakeTime) {
+TEST(TcpStore, HalfARequestAndASlowClientEndAtTheHandshakeTimeout) {
   const auto server = serve(kKey, {.handshake = milliseconds(200)});
   const auto good = client_of(*server, kKey);
   const auto silent = dial(server->port());
@@ -273,7 +273,7 @@ TEST(TcpStore, HalfARequestAndASlowClientEndAfterTheHandshakeTime) {
   EXPECT_TRUE(good->set("k", view_of("whole")).ok());  // connected clients may idle longer than a handshake may take
 }
 
-TEST(TcpStore, BoundsHold) {
+TEST(TcpStore, RequestsBeyondTheBoundsAreRefused) {
   const auto server = serve("", {.keys = 3, .bytes = 1000, .connections = 8});
   const auto store = client_of(*server);
   EXPECT_TRUE(store->set("a", view_of("1")).ok());
@@ -297,7 +297,7 @@ TEST(TcpStore, BoundsHold) {
   EXPECT_TRUE(store->set("a", view_of("still")).ok());
 }
 
-TEST(TcpStore, ServerThatWentIsNamedAtOnceAndOneThatCameBackIsUsed) {
+TEST(TcpStore, ALostServerIsNamedAtOnceAndARestartedOneIsUsed) {
   auto server = serve();
   const auto port = server->port();
   const auto store = client_of(*server);
@@ -320,7 +320,7 @@ TEST(TcpStore, ServerThatWentIsNamedAtOnceAndOneThatCameBackIsUsed) {
   EXPECT_EQ(*store->add("n", 2), 2);
 }
 
-TEST(TcpStore, StopsWhileClientsWaitAndComesBackAHundredTimes) {
+TEST(TcpStore, StopsWhileClientsWaitAndRestartsAHundredTimes) {
   for (int i = 0; i < 100; ++i) {
     auto server = serve();
     const auto store = client_of(*server);
@@ -331,7 +331,7 @@ TEST(TcpStore, StopsWhileClientsWaitAndComesBackAHundredTimes) {
   }
 }
 
-TEST(TcpStore, ForkedChildUsesConnectionsOfItsOwnAndEndsWithoutTheServersThread) {
+TEST(TcpStore, ForkedChildOpensItsOwnConnectionsAndEndsWithoutTheServersThread) {
 #ifdef TENSORFERRY_UNDER_TSAN
   GTEST_SKIP() << "ThreadSanitizer ends a forked child that lets go of its parent's threads";
 #endif
@@ -353,7 +353,7 @@ TEST(TcpStore, ForkedChildUsesConnectionsOfItsOwnAndEndsWithoutTheServersThread)
 
 // ---- Parsers
 
-TEST(StoreProtocol, RequestsAndRepliesSurviveTheWire) {
+TEST(StoreProtocol, RequestsAndRepliesRoundTrip) {
   using namespace store_protocol;
   const auto bytes = encode(Request{.op = Op::add, .key = "k", .amount = -3});
   ASSERT_EQ(*parse_length(ByteView(*bytes).first(4)), bytes->size() - 4);
@@ -368,7 +368,7 @@ TEST(StoreProtocol, RequestsAndRepliesSurviveTheWire) {
   EXPECT_EQ(reply->text, "full");
 }
 
-TEST(StoreProtocol, EveryTruncationAndEveryTailIsRefused) {
+TEST(StoreProtocol, TruncatedAndOverlongMessagesAreRefused) {
   using namespace store_protocol;
   for (const auto& request :
        {Request{.op = Op::set, .key = "key", .value = view_of("value")},
@@ -396,7 +396,7 @@ TEST(TcpOwner, IsFoundInTheKernelsTable) {
   EXPECT_EQ(uid_in_proc_net_tcp("", "a", "b"), std::nullopt);
 }
 
-TEST(TcpOwner, OfAConnectionOfOursIsThisUser) {
+TEST(TcpOwner, OfALocalConnectionIsThisUser) {
   for (const auto* address : {"127.0.0.1", "::1"}) {
     const auto listener = listen_tcp(address, {});
     if (!listener.ok()) continue;  // this host has no IPv6

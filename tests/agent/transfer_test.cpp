@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Transfers,
                                            Ways{"tcp", "xth"}, Ways{"tcp", "mail,basic"}),
                          [](const auto& tested) { return name_of(tested.param); });
 
-TEST_P(Transfers, EmptyOneByteAndOddSizesAroundEveryBound) {
+TEST_P(Transfers, OfEmptyTinyAndOddSizesAroundEveryBound) {
   for (const std::size_t around :
        {1UL, 64UL, 4096UL, 30'000UL, 48UL << 10, 64UL << 10, 256UL << 10, 1UL << 20, 5UL << 20}) {
     for (const std::size_t bytes : {around - 1, around, around + 1}) {
@@ -63,7 +63,7 @@ TEST_P(Transfers, EmptyOneByteAndOddSizesAroundEveryBound) {
   }
 }
 
-TEST_P(Transfers, ManyBuffersOfMixedSizesInOneMessage) {
+TEST_P(Transfers, OfManyBuffersOfMixedSizesInOneMessage) {
   std::vector<Buffer> buffers;
   std::mt19937 random(5);
   for (unsigned i = 0; i < 400; ++i) buffers.push_back(patterned(random() % (i % 20 == 0 ? 600'000 : 9000), i));
@@ -71,7 +71,7 @@ TEST_P(Transfers, ManyBuffersOfMixedSizesInOneMessage) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-TEST_P(Transfers, BothWaysAtOnceFromManyThreads) {
+TEST_P(Transfers, InBothDirectionsFromManyThreads) {
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::string wrong;
@@ -91,7 +91,7 @@ TEST_P(Transfers, BothWaysAtOnceFromManyThreads) {
   EXPECT_EQ(wrong, "");
 }
 
-TEST_P(Transfers, ManyInFlightKeepTheirBytesApart) {
+TEST_P(Transfers, InFlightKeepTheirBytesApart) {
   std::vector<std::pair<Call, Buffer>> calls;
   for (unsigned i = 0; i < 100; ++i) {
     auto message = message_of("m");
@@ -106,7 +106,7 @@ TEST_P(Transfers, ManyInFlightKeepTheirBytesApart) {
   }
 }
 
-TEST_P(Transfers, OfMemoryThatIsUsedAgainAtTheSameAddress) {
+TEST_P(Transfers, OfReusedMemoryCarryTheNewBytes) {
   for (const std::size_t bytes : {10'000UL, 400'000UL}) {
     Bytes memory(bytes);
     for (unsigned i = 0; i < 50; ++i) {
@@ -149,7 +149,7 @@ TEST_P(Transfers, ToASlowReceiverArriveWhole) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_P(Transfers, WhatArrivedIsTheReceiversAlsoAfterBothHaveLeft) {
+TEST_P(Transfers, StayValidAfterBothAgentsHaveLeft) {
   std::vector<Received> kept;
   auto message = message_of("m");
   for (const std::size_t bytes : {100UL, 50'000UL, 600'000UL}) message.buffers.push_back(patterned(bytes, 7));
@@ -170,7 +170,7 @@ TEST_P(Transfers, WhatArrivedIsTheReceiversAlsoAfterBothHaveLeft) {
   }
 }
 
-TEST_P(Transfers, ClosedInTheMiddleEndEveryCall) {
+TEST_P(Transfers, CutOffHalfwayEndEveryCall) {
   for (int round = 0; round < rounds(1000); ++round) {
     const auto guest = join(store, "guest", GetParam(), add_mail);
     serve_echo(*guest);

@@ -10,7 +10,7 @@
 namespace tensorferry {
 namespace {
 
-TEST(Bytes, WhatIsWrittenIsRead) {
+TEST(Bytes, WrittenValuesAreReadBack) {
   Bytes bytes;
   Writer out(bytes);
   out.put(std::uint8_t{1});
@@ -40,7 +40,7 @@ TEST(Bytes, NumbersAreLittleEndian) {
   EXPECT_EQ(text_of(bytes), "\x04\x03\x02\x01");
 }
 
-TEST(Bytes, VarintsOfEveryLengthComeBack) {
+TEST(Bytes, VarintsOfEveryLengthRoundTrip) {
   for (int shift = 0; shift < 64; ++shift) {
     for (std::uint64_t value : {std::uint64_t{1} << shift, (std::uint64_t{1} << shift) - 1}) {
       Bytes bytes;
@@ -65,7 +65,7 @@ TEST(Bytes, AVarintOfMoreThan64BitsFails) {
   }
 }
 
-TEST(Bytes, AReadPastTheEndFailsForGood) {
+TEST(Bytes, AReadPastTheEndFailsAllLaterReads) {
   Bytes bytes(3);
   Reader in(bytes);
   EXPECT_EQ(in.get<std::uint32_t>(), 0u);
@@ -84,7 +84,7 @@ TEST(Bytes, ALengthBeyondTheEndYieldsNothing) {
   EXPECT_TRUE(in.failed());
 }
 
-TEST(Bytes, ACountThatCannotBeThereFails) {
+TEST(Bytes, ACountBeyondTheRemainingBytesFails) {
   Bytes bytes;
   Writer out(bytes);
   out.varint(3);
@@ -96,7 +96,7 @@ TEST(Bytes, ACountThatCannotBeThereFails) {
   EXPECT_TRUE(does_not.failed());
 }
 
-TEST(Bytes, GarbageIsReadWithoutLeavingIt) {
+TEST(Bytes, GarbageIsReadWithinItsBounds) {
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {
     Bytes bytes(random() % 40);

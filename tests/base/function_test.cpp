@@ -9,7 +9,7 @@
 namespace tensorferry {
 namespace {
 
-TEST(UniqueFunction, OwnsWhatCannotBeCopied) {
+TEST(UniqueFunction, OwnsMoveOnlyTargets) {
   auto owned = std::make_unique<int>(7);
   UniqueFunction<int(int)> add = [owned = std::move(owned)](int more) { return *owned + more; };
   auto moved = std::move(add);

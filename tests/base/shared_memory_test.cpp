@@ -65,7 +65,7 @@ TEST(SharedMemory, BothMappingsShowTheSameBytes) {
   EXPECT_EQ(mine.span().front(), std::byte{9});
 }
 
-TEST(SharedMemory, OutlivesWhoMadeIt) {
+TEST(SharedMemory, OutlivesItsMaker) {
   auto mine = made();
   std::memset(mine.data(), 0x5a, size);
   auto theirs = SharedMemory::map(std::move(*mine.share()), size);
@@ -74,7 +74,7 @@ TEST(SharedMemory, OutlivesWhoMadeIt) {
   for (const auto byte : theirs->span()) ASSERT_EQ(byte, std::byte{0x5a});
 }
 
-TEST(SharedMemory, CannotBeCutShortOrUnsealed) {
+TEST(SharedMemory, CannotBeTruncatedOrUnsealed) {
   const auto mine = made();
   const auto fd = std::move(*mine.share());
   EXPECT_NE(::ftruncate(fd.get(), 0), 0);
@@ -89,20 +89,20 @@ TEST(SharedMemory, RefusesAFileThatCouldShrink) {
   }
 }
 
-TEST(SharedMemory, RefusesAnotherSizeThanAnnounced) {
+TEST(SharedMemory, RefusesAnUnannouncedSize) {
   for (std::size_t announced : {std::size_t{0}, size - 1, size + 1, size * 2, ~std::size_t{0}}) {
     EXPECT_EQ(code_of_map(memfd(size, all_seals), announced), Code::protocol_error) << announced;
   }
 }
 
-TEST(SharedMemory, RefusesWhatIsNoMemfdOrCannotBeWritten) {
+TEST(SharedMemory, RefusesOtherFilesAndReadOnlyMemfds) {
   EXPECT_EQ(code_of_map(FileDescriptor(), size), Code::protocol_error);
   EXPECT_EQ(code_of_map(FileDescriptor(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), size), Code::protocol_error);
   EXPECT_EQ(code_of_map(FileDescriptor(::open("/dev/zero", O_RDWR | O_CLOEXEC)), size), Code::protocol_error);
   EXPECT_EQ(code_of_map(memfd(size, all_seals | F_SEAL_WRITE), size), Code::protocol_error);
 }
 
-TEST(SharedMemory, FrozenMemoryIsWrittenByNobody) {
+TEST(SharedMemory, FrozenMemoryCannotBeWritten) {
   auto mine = std::move(*SharedMemory::create_to_freeze(size));
   std::memset(mine.data(), 0x5a, size);
   EXPECT_FALSE(mine.frozen());
@@ -116,7 +116,7 @@ TEST(SharedMemory, FrozenMemoryIsWrittenByNobody) {
   EXPECT_EQ(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
 }
 
-TEST(SharedMemory, ThoseWhoMapFrozenMemoryWriteTheirOwn) {
+TEST(SharedMemory, WritesToMappedFrozenMemoryStayPrivate) {
   auto mine = std::move(*SharedMemory::create_to_freeze(size));
   std::memset(mine.data(), 0x5a, size);
   ASSERT_TRUE(mine.freeze().ok());
@@ -132,7 +132,7 @@ TEST(SharedMemory, ThoseWhoMapFrozenMemoryWriteTheirOwn) {
   EXPECT_EQ(one.get()[0], std::byte{1});  // the mapping outlives the memory that it was made from
 }
 
-TEST(SharedMemory, OnlyWhatIsHandedOverMayBeFrozen) {
+TEST(SharedMemory, OnlyHandedOverMemoryMayBeFrozen) {
   auto mine = std::move(*SharedMemory::create_to_freeze(size));
   ASSERT_TRUE(mine.freeze().ok());
   EXPECT_EQ(code_of_map(std::move(*mine.share()), size), Code::protocol_error);
@@ -143,7 +143,7 @@ TEST(SharedMemory, OnlyWhatIsHandedOverMayBeFrozen) {
   EXPECT_FALSE(SharedMemory::map_handed(memfd(size, all_seals), size)->frozen());
 }
 
-TEST(SharedMemory, ReceivedOrSecludedMemoryIsSharedNoFurther) {
+TEST(SharedMemory, ReceivedOrClosedMemoryCannotBeSharedFurther) {
   auto mine = made();
   const auto theirs = SharedMemory::map(std::move(*mine.share()), size);
   ASSERT_TRUE(theirs.ok());
@@ -152,7 +152,7 @@ TEST(SharedMemory, ReceivedOrSecludedMemoryIsSharedNoFurther) {
   EXPECT_FALSE(mine.share().ok());
 }
 
-TEST(SharedMemory, LeavesNoDescriptorBehind) {
+TEST(SharedMemory, LeaksNoFileDescriptor) {
   const auto before = open_descriptors();
   {
     const auto mine = made();
@@ -163,7 +163,7 @@ TEST(SharedMemory, LeavesNoDescriptorBehind) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST(SharedMemory, NoBytesAreNoMemory) { EXPECT_EQ(SharedMemory::create(0).status().code(), Code::invalid_argument); }
+TEST(SharedMemory, ZeroBytesAreRefused) { EXPECT_EQ(SharedMemory::create(0).status().code(), Code::invalid_argument); }
 
 TEST(SharedMemory, MovesWithItsMapping) {
   auto first = made();
@@ -175,7 +175,7 @@ TEST(SharedMemory, MovesWithItsMapping) {
   EXPECT_EQ(second.bytes(), 4096u);
 }
 
-TEST(SharedMemory, PopulateTakesPagesAndKeepsWhatIsThere) {
+TEST(SharedMemory, PopulateAllocatesPagesAndKeepsTheirContents) {
   const auto mine = made(16 * 4096);
   mine.data()[4096] = std::byte{3};
   EXPECT_TRUE(mine.populate(4096, 8 * 4096));
@@ -185,7 +185,7 @@ TEST(SharedMemory, PopulateTakesPagesAndKeepsWhatIsThere) {
   EXPECT_EQ(mine.data()[4096], std::byte{3});
 }
 
-TEST(SharedMemory, AChildFindsItOnlyWhereItWasMeantTo) {
+TEST(SharedMemory, AChildInheritsItOnlyIfThatIsRequested) {
   const auto dropped = made();
   const auto kept = made(size, SharedMemory::InChild::inherited);
   EXPECT_EQ(in_child([&] {
@@ -198,7 +198,7 @@ TEST(SharedMemory, AChildFindsItOnlyWhereItWasMeantTo) {
   EXPECT_EQ(in_child([&] { return ::mincore(dropped.data(), 4096, &resident) == 0 ? 1 : 0; }), 0);
 }
 
-TEST(SharedMemory, AChildsDestructorLeavesItsOwnMappingsAlone) {
+TEST(SharedMemory, AChildsDestructorDoesNotTouchTheChildsMappings) {
   EXPECT_EQ(in_child([] {
               auto memory = made();
               return in_child([&] {

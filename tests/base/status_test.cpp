@@ -17,7 +17,7 @@ TEST(Status, OkIsEmptyAndTrue) {
   EXPECT_EQ(status.text(), "Ok");
 }
 
-TEST(Status, AnErrorSaysItsNameAndWhatHappened) {
+TEST(Status, AnErrorTextHasItsNameAndMessage) {
   const Status status(Code::connection_lost, "trainer3 closed the connection");
   Status copy;
   copy = status;
@@ -27,7 +27,7 @@ TEST(Status, AnErrorSaysItsNameAndWhatHappened) {
   EXPECT_EQ(Status(Code::internal, "").text(), "Internal");
 }
 
-TEST(Status, EveryCodeHasANameOfItsOwn) {
+TEST(Status, EveryCodeHasAUniqueName) {
   std::set<std::string_view> names;
   for (int code = 0; code <= static_cast<int>(Code::internal); ++code) {
     EXPECT_TRUE(names.insert(name_of(static_cast<Code>(code))).second) << code;
@@ -35,7 +35,7 @@ TEST(Status, EveryCodeHasANameOfItsOwn) {
   EXPECT_FALSE(names.contains("Unknown"));
 }
 
-TEST(Status, ANumberThatANewerPeerSentStillHasText) {
+TEST(Status, AnUnknownCodeOfANewerPeerHasText) {
   EXPECT_EQ(Status(static_cast<Code>(200), "what").text(), "Unknown: what");
 }
 

@@ -26,7 +26,7 @@ TEST(Text, WritesIntegersOfEverySizeAsNumbers) {
   EXPECT_EQ(formatted("{} {}", true, false), "true false");
 }
 
-TEST(Text, LeavesPlacesInValuesAlone) { EXPECT_EQ(formatted("{} {}", "{}", "last"), "{} last"); }
+TEST(Text, DoesNotExpandPlacesInValues) { EXPECT_EQ(formatted("{} {}", "{}", "last"), "{} last"); }
 
 TEST(Text, PadsHexadecimalNumbers) {
   EXPECT_EQ(hex(0), "0");

@@ -19,7 +19,7 @@ class Basic : public testing::Test {
   WireEnd &a = *pair.a, &b = *pair.b;
 };
 
-TEST_F(Basic, SmallBuffersFollowTheirFrameAndLargeOnesDoNot) {
+TEST_F(Basic, SmallBuffersFollowTheirFrameAndLargeOnesUseTheBulkConnection) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->allocate(BasicDriver::bulk_from - 1)));
   EXPECT_EQ(letter.appended(), 1u);
@@ -51,14 +51,14 @@ TEST_F(Basic, NeedsNoAcknowledgement) {
   for (const auto& released : letter.released) EXPECT_EQ(released.wait_name(), "Ok");
 }
 
-TEST_F(Basic, ADroppedMessageSaysSoToItsAppendedBuffers) {
+TEST_F(Basic, ADroppedMessageReleasesItsAppendedBuffers) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->allocate(100)));
   letter.drop();
   EXPECT_EQ(letter.released.front().wait_name(), "Cancelled");
 }
 
-TEST_F(Basic, ATicketThatDisagreesWithWhatFollowsFailsAndIsNeverReadInto) {
+TEST_F(Basic, ATicketOfAnotherSizeThanTheBytesFailsWithoutAWrite) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1 << 20, 1)));
   letter.tickets.front().bytes += 1;
@@ -79,7 +79,7 @@ TEST_F(Basic, ABulkTicketPulledTwiceIsAProtocolError) {
   EXPECT_EQ(arrivals[1]->landed.wait_name(), "ProtocolError");
 }
 
-TEST_F(Basic, APeerThatWithdrawsWhatItNeverSentCostsABoundedAmount) {
+TEST_F(Basic, WithdrawalsOfUnsentBuffersUseBoundedMemory) {
   for (std::uint64_t sequence = 1; sequence <= 1 << 17; ++sequence) {
     Bytes message;
     Writer out(message);
@@ -90,7 +90,7 @@ TEST_F(Basic, APeerThatWithdrawsWhatItNeverSentCostsABoundedAmount) {
   EXPECT_EQ(b.expected_bulk(), std::size_t{1} << 16);
 }
 
-TEST_F(Basic, RefusesWhatIsNotCpuMemory) {
+TEST_F(Basic, RefusesOtherThanCpuMemory) {
   const Device gpu{DeviceType::cuda, 0};
   EXPECT_TRUE(std::holds_alternative<Refusal>(driver.descriptor(gpu)));
   Letter letter(a);

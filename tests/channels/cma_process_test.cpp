@@ -52,7 +52,7 @@ class CmaProcess : public ::testing::Test {
   std::pair<WireEnd::Sockets, WireEnd::Sockets> sockets = connected_sockets();
 };
 
-TEST_F(CmaProcess, FallsAwayWithAReasonWhereTheKernelRefuses) {
+TEST_F(CmaProcess, IsRemovedWithAReasonIfTheKernelRefuses) {
   Child child(std::move(sockets.second), sockets.first, [](WireEnd::Sockets mine) {
     if (!forbid_reading()) return not_allowed;
     End end(std::move(mine));
@@ -70,7 +70,7 @@ TEST_F(CmaProcess, FallsAwayWithAReasonWhereTheKernelRefuses) {
   EXPECT_EQ(seen, 0);
 }
 
-TEST_F(CmaProcess, ARuleThatComesLaterLosesNoBufferAndEndsTheChannelsUse) {
+TEST_F(CmaProcess, ALaterRefusalLosesNoBufferAndEndsTheUseOfTheChannel) {
   Child child(std::move(sockets.second), sockets.first, [](WireEnd::Sockets mine) {
     End end(std::move(mine));
     if (!end.wire.wait_ready()->ok()) return 1;
@@ -98,7 +98,7 @@ TEST_F(CmaProcess, ARuleThatComesLaterLosesNoBufferAndEndsTheChannelsUse) {
   EXPECT_EQ(seen, 0);
 }
 
-TEST_F(CmaProcess, AProcessThatHasEndedIsNotFoundNorTakenForAlive) {
+TEST_F(CmaProcess, AnEndedProcessIsNotReached) {
   std::array<int, 2> pipe{};
   ASSERT_EQ(::pipe(pipe.data()), 0);
   const auto pid = ::fork();
@@ -183,7 +183,7 @@ TEST_F(CmaProcess, AnotherPidNamespaceIsNotReached) {
   EXPECT_THAT(refusal->reason, HasSubstr("another pid namespace"));
 }
 
-TEST_F(CmaProcess, WhereProcIsAnotherPidNamespacesThereIsNoDescriptor) {
+TEST_F(CmaProcess, ProcOfAnotherPidNamespaceGivesNoDescriptor) {
   const auto said = descriptor_of_one_who([] { return ::unshare(CLONE_NEWPID) == 0; }, false);
   ASSERT_TRUE(std::holds_alternative<Refusal>(said));
   const auto reason = std::get<Refusal>(said).reason;

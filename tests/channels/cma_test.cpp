@@ -57,7 +57,7 @@ class Cma : public testing::Test {
   WireEnd &a = *pair.a, &b = *pair.b;
 };
 
-TEST_F(Cma, SmallBuffersAreLeftToOthersWhereThereAreOthers) {
+TEST_F(Cma, SmallBuffersAreLeftToOtherChannelsIfThereAreAny) {
   for (const bool only : {false, true}) {
     Letter letter(a);
     letter.only_channel = only;
@@ -81,7 +81,7 @@ TEST_F(Cma, LargeBuffersArriveWhole) {
   }
 }
 
-TEST_F(Cma, TheSourceIsReleasedByTheAcknowledgementAndNotBefore) {
+TEST_F(Cma, TheSourceIsReleasedByTheAcknowledgementOnly) {
   b.behave({.acknowledges = false});
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(100 * kilobyte, 1)));
@@ -110,7 +110,7 @@ TEST_F(Cma, MemoryIsNotShared) {
   EXPECT_THAT(letter.refusal, HasSubstr("cannot share"));
 }
 
-TEST_F(Cma, WhatIsReadFromASourceThatWasGivenBackMeanwhileDoesNotLand) {
+TEST_F(Cma, BytesReadFromAReleasedSourceDoNotLand) {
   Letter letter(a);
   const auto source = memory->filled(megabyte, 7);
   ASSERT_TRUE(letter.offer(source));
@@ -126,7 +126,7 @@ TEST_F(Cma, WhatIsReadFromASourceThatWasGivenBackMeanwhileDoesNotLand) {
   EXPECT_EQ(arrival->consumed.runs(), 1);
 }
 
-TEST_F(Cma, WhatTheKernelCannotReadComesByTheSocket) {
+TEST_F(Cma, BytesThatTheKernelCannotReadArriveByTheSocket) {
   for (const std::size_t bytes : {kilobyte, 5 * megabyte}) {
     Letter letter(a);
     ASSERT_TRUE(letter.offer(memory->filled(bytes, 4)));
@@ -166,7 +166,7 @@ class CmaReach : public testing::Test {
   Bytes mine;
 };
 
-TEST_F(CmaReach, EachThingThatKeepsProcessesApartIsNamed) {
+TEST_F(CmaReach, EachObstacleBetweenProcessesIsNamed) {
   EXPECT_THAT(reason_with_byte(0), HasSubstr("version"));
   EXPECT_THAT(reason_with_byte(1), HasSubstr("another user: uid"));
   EXPECT_THAT(reason_with_byte(5), HasSubstr("another pid namespace"));
@@ -182,7 +182,7 @@ TEST_F(CmaReach, TheSameProcessIsLeftToXth) {
   EXPECT_THAT(refusal->reason, HasSubstr("xth"));
 }
 
-TEST_F(CmaReach, DescriptorsThatAreCutOrTooLongAreRefused) {
+TEST_F(CmaReach, TruncatedOrOverlongDescriptorsAreRefused) {
   for (std::size_t kept = 0; kept < mine.size(); ++kept)
     EXPECT_TRUE(driver.reaches(mine, ByteView(mine).first(kept)).has_value()) << kept;
   auto longer = mine;
@@ -190,7 +190,7 @@ TEST_F(CmaReach, DescriptorsThatAreCutOrTooLongAreRefused) {
   EXPECT_TRUE(driver.reaches(mine, longer).has_value());
 }
 
-TEST(CmaScope, TheKernelsRuleOnTracingIsNamedWithWhatToDo) {
+TEST(CmaScope, TheKernelsPtraceScopeIsNamedWithAdvice) {
   EXPECT_FALSE(cma::scope_refusal(0, false).has_value());
   EXPECT_FALSE(cma::scope_refusal(1, true).has_value());
   EXPECT_FALSE(cma::scope_refusal(2, true).has_value());
@@ -285,7 +285,7 @@ TEST_F(CmaHostile, AnHonestAnswerEndsTheProbe) {
   EXPECT_EQ(wire.probed.size(), 1U) << "a second answer";
 }
 
-TEST_F(CmaHostile, AProcessThatGotThePidOfAnotherIsNotRead) {
+TEST_F(CmaHostile, AProcessWithAReusedPidIsNotRead) {
   word = ~wire.last<cma::Challenge>().value().random;
   tell(cma::WordAddress{{self.pid, self.started - 1}, address_of(word)});
   ASSERT_EQ(wire.probed.size(), 1U);
@@ -293,7 +293,7 @@ TEST_F(CmaHostile, AProcessThatGotThePidOfAnotherIsNotRead) {
   EXPECT_THAT(std::string(wire.probed[0].what()), HasSubstr("is another one by now"));
 }
 
-TEST_F(CmaHostile, APidThatNobodyHasIsNotRead) {
+TEST_F(CmaHostile, AnUnusedPidIsNotRead) {
   for (const std::int32_t pid : {0, -1, INT32_MAX}) {
     RecordingWire other;
     const auto end = driver.open(other, {});
@@ -303,7 +303,7 @@ TEST_F(CmaHostile, APidThatNobodyHasIsNotRead) {
   }
 }
 
-TEST_F(CmaHostile, APeerThatNamesAnotherProcessIsFoundOut) {
+TEST_F(CmaHostile, APeerThatNamesAnotherProcessIsDetected) {
   const auto bystander = ::fork();
   if (bystander == 0) {
     ::pause();
@@ -321,7 +321,7 @@ TEST_F(CmaHostile, APeerThatNamesAnotherProcessIsFoundOut) {
   ::waitpid(bystander, nullptr, 0);
 }
 
-TEST_F(CmaHostile, OnlyATestMayNameThisProcess) {
+TEST_F(CmaHostile, ThePidOfThisProcessIsAcceptedOnlyInTests) {
   RecordingWire other;
   CmaDriver ordinary;
   const auto end = ordinary.open(other, {});
@@ -341,13 +341,13 @@ TEST_F(CmaHostile, AddressesThatWrapAreProtocolErrors) {
     EXPECT_EQ(pull(ticket_of(~std::uint64_t{0} - 4094, bytes)).code(), Code::protocol_error) << bytes;
 }
 
-TEST_F(CmaHostile, SizesWithoutAPlaceAndPlacesWithoutASizeAreProtocolErrors) {
+TEST_F(CmaHostile, SizesWithoutAnAddressAndAddressesWithoutASizeAreProtocolErrors) {
   answer();
   EXPECT_EQ(pull(ticket_of(address_of(word), 0)).code(), Code::protocol_error);
   EXPECT_EQ(pull({.bytes = 8, .opaque = encode(cma::Nothing{})}).code(), Code::protocol_error);
 }
 
-TEST_F(CmaHostile, MemoryThatIsNotThereIsAskedForAndHarmsNobody) {
+TEST_F(CmaHostile, UnmappedMemoryIsRequestedAgainByTheSocket) {
   answer();
   for (const std::uint64_t address :
        {std::uint64_t{0}, unreadable_address(), std::uint64_t{1} << 62, ~std::uint64_t{0} - 10'000}) {
@@ -363,7 +363,7 @@ TEST_F(CmaHostile, MemoryThatIsNotThereIsAskedForAndHarmsNobody) {
   EXPECT_EQ(wire.probed.size(), 1U) << "it fell away for one buffer";
 }
 
-TEST_F(CmaHostile, APeerThatTakesItsWordBackIsNotBelieved) {
+TEST_F(CmaHostile, APeerThatChangesItsProbeWordIsNotTrusted) {
   answer();
   const auto source = memory->filled(kilobyte, 1);
   EXPECT_TRUE(pull(ticket_of(reinterpret_cast<std::uintptr_t>(source.data), kilobyte)).ok());
@@ -378,7 +378,7 @@ TEST_F(CmaHostile, AnEmptyBufferNeedsNoProcess) {
   EXPECT_TRUE(pull({.bytes = 0, .opaque = encode(cma::Nothing{})}).ok());
 }
 
-TEST_F(CmaHostile, APeerThatIsKilledBetweenProbeAndPullIsNamed) {
+TEST_F(CmaHostile, APeerKilledBetweenProbeAndPullIsNamed) {
   const auto source = memory->filled(8 * megabyte, 1);
   word = ~wire.last<cma::Challenge>().value().random;
   const auto peer = ::fork();  // the child has `word` and `source` at the same addresses
@@ -403,7 +403,7 @@ TEST_F(CmaHostile, APeerThatIsKilledBetweenProbeAndPullIsNamed) {
   }
 }
 
-TEST_F(CmaHostile, WhatWasNotOfferedIsNotSentAndWhatWasIsSentOnce) {
+TEST_F(CmaHostile, OnlyOfferedBuffersAreResentAndEachOnce) {
   answer();
   Message message;
   Outcome released;
@@ -421,7 +421,7 @@ TEST_F(CmaHostile, WhatWasNotOfferedIsNotSentAndWhatWasIsSentOnce) {
   EXPECT_EQ(released.wait_name(), "Ok");
 }
 
-TEST_F(CmaHostile, AChallengeIsAnsweredOnceAndItsAnswerEndsWithTheChannel) {
+TEST_F(CmaHostile, AChallengeIsAnsweredOnceAndItsWordEndsWithTheChannel) {
   tell(cma::Challenge{77});
   const auto answered = wire.last<cma::WordAddress>();
   ASSERT_TRUE(answered.has_value());

@@ -15,7 +15,7 @@ TEST(Complete, RunsNowAndPassesTheStatus) {
   EXPECT_EQ(seen, Code::cancelled);
 }
 
-TEST(Complete, TakesAnEmptyCompletionForNothing) { complete({}, {}); }
+TEST(Complete, IgnoresAnEmptyCompletion) { complete({}, {}); }
 
 struct Chain {
   int left;
@@ -41,7 +41,7 @@ TEST(Complete, AChainOfAMillionUsesABoundedStack) {
   EXPECT_LE(chain.deepest, max_nesting);
 }
 
-TEST(Complete, PostponedOnesRunInTheirOrder) {
+TEST(Complete, PostponedCompletionsRunInOrder) {
   std::vector<int> order;
   UniqueFunction<void(int)> nest = [&](int depth) {
     if (depth < max_nesting) return complete([&, depth](Status) { nest(depth + 1); }, {});

@@ -32,7 +32,7 @@ std::vector<Streaming> available() {
   return all;
 }
 
-TEST(Copy, EveryKernelCopiesEverySizeToEveryAlignmentAndNothingBeside) {
+TEST(Copy, EveryKernelCopiesExactlyEverySizeToEveryAlignment) {
   const auto source = noise(200 * kilobyte);
   constexpr std::byte untouched{0xee};
   for (const auto streaming : available()) {
@@ -54,7 +54,7 @@ TEST(Copy, EveryKernelCopiesEverySizeToEveryAlignmentAndNothingBeside) {
   }
 }
 
-TEST(Copy, CopiesEachSizeThatIsTreatedDifferently) {
+TEST(Copy, CopiesASizeOfEachMethod) {
   Copier copier;
   for (const std::size_t bytes :
        {0 * megabyte, kilobyte, 4 * megabyte, 5 * megabyte + 1, 16 * megabyte, 17 * megabyte + 333}) {
@@ -65,7 +65,7 @@ TEST(Copy, CopiesEachSizeThatIsTreatedDifferently) {
   }
 }
 
-TEST(Copy, PartsMakeUpTheWholeEachOnce) {
+TEST(Copy, PartsCoverTheWholeOnce) {
   Copier copier;
   for (const std::size_t total : {0ul, 1ul, 9ul, 10ul, 11ul, 1000ul, 1001ul}) {
     std::mutex mutex;
@@ -83,7 +83,7 @@ TEST(Copy, PartsMakeUpTheWholeEachOnce) {
   }
 }
 
-TEST(Copy, NothingOfTheWorkIsTouchedAfterItsReturn) {
+TEST(Copy, TheWorkIsNotTouchedAfterItsReturn) {
   Copier copier;
   for (int round = 0; round < 200; ++round) {
     std::vector<std::atomic<int>> calls(40);
@@ -95,7 +95,7 @@ TEST(Copy, NothingOfTheWorkIsTouchedAfterItsReturn) {
   }
 }
 
-TEST(Copy, ManyThreadsAtOnceEachGetTheirOwnBytes) {
+TEST(Copy, ConcurrentCopiesDoNotMixTheirBytes) {
   Copier copier;
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
@@ -113,7 +113,7 @@ TEST(Copy, ManyThreadsAtOnceEachGetTheirOwnBytes) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Copy, AForkedChildCopiesAlone) {
+TEST(Copy, AForkedChildCopiesWithoutHelpers) {
 #ifdef TENSORFERRY_UNDER_TSAN
   GTEST_SKIP() << "a child that forks off a process with threads";
 #endif

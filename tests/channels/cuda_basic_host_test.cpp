@@ -60,7 +60,7 @@ class CudaBasicHost : public testing::Test {
   WirePair pair{driver, driver, {}, *memory, *memory};
 };
 
-TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
+TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheEarlierOne) {
   for (const bool by_ring : {false, true}) {
     if (by_ring) send_until_by_ring();
     Arrivals came;
@@ -88,7 +88,7 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheOneInFront) {
   }
 }
 
-TEST_F(CudaBasicHost, SaysWhichWayTheBytesGoAndHowFastALargeBufferWent) {
+TEST_F(CudaBasicHost, DescribesTheRouteAndTheSpeedOfALargeBuffer) {
   send_until_by_ring();
   EXPECT_EQ(pair.a->channel().describe(), "by way of the host");
   pair.a->send(memory->filled(16 * megabyte, 1));
@@ -97,7 +97,7 @@ TEST_F(CudaBasicHost, SaysWhichWayTheBytesGoAndHowFastALargeBufferWent) {
   EXPECT_THAT(pair.a->channel().describe(), testing::MatchesRegex("by way of the host, [0-9.]*[1-9][0-9]* GB/s"));
 }
 
-TEST_F(CudaBasicHost, WhatIsWithdrawnIsLetPass) {
+TEST_F(CudaBasicHost, WithdrawnBuffersAreSkipped) {
   for (const bool by_ring : {false, true}) {
     if (by_ring) send_until_by_ring();
     {
@@ -142,7 +142,7 @@ TEST(CudaBasicChunks, AreASixteenthOfABufferWithinBounds) {
   EXPECT_EQ(chunks_of(std::numeric_limits<std::size_t>::max()), std::uint64_t{1} << 42);
 }
 
-TEST(CudaBasicQueue, NumbersThatCrossAnothersAreRefused) {
+TEST(CudaBasicQueue, OverlappingSequenceNumbersAreRefused) {
   constexpr std::size_t mega = 1 << 20;
   Queue queue(0);
   ASSERT_TRUE(queue.insert(10, transfer_of(4 * mega)).ok());  // chunks 10 to 13
@@ -162,14 +162,14 @@ TEST(CudaBasicQueue, NumbersThatCrossAnothersAreRefused) {
   EXPECT_EQ(queue.insert(14, transfer_of(1)).code(), Code::protocol_error);
 }
 
-TEST(CudaBasicQueue, NoPeerMakesItGrowWithoutBound) {
+TEST(CudaBasicQueue, GrowsWithinABound) {
   Queue queue(0);
   std::uint64_t number = 0;
   while (number <= Queue::most && queue.insert(2 * number + 1, transfer_of(1)).ok()) ++number;
   EXPECT_EQ(number, Queue::most);
 }
 
-TEST(CudaBasicQueue, AnEndLeavesToWhoCopiesWhatIsBeingCopied) {
+TEST(CudaBasicQueue, AnEndLeavesTheCurrentTransferToItsCopier) {
   constexpr std::size_t mega = 1 << 20;
   Queue queue(0);
   const auto begun = transfer_of(2 * mega), waiting = transfer_of(mega);

@@ -29,7 +29,7 @@ std::size_t free_bytes() {
 
 std::unique_ptr<Driver> driver() { return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true}); }
 
-TEST(CudaIpc, MemoryThatIsForgottenIsUnmappedByThePeer) {
+TEST(CudaIpc, InvalidatedMemoryIsUnmappedByThePeer) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto driver_a = driver(), driver_b = driver();
   const auto memory_b = cuda_memory(0, CudaKind::chunks);

@@ -126,7 +126,7 @@ struct Basic {
 using Drivers3 = ::testing::Types<Xth, Ipc, Basic>;
 TYPED_TEST_SUITE(CudaOrder, Drivers3);
 
-TYPED_TEST(CudaOrder, BytesThatAKernelHasYetToWriteArriveAfterIt) {
+TYPED_TEST(CudaOrder, BytesOfAPendingKernelArriveAfterIt) {
   for (const auto& [bytes, by_default] :
        {std::pair{std::size_t{4096}, false}, {std::size_t{4096}, true}, {3 * megabyte, false}}) {
     auto source = this->memory_a->filled(bytes, 1);
@@ -183,7 +183,7 @@ TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
 
 /// Driver calls that lock pages, map or allocate memory may wait for all kernels. Meanwhile they hold a lock that every
 /// other call to the driver needs.
-TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
+TYPED_TEST(CudaOrder, OpeningAChannelDuringAKernelDoesNotWaitForTheGpu) {
   const auto source = this->memory_a->filled(megabyte, 5);
   this->pair.reset();
   const Blocked kernel;
@@ -198,7 +198,7 @@ TYPED_TEST(CudaOrder, APairThatIsOpenedWhileAKernelRunsWaitsForNoGpu) {
   EXPECT_TRUE(this->memory_b->holds(arrivals.at(0)->buffer, 5));
 }
 
-TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
+TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureContinues) {
   auto source = this->memory_a->allocate(4096);
   CUstream stream = nullptr;
   const DeviceGuard here(0);
@@ -215,7 +215,7 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureGoesOn) {
   api()->stream_destroy(stream);
 }
 
-TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn) {
+TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndContinues) {
   auto source = this->memory_a->allocate(4096);
   const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
   const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
@@ -237,7 +237,7 @@ TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndGoesOn
 
 /// The sender's stream writes its word when its kernel has ended, which may be long after the link has ended.
 using CudaIpcOrder = CudaOrder<Ipc>;
-TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
+TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelDoesNotDisturbIt) {
   auto source = memory_a->filled(megabyte, 1);
   const Blocked kernel;
   source.stream = kernel.get();
@@ -257,7 +257,7 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelLeavesItAlone) {
 }
 
 /// Unlocking pages may make all threads wait for a kernel.
-TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
+TEST(CudaPinned, PagesOfPastOwnersAreKeptUpToABound) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   const auto lock_and_drop = [](std::size_t bytes) {
     const auto pages = cuda::Pinned::lock(*SharedMemory::create(bytes), 0);
@@ -279,7 +279,7 @@ TEST(CudaPinned, PagesOfPastOwnersAreKeptUntilTheyAreMany) {
 }
 
 /// The sender's process is killed while its kernel still runs.
-TEST(CudaIpc, AStreamThatWaitsForAKilledSenderGoesOn) {
+TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto [mine, theirs] = connected_sockets();
   Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {

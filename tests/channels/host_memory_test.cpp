@@ -84,7 +84,7 @@ TEST(HostMemory, ManySmallBuffersCostLittleMoreThanTheirBytes) {
   EXPECT_LE(grown, count * bytes * 13 / 10);
 }
 
-TEST(HostMemory, TheBlockUsedLastComesFirst) {
+TEST(HostMemory, TheMostRecentlyFreedBlockIsReusedFirst) {
   HostMemory memory;
   for (std::size_t size : {8 * kilobyte, 128 * kilobyte, 4 * megabyte}) {
     auto first = memory.allocate(size, cpu);
@@ -100,7 +100,7 @@ TEST(HostMemory, TheBlockUsedLastComesFirst) {
   }
 }
 
-TEST(HostMemory, SharedHoldersKeepABlockUntilTheLastOneLetsGo) {
+TEST(HostMemory, ABlockIsKeptUntilItsLastHolderReleasesIt) {
   HostMemory memory;
   auto buffer = memory.allocate(megabyte, cpu);
   Owner second = buffer.owner;
@@ -121,7 +121,7 @@ TEST(HostMemory, IdleBytesAreBounded) {
   EXPECT_EQ(memory.usage().idle_bytes, 4 * megabyte);
 }
 
-TEST(HostMemory, TrimLeavesTheFloorAndWhatWasUsedLately) {
+TEST(HostMemory, TrimKeepsTheFloorAndRecentlyUsedBlocks) {
   HostMemory expires({.idle_bytes = 64 * megabyte, .floor_bytes = 3 * megabyte, .idle_for = std::chrono::seconds(0)});
   HostMemory keeps({.idle_bytes = 64 * megabyte, .floor_bytes = 3 * megabyte, .idle_for = std::chrono::hours(1)});
   for (auto* memory : {&expires, &keeps}) {
@@ -146,7 +146,7 @@ TEST(HostMemory, ABlockOutlivesItsPool) {
   buffer = {};  // the sanitizers check that this frees correctly
 }
 
-TEST(HostMemory, RefusesWhatNoSystemHasAndOtherDevices) {
+TEST(HostMemory, RefusesImpossibleSizesAndOtherDevices) {
   HostMemory memory;
   EXPECT_EQ(memory.allocate(std::size_t{1} << 63, cpu).data, nullptr);
   EXPECT_EQ(memory.allocate(~std::size_t{0}, cpu).data, nullptr);
@@ -182,7 +182,7 @@ TEST(HostMemory, ManyThreadsShareOnePool) {
   EXPECT_LE(memory.usage().idle_bytes, 8 * megabyte);
 }
 
-TEST(HostMemory, AForkedChildLetsGoOfABlockAndHarmsNobody) {
+TEST(HostMemory, AForkedChildReleasesABlockWithoutHarm) {
   auto memory = std::make_unique<HostMemory>();
   // Another thread is inside the pool most of the time, so the child inherits the pool's locks in any state.
   std::atomic<bool> stop{false};

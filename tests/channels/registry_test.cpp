@@ -54,7 +54,7 @@ Registry::Factory pigeon(std::string name = "pigeon") {
   return [name] { return std::make_unique<PigeonDriver>(name); };
 }
 
-TEST(Registry, BuiltInChannelsComeFastestFirst) {
+TEST(Registry, BuiltInChannelsAreOrderedFastestFirst) {
   EXPECT_THAT(names_of(Registry::built_in().drivers("")), ElementsAre("xth", "shm", "cma", "basic"));
 }
 
@@ -66,7 +66,7 @@ TEST(Registry, AUserAddsAChannelFromOutside) {
   EXPECT_THAT(names_of(registry.drivers("pigeon")), ElementsAre("pigeon"));
 }
 
-TEST(Registry, AChannelOnRequestIsThereForWhoNamesItAlone) {
+TEST(Registry, AChannelOnRequestIsUsedOnlyIfItIsNamed) {
   auto registry = Registry::built_in();
   registry.add_on_request("owl", pigeon("owl"));
   registry.add("pigeon", -1, pigeon());
@@ -95,7 +95,7 @@ TEST(Registry, ANameAddedAgainReplacesTheEarlierOne) {
   EXPECT_NE(dynamic_cast<PigeonDriver*>((*drivers).front().get()), nullptr);
 }
 
-TEST(Registry, AChoiceAllowsTheseAloneInThisOrder) {
+TEST(Registry, AListAllowsOnlyItsChannelsInItsOrder) {
   const auto registry = Registry::built_in();
   EXPECT_THAT(names_of(registry.drivers("basic")), ElementsAre("basic"));
   EXPECT_THAT(names_of(registry.drivers("basic,xth")), ElementsAre("basic", "xth"));
@@ -104,7 +104,7 @@ TEST(Registry, AChoiceAllowsTheseAloneInThisOrder) {
   EXPECT_THAT(names_of(registry.drivers(" ,, ")), ElementsAre("xth", "shm", "cma", "basic"));
 }
 
-TEST(Registry, AMinusRemovesFromTheDefaultOrder) {
+TEST(Registry, AMinusRemovesAChannelFromTheDefaultOrder) {
   const auto registry = Registry::built_in();
   EXPECT_THAT(names_of(registry.drivers("-xth")), ElementsAre("shm", "cma", "basic"));
   EXPECT_THAT(names_of(registry.drivers("-basic, -xth")), ElementsAre("shm", "cma"));
@@ -127,7 +127,7 @@ TEST(Registry, AllowingAndRemovingAtOnceIsAnError) {
   EXPECT_EQ(Registry::built_in().drivers("xth,-basic").status().code(), Code::invalid_argument);
 }
 
-TEST(Registry, AFactoryThatMakesNothingOrAnotherNameIsAnErrorNotACrash) {
+TEST(Registry, AFactoryThatReturnsNullOrAnotherNameIsAnError) {
   Registry registry;
   registry.add("empty", 1, nullptr);
   registry.add("null", 1, [] { return std::unique_ptr<Driver>(); });
@@ -140,7 +140,7 @@ TEST(Registry, AFactoryThatMakesNothingOrAnotherNameIsAnErrorNotACrash) {
   }
 }
 
-TEST(Registry, EachCallMakesDriversOfItsOwn) {
+TEST(Registry, EachCallMakesNewDrivers) {
   const auto registry = Registry::built_in();
   auto one = registry.drivers("basic");
   auto two = registry.drivers("basic");

@@ -150,13 +150,13 @@ class ShmHostile : public testing::Test {
 
 constexpr Geometry four_blocks{8 * kilobyte, 4};
 
-TEST_F(ShmHostile, TheProbeSucceedsOnlyWhereTheMemoryWasFound) {
+TEST_F(ShmHostile, TheProbeSucceedsOnlyIfTheMemoryWasFound) {
   word_at(ledger, Ledger::answer_at).store(~nonce);
   tell(Probed{});
   EXPECT_TRUE(wire.probed && wire.probed->ok());
 }
 
-TEST_F(ShmHostile, AnAnswerThatIsNotInTheMemoryFailsTheProbe) {
+TEST_F(ShmHostile, AnAnswerMissingFromTheMemoryFailsTheProbe) {
   word_at(ledger, Ledger::answer_at).store(nonce);
   tell(Probed{});
   ASSERT_TRUE(wire.probed.has_value());
@@ -189,7 +189,7 @@ TEST_F(ShmHostile, MemoryThatCouldShrinkIsNotMapped) {
   }
 }
 
-TEST_F(ShmHostile, MemoryOfAnotherSizeThanAnnouncedIsNotMapped) {
+TEST_F(ShmHostile, MemoryOfAnUnannouncedSizeIsNotMapped) {
   greet();
   for (const auto bytes : {four_blocks.bytes() - page, four_blocks.bytes() + page}) {
     tell(Segment{3, four_blocks}, memfd(bytes));
@@ -236,7 +236,7 @@ TEST_F(ShmHostile, ARegionThatCouldShrinkIsNotMapped) {
   EXPECT_EQ(pull(Handed{7, 0}, 100), "Ok");
 }
 
-TEST_F(ShmHostile, WhatIsSaidOfRegionsThatNeverWereDoesNothing) {
+TEST_F(ShmHostile, MessagesAboutUnknownRegionsDoNothing) {
   greet();
   tell(Gone{9, 0});
   tell(Missed{9, "why"});
@@ -257,7 +257,7 @@ TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   sink.buffer.data[99] = std::byte{1};  // the receiver still holds the memory that it pulled
 }
 
-TEST_F(ShmHostile, ABlockThatIsHeldIsNotGivenOutAgain) {
+TEST_F(ShmHostile, AHeldBlockIsNotLentAgain) {
   greet();
   tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
   Adopting sink;
@@ -269,7 +269,7 @@ TEST_F(ShmHostile, ABlockThatIsHeldIsNotGivenOutAgain) {
   EXPECT_EQ(pull(Lending{0, 2, 2}, 100), "Ok");
 }
 
-TEST_F(ShmHostile, ADroppedOrReplacedSlotLeavesWhatIsHeldAlone) {
+TEST_F(ShmHostile, ADroppedOrReplacedSlotDoesNotDisturbHeldBlocks) {
   greet();
   auto fd = memfd(four_blocks.bytes());
   const std::byte value{42};
@@ -285,7 +285,7 @@ TEST_F(ShmHostile, ADroppedOrReplacedSlotLeavesWhatIsHeldAlone) {
   sink.buffer = {};
 }
 
-TEST_F(ShmHostile, BeforeItsLedgerIsThereNothingOfAPeersIsMapped) {
+TEST_F(ShmHostile, NoMemoryOfAPeerIsMappedBeforeItsLedger) {
   tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
   EXPECT_EQ(pull(Lending{0, 0, 1}, 100), "ProtocolError");
 }
@@ -318,7 +318,7 @@ class ShmHostileReceiver : public ShmHostile {
   std::map<std::uint32_t, std::pair<Geometry, SharedMemory>> geometries;
 };
 
-TEST_F(ShmHostileReceiver, AnHonestListIsTaken) {
+TEST_F(ShmHostileReceiver, AValidListIsAccepted) {
   put(lendings[0], {0, lendings[0].generation, false});
   put(lendings[1], {lendings[0].number(), lendings[1].generation, false});
   point_at(lendings[1].number());
@@ -327,7 +327,7 @@ TEST_F(ShmHostileReceiver, AnHonestListIsTaken) {
   EXPECT_EQ(held(), 40u);
 }
 
-TEST_F(ShmHostileReceiver, ACycleEnds) {
+TEST_F(ShmHostileReceiver, ACycleInTheListEnds) {
   put(lendings[0], {lendings[1].number(), lendings[0].generation, false});
   put(lendings[1], {lendings[0].number(), lendings[1].generation, false});
   point_at(lendings[1].number());
@@ -335,7 +335,7 @@ TEST_F(ShmHostileReceiver, ACycleEnds) {
   EXPECT_EQ(held(), 39u);
 }
 
-TEST_F(ShmHostileReceiver, NumbersThatNameNothingEndTheList) {
+TEST_F(ShmHostileReceiver, UnknownNumbersEndTheList) {
   for (const std::uint64_t head : {std::uint64_t{1} << 31, std::uint64_t{most_slots} * Geometry::most_blocks + 5,
                                    std::uint64_t{Geometry::most_blocks}, ~std::uint64_t{0}}) {
     point_at(head);
@@ -347,14 +347,14 @@ TEST_F(ShmHostileReceiver, NumbersThatNameNothingEndTheList) {
   EXPECT_EQ(held(), 44u);
 }
 
-TEST_F(ShmHostileReceiver, AnEarlierGenerationGivesNothingBack) {
+TEST_F(ShmHostileReceiver, AnEarlierGenerationReturnsNoBlock) {
   put(lendings[0], {0, lendings[0].generation - 1, false});
   point_at(lendings[0].number());
   ASSERT_TRUE(offer(6 * kilobyte).has_value());
   EXPECT_EQ(held(), 41u);
 }
 
-TEST_F(ShmHostileReceiver, ASpentBlockIsNotUsedAgain) {
+TEST_F(ShmHostileReceiver, ASpentBlockIsNotReused) {
   put(lendings[0], {0, lendings[0].generation, true});
   point_at(lendings[0].number());
   for (int i = 0; i < 100; ++i) {
@@ -385,7 +385,7 @@ TEST_F(ShmHostileReceiver, RandomWordsNeverLendABlockTwice) {
   }
 }
 
-TEST_F(ShmHostileReceiver, APeerThatMapsNothingIsOfferedNoMoreOfThatSegment) {
+TEST_F(ShmHostileReceiver, AnUnmappableSegmentIsNotOfferedAgain) {
   tell(Unmapped{lendings[0].slot, "no room"});
   const auto next = offer(6 * kilobyte);
   ASSERT_TRUE(next.has_value());
@@ -413,7 +413,7 @@ TEST(ShmDescriptor, SaysWhyAnotherProcessIsNotReached) {
   EXPECT_TRUE(std::holds_alternative<Refusal>(driver.descriptor({DeviceType::cuda, 0})));
 }
 
-TEST(ShmLayout, WhatIsWrittenIsReadAgainAndNothingElse) {
+TEST(ShmLayout, RecordsRoundTripAndOtherBytesAreRefused) {
   for (const ShmTicket& parsed :
        {ShmTicket(Nothing{}), ShmTicket(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}),
         ShmTicket(Handed{3, ~0ULL})}) {

@@ -60,7 +60,7 @@ std::size_t resident() {
   return pages * 4096;
 }
 
-TEST(ShmProcess, WhatTheReceiverHoldsOutlivesAKilledSender) {
+TEST(ShmProcess, HeldBuffersOutliveAKilledSender) {
   const auto mappings = shared_mappings();
   const auto descriptors = open_descriptors();
   {
@@ -95,7 +95,7 @@ TEST(ShmProcess, WhatTheReceiverHoldsOutlivesAKilledSender) {
   EXPECT_EQ(open_descriptors(), descriptors);
 }
 
-TEST(ShmProcess, AKilledReceiverLeavesTheSenderNothingToKeep) {
+TEST(ShmProcess, TheSenderReleasesTheBlocksOfAKilledReceiver) {
   const auto mappings = shared_mappings();
   auto [mine, theirs] = connected_sockets();
   Child child(std::move(theirs), mine, [](WireEnd::Sockets sockets) {
@@ -164,7 +164,7 @@ class ShmFork : public ::testing::Test {
   WireEnd &a = *pair.a, &b = *pair.b;
 };
 
-TEST_F(ShmFork, AChildsOwnersGiveNothingBack) {
+TEST_F(ShmFork, AChildsOwnersReturnNoBlocks) {
   const auto held = carry(megabyte, 1);
   auto owner = std::make_shared<Buffer>(held->buffer);
   EXPECT_EQ(Copy([&] {
@@ -178,7 +178,7 @@ TEST_F(ShmFork, AChildsOwnersGiveNothingBack) {
   EXPECT_EQ(driver.usage().held, 2 * megabyte) << "what is held, and what came last";
 }
 
-TEST_F(ShmFork, AChildGoesOnReadingWhatItsParentHasLetGo) {
+TEST_F(ShmFork, AChildCanReadBlocksThatItsParentHasReleased) {
   for (const auto bytes : {6 * kilobyte, megabyte}) {
     auto held = carry(bytes, 1);
     Copy copy([&] { return memory->holds(held->buffer, 1) ? 0 : 1; });
@@ -189,7 +189,7 @@ TEST_F(ShmFork, AChildGoesOnReadingWhatItsParentHasLetGo) {
   EXPECT_EQ(driver.usage().held, megabyte) << "the last one that came; what is spent is not counted";
 }
 
-TEST_F(ShmFork, WhatCameAfterTheForkIsUsedAgain) {
+TEST_F(ShmFork, BlocksReceivedAfterTheForkAreReused) {
   auto held = carry(megabyte, 1);
   held.reset();
   Copy copy([] { return 0; });
@@ -200,7 +200,7 @@ TEST_F(ShmFork, WhatCameAfterTheForkIsUsedAgain) {
   EXPECT_EQ(copy.run(), 0);
 }
 
-TEST_F(ShmFork, AChildMayDestroyItsCopiesOfEverything) {
+TEST_F(ShmFork, AChildMayDestroyItsCopiesOfAllObjects) {
   auto held = carry(megabyte, 1);
   auto lent = Regions::of_this_process().make(megabyte);
   ShmDriver third;
@@ -220,7 +220,7 @@ TEST_F(ShmFork, AChildMayDestroyItsCopiesOfEverything) {
 
 #endif
 
-TEST(ShmProcess, AMillionSmallBuffersCostTheirBytesAndFewMappings) {
+TEST(ShmProcess, AMillionSmallBuffersTakeTheirBytesAndFewMappings) {
   const auto count = static_cast<std::size_t>(rounds(1'000'000));
   constexpr std::size_t bytes = 5000;
   shm::Limits limits;

@@ -124,7 +124,7 @@ TEST_F(Shm, WithoutAWarmBlockAnOfferIsRefusedUntilOneIsReady) {
   }
 }
 
-TEST_F(Shm, ARefusalForWantOfAWarmBlockSaysThatItWillPass) {
+TEST_F(Shm, ARefusalForLackOfAWarmBlockIsMarkedTemporary) {
   Letter letter(a);
   letter.only_channel = false;
   auto offer = a.channel().offer(memory->filled(megabyte, 1), Sharing::by_value, letter, {});
@@ -132,7 +132,7 @@ TEST_F(Shm, ARefusalForWantOfAWarmBlockSaysThatItWillPass) {
   EXPECT_TRUE(std::get<Refusal>(offer).passing);
 }
 
-TEST_F(Shm, TheBlockThatCameBackLastIsUsedFirst) {
+TEST_F(Shm, TheMostRecentlyReturnedBlockIsReusedFirst) {
   auto first = carry(memory->filled(megabyte, 1));
   auto second = carry(memory->filled(megabyte, 2));
   const auto *const first_at = first->buffer.data, *const second_at = second->buffer.data;
@@ -147,7 +147,7 @@ TEST_F(Shm, TheBlockThatCameBackLastIsUsedFirst) {
   EXPECT_TRUE(memory->holds(again->buffer, 3));
 }
 
-TEST_F(Shm, ABlockIsUsedAgainOnlyWhenItsLastOwnerHasLetGo) {
+TEST_F(Shm, ABlockIsReusedOnlyAfterItsLastOwnerReleasesIt) {
   auto first = carry(memory->filled(megabyte, 1));
   Owner second_owner = first->buffer.owner;
   auto* const at = first->buffer.data;
@@ -163,7 +163,7 @@ TEST_F(Shm, ABlockIsUsedAgainOnlyWhenItsLastOwnerHasLetGo) {
   EXPECT_TRUE(again);
 }
 
-TEST_F(Shm, OwnersOnManyThreadsGiveBackAtOnce) {
+TEST_F(Shm, OwnersOnManyThreadsReturnBlocksConcurrently) {
   constexpr std::size_t threads = 4, each = 200;
   for (int round = 0; round < 5; ++round) {
     std::vector<Arrivals> held(threads);
@@ -192,7 +192,7 @@ TEST_F(Shm, SmallBuffersShareMappings) {
   for (std::uint32_t i = 0; i < 2000; ++i) ASSERT_TRUE(memory->holds(held[i]->buffer, i));
 }
 
-TEST_F(ShmWithSmallLimits, WhatReceiversHoldIsBoundedAndTheBoundRecovers) {
+TEST_F(ShmWithSmallLimits, TheBytesHeldByReceiversAreBoundedAndTheBoundRecovers) {
   Arrivals held;
   for (std::uint32_t i = 0; i < 4; ++i) held.push_back(carry(memory->filled(megabyte, i)));
   EXPECT_EQ(driver.usage().held, 4 * megabyte);
@@ -204,13 +204,13 @@ TEST_F(ShmWithSmallLimits, WhatReceiversHoldIsBoundedAndTheBoundRecovers) {
   EXPECT_NE(carry(memory->filled(megabyte, 5)), nullptr);
 }
 
-TEST_F(ShmWithSmallLimits, ABufferThatNoReceiverMayHoldIsRefused) {
+TEST_F(ShmWithSmallLimits, ABufferBeyondTheReceiversLimitIsRefused) {
   Letter letter(a);
   EXPECT_FALSE(letter.offer(memory->allocate(5 * megabyte)));
   EXPECT_NE(letter.refusal.find("larger than"), std::string::npos) << letter.refusal;
 }
 
-TEST_F(ShmWithSmallLimits, UnusedBlocksAreGivenBackDownToTheFloor) {
+TEST_F(ShmWithSmallLimits, UnusedBlocksAreFreedDownToTheFloor) {
   const auto mappings = shared_mappings();
   {
     Arrivals held;
@@ -222,14 +222,14 @@ TEST_F(ShmWithSmallLimits, UnusedBlocksAreGivenBackDownToTheFloor) {
   EXPECT_NE(carry(memory->filled(megabyte, 7)), nullptr);
 }
 
-TEST_F(ShmWithSmallLimits, WhatIsHeldIsNotGivenBack) {
+TEST_F(ShmWithSmallLimits, HeldBlocksAreNotFreed) {
   const auto held = carry(memory->filled(2 * megabyte, 1));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_TRUE(memory->holds(held->buffer, 1));
   EXPECT_EQ(driver.usage().held, 2 * megabyte);
 }
 
-TEST_F(Shm, TheEndOfTheLinkGivesBackWhatNobodyHolds) {
+TEST_F(Shm, TheEndOfTheLinkFreesUnheldBlocks) {
   auto held = carry(memory->filled(megabyte, 1));
   for (std::uint32_t i = 0; i < 3; ++i) carry(memory->filled(3 * megabyte, i));
   pair.a->finish();
@@ -240,7 +240,7 @@ TEST_F(Shm, TheEndOfTheLinkGivesBackWhatNobodyHolds) {
   EXPECT_TRUE(eventually([] { return shared_mappings() <= 2 * 2 + 1; }));  // the ledgers, and the held block
 }
 
-TEST_F(Shm, LinksMayEndWhileTheirMemoryIsBeingPrepared) {
+TEST_F(Shm, LinksMayEndWhileTheirMemoryIsPrepared) {
   for (int i = 0; i < 30; ++i) {
     WirePair brief(driver, other, {}, *memory, *memory);
     Letter letter(*brief.a);
@@ -314,13 +314,13 @@ TEST_F(Shm, OtherMemoryCannotBeShared) {
   EXPECT_FALSE(letter.offer(received->buffer, {}, Sharing::shared)) << "a received block is the sender's";
 }
 
-TEST_F(Shm, SharedMemoryDoesNotLandInMemoryThatIsThereAlready) {
+TEST_F(Shm, SharedMemoryDoesNotLandInTheCallersMemory) {
   b.behave({.before_pull = [](Arrival& arrival) { arrival.may_adopt = false; }});
   const auto mine = *Regions::of_this_process().make(megabyte);
   EXPECT_EQ(carry(mine, Sharing::shared)->landed.wait_name(), "ChannelUnavailable");
 }
 
-TEST_F(Shm, HandedOverMemoryOutlivesItsMakerAndLeavesWithItsLastOwner) {
+TEST_F(Shm, HandedOverMemoryOutlivesItsMakerAndEndsWithItsLastOwner) {
   const auto mappings = shared_mappings();
   auto mine = *Regions::of_this_process().make(megabyte);
   memory->fill(mine, 6);
@@ -331,7 +331,7 @@ TEST_F(Shm, HandedOverMemoryOutlivesItsMakerAndLeavesWithItsLastOwner) {
   EXPECT_TRUE(eventually([&] { return shared_mappings() == mappings; })) << "the peer still has it mapped";
 }
 
-TEST_F(Shm, ARegionIsToldOfOnce) {
+TEST_F(Shm, ARegionIsAnnouncedOnce) {
   const auto mappings = shared_mappings();
   const auto mine = *Regions::of_this_process().make(megabyte);
   Arrivals held;
@@ -339,7 +339,7 @@ TEST_F(Shm, ARegionIsToldOfOnce) {
   EXPECT_EQ(shared_mappings(), mappings + 2) << "one here, one at the peer";
 }
 
-TEST_F(Shm, ATicketThatComesAfterTheEndOfItsRegionIsStillGood) {
+TEST_F(Shm, ATicketThatArrivesAfterTheEndOfItsRegionIsValid) {
   const auto mappings = shared_mappings();
   auto mine = *Regions::of_this_process().make(megabyte);
   memory->fill(mine, 4);
@@ -359,7 +359,7 @@ TEST_F(Shm, ATicketThatComesAfterTheEndOfItsRegionIsStillGood) {
   EXPECT_TRUE(eventually([&] { return shared_mappings() == mappings + 2; })) << "the peer still has it mapped";
 }
 
-TEST_F(Shm, ThousandsOfRegionsLeaveNothingBehind) {
+TEST_F(Shm, ThousandsOfRegionsLeakNothing) {
   const auto mappings = shared_mappings();
   for (int i = 0; i < 2000; ++i) {
     const auto mine = *Regions::of_this_process().make(megabyte);

@@ -35,7 +35,7 @@ class Xth : public testing::Test {
   }
 };
 
-TEST_F(Xth, AForkedChildIsAnotherProcess) {
+TEST_F(Xth, AForkedChildCountsAsAnotherProcess) {
   const auto mine = std::get<Bytes>(driver.descriptor({}));
   ASSERT_EQ(mine.size(), 16u);
   EXPECT_FALSE(XthDriver().reaches(mine, std::get<Bytes>(XthDriver().descriptor({}))).has_value());
@@ -60,7 +60,7 @@ TEST_F(Xth, AForkedChildIsAnotherProcess) {
   EXPECT_TRUE(driver.reaches({}, {}).has_value());
 }
 
-TEST_F(Xth, NoAddressTravels) {
+TEST_F(Xth, TicketsHoldNoAddress) {
   Letter letter(a);
   const auto buffer = memory->filled(1000, 1);
   ASSERT_TRUE(letter.offer(buffer));
@@ -69,7 +69,7 @@ TEST_F(Xth, NoAddressTravels) {
   EXPECT_EQ(std::search(opaque.begin(), opaque.end(), address.begin(), address.end()), opaque.end());
 }
 
-TEST_F(Xth, APeerThatMakesTicketsUpReachesNothing) {
+TEST_F(Xth, InventedTicketsReachNothing) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
   auto ticket = letter.tickets.front();
@@ -81,7 +81,7 @@ TEST_F(Xth, APeerThatMakesTicketsUpReachesNothing) {
   }
 }
 
-TEST_F(Xth, ARegionIsHandedOverAndNothingElse) {
+TEST_F(Xth, OnlyARegionIsHandedOver) {
   auto mine = *Regions::of_this_process().make(5000);
   memory->fill(mine, 1);
   Letter letter(a);
@@ -95,7 +95,7 @@ TEST_F(Xth, ARegionIsHandedOverAndNothingElse) {
   EXPECT_TRUE(memory->holds(arrivals.front()->buffer, 1)) << "its owner came with it";
 }
 
-TEST_F(Xth, ATicketOfAnotherSizeIsAProtocolErrorAndThenTheRightOneWorks) {
+TEST_F(Xth, ATicketOfAnotherSizeIsAProtocolErrorWithoutHarmToTheRightOne) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
   auto ticket = letter.tickets.front();
@@ -106,14 +106,14 @@ TEST_F(Xth, ATicketOfAnotherSizeIsAProtocolErrorAndThenTheRightOneWorks) {
   EXPECT_EQ(pull(letter.tickets.front()), "Ok");
 }
 
-TEST_F(Xth, ATicketIsPulledOnce) {
+TEST_F(Xth, ATicketCanBePulledOnce) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
   EXPECT_EQ(pull(letter.tickets.front()), "Ok");
   EXPECT_EQ(pull(letter.tickets.front()), "ProtocolError");
 }
 
-TEST_F(Xth, AWithdrawnTicketIsNotToBePulled) {
+TEST_F(Xth, AWithdrawnTicketCannotBePulled) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
   const auto ticket = letter.tickets.front();
@@ -122,7 +122,7 @@ TEST_F(Xth, AWithdrawnTicketIsNotToBePulled) {
   EXPECT_EQ(pull(ticket), "ProtocolError");
 }
 
-TEST_F(Xth, TheSourceIsReleasedByTheAcknowledgementAndNotBefore) {
+TEST_F(Xth, TheSourceIsReleasedByTheAcknowledgementOnly) {
   b.behave({.acknowledges = false});
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
@@ -137,7 +137,7 @@ TEST_F(Xth, TheSourceIsReleasedByTheAcknowledgementAndNotBefore) {
   EXPECT_EQ(letter.released.front().runs(), 1);
 }
 
-TEST_F(Xth, ASourceThatIsBeingCopiedIsReleasedAfterTheCopy) {
+TEST_F(Xth, ASourceIsReleasedAfterACopyUnderWay) {
   for (const bool closes : {true, false}) {
     SCOPED_TRACE(closes ? "closed" : "withdrawn");
     WirePair other(driver, driver, {}, *memory, *memory);
@@ -168,7 +168,7 @@ TEST_F(Xth, ValuesAreValues) {
   EXPECT_TRUE(memory->holds(arrivals.front()->buffer, 1));
 }
 
-TEST_F(Xth, AClosedEndLeavesNothingBehind) {
+TEST_F(Xth, AClosedEndLeaksNothing) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1000, 1)));
   a.close(Status(Code::agent_closed, "closed by the test"));

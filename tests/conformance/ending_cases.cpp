@@ -206,7 +206,7 @@ TEST_P(ChannelSuite, AnEndThatClosesBeforeItIsReadyCompletesEverything) {
   if (offered) expect_once(letter.released.front(), "released");
 }
 
-TEST_P(ChannelSuite, DiscardedTicketsAreReleasedAndDisturbNobody) {
+TEST_P(ChannelSuite, DiscardedTicketsAreReleasedWithoutHarmToOthers) {
   b().behave({.on_message = [this](Arrivals& arrivals) {
     for (auto& arrival : arrivals) arrival->number.index % 2 ? b().discard(arrival) : b().pull(arrival);
   }});
@@ -222,7 +222,7 @@ TEST_P(ChannelSuite, DiscardedTicketsAreReleasedAndDisturbNobody) {
   EXPECT_EQ(released.wait_name(), "Ok");
 }
 
-TEST_P(ChannelSuite, WithdrawnTicketsAreReleasedAndDisturbNobody) {
+TEST_P(ChannelSuite, WithdrawnTicketsAreReleasedWithoutHarmToOthers) {
   for (const auto bytes : {std::size_t{0}, std::size_t{1}, 100 * kilobyte, 2 * megabyte}) {
     for (const bool appends : {true, false}) {
       Letter letter(a(), appends);
@@ -256,7 +256,7 @@ TEST_P(ChannelSuite, TruncatedTicketsAreProtocolErrors) {
   }
 }
 
-TEST_P(ChannelSuite, GarbageTicketsCompleteOnceAndHarmNothing) {
+TEST_P(ChannelSuite, GarbageTicketsCompleteOnceWithoutHarm) {
   std::mt19937 random(3);
   for (int round = 0; round < 120; ++round) {
     ASSERT_NO_FATAL_FAILURE(connect());
@@ -298,7 +298,7 @@ TEST_P(ChannelSuite, GarbageTicketsCompleteOnceAndHarmNothing) {
   }
 }
 
-TEST_P(ChannelSuite, GarbageControlMessagesAndDescriptorsHarmNothing) {
+TEST_P(ChannelSuite, GarbageControlMessagesAndDescriptorsDoNoHarm) {
   std::mt19937 random(4);
   const auto devices = GetParam().devices;
   const auto mine = driver_a().descriptor(devices.local);
@@ -407,7 +407,7 @@ TEST_P(ChannelSuite, TenThousandOffersChainedByTheirReleasesUseABoundedStack) {
   }
 }
 
-TEST_P(ChannelSuite, TenThousandPullsChainedByTheirLandingUseABoundedStack) {
+TEST_P(ChannelSuite, TenThousandPullsChainedByTheirCompletionsUseABoundedStack) {
   constexpr int count = 10'000;
   Chain chain(count);
   auto all = std::make_shared<Arrivals>();

@@ -72,7 +72,7 @@ void receive_and_die(WireEnd& end, Step step, std::size_t bytes) {
 
 }  // namespace
 
-TEST_P(ChannelProcessSuite, CarriesBetweenProcessesBothWays) {
+TEST_P(ChannelProcessSuite, CarriesBetweenProcessesInBothDirections) {
   auto [mine, theirs] = connected_sockets();
   const std::vector<std::size_t> sizes{0, 1, 10 * kilobyte, 300 * kilobyte, 5 * megabyte};
   Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {

@@ -109,7 +109,7 @@ TEST_P(ChannelSuite, CarriesEverySize) {
   }
 }
 
-TEST_P(ChannelSuite, CarriesBuffersThatBeginAnywhere) {
+TEST_P(ChannelSuite, CarriesBuffersOfAnyAlignment) {
   for (std::size_t offset : {1ul, 7ul, 33ul}) {
     const std::size_t bytes = 600 * kilobyte;
     auto whole = memory_a().allocate(bytes + offset);
@@ -122,7 +122,7 @@ TEST_P(ChannelSuite, CarriesBuffersThatBeginAnywhere) {
   }
 }
 
-TEST_P(ChannelSuite, MessagesThatCannotBeAppendedToCarryToo) {
+TEST_P(ChannelSuite, CarriesWithMessagesThatTakeNoAppendedBytes) {
   for (std::size_t bytes : {1ul, 4 * kilobyte, megabyte}) {
     Letter letter(a(), /*appends=*/false);
     ASSERT_TRUE(letter.offer(memory_a().filled(bytes, 9))) << letter.refusal;
@@ -132,7 +132,7 @@ TEST_P(ChannelSuite, MessagesThatCannotBeAppendedToCarryToo) {
   }
 }
 
-TEST_P(ChannelSuite, EachTicketGetsItsOwnBytesWhateverTheSizesBeside) {
+TEST_P(ChannelSuite, EachTicketGetsItsOwnBytesAmongMixedSizes) {
   for (int round = 0; round < 20; ++round) {
     Letter letter(a());
     for (std::uint32_t i = 0; i < 16; ++i) {
@@ -148,7 +148,7 @@ TEST_P(ChannelSuite, EachTicketGetsItsOwnBytesWhateverTheSizesBeside) {
   }
 }
 
-TEST_P(ChannelSuite, ManyAtOnceFromManyThreadsBothWays) {
+TEST_P(ChannelSuite, CarriesManyAtOnceFromManyThreadsInBothDirections) {
   constexpr int threads = 4, messages = 50;
   std::vector<std::thread> senders;
   std::vector<std::vector<Outcome>> released(2 * threads);
@@ -183,7 +183,7 @@ TEST_P(ChannelSuite, ManyAtOnceFromManyThreadsBothWays) {
   }
 }
 
-TEST_P(ChannelSuite, ASlowReceiverGetsEverythingAndHoldsNoOfferUp) {
+TEST_P(ChannelSuite, ASlowReceiverGetsEveryBufferAndDelaysNoOffer) {
   b().messages().slow_down(20'000, std::chrono::microseconds(200));
   b().bulk().slow_down(100'000, std::chrono::microseconds(200));
   std::vector<Outcome> released;
@@ -196,7 +196,7 @@ TEST_P(ChannelSuite, ASlowReceiverGetsEverythingAndHoldsNoOfferUp) {
   EXPECT_LT(offering, patience / 3);  // filling the buffers takes most of this time
 }
 
-TEST_P(ChannelSuite, OffersReturnWhileTheReceiverReadsNothingAtAll) {
+TEST_P(ChannelSuite, OffersReturnWhileTheReceiverReadsNothing) {
   b().messages().hold_after(0);
   b().bulk().hold_after(0);
   std::vector<Outcome> released;
@@ -207,12 +207,12 @@ TEST_P(ChannelSuite, OffersReturnWhileTheReceiverReadsNothingAtAll) {
   for (const auto& outcome : released) EXPECT_EQ(outcome.wait_name(), "Ok");
 }
 
-TEST_P(ChannelSuite, TheReceiverMayWantTheBytesInMemoryOfItsOwn) {
+TEST_P(ChannelSuite, TheReceiverMayProvideTheMemory) {
   b().behave({.before_pull = [](Arrival& arrival) { arrival.may_adopt = false; }});
   for (std::size_t bytes : {1ul, 100 * kilobyte, 2 * megabyte}) expect_carries(a(), b(), bytes, 6);
 }
 
-TEST_P(ChannelSuite, AReceiverWithoutMemoryFailsThatBufferAndNoOther) {
+TEST_P(ChannelSuite, AReceiverWithoutMemoryFailsOnlyThatBuffer) {
   b().behave({.before_pull = [](Arrival& arrival) {
     arrival.has_memory = arrival.may_adopt = arrival.number.index % 2 == 0;
   }});
@@ -231,7 +231,7 @@ TEST_P(ChannelSuite, AReceiverWithoutMemoryFailsThatBufferAndNoOther) {
   }
 }
 
-TEST_P(ChannelSuite, TheSourceIsOwnedUntilItIsReleased) {
+TEST_P(ChannelSuite, TheSourceIsKeptUntilItsRelease) {
   for (std::size_t bytes : {1ul, 100 * kilobyte, 2 * megabyte}) {
     struct Watch {
       Buffer memory;
@@ -263,7 +263,7 @@ TEST_P(ChannelSuite, TheSourceIsOwnedUntilItIsReleased) {
   }
 }
 
-TEST_P(ChannelSuite, AnAddressThatIsUsedAgainCarriesItsNewBytes) {
+TEST_P(ChannelSuite, AReusedAddressCarriesItsNewBytes) {
   for (const auto bytes : {2 * kilobyte, 700 * kilobyte}) {
     const auto memory = memory_a().allocate(bytes);
     for (std::uint32_t round = 0; round < 50; ++round) {
@@ -288,7 +288,7 @@ TEST_P(ChannelSuite, ReleasedMemoryMayBeOverwrittenAtOnce) {
   }
 }
 
-TEST_P(ChannelSuite, SharingIsDoneOrRefused) {
+TEST_P(ChannelSuite, SharingHandsMemoryOverOrIsRefused) {
   if (traits().shares) GTEST_SKIP() << "the channel's own test sees to it";
   Letter letter(a());
   Outcome outcome;

@@ -68,7 +68,7 @@ class PipeDriver final : public Driver {
   }
 };
 
-TEST(WirePair, DescriptorsTravelAndTicketsWaitForTheControlMessageTheyName) {
+TEST(WirePair, FileDescriptorsArriveAndTicketsWaitForTheirControlMessage) {
   PipeDriver driver;
   const auto memory = cpu_memory();
   WirePair pair(driver, driver, {}, *memory, *memory);
@@ -81,7 +81,7 @@ TEST(WirePair, DescriptorsTravelAndTicketsWaitForTheControlMessageTheyName) {
   }
 }
 
-TEST(Lane, WhatIsQueuedWhenTheOtherEndGoesCompletesWithAnError) {
+TEST(Lane, QueuedMessagesFailWhenTheOtherEndCloses) {
   auto [a, b] = connected_sockets();
   Lane lane(std::move(a.bulk));
   b = {};
@@ -101,7 +101,7 @@ TEST(Lane, WhatIsQueuedWhenTheOtherEndGoesCompletesWithAnError) {
   EXPECT_EQ(late.wait_name(), "ConnectionLost");
 }
 
-TEST(Lane, AHeldReaderHoldsTheWriterUp) {
+TEST(Lane, AHeldReaderBlocksTheWriter) {
   auto [a, b] = connected_sockets();
   Lane from(std::move(a.bulk)), to(std::move(b.bulk));
   const auto memory = cpu_memory();

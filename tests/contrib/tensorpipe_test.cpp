@@ -22,7 +22,7 @@ namespace {
 
 using tp::Meeting;
 
-TEST(TensorpipeMessages, AreReadAsTheyWereWritten) {
+TEST(TensorpipeMessages, RoundTrip) {
   const auto hello = decode<tp::Control>(encode(tp::Hello{{1, 2}, "host"}));
   ASSERT_TRUE(hello);
   EXPECT_EQ(std::get<tp::Hello>(*hello).secret, (tp::Secret{1, 2}));
@@ -37,7 +37,7 @@ TEST(TensorpipeMessages, AreReadAsTheyWereWritten) {
   EXPECT_EQ(decode<tp::Metadata>(encode(tp::Metadata{12345}))->offer, 12345u);
 }
 
-TEST(TensorpipeMessages, NonsenseIsNone) {
+TEST(TensorpipeMessages, InvalidBytesAreRefused) {
   for (const auto& control : {tp::Control(tp::Hello{{1, 2}, "host"}), tp::Control(tp::Listening{"127.0.0.1:1"}),
                               tp::Control(tp::Request{1, 2})}) {
     auto bytes = encode(control);
@@ -58,7 +58,7 @@ TEST(TensorpipeMessages, NonsenseIsNone) {
   EXPECT_FALSE(tp::offer_of(Ticket{.bytes = 5, .opaque = encode(tp::TensorpipeTicket{0, 5})}));
 }
 
-TEST(TensorpipeMessages, AnAddressIsOneOfTheInternetProtocolAndAPort) {
+TEST(TensorpipeMessages, AnAddressIsAnIpAddressAndAPort) {
   for (const auto* good : {"127.0.0.1:80", "[::1]:65535", "[fd00::12]:1"}) EXPECT_TRUE(tp::is_address(good)) << good;
   for (const auto* bad : {"", ":", "80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:+1",
                           "127.0.0.1:80 ", "::1:80", "[::1:80", "[]:80", "localhost:80", "uv://127.0.0.1:80"}) {
@@ -148,14 +148,14 @@ struct Stranger {
   }
 };
 
-TEST(TensorpipeMeeting, TheTwoEndsOfALinkMeet) {
+TEST(TensorpipeMeeting, TheTwoEndsOfALinkConnect) {
   Parties both;
   both.dials.meeting->hear(both.listens.post.sent<tp::Listening>(1));
   EXPECT_TRUE(both.dials.failure().ok());
   EXPECT_TRUE(both.listens.failure().ok());
 }
 
-TEST(TensorpipeMeeting, StrangersWhoDialAreTurnedAway) {
+TEST(TensorpipeMeeting, OtherDiallersAreRefused) {
   Parties both;
   const auto listening = both.listens.post.sent<tp::Listening>(1);
   EXPECT_TRUE(listening.address.starts_with("127.0.0.1:")) << listening.address;
@@ -175,7 +175,7 @@ TEST(TensorpipeMeeting, StrangersWhoDialAreTurnedAway) {
   EXPECT_TRUE(both.listens.failure().ok());
 }
 
-TEST(TensorpipeMeeting, AnotherProcessAtTheAddressIsNotBelieved) {
+TEST(TensorpipeMeeting, AnotherProcessAtTheAddressIsRefused) {
   Parties both;
   Stranger stranger;
   const auto listener = stranger.context.listen({"uv://127.0.0.1"});
@@ -191,7 +191,7 @@ TEST(TensorpipeMeeting, AnotherProcessAtTheAddressIsNotBelieved) {
   stranger.context.join();
 }
 
-TEST(TensorpipeMeeting, NobodyAtTheAddressIsSaid) {
+TEST(TensorpipeMeeting, AnUnusedAddressIsReported) {
   Parties both;
   both.dials.meeting->hear(tp::Listening{"127.0.0.1:1"});
   const auto failure = both.dials.failure();
@@ -205,7 +205,7 @@ TEST(TensorpipeMeeting, OnlyAddressesAreDialled) {
   EXPECT_EQ(both.dials.failure().code(), Code::protocol_error);
 }
 
-TEST(TensorpipeMeeting, ASecretThatComesBackIsNone) {
+TEST(TensorpipeMeeting, AReflectedSecretIsRefused) {
   Party alone;
   alone.meeting->hear(alone.hello());
   EXPECT_EQ(alone.failure().code(), Code::protocol_error);
@@ -234,7 +234,7 @@ TEST_F(Tensorpipe, TicketsArePulledInAnyOrder) {
   }
 }
 
-TEST_F(Tensorpipe, OthersCarryWhileThePipeIsMade) {
+TEST_F(Tensorpipe, OtherChannelsCarryUntilThePipeIsConnected) {
   auto [mine, theirs] = connected_sockets();
   WireEnd lonely("nobody", *driver, {}, *memory, std::move(mine));  // no peer answers this end
   Letter letter(lonely);
@@ -245,7 +245,7 @@ TEST_F(Tensorpipe, OthersCarryWhileThePipeIsMade) {
   EXPECT_TRUE(letter.offer(memory->filled(1000, 1)));
 }
 
-TEST_F(Tensorpipe, EndsOnTwoHostsMeetAtAnAddressThatOthersReach) {
+TEST_F(Tensorpipe, EndsOnTwoHostsConnectAtAReachableAddress) {
   const auto distant = make_tensorpipe_driver({.loopback = false});
   WirePair hosts(*distant, *distant, {}, *memory, *memory);
   const auto released = hosts.a->send(memory->filled(1 << 20, 1));
@@ -256,7 +256,7 @@ TEST_F(Tensorpipe, EndsOnTwoHostsMeetAtAnAddressThatOthersReach) {
   EXPECT_EQ(released.wait_name(), "Ok");
 }
 
-TEST_F(Tensorpipe, NothingGoesBetweenAGpuAndACpu) {
+TEST_F(Tensorpipe, AGpuAndACpuAreNotConnected) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
   const auto theirs = encode(tp::Endpoint{DeviceType::cuda, {1, 2}});
   const auto refusal = driver->reaches(mine, theirs);
@@ -264,7 +264,7 @@ TEST_F(Tensorpipe, NothingGoesBetweenAGpuAndACpu) {
   EXPECT_NE(refusal->reason.find("GPU"), std::string::npos);
 }
 
-TEST_F(Tensorpipe, NoPipeLeadsToOneself) {
+TEST_F(Tensorpipe, AnAgentHasNoPipeToItself) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
   const auto refusal = driver->reaches(mine, mine);
   ASSERT_TRUE(refusal);

@@ -32,7 +32,7 @@ at::Tensor bytes_of(const c10::Storage& storage) {
   return at::empty({0}, at::kByte).set_(storage, 0, {static_cast<std::int64_t>(storage.nbytes())}, {1});
 }
 
-TEST(CpuConverter, SendsFromWhereTheTensorLies) {
+TEST(CpuConverter, SendsTheTensorsOwnMemory) {
   CpuConverter converter(memory());
   const auto tensor = at::arange(100, at::kLong);
   const auto buffer = *converter.to_buffer(tensor.storage(), 80, 16);
@@ -55,7 +55,7 @@ TEST(CpuConverter, ASentStorageOutlivesItsTensorAndIsDroppedOnAnyThread) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST(CpuConverter, LeavesStoragesAloneWhenAskedTo) {
+TEST(CpuConverter, LeavesStoragesUnchangedOnRequest) {
   CpuConverter converter(memory(), [] { return true; });
   auto tensor = at::ones({4});
   const auto watched = watch(tensor);
@@ -73,7 +73,7 @@ TEST(CpuConverter, SendingDoesNotMaterialiseACopyOnWriteStorage) {
   EXPECT_EQ(buffer.data, static_cast<const std::byte*>(original.const_data_ptr()));
 }
 
-TEST(CpuConverter, AReceivedStorageWrapsItsBlockAndGivesItBack) {
+TEST(CpuConverter, AReceivedStorageWrapsItsBlockAndReturnsIt) {
   CpuConverter converter(memory());
   int held = 0;
   auto buffer = received(256, held);
@@ -98,7 +98,7 @@ TEST(CpuConverter, AReceivedStorageCanBeResizedAndWritten) {
   EXPECT_EQ(tensor.sum().item<std::int64_t>(), 3000);
 }
 
-TEST(CpuConverter, MisalignedBytesAreCopiedToWhereTheyAreAligned) {
+TEST(CpuConverter, MisalignedBytesAreCopiedToAlignedMemory) {
   CpuConverter converter(memory());
   int held = 0;
   const auto storage = *converter.to_storage(received(100, held, 3));
@@ -107,7 +107,7 @@ TEST(CpuConverter, MisalignedBytesAreCopiedToWhereTheyAreAligned) {
   EXPECT_EQ(bytes_of(storage)[99].item<int>(), 99);
 }
 
-TEST(CpuConverter, NoBytesMakeAnEmptyStorageThatCanGrow) {
+TEST(CpuConverter, ZeroBytesMakeAnEmptyStorageThatCanGrow) {
   CpuConverter converter(memory());
   auto tensor = bytes_of(*converter.to_storage(Buffer{}));
   EXPECT_EQ(tensor.numel(), 0);
@@ -115,7 +115,7 @@ TEST(CpuConverter, NoBytesMakeAnEmptyStorageThatCanGrow) {
   EXPECT_EQ(tensor.sum().item<std::int64_t>(), 10);
 }
 
-TEST(CpuConverter, ReceivesIntoThePoolThatItWasGiven) {
+TEST(CpuConverter, ReceivesIntoItsPool) {
   const auto pool = memory();
   CpuConverter converter(pool);
   EXPECT_EQ(converter.memory(), pool);
@@ -128,7 +128,7 @@ TEST(CpuConverter, ReceivesIntoThePoolThatItWasGiven) {
   EXPECT_EQ(pool->usage().held_bytes, 0U);
 }
 
-TEST(Converters, AreFoundByTypeOfDevice) {
+TEST(Converters, AreFoundByDeviceType) {
   Converters converters;
   EXPECT_EQ(converters.find(DeviceType::cpu), nullptr);
   const auto cpu = std::make_shared<CpuConverter>(memory());

@@ -71,7 +71,7 @@ class CudaConverter : public ::testing::Test {
   std::shared_ptr<Memory> memory;
 };
 
-TEST_F(CudaConverter, SendsFromWhereTheTensorLiesInTheOrderOfTheCurrentStream) {
+TEST_F(CudaConverter, SendsTheTensorsOwnMemoryInTheOrderOfTheCurrentStream) {
   const auto tensor = at::arange(100, at::TensorOptions(at::kLong).device(at::kCUDA));
   const auto stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
@@ -83,7 +83,7 @@ TEST_F(CudaConverter, SendsFromWhereTheTensorLiesInTheOrderOfTheCurrentStream) {
   EXPECT_EQ(stream_of(*buffer), stream.stream());
 }
 
-TEST_F(CudaConverter, RefusesToSendAndReceiveWhileAGraphIsBeingCaptured) {
+TEST_F(CudaConverter, RefusesToSendAndReceiveDuringAGraphCapture) {
   const auto tensor = at::ones({4}, at::kCUDA);
   auto received = memory->allocate(16, first);
   const auto stream = c10::cuda::getStreamFromPool();
@@ -101,7 +101,7 @@ TEST_F(CudaConverter, RefusesToSendAndReceiveWhileAGraphIsBeingCaptured) {
   EXPECT_TRUE(converter->to_storage(std::move(received)).ok());
 }
 
-TEST_F(CudaConverter, AnotherThreadsCaptureGoesOnWhileMemoryIsReceived) {
+TEST_F(CudaConverter, AnotherThreadsCaptureContinuesDuringAReceive) {
   const auto stream = c10::cuda::getStreamFromPool();
   check(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeGlobal));
   std::thread([&] {
@@ -130,7 +130,7 @@ TEST_F(CudaConverter, AReceivedStorageIsLikeTorchsOwn) {
   EXPECT_EQ(tensor.slice(0, 0, 400).to(at::kLong).sum().item<std::int64_t>(), 1200);
 }
 
-TEST_F(CudaConverter, TheCurrentStreamWaitsForTheOneThatTheBytesLandOn) {
+TEST_F(CudaConverter, TheCurrentStreamWaitsForTheLandingStream) {
   constexpr std::size_t bytes = 1 << 20;
   auto buffer = memory->allocate(bytes, first);
   ASSERT_NE(buffer.data, nullptr);
@@ -146,7 +146,7 @@ TEST_F(CudaConverter, TheCurrentStreamWaitsForTheOneThatTheBytesLandOn) {
   EXPECT_EQ(sum.item<std::int64_t>(), 7 * static_cast<std::int64_t>(bytes));
 }
 
-TEST_F(CudaConverter, MemoryIsNotUsedAgainWhileTheStreamThatReadItIsBusy) {
+TEST_F(CudaConverter, MemoryIsNotReusedWhileItsReadingStreamIsBusy) {
   constexpr std::size_t bytes = 3 << 20;
   auto buffer = memory->allocate(bytes, first);
   const auto* const where = buffer.data;
@@ -170,7 +170,7 @@ TEST_F(CudaConverter, MemoryIsNotUsedAgainWhileTheStreamThatReadItIsBusy) {
   EXPECT_TRUE(again);
 }
 
-TEST_F(CudaConverter, ABufferThatNobodyReadsIsKeptUntilItHasLanded) {
+TEST_F(CudaConverter, AnUnreadBufferIsKeptUntilItHasLanded) {
   constexpr std::size_t bytes = 5 << 20;
   auto buffer = memory->allocate(bytes, first);
   const auto* const where = buffer.data;
@@ -179,7 +179,7 @@ TEST_F(CudaConverter, ABufferThatNobodyReadsIsKeptUntilItHasLanded) {
   EXPECT_NE(memory->allocate(bytes, first).data, where);
 }
 
-TEST_F(CudaConverter, ReceivesOnAStreamThatIsNotBusy) {
+TEST_F(CudaConverter, ReceivesOnAnIdleStream) {
   auto busy = memory->allocate(512, first);
   auto* const stream = busy.stream;
   Barrier barrier(stream_of(busy));
@@ -187,7 +187,7 @@ TEST_F(CudaConverter, ReceivesOnAStreamThatIsNotBusy) {
   for (int i = 0; i < 100; ++i) EXPECT_NE(memory->allocate(512, first).stream, stream);
 }
 
-TEST_F(CudaConverter, BuffersThatAreHeldAtOnceHaveStreamsOfTheirOwn) {
+TEST_F(CudaConverter, BuffersHeldTogetherHaveDifferentStreams) {
   std::vector<Buffer> held;
   std::set<Stream> streams;
   for (int i = 0; i < 16; ++i) streams.insert(held.emplace_back(memory->allocate(512, first)).stream);
@@ -195,7 +195,7 @@ TEST_F(CudaConverter, BuffersThatAreHeldAtOnceHaveStreamsOfTheirOwn) {
   EXPECT_TRUE(streams.contains(memory->allocate(512, first).stream));  // all 16 streams are in use
 }
 
-TEST_F(CudaConverter, ABlockServesAgainAtOnceWhereItIsFreedInTheOrderOfItsStream) {
+TEST_F(CudaConverter, ABlockFreedInItsStreamsOrderIsReusedAtOnce) {
   constexpr std::size_t bytes = 7 << 20;
   std::set<const void*> used;
   for (int i = 0; i < 100; ++i) {
@@ -209,7 +209,7 @@ TEST_F(CudaConverter, ABlockServesAgainAtOnceWhereItIsFreedInTheOrderOfItsStream
   EXPECT_LE(used.size(), 16U);  // one block for each stream
 }
 
-TEST_F(CudaConverter, WhatThereIsNoMemoryForIsNull) {
+TEST_F(CudaConverter, AReceiveWithoutMemoryReturnsNull) {
   EXPECT_EQ(memory->allocate(std::size_t{1} << 60, first).data, nullptr);
   EXPECT_EQ(memory->allocate(16, {DeviceType::cuda, 200}).data, nullptr);
   EXPECT_EQ(converter->to_storage({{DeviceType::cuda, 200}, nullptr, 0, nullptr, nullptr}).status().code(),
@@ -223,7 +223,7 @@ TEST_F(CudaConverter, AnEmptyBufferIsAnEmptyStorage) {
   EXPECT_EQ(storage->device(), at::Device(at::kCUDA, 0));
 }
 
-TEST_F(CudaConverter, WhatLandedInTheCallersMemoryIsAViewOfIt) {
+TEST_F(CudaConverter, AResultInTheCallersMemoryIsAViewOfIt) {
   const auto out = at::zeros({64}, at::TensorOptions(at::kByte).device(at::kCUDA));
   auto buffer = converter->to_buffer(out.storage(), 0, 64);
   ASSERT_TRUE(buffer.ok());
@@ -233,7 +233,7 @@ TEST_F(CudaConverter, WhatLandedInTheCallersMemoryIsAViewOfIt) {
   EXPECT_EQ(out.to(at::kLong).sum().item<std::int64_t>(), 128);
 }
 
-TEST_F(CudaConverter, AHandlersStreamsAreThoseThatItsArgumentsLandOn) {
+TEST_F(CudaConverter, AHandlerRunsOnTheLandingStreamsOfItsArguments) {
   const auto before = c10::cuda::getCurrentCUDAStream(0);
   const std::array buffers{Buffer{}, memory->allocate(16, first), memory->allocate(16, first)};
   {

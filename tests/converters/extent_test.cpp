@@ -40,7 +40,7 @@ TEST(Extent, StridesOfDimensionsOfSizeOneDoNotCount) {
   EXPECT_EQ(extent.span, 6);
 }
 
-TEST(Extent, AnExpandedElementIsOne) {
+TEST(Extent, OfAnExpandedElementIsOneElement) {
   const auto extent = extent_of(Numbers{1000, 3}, Numbers{0, 1});
   EXPECT_TRUE(extent.gapless);
   EXPECT_EQ(extent.span, 3);
@@ -52,7 +52,7 @@ TEST(Extent, SlidingWindowsOverlapWithoutGaps) {
   EXPECT_FALSE(extent_of(Numbers{10, 2}, Numbers{3, 1}).gapless);
 }
 
-TEST(Extent, NeverCallsAViewGaplessThatHasGaps) {
+TEST(Extent, NeverCallsAViewWithGapsGapless) {
   std::mt19937 random(1);
   for (int round = 0; round < 20000; ++round) {
     Numbers sizes, strides;

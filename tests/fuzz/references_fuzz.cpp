@@ -112,14 +112,14 @@ class Fuzz {
   void pass() {
     const auto* reference = held();
     if (reference == nullptr) return;
-    auto passage = references_->pass_to(agent());
-    static_cast<void>(passage.add(**reference));
+    auto transfer = references_->pass_to(agent());
+    static_cast<void>(transfer.add(**reference));
     const auto kind = small(4);
     if (kind == 0) return;  // the message is never sent
-    passage.sent();
-    if (kind == 1) passage.ended({});
-    if (kind == 2) passage.ended({Code::deadline_exceeded, ""});
-    if (kind == 3) passage.replied(small(3));
+    transfer.sent();
+    if (kind == 1) transfer.ended({});
+    if (kind == 2) transfer.ended({Code::deadline_exceeded, ""});
+    if (kind == 3) transfer.replied(small(3));
   }
   void create() {
     const auto creator = agent();

@@ -26,7 +26,7 @@ def verbs() -> list[str]:
     return [name for name in rpc.__all__ if inspect.isroutine(getattr(rpc, name)) and name not in NO_METHODS]
 
 
-def test_what_is_exempt_is_there() -> None:
+def test_exempt_names_exist() -> None:
     assert set(NO_METHODS) <= set(rpc.__all__)
     assert [name for name in NO_METHODS if hasattr(tensorferry.Agent, name)] == []
 
@@ -38,7 +38,7 @@ def test_every_verb_of_the_module_is_a_method_with_the_same_signature(name: str,
     assert inspect.signature(method) == inspect.signature(getattr(rpc, name))
 
 
-def test_there_are_verbs() -> None:
+def test_the_module_has_verbs() -> None:
     assert {"rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info", "explain", "counters"} <= set(verbs())
 
 
@@ -81,7 +81,7 @@ def test_the_modules_functions_use_the_default_agent(cluster, agents):
     assert rpc.RRef(1).owner_name() == "main"
 
 
-def test_agents_of_one_process_keep_their_counters_apart(agents):
+def test_agents_of_one_process_have_separate_counters(agents):
     a, b, c = agents("a"), agents("b"), agents("c")
     for _ in range(3):
         a.rpc_sync("b", max, (1, 2))
@@ -93,7 +93,7 @@ def test_agents_of_one_process_keep_their_counters_apart(agents):
     assert sum(c.counters().bytes_sent.values()) == 400_000
 
 
-def test_one_may_leave_while_the_others_go_on(agents):
+def test_one_agent_may_leave_while_the_others_continue(agents):
     a, b, c = agents("a"), agents("b"), agents("c")
     stop, failed = threading.Event(), []
 

@@ -157,7 +157,7 @@ def test_awaited_calls_give_values_and_errors(pair):
     asyncio.run(main())
 
 
-def test_the_loop_completes_what_its_tasks_await_on_its_own_thread(pair):
+def test_the_loop_completes_awaited_calls_on_its_own_thread(pair):
     threads = []
 
     async def main():
@@ -169,7 +169,7 @@ def test_the_loop_completes_what_its_tasks_await_on_its_own_thread(pair):
     assert threads == [threading.current_thread()]
 
 
-def test_each_thread_has_a_loop_of_its_own_and_a_process_several(pair):
+def test_each_thread_of_a_process_may_run_its_own_loop(pair):
     results = []
 
     async def main(number):
@@ -202,7 +202,7 @@ def test_tasks_of_two_loops_and_a_thread_wait_for_one_future(pair):
     assert ended == [None] * 3
 
 
-def test_a_blocked_loop_hands_its_reply_to_whoever_waits(pair):
+def test_a_blocked_loop_hands_its_reply_to_a_waiting_thread(pair):
     """The reply lies in the inbox of a loop that does not come to it."""
 
     async def main():
@@ -245,7 +245,7 @@ def test_a_future_outlives_the_loop_that_awaited_it(pair):
     assert futures[0].wait(20) is None
 
 
-def test_torchs_futures_are_awaited_by_the_loop_too(pair):
+def test_the_loop_can_await_torchs_futures(pair):
     async def main():
         both = torch.futures.collect_all([pair[0].rpc_async("b", pow, (2, i)) for i in range(2)])
         assert [each.value() for each in await tensorferry.awaitable(both)] == [1, 2]
@@ -268,7 +268,7 @@ def test_coroutines_serve_every_kind_of_call(cluster):
     assert rpc.rpc_sync("worker1", double, (torch.ones(100_000),)).sum() == 200_000
 
 
-def test_what_a_coroutine_raises_is_raised_at_the_caller(cluster):
+def test_an_exception_of_a_coroutine_is_raised_at_the_caller(cluster):
     cluster.start(1)
     with pytest.raises(KeyError, match="here") as caught:
         rpc.rpc_sync("worker1", fail, ("here",))
@@ -283,7 +283,7 @@ def test_what_a_coroutine_raises_is_raised_at_the_caller(cluster):
     assert rpc.rpc_sync("worker1", double, (1,)) == 2
 
 
-def test_thousands_of_coroutines_wait_at_once_on_no_thread(cluster):
+def test_thousands_of_waiting_coroutines_occupy_no_thread(cluster):
     cluster.start(1)
     _, _, before = rpc.rpc_sync("worker1", count_waiting)
     calls = [rpc.rpc_async("worker1", wait_for_all) for _ in range(2000)]
@@ -293,7 +293,7 @@ def test_thousands_of_coroutines_wait_at_once_on_no_thread(cluster):
     assert len(set(tensorferry.wait_all(calls))) == 1, "one thread has served them all"
 
 
-def test_a_coroutine_and_what_it_starts_work_for_the_agent_that_was_called(pair):
+def test_a_coroutine_and_its_tasks_use_the_called_agent(pair):
     assert pair[0].rpc_sync("b", who_am_i) == ["b"] * 5
     assert pair[1].rpc_sync("a", who_am_i) == ["a"] * 5
     with pytest.raises(errors.InvalidArgument, match="itself"):
@@ -306,7 +306,7 @@ async def shut_down_agent():
 
 @pytest.mark.parametrize("transport", ["ring", "unix", "tcp"])
 @pytest.mark.parametrize("ending", ["cancel", "time-out", "task"])
-def test_giving_a_call_up_cancels_its_coroutine(cluster, transport, ending):
+def test_cancelling_a_call_cancels_its_coroutine(cluster, transport, ending):
     cluster.start(1, shared_memory=transport == "ring", unix_sockets=transport != "tcp")
     rpc.rpc_sync("worker1", take_told)
     assert eventually(lambda: rpc.explain("worker1").transport == transport)
@@ -424,7 +424,7 @@ def reports(caplog):
     return lines
 
 
-def test_a_failure_that_nobody_looks_at_is_reported_once(pair, reports):
+def test_an_unretrieved_failure_is_reported_once(pair, reports):
     pair[0].rpc_async("b", raise_, (KeyError, "unseen"))
     assert eventually(lambda: len(reports()) == 1)
     (line,) = reports()
@@ -437,7 +437,7 @@ def test_a_failure_that_nobody_looks_at_is_reported_once(pair, reports):
     assert eventually(lambda: len(reports()) == 2)
 
 
-def test_an_exception_of_thens_callback_is_reported_unless_the_program_looks_at_its_future(pair, reports):
+def test_an_exception_of_thens_callback_is_reported_unless_its_future_is_retrieved(pair, reports):
     pair[0].rpc_async("b", max, (1, 2)).then(lambda done: 1 // 0)
     assert eventually(lambda: len(reports()) == 1)
     (line,) = reports()
@@ -456,7 +456,7 @@ def test_an_exception_of_thens_callback_is_reported_unless_the_program_looks_at_
     assert len(reports()) == 2
 
 
-def test_failures_that_somebody_has_seen_are_not_reported(pair, reports):
+def test_retrieved_failures_are_not_reported(pair, reports):
     a, _ = pair
 
     def failing():
@@ -489,7 +489,7 @@ def test_failures_that_somebody_has_seen_are_not_reported(pair, reports):
     assert reports() == []
 
 
-def test_what_fails_because_the_agent_left_is_not_reported(agents, reports):
+def test_failures_caused_by_leaving_are_not_reported(agents, reports):
     a, _ = agents("a"), agents("b")
     a.rpc_async("b", time.sleep, (0.3,))
     a.leave()
@@ -500,7 +500,7 @@ def test_what_fails_because_the_agent_left_is_not_reported(agents, reports):
 # ---- cancel
 
 
-def test_cancelling_what_then_gave_cancels_the_call(pair):
+def test_cancelling_the_future_of_then_cancels_the_call(pair):
     future = pair[0].rpc_async("b", time.sleep, (LONG,))
     chained = future.then(lambda f: f.wait()).then(lambda f: f.wait())
     chained.cancel()
@@ -509,7 +509,7 @@ def test_cancelling_what_then_gave_cancels_the_call(pair):
             each.wait(20)
 
 
-def test_messages_say_the_functions_own_name_and_short_times(pair):
+def test_messages_name_the_function_and_give_short_times(pair):
     with pytest.raises(errors.DeadlineExceeded, match=r'^"sleep" on "b" did not answer in 50 ms'):
         pair[0].rpc_sync("b", time.sleep, (1,), timeout=0.05)
     slow = pair[0].remote("b", Counter)

@@ -95,7 +95,7 @@ def test_a_full_batch_does_not_wait(cluster):
     assert rpc.rpc_sync("worker1", take_sizes) == [4, 4]
 
 
-def test_without_a_wait_a_batch_is_what_came_during_the_one_before(pair):
+def test_without_a_wait_a_batch_holds_the_calls_that_arrived_during_the_last_one(pair):
     a, _ = pair
     may_run.clear()
     take_sizes()
@@ -111,7 +111,7 @@ def test_without_a_wait_a_batch_is_what_came_during_the_one_before(pair):
     assert sizes == [1, 29], "the one that was given up is left out"
 
 
-def test_an_exception_among_the_results_is_one_callers(pair):
+def test_an_exception_among_the_results_fails_only_its_caller(pair):
     futures = [pair[0].rpc_async("b", picky, (i,)) for i in range(6)]
     for i, future in enumerate(futures):
         if i % 2:
@@ -125,7 +125,7 @@ def test_an_exception_among_the_results_is_one_callers(pair):
     "function, kind, text",
     [(wrong_count, ValueError, "returned 2 results for a batch of 3"), (raises, KeyError, "all of them")],
 )
-def test_what_goes_wrong_with_the_batch_is_every_callers(pair, function, kind, text):
+def test_a_failure_of_the_batch_fails_every_caller(pair, function, kind, text):
     futures = [pair[0].rpc_async("b", function, (i,)) for i in range(3)]
     for future in futures:
         with pytest.raises(kind, match=text if kind is KeyError else "results for a batch"):
@@ -139,7 +139,7 @@ def test_a_call_that_does_not_fit_the_function_fails_alone(pair):
     assert good.wait() == 3
 
 
-def test_methods_batch_for_each_object_apart(cluster):
+def test_methods_have_a_batch_for_each_object(cluster):
     cluster.start(1)
     models = [rpc.remote("worker1", Model, (factor,)) for factor in (2, 3)]
     futures = [(factor, m.rpc_async().predict(torch.ones(3))) for factor, m in zip((2, 3), models) for _ in range(20)]
@@ -150,17 +150,17 @@ def test_methods_batch_for_each_object_apart(cluster):
         assert sum(model.rpc_sync().sizes()) == count
 
 
-def test_functions_work_for_the_agent_that_was_called(pair):
+def test_functions_use_the_called_agent(pair):
     assert pair[0].rpc_sync("b", whose, (1,)) == "b"
 
 
-def test_called_here_it_gives_a_future():
+def test_a_local_call_returns_a_future():
     assert add(1, 2).wait() == 3
     assert Model(2).predict(torch.ones(3)).wait().tolist() == [2.0] * 3
     assert add.__name__ == "add"
 
 
-def test_what_cannot_be_batched_is_refused():
+def test_unsupported_functions_are_refused():
     for limits in ((0, 0), (1, -1)):
         with pytest.raises(ValueError, match="batch"):
             rpc.batch(*limits)

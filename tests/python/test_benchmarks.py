@@ -38,7 +38,7 @@ def a_run() -> Run:
     return run
 
 
-def test_speedup_is_of_the_medians_with_the_least_and_the_greatest_turn() -> None:
+def test_speedup_is_of_the_medians_with_the_lowest_and_the_highest_turn() -> None:
     s = speedup(measured("a", OURS, 10, 11, 12), measured("a", TORCH, 200, 110, 360))
     assert (s.ratio, s.least, s.greatest) == (200 / 11, 10, 30)
 
@@ -48,7 +48,7 @@ def test_speedup_between_different_runs_is_refused() -> None:
         speedup(measured("a", OURS, 10), measured("b", TORCH, 200))
 
 
-def test_a_file_pieced_together_from_two_runs_is_refused(tmp_path: Path) -> None:
+def test_a_file_made_of_two_runs_is_refused(tmp_path: Path) -> None:
     run, other = a_run(), a_run()
     run.rows[0].contestants[1] = replace(other.rows[0].contestants[1])
     run.save(tmp_path / "run.json")
@@ -56,7 +56,7 @@ def test_a_file_pieced_together_from_two_runs_is_refused(tmp_path: Path) -> None
         Run.load(tmp_path / "run.json")
 
 
-def test_a_run_survives_being_saved(tmp_path: Path) -> None:
+def test_a_saved_run_round_trips(tmp_path: Path) -> None:
     run = a_run()
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json") == run
@@ -137,7 +137,7 @@ def test_a_row_measures_every_figure_of_every_contestant(lab: Lab, name: str) ->
 
 
 @pytest.mark.parametrize("who", [OURS, TORCH])
-def test_actors_are_measured_with_all_that_they_cost(lab: Lab, who: str) -> None:
+def test_actors_are_measured_with_all_their_costs(lab: Lab, who: str) -> None:
     some = contestants.actors(who, 3)
     some.prepare(lab)
     turn = some.measure(lab, Placement.UNPINNED)
@@ -148,7 +148,7 @@ def test_actors_are_measured_with_all_that_they_cost(lab: Lab, who: str) -> None
 
 
 @pytest.mark.parametrize("who", [OURS, TORCH])
-def test_agents_that_start_call_each_other_and_end_are_measured_as_a_whole(lab: Lab, who: str) -> None:
+def test_starting_calling_and_ending_agents_are_measured_as_a_whole(lab: Lab, who: str) -> None:
     (nanoseconds,) = contestants.whole_lives(who, 4).measure(lab, Placement.UNPINNED)
     assert nanoseconds > 0
 
@@ -160,7 +160,7 @@ def test_a_contestant_that_fails_is_named_with_its_row_and_leaves_the_others_usa
     assert measure(replace(fails, ours=python(OURS, "sync")), lab, rounds=1)[0][OURS][0].count >= 3
 
 
-def test_a_process_that_does_not_answer_is_given_up() -> None:
+def test_a_process_that_does_not_answer_is_abandoned() -> None:
     with Team("tensorferry.rpc", forked=True) as team:
         begin = time.monotonic()
         with pytest.raises(TimeoutError, match="no answer in 1 s from caller0"):
@@ -188,7 +188,7 @@ def test_no_process_outlives_a_driver_that_is_killed(forked: bool) -> None:
         time.sleep(0.01)
 
 
-def test_a_row_that_needs_more_than_the_machine_has_says_so() -> None:
+def test_a_row_beyond_the_machines_resources_gives_the_reason() -> None:
     there_is_none = contestants.in_new_pair("replay", ("callee", "both"), contestants.Scale(1, 1), 4, needs=1 << 60)
     with pytest.raises(Missing, match="GB of memory"):
         there_is_none.prepare(Lab(0, None, quick=True))
@@ -222,7 +222,7 @@ def test_a_row_is_chosen_by_its_whole_name_before_parts_of_names() -> None:
 
 
 @pytest.mark.parametrize(("percent", "verdict"), [(1.5, "reached"), (2.5, "missed")])
-def test_a_limit_is_reached_by_less_and_quoted_without_a_peer(percent: float, verdict: str) -> None:
+def test_a_limit_is_met_by_a_smaller_figure_and_quoted_without_a_peer(percent: float, verdict: str) -> None:
     run = Run(machine={"cores": 2, "versions": {}, "busy_before": 0, "busy_after": 0, "processor": ""})
     growth = [Measurement(run.id, "memory", OURS, (Round(percent, percent, 1),))]
     run.rows.append(RowResult("memory", "growth", "%", 1, False, "unpinned", {}, 2, growth))
@@ -233,5 +233,5 @@ def test_a_limit_is_reached_by_less_and_quoted_without_a_peer(percent: float, ve
 
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
-def test_figures_in_the_docs_are_those_of_the_kept_run(page: Path) -> None:
+def test_figures_in_the_docs_equal_those_of_the_saved_run(page: Path) -> None:
     assert page.read_text() == figures.filled(page, Run.load(figures.KEPT))

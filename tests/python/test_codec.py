@@ -83,12 +83,12 @@ values = st.recursive(
 
 
 @given(values)
-def test_values_come_back_as_they_were(value):
+def test_values_round_trip(value):
     assert same(there_and_back(value), value)
 
 
 @given(st.lists(values, max_size=4), st.dictionaries(text, values, max_size=4))
-def test_arguments_come_back_in_their_places(args, kwargs):
+def test_arguments_keep_their_positions(args, kwargs):
     try:
         for name in kwargs:
             name.encode()
@@ -101,7 +101,7 @@ def test_arguments_come_back_in_their_places(args, kwargs):
     assert same(got_kwargs or {}, kwargs)
 
 
-def test_the_first_argument_goes_in_front():
+def test_the_first_argument_is_put_in_front():
     assert request(1, 2, first="self") == (("self", 1, 2), None)
     args, kwargs = request(2, first=collections.OrderedDict(a=1), key=3)  # pickled
     assert args == (collections.OrderedDict(a=1), 2)
@@ -128,7 +128,7 @@ def test_strings_of_all_lengths(size):
         assert same(there_and_back(value), value)
 
 
-def test_large_strings_travel_beside_the_stream():
+def test_large_strings_travel_outside_the_payload():
     for value in ("x" * 100_000, b"y" * 100_000, np.zeros(100_000, np.uint8)):
         encoded = codec.encode(value)
         assert len(encoded.payload) < 100
@@ -143,7 +143,7 @@ def test_a_large_bytearray_can_be_resized_while_it_is_sent():
 
 
 @pytest.mark.parametrize("depth", [150, 199, 200, 250, 400])
-def test_deep_nesting(depth):
+def test_deep_nesting_round_trips(depth):
     value = ["bottom"]
     for i in range(depth):
         value = (value,) if i % 3 == 0 else [value] if i % 3 == 1 else {"next": value}
@@ -154,7 +154,7 @@ def test_deep_nesting(depth):
     assert got == ["bottom"]
 
 
-def test_nesting_beyond_what_pickle_can_is_a_recursion_error():
+def test_nesting_beyond_pickles_limit_is_a_recursion_error():
     value = []
     for _ in range(100_000):
         value = [value]
@@ -164,7 +164,7 @@ def test_nesting_beyond_what_pickle_can_is_a_recursion_error():
         value = value[0]
 
 
-def test_a_value_of_many_paths_is_walked_once():
+def test_a_value_with_many_paths_is_visited_once():
     value = ["leaf"]
     for i in range(90):
         value = [value, value] if i % 2 else (value, value)
@@ -197,21 +197,21 @@ def test_a_value_of_many_paths_is_walked_once():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_object_that_appears_twice_stays_one(shared):
+def test_an_object_that_occurs_twice_stays_one_object(shared):
     got = there_and_back([shared, {"again": shared}, (shared,)])
     assert got[0] is got[1]["again"] is got[2][0]
     args, kwargs = request(shared, [shared], key=shared)
     assert args[0] is args[1][0] is kwargs["key"]
 
 
-def test_equal_objects_stay_apart():
+def test_equal_objects_stay_separate():
     got = there_and_back([[1], [1], torch.ones(1), torch.ones(1)])
     assert got[0] is not got[1]
     got[2].fill_(5)
     assert got[3].item() == 1
 
 
-def test_sharing_holds_between_arguments_that_need_pickle_and_those_that_do_not():
+def test_identity_holds_between_pickled_and_other_arguments():
     class_made = collections.OrderedDict()
     plain = [1]
     tensor = torch.ones(2)
@@ -310,13 +310,13 @@ class Odd:
         Point,
         int,
         len,
-        sys.modules[__name__].test_deep_nesting,
+        sys.modules[__name__].test_deep_nesting_round_trips,
         torch.nn.functional.relu,
         torch.preserve_format,
     ],
     ids=lambda value: getattr(value, "__qualname__", type(value).__name__),
 )
-def test_types_of_others_arrive_as_what_they_were(value):
+def test_third_party_types_keep_their_type(value):
     got = there_and_back((value, 1))[0]
     assert type(got) is type(value)
     assert repr(got) == repr(value) if isinstance(value, ValueError) else got == value
@@ -338,7 +338,7 @@ def test_arrays_and_tensors_inside_pickled_objects_do_not_go_through_pickle():
     assert bytes(observation.info["raw"]) == bytes(50_000)
 
 
-def test_small_buffers_of_pickle_stay_in_the_stream_and_keep_their_kind():
+def test_small_buffers_of_pickle_stay_in_the_payload_and_keep_their_type():
     got = there_and_back(Observation(pickle.PickleBuffer(b"abc"), 0, {"b": pickle.PickleBuffer(bytearray(b"x"))}))
     assert bytes(got.image) == b"abc"
     assert memoryview(got.image).readonly
@@ -361,7 +361,7 @@ def test_modules_and_their_optimisers_share_parameters_across_arguments():
     got_optimiser.step()
 
 
-def test_what_pickle_cannot_take_raises_what_pickle_raises():
+def test_unpicklable_values_raise_the_exception_of_pickle():
     with pytest.raises((pickle.PicklingError, AttributeError)):
         codec.encode(lambda: 1)
     with pytest.raises(TypeError, match="pickle"):
@@ -470,7 +470,7 @@ def test_arrays_of_every_plain_dtype(dtype, shape):
 
 
 @pytest.mark.parametrize("size", [3, 50])
-def test_orders_of_arrays(size):
+def test_arrays_keep_their_memory_order(size):
     fortran = np.asfortranarray(random_array(np.dtype("f8"), (size, size + 1)))
     got = there_and_back(fortran)
     check_array(got, fortran)
@@ -505,18 +505,18 @@ def test_read_only_arrays_stay_so(size):
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_arrays_of_other_dtypes_go_by_pickle(sent):
+def test_arrays_of_other_dtypes_are_pickled(sent):
     check_array(there_and_back(sent), sent)
 
 
-def test_subclasses_of_arrays_stay_what_they_are():
+def test_subclasses_of_arrays_keep_their_type():
     for sent in (np.ma.masked_array([1, 2], [0, 1]), np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)])):
         got = there_and_back(sent)
         assert type(got) is type(sent)
         assert got.tolist() == sent.tolist()
 
 
-def test_an_array_is_sent_from_where_it_lies_and_kept_until_then():
+def test_an_array_is_sent_without_a_copy_and_kept_until_it_is_sent():
     sent = np.arange(10_000)
     encoded = codec.encode(sent)
     assert encoded.addresses == [sent.ctypes.data]
@@ -526,7 +526,7 @@ def test_an_array_is_sent_from_where_it_lies_and_kept_until_then():
     assert np.array_equal(codec.decode(encoded), expected)
 
 
-def test_a_received_array_holds_its_memory_and_gives_it_back():
+def test_a_received_array_holds_its_memory_and_releases_it():
     before = codec.held_bytes()
     got = there_and_back(np.arange(100_000))
     part = got[10:20]
@@ -577,7 +577,7 @@ def test_numpy_scalars_stay_scalars(scalar):
     ],
     ids=repr,
 )
-def test_constants_of_torch(value):
+def test_torchs_constants_round_trip(value):
     got = there_and_back([value])[0]
     assert type(got) is type(value)
     assert got == value
@@ -592,7 +592,7 @@ class Picky(Exception):
         super().__init__(f"{one} {two}")  # cannot be rebuilt from its args
 
 
-def test_exceptions_arrive_as_their_own_type():
+def test_exceptions_keep_their_type():
     described, got = codec.deliver_exception(KeyError("name"))
     assert described == "'name'"
     assert type(got) is KeyError and got.args == ("name",)
@@ -640,7 +640,7 @@ def test_references_travel_by_number(references):
     assert references.written == [7, 8]
 
 
-def test_references_inside_pickled_objects(references):
+def test_references_inside_pickled_objects_travel_by_number(references):
     handle = Handle(9)
     got = references.decode(references.encode([Odd([handle, torch.ones(1), handle]), handle]))
     assert got[0].value[0] is got[0].value[2] is got[1]
@@ -648,7 +648,7 @@ def test_references_inside_pickled_objects(references):
     assert references.written == [9]
 
 
-def test_references_where_there_can_be_none():
+def test_references_are_refused_where_the_codec_takes_none():
     own = _testing.Codec()
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         own.encode(lambda: Handle(1))
@@ -671,7 +671,7 @@ def test_values_that_change_while_they_are_encoded_are_refused():
 # ---- Without pickle
 
 
-def test_without_pickle_none_is_written_and_none_is_read():
+def test_without_pickle_no_pickle_is_written_or_read():
     careful = _testing.Codec()
     careful.refuse_pickle()
     assert careful.decode(careful.encode([1, torch.ones(2), np.arange(3)]))[0] == 1
@@ -712,7 +712,7 @@ PAYLOAD, BUFFERS = MESSAGE.payload, MESSAGE.buffers
 
 @settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_spoilt_messages_decode_or_raise(data):
+def test_corrupted_messages_decode_or_raise(data):
     careful = _testing.Codec()
     careful.refuse_pickle()
     payload = bytearray(PAYLOAD)
@@ -746,7 +746,7 @@ def test_any_bytes_decode_or_raise(payload):
         pass
 
 
-def test_what_is_wrong_with_a_message_is_said():
+def test_errors_name_the_fault_in_a_message():
     with pytest.raises(errors.ProtocolError, match="byte"):
         codec.decode(PAYLOAD[:-3], BUFFERS)
     with pytest.raises(errors.ProtocolError, match="after its last value"):
@@ -755,7 +755,7 @@ def test_what_is_wrong_with_a_message_is_said():
         codec.decode(b"\0\x43\xff\xfe\xfd", [])  # text that is no UTF-8
 
 
-def test_pickles_cannot_ask_for_parts_that_are_not_theirs():
+def test_a_pickle_cannot_ask_for_parts_of_another_value():
     class Thief:
         def __reduce__(self):
             from tensorferry import _C
@@ -782,7 +782,7 @@ def test_buffers_may_be_dropped_without_the_gil():
     assert [sys.getrefcount(item) for item in value] == counts
 
 
-def test_a_tensor_of_numpy_memory_is_let_go_without_the_gil():
+def test_a_tensor_of_numpy_memory_is_released_without_the_gil():
     import weakref
 
     class Memory(bytearray):
@@ -799,7 +799,7 @@ def test_a_tensor_of_numpy_memory_is_let_go_without_the_gil():
     assert gone() is None
 
 
-def test_what_is_encoded_leaks_nothing():
+def test_encoding_leaks_nothing():
     def once():
         value = [Odd(torch.ones(3)), np.arange(3), {"a": [1, 2]}, torch.nn.Parameter(torch.ones(2)), "x" * 9000]
         there_and_back(value)
@@ -825,7 +825,7 @@ def test_what_is_encoded_leaks_nothing():
     assert codec.held_bytes() == before[1]
 
 
-def test_messages_and_what_came_in_them_outlive_the_interpreter():
+def test_messages_and_received_values_outlive_the_interpreter():
     script = """
         import numpy as np, sys, torch
         from tensorferry._C import _testing

@@ -122,7 +122,7 @@ def test_containers_cross_both_ways(agent: tensorferry.Agent) -> None:
     assert agent.rpc_sync("cpp", "sum", args=((1, 2), shared)) == 33
 
 
-def test_wrong_arguments_are_told_with_the_signature(agent: tensorferry.Agent) -> None:
+def test_wrong_arguments_are_reported_with_the_signature(agent: tensorferry.Agent) -> None:
     with pytest.raises(errors.InvalidArgument) as raised:
         agent.rpc_sync("cpp", "step", args=("left",))
     assert "step(action: float32 tensor, n: int, how: str or None) -> Step" in str(raised.value)
@@ -193,7 +193,7 @@ def test_cpp_uses_an_object_of_python(agent: tensorferry.Agent) -> None:
         tensorferry._C.set_default_agent(before)
 
 
-def test_cpp_joins_a_group_that_comes_and_goes() -> None:
+def test_cpp_joins_a_dynamic_group() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     with tensorferry.Agent("head", 0, init_method=where) as head:
         for life in range(2):
@@ -215,7 +215,7 @@ def test_cpp_takes_its_place_from_the_environment() -> None:
     assert peer.wait(60) == 0
 
 
-def test_cpp_without_an_environment_says_what_is_missing() -> None:
+def test_cpp_without_an_environment_names_the_missing_variables() -> None:
     peer = start_peer("lost", "env://", stderr=subprocess.PIPE, environment={"MASTER_ADDR": "", "MASTER_PORT": ""})
     assert peer.wait(60) == 1 and peer.stderr is not None
     assert "env:// (MASTER_ADDR, MASTER_PORT) needs a host and a port" in peer.stderr.read()

@@ -151,7 +151,7 @@ def double_later(peer: str, x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("elements", [1, 1024, 250_000, 16 * MEGA + 3])
-def test_values_go_and_come_back(cluster: Cluster, elements: int) -> None:
+def test_values_round_trip(cluster: Cluster, elements: int) -> None:
     cluster.start(1)
     x = torch.arange(elements, device="cuda", dtype=torch.float32)
     y = rpc.rpc_sync("worker1", double, args=(x,))
@@ -186,7 +186,7 @@ def test_values_are_values_between_agents_of_one_process(agents: Agents) -> None
         pytest.param(lambda x: torch.nn.Parameter(x), id="parameter"),
     ],
 )
-def test_views_and_kinds_arrive_as_they_are(cluster: Cluster, view: Any) -> None:
+def test_views_and_tensor_kinds_are_kept(cluster: Cluster, view: Any) -> None:
     cluster.start(1)
     x = view(torch.arange(20_000, device="cuda", dtype=torch.float32))
     y = rpc.rpc_sync("worker1", torch.Tensor.detach, args=(x,))
@@ -196,7 +196,7 @@ def test_views_and_kinds_arrive_as_they_are(cluster: Cluster, view: Any) -> None
     assert torch.equal(y.to_dense().resolve_conj(), x.detach().to_dense().resolve_conj())
 
 
-def test_tensors_that_share_memory_go_on_sharing_it(cluster: Cluster) -> None:
+def test_tensors_that_share_memory_still_share_it(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.zeros(10_000, device="cuda")
     whole, part = rpc.rpc_sync("worker1", lambda_free_pair, args=(x,))
@@ -218,7 +218,7 @@ def test_many_are_in_flight_both_ways(cluster: Cluster) -> None:
     assert back.wait() == count
 
 
-def test_buffers_that_are_freed_and_filled_again_at_once_are_not_mixed_up(cluster: Cluster) -> None:
+def test_buffers_that_are_freed_and_refilled_at_once_are_not_mixed_up(cluster: Cluster) -> None:
     cluster.start(1)
     futures = []
     for i in range(200):
@@ -229,9 +229,7 @@ def test_buffers_that_are_freed_and_filled_again_at_once_are_not_mixed_up(cluste
 
 
 @pytest.mark.parametrize("channel", ["cuda_xth", "cuda_ipc", "cuda_basic"])
-def test_long_kernels_before_and_after_and_memory_used_again_at_once(
-    agents: Agents, cluster: Cluster, channel: str
-) -> None:
+def test_values_survive_long_kernels_and_immediate_memory_reuse(agents: Agents, cluster: Cluster, channel: str) -> None:
     if channel == "cuda_xth":
         call, peer = agents("a", rank=0).rpc_async, agents("b", rank=1).name
     else:
@@ -274,7 +272,7 @@ def test_an_argument_may_be_overwritten_once_it_is_sent(cluster: Cluster) -> Non
 # ---- streams
 
 
-def test_what_a_stream_is_doing_is_done_before_its_tensor_is_read(cluster: Cluster) -> None:
+def test_work_of_a_stream_is_done_before_its_tensor_is_read(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.zeros(MEGA, device="cuda")
     torch.cuda.synchronize()
@@ -285,7 +283,7 @@ def test_what_a_stream_is_doing_is_done_before_its_tensor_is_read(cluster: Clust
         assert (y == 6).all().item()
 
 
-def test_the_streams_of_the_caller_wait_for_what_a_handler_still_computes(cluster: Cluster) -> None:
+def test_the_callers_streams_wait_for_a_handlers_kernels(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
     assert (rpc.rpc_sync("worker1", slowly_add, args=(x, 4)) == 5).all().item()
@@ -307,7 +305,7 @@ def test_neither_caller_nor_handler_waits_for_a_gpu(cluster: Cluster) -> None:
         assert (y == 14).all().item()
 
 
-def test_nothing_on_a_calls_way_synchronises(cluster: Cluster) -> None:
+def test_nothing_on_a_calls_path_synchronises(cluster: Cluster) -> None:
     """At neither end, by what CUPTI saw of the runtime's calls."""
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
@@ -359,13 +357,13 @@ def end_profile() -> list[str]:
     return [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
 
 
-def test_handlers_run_on_streams_of_their_own(cluster: Cluster) -> None:
+def test_handlers_run_on_their_own_streams(cluster: Cluster) -> None:
     cluster.start(1)
     assert not rpc.rpc_sync("worker1", on_default_stream, args=(torch.ones(10, device="cuda"),))
     assert rpc.rpc_sync("worker1", is_default_stream)
 
 
-def test_handlers_on_streams_of_their_own_overlap(agents: Agents) -> None:
+def test_handlers_on_their_own_streams_overlap(agents: Agents) -> None:
     """In one process, as kernels of two take turns on a GPU."""
     a, _ = agents("a", rank=0), agents("b", rank=1)
     x = torch.ones(1000, device="cuda")
@@ -385,7 +383,7 @@ def test_handlers_on_streams_of_their_own_overlap(agents: Agents) -> None:
     assert slow_beside_others(5)
 
 
-def test_a_slow_result_holds_up_none_but_who_waits_for_it(agents: Agents) -> None:
+def test_a_slow_result_delays_only_its_waiter(agents: Agents) -> None:
     a, _ = agents("a", rank=0), agents("b", rank=1)
     x = torch.ones(1000, device="cuda")
     for look in "wait", "value":
@@ -399,7 +397,7 @@ def test_a_slow_result_holds_up_none_but_who_waits_for_it(agents: Agents) -> Non
         assert y.sum().item() == 2000
 
 
-def test_nothing_is_sent_while_a_graph_is_being_captured(cluster: Cluster) -> None:
+def test_nothing_is_sent_during_a_graph_capture(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(1000, device="cuda")
     rpc.rpc_sync("worker1", double, args=(x,))
@@ -412,7 +410,7 @@ def test_nothing_is_sent_while_a_graph_is_being_captured(cluster: Cluster) -> No
     assert rpc.rpc_sync("worker1", double, args=(y,)).sum().item() == 4000
 
 
-def test_futures_synchronise_whoever_waits(cluster: Cluster) -> None:
+def test_futures_synchronise_the_waiters_stream(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
     right = []
@@ -452,7 +450,7 @@ def test_a_handler_may_answer_with_a_future_of_gpu_tensors(cluster: Cluster) -> 
 # ---- where tensors land
 
 
-def test_tensors_can_be_asked_to_land_elsewhere(cluster: Cluster) -> None:
+def test_tensors_can_be_placed_on_another_device(cluster: Cluster) -> None:
     cluster.start(1)
     on_cpu, on_gpu = torch.ones(5000), torch.ones(5000, device="cuda")
     assert rpc.rpc_sync("worker1", devices_of, args=(on_cpu, on_gpu)) == ["cpu", "cuda:0"]
@@ -462,7 +460,7 @@ def test_tensors_can_be_asked_to_land_elsewhere(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("elements", [1, 2000, 3 * MEGA])
-def test_values_survive_the_way_between_host_and_gpu(cluster: Cluster, elements: int) -> None:
+def test_values_survive_transfers_between_host_and_gpu(cluster: Cluster, elements: int) -> None:
     cluster.start(1)
     x = torch.arange(elements, dtype=torch.float32)
     y = rpc.rpc_sync("worker1", double, args=(x,), device={"cpu": "cuda"})
@@ -488,7 +486,7 @@ def test_device_maps_of_the_options_are_followed(cluster: Cluster) -> None:
     assert str(rpc.explain("worker1", x)).startswith("worker1: cpu -> cuda:0 by cuda_basic")
 
 
-def test_a_device_that_the_peer_lacks_is_an_error_with_its_list(cluster: Cluster) -> None:
+def test_a_device_that_the_peer_lacks_is_an_error_that_lists_its_devices(cluster: Cluster) -> None:
     cluster.start(1)
     with pytest.raises(tensorferry.errors.InvalidArgument, match='cuda:77 of "worker1", which has cpu, cuda:0'):
         rpc.rpc_sync("worker1", device_of, args=(torch.ones(1, device="cuda"),), device=77)
@@ -502,7 +500,7 @@ def test_a_peer_without_a_gpu_gets_the_tensor_on_its_cpu(cluster: Cluster) -> No
     assert rpc.explain("worker1", x).devices == "cuda:0 -> cpu"
 
 
-def test_explain_says_how_a_gpu_tensor_would_go(cluster: Cluster) -> None:
+def test_explain_names_the_channel_of_a_gpu_tensor(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
     rpc.rpc_sync("worker1", double, args=(x,))
@@ -526,7 +524,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("channel", ["cuda_ipc", "cuda_basic"])
-def test_explain_names_the_link_and_how_fast_it_is(cluster: Cluster, channel: str) -> None:
+def test_explain_names_the_gpu_interconnect_and_its_speed(cluster: Cluster, channel: str) -> None:
     cluster.start(1)
     x = torch.ones(8 * MEGA, device="cuda")  # large enough to be timed
     skip_unless_usable(channel, x)
@@ -538,7 +536,7 @@ def test_explain_names_the_link_and_how_fast_it_is(cluster: Cluster, channel: st
     assert eventually(lambda: re.fullmatch(LINKS[channel], told()) is not None), told()
 
 
-def test_explain_names_the_link_within_a_process(agents: Agents) -> None:
+def test_explain_names_the_gpu_interconnect_within_a_process(agents: Agents) -> None:
     a, _ = agents("a", rank=0), agents("b", rank=1)
     x = torch.ones(4 * MEGA, device="cuda")
 
@@ -566,21 +564,21 @@ def test_more_than_two_gibibytes_arrive(cluster: Cluster, channel: str) -> None:
     assert rpc.rpc_sync("worker1", summary, args=(x,), require=channel) == [(2 << 30) + 1, 1, 2, 3, 6]
 
 
-def test_more_than_two_gibibytes_go_through_cuda_xth(agents: Agents) -> None:
+def test_more_than_two_gibibytes_pass_through_cuda_xth(agents: Agents) -> None:
     a, _ = agents("a", rank=0), agents("b", rank=1)
     sent = (more_than_two_gibibytes(),)
     assert a.rpc_sync("b", summary, args=sent, require="cuda_xth") == [(2 << 30) + 1, 1, 2, 3, 6]
 
 
 @pytest.mark.parametrize("allocator", ["expandable_segments:True", ""])
-def test_a_container_that_shares_a_folder_is_sent_to(allocator: str) -> None:
+def test_a_container_with_a_shared_folder_is_reached(allocator: str) -> None:
     """Chunks of expandable segments go by descriptor. Whether cudaMalloc's handles reach is the driver's to say."""
     channel = carried_into_a_container("cuda", {"PYTORCH_CUDA_ALLOC_CONF": allocator})
     assert channel == "cuda_ipc" or (channel == "cuda_basic" and not allocator)
 
 
 @pytest.mark.gpu2
-def test_a_device_map_crosses_over_and_back(cluster: Cluster) -> None:
+def test_a_device_map_swaps_devices_in_both_directions(cluster: Cluster) -> None:
     options = rpc.TensorPipeRpcBackendOptions(device_maps={"worker1": {0: 1, 1: 0}})
     cluster.start(1, device_maps=options.device_maps)
     for index in 0, 1:
@@ -592,7 +590,7 @@ def test_a_device_map_crosses_over_and_back(cluster: Cluster) -> None:
 
 @pytest.mark.gpu2
 @pytest.mark.parametrize("elements", [1, 1000, 16 * MEGA])
-def test_values_go_from_one_gpu_to_another(cluster: Cluster, elements: int) -> None:
+def test_values_travel_from_one_gpu_to_another(cluster: Cluster, elements: int) -> None:
     cluster.start(1)
     x = torch.arange(elements, device="cuda:0", dtype=torch.float32)
     y = rpc.rpc_sync("worker1", double, args=(x,), device={0: 1})
@@ -611,7 +609,7 @@ def test_each_side_may_number_its_gpus_differently(cluster: Cluster) -> None:
 
 
 @pytest.mark.gpu2
-def test_devices_bounds_the_gpus_that_are_used(cluster: Cluster) -> None:
+def test_devices_limits_the_gpus_in_use(cluster: Cluster) -> None:
     cluster.start(1, devices=[0])
     x = torch.ones(5000, device="cuda:1")
     assert rpc.rpc_sync("worker1", device_of, args=(torch.ones(5000, device=0),)) == "cuda:0"
@@ -633,7 +631,7 @@ def test_references_hold_gpu_tensors(cluster: Cluster) -> None:
     assert (rref.rpc_async().mul(2).wait() == 8).all().item()
 
 
-def test_results_land_in_a_tensor_of_the_callers(cluster: Cluster) -> None:
+def test_results_land_in_the_callers_tensor(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
     out = torch.zeros(MEGA, device="cuda")
@@ -667,7 +665,7 @@ def test_memory_of_a_gpu_is_not_handed_over_without_a_copy_yet(cluster: Cluster)
 # ---- memory
 
 
-def test_memory_that_the_sender_gives_back_is_free_within_a_second(cluster: Cluster) -> None:
+def test_memory_that_the_sender_frees_is_unmapped_within_a_second(cluster: Cluster) -> None:
     cluster.start(1)
     elements = 64 * MEGA
     rpc.rpc_sync("worker1", keep, args=("small", 1000, 1))
@@ -686,7 +684,7 @@ def test_memory_that_the_sender_gives_back_is_free_within_a_second(cluster: Clus
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_memory_that_comes_again_at_its_address_has_its_new_values(cluster: Cluster, expandable: bool) -> None:
+def test_memory_reallocated_at_one_address_has_its_new_values(cluster: Cluster, expandable: bool) -> None:
     cluster.start(1, environment={"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"})
     for i in range(8):
         elements = (8 + 8 * (i % 3)) * MEGA
@@ -703,7 +701,7 @@ def test_expandable_segments_are_carried_both_ways(cluster: Cluster) -> None:
         assert torch.equal(rpc.rpc_sync("worker1", double_later, args=("worker2", x)), x * 2 + 1)
 
 
-def test_a_sender_that_is_killed_leaves_the_gpu_usable(cluster: Cluster) -> None:
+def test_a_killed_sender_leaves_the_gpu_usable(cluster: Cluster) -> None:
     cluster.start(2)
     rpc.rpc_sync("worker2", double, args=(make(10, 1),))
     try:

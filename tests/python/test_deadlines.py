@@ -97,7 +97,7 @@ def told(to, what):
     return eventually(came)
 
 
-def test_the_lesser_of_time_out_and_deadline_counts(pair):
+def test_the_earlier_of_timeout_and_deadline_counts(pair):
     a, _ = pair
     for timeout, limit in [(0, 0.3), (LONG, 0.3), (-1, 0.3), (0.3, LONG)]:
         start = time.monotonic()
@@ -118,7 +118,7 @@ def test_inner_deadlines_can_only_be_earlier(pair):
         assert a.rpc_sync("b", max, (1, 2)) == 2
 
 
-def test_every_kind_of_call_inherits(pair):
+def test_every_kind_of_call_inherits_the_deadline(pair):
     a, _ = pair
     rref = a.remote("b", Sleeper)
     rref.to_here()
@@ -147,18 +147,18 @@ def test_a_call_after_the_deadline_is_not_sent(pair):
     assert a.rpc_sync("b", take_ended) == []
 
 
-def test_a_deadline_must_lie_ahead():
+def test_a_past_deadline_is_refused():
     for seconds in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="more than 0"), rpc.deadline(seconds):
             pass
 
 
-def test_a_far_deadline_is_none(pair):
+def test_a_far_deadline_counts_as_none(pair):
     with rpc.deadline(float("inf")):
         assert pair[0].rpc_sync("b", max, (1, 2), timeout=0) == 2
 
 
-def test_tasks_inherit_and_threads_do_not(pair):
+def test_tasks_but_not_threads_inherit_the_deadline(pair):
     a, _ = pair
 
     async def main():
@@ -182,7 +182,7 @@ def test_tasks_inherit_and_threads_do_not(pair):
 
 @pytest.mark.parametrize("transport", ["ring", "unix", "tcp"])
 @pytest.mark.parametrize("by", ["deadline", "timeout"])
-def test_the_remaining_time_rides_along(cluster, transport, by):
+def test_the_remaining_time_travels_with_the_call(cluster, transport, by):
     cluster.start(2, shared_memory=transport == "ring", unix_sockets=transport != "tcp")
     way = ["worker1", "worker2", "main", "worker1"]
     rpc.rpc_sync("worker2", max, (1, 2))
@@ -206,7 +206,7 @@ def test_the_remaining_time_rides_along(cluster, transport, by):
     assert all(seconds < 10 for _, seconds in ended_there)
 
 
-def test_a_function_whose_time_is_over_calls_nobody(cluster):
+def test_a_function_past_its_deadline_makes_no_calls(cluster):
     cluster.start(1)
     with rpc.deadline(0.3), pytest.raises(errors.DeadlineExceeded):
         rpc.rpc_sync("worker1", call_twice, (LONG,))
@@ -236,7 +236,7 @@ def in_flight():
 # ---- cancelled
 
 
-def test_cancelled_is_false_outside_of_calls_and_while_the_caller_waits(cluster):
+def test_cancelled_is_false_outside_calls_and_while_the_caller_waits(cluster):
     cluster.start(1)
     assert not rpc.cancelled()
     assert rpc.rpc_sync("worker1", cancelled_here_and_on_a_thread) == [False, False]
@@ -246,7 +246,7 @@ def test_cancelled_is_false_outside_of_calls_and_while_the_caller_waits(cluster)
 
 @pytest.mark.parametrize("transport", ["ring", "unix", "tcp"])
 @pytest.mark.parametrize("ending", ["cancel", "time-out", "task"])
-def test_a_function_can_tell_that_its_caller_has_given_up(cluster, transport, ending):
+def test_a_function_sees_that_its_caller_cancelled(cluster, transport, ending):
     cluster.start(1, shared_memory=transport == "ring", unix_sockets=transport != "tcp")
     rpc.rpc_sync("worker1", max, (1, 2))
     assert eventually(lambda: rpc.explain("worker1").transport == transport)
@@ -278,7 +278,7 @@ def call_main():
 
 
 @pytest.mark.parametrize("transport", ["ring", "unix", "tcp"])
-def test_a_function_can_tell_that_its_caller_is_gone(cluster, transport):
+def test_a_function_sees_that_its_caller_has_died(cluster, transport):
     cluster.start(1, shared_memory=transport == "ring", unix_sockets=transport != "tcp")
     take_ended()
     rpc.rpc_sync("worker1", call_main)

@@ -18,7 +18,7 @@ def where(x: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), {"cpu": "cpu"}, {}, None])
-def test_a_tensor_on_the_cpu_can_be_asked_to_stay_there(pair: PeerPair, device: object) -> None:
+def test_a_cpu_tensor_can_be_kept_on_the_cpu(pair: PeerPair, device: object) -> None:
     a, _ = pair
     assert a.rpc_sync("b", where, args=(torch.ones(3),), device=device) == "cpu"
     assert a.rpc_async("b", where, args=(torch.ones(3),), device=device).wait() == "cpu"
@@ -27,7 +27,7 @@ def test_a_tensor_on_the_cpu_can_be_asked_to_stay_there(pair: PeerPair, device: 
 
 @pytest.mark.parametrize("device", [BEYOND, f"cuda:{BEYOND}", torch.device("cuda", BEYOND), {"cpu": BEYOND}])
 @pytest.mark.parametrize("elements", [1, 100_000])
-def test_a_device_that_the_peer_lacks_is_said_with_those_that_it_has(
+def test_a_device_that_the_peer_lacks_is_reported_with_its_devices(
     pair: PeerPair, device: object, elements: int
 ) -> None:
     a, _ = pair
@@ -39,7 +39,7 @@ def test_a_device_that_the_peer_lacks_is_said_with_those_that_it_has(
         a.explain("b", torch.ones(elements), device=device)
 
 
-def test_a_result_that_is_to_land_where_there_is_nothing_fails_its_call(pair: PeerPair) -> None:
+def test_a_result_for_a_missing_device_fails_its_call(pair: PeerPair) -> None:
     a, _ = pair
     reference = a.remote("b", torch.ones, args=(10,))
     with pytest.raises(tensorferry.errors.InvalidArgument, match=f'cuda:{BEYOND} of "a", which has cpu'):
@@ -68,7 +68,7 @@ def test_only_tensors_are_moved(pair: PeerPair) -> None:
         ({"cpu": 0, torch.device("cpu"): 1}, ValueError),
     ],
 )
-def test_what_is_no_device_is_said_before_anything_is_sent(
+def test_an_invalid_device_is_refused_before_the_call_is_sent(
     pair: PeerPair, device: object, error: type[Exception]
 ) -> None:
     a, _ = pair
@@ -78,7 +78,7 @@ def test_what_is_no_device_is_said_before_anything_is_sent(
     assert a.counters().calls_sent == before
 
 
-def test_a_device_map_is_followed_and_a_calls_own_goes_before_it(agents: Agents) -> None:
+def test_a_calls_own_placement_precedes_the_device_map(agents: Agents) -> None:
     a = agents("a", device_maps={"b": {"cpu": BEYOND}})
     agents("b")
     with pytest.raises(tensorferry.errors.InvalidArgument, match="which has cpu"):
@@ -89,7 +89,7 @@ def test_a_device_map_is_followed_and_a_calls_own_goes_before_it(agents: Agents)
     assert a.rpc_sync("b", max, args=(1, 2)) == 2
 
 
-def test_device_maps_come_from_torchs_options_too(cluster: Cluster) -> None:
+def test_device_maps_are_read_from_torchs_options(cluster: Cluster) -> None:
     options = rpc.TensorPipeRpcBackendOptions()
     options.set_device_map("worker1", {"cpu": f"cuda:{BEYOND}"})
     cluster.start(1, rpc_backend_options=options)
@@ -107,7 +107,7 @@ def test_device_maps_and_devices_are_checked_when_an_agent_joins(agents: Agents)
     assert agents("a", devices=[]).rpc_sync("a", where, args=(torch.ones(3),)) == "cpu"
 
 
-def test_no_source_of_ours_asks_cuda_to_wait() -> None:
+def test_no_source_file_calls_cuda_synchronisation() -> None:
     """The functions that block a thread until a GPU is done are not called, and not loaded, anywhere."""
     waits = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|(device|stream|event|ctx)_synchronize|\bsynchronize\(")
     root = Path(__file__).parents[2]

@@ -141,7 +141,7 @@ def parameters(public: Public) -> list[str]:
     return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
 
 
-def test_the_walk_finds_what_is_public() -> None:
+def test_the_walk_finds_the_public_names() -> None:
     names = {each.name for each in EVERYTHING}
     assert {
         "tensorferry.Agent",
@@ -158,7 +158,7 @@ def test_the_walk_finds_what_is_public() -> None:
 
 
 @of_each
-def test_it_says_what_it_is(public: Public) -> None:
+def test_docstrings_have_a_summary(public: Public) -> None:
     assert len(public.doc) > 20 and public.doc != inspect.cleandoc(object.__doc__ or "")
 
 
@@ -168,7 +168,7 @@ def takes_arguments(public: Public) -> bool:
 
 
 @of_each
-def test_it_says_what_it_takes(public: Public) -> None:
+def test_docstrings_name_every_argument(public: Public) -> None:
     if not takes_arguments(public) or (public.is_error and "__init__" not in vars(public.thing)):
         return
     wanted = parameters(public)
@@ -178,7 +178,7 @@ def test_it_says_what_it_takes(public: Public) -> None:
 
 
 @of_each
-def test_it_says_what_it_raises(public: Public) -> None:
+def test_docstrings_name_what_is_raised(public: Public) -> None:
     exempt = public.is_property or public.is_error or dataclasses.is_dataclass(public.thing)
     if exempt or public.name in RAISES_NOTHING:
         return
@@ -191,7 +191,7 @@ def example_of(public: Public) -> str | None:
 
 
 @of_each
-def test_it_gives_an_example(public: Public) -> None:
+def test_docstrings_have_an_example(public: Public) -> None:
     """A method may be shown in its class's."""
     if public.is_error or public.is_property or example_of(public):
         return
@@ -220,7 +220,7 @@ RUNNABLE = [each for each in EVERYTHING if example_of(each) and each.name not in
 
 
 @pytest.mark.parametrize("public", [pytest.param(each, id=each.name) for each in RUNNABLE])
-def test_its_example_runs(public: Public, place: types.ModuleType) -> None:
+def test_examples_of_docstrings_run(public: Public, place: types.ModuleType) -> None:
     example = example_of(public)
     assert example
     code = compile(example, public.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

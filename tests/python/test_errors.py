@@ -107,7 +107,7 @@ def identity(value):
 # ---- exceptions of functions
 
 
-def test_exceptions_arrive_as_their_own_type(pair):
+def test_exceptions_keep_their_type(pair):
     a, _ = pair
     with pytest.raises(IndexError, match=r"out of range"):
         a.rpc_sync("b", list.pop, ([1], 5))
@@ -135,12 +135,12 @@ def test_the_remote_traceback_is_the_cause(pair):
     assert "KeyError: 'inner'" in text
 
 
-def test_what_cannot_be_pickled_is_made_from_its_text(pair):
+def test_an_unpicklable_exception_is_rebuilt_from_its_text(pair):
     with pytest.raises(HoldsALock, match=r"locked"):
         pair[0].rpc_sync("b", raise_, (HoldsALock, "locked"))
 
 
-def test_what_cannot_be_rebuilt_is_a_remote_error(pair):
+def test_an_exception_that_cannot_be_rebuilt_is_a_remote_error(pair):
     a, _ = pair
     for function, text in ((raise_needs_keyword, "odd"), (raise_local, "only here"), (raise_with_bad_text, "Bad")):
         with pytest.raises(errors.RemoteError, match=text) as caught:
@@ -159,19 +159,19 @@ def test_a_function_that_exits_does_not_end_its_caller(pair):
     assert pair[0].rpc_sync("b", identity, (1,)) == 1
 
 
-def test_results_that_cannot_travel(pair):
+def test_results_that_cannot_be_sent_are_an_error(pair):
     with pytest.raises(TypeError, match=r"lock"):
         pair[0].rpc_sync("b", unsendable)
     with pytest.raises(Exception, match=r"(?i)quanti"):
         pair[0].rpc_sync("b", unsendable_tensor)
 
 
-def test_arguments_that_cannot_be_loaded_there(pair):
+def test_arguments_that_the_callee_cannot_load_are_an_error(pair):
     with pytest.raises(ArithmeticError, match=r"cannot be loaded"):
         pair[0].rpc_sync("b", identity, (Unloadable(),))
 
 
-def test_nested_exceptions_tell_of_every_agent_on_their_way(agents):
+def test_nested_exceptions_name_every_agent_on_their_path(agents):
     a, _, _ = agents("a"), agents("b"), agents("c")
     with pytest.raises(LookupError, match=r"far away") as caught:
         a.rpc_sync("b", nested, ("c",))
@@ -181,7 +181,7 @@ def test_nested_exceptions_tell_of_every_agent_on_their_way(agents):
         a.rpc_sync("b", nested_time_out, ("c",))
 
 
-def test_errors_of_ours_are_runtime_errors():
+def test_errors_are_runtime_errors():
     for name in errors.__all__:
         kind = getattr(errors, name)
         if name != "RemoteTraceback":
@@ -202,7 +202,7 @@ def in_main():
     """Stands for a function of the program that was started, as the callee sees it."""
 
 
-def test_a_module_that_is_not_there_is_named(pair, tmp_path, monkeypatch):
+def test_a_missing_module_is_named(pair, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("only_here")
@@ -217,7 +217,7 @@ def define_in_main():
     exec("def of_main():\n    return 1\n", sys.modules["__main__"].__dict__)
 
 
-def test_a_function_of_another_program_says_what_to_do(cluster, tmp_path, monkeypatch):
+def test_a_function_of_another_main_module_is_refused_with_advice(cluster, tmp_path, monkeypatch):
     cluster.start(1)
     define_in_main()
     function = sys.modules["__main__"].of_main
@@ -234,7 +234,7 @@ def test_a_function_of_another_program_says_what_to_do(cluster, tmp_path, monkey
 # ---- time-outs
 
 
-def test_a_call_ends_at_its_time_out(pair):
+def test_a_call_ends_at_its_timeout(pair):
     a, _ = pair
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded) as caught:
@@ -246,7 +246,7 @@ def test_a_call_ends_at_its_time_out(pair):
         a.rpc_async("b", time.sleep, (2,), timeout=0.1).wait()
 
 
-def test_the_default_time_out_is_the_agents(agents):
+def test_the_default_timeout_is_the_agents(agents):
     a = agents("a", timeout=0.2)
     agents("b")
     with pytest.raises(errors.DeadlineExceeded):
@@ -301,7 +301,7 @@ def test_a_peer_that_dies_in_the_function_is_lost(cluster):
     assert rpc.rpc_sync("worker2", identity, (1,)) == 1  # nobody else is hurt
 
 
-def test_a_waiting_thread_learns_of_its_peers_death(cluster):
+def test_a_waiting_thread_wakes_at_its_peers_death(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", identity, (1,))
     threading.Timer(0.2, cluster.workers[0].process.kill).start()
@@ -311,7 +311,7 @@ def test_a_waiting_thread_learns_of_its_peers_death(cluster):
     assert time.monotonic() - start < 1.5
 
 
-def test_calls_of_an_agent_that_left(agents):
+def test_calls_of_a_departed_agent_fail(agents):
     a, b = agents("a"), agents("b")
     future = a.rpc_async("b", time.sleep, (0.5,))
     a.leave()
@@ -323,7 +323,7 @@ def test_calls_of_an_agent_that_left(agents):
         b.rpc_sync("a", identity, (1,), timeout=5)
 
 
-def test_a_peer_that_left_is_named(agents):
+def test_a_departed_peer_is_named(agents):
     a, b = agents("a"), agents("b")
     assert a.rpc_sync("b", identity, (1,)) == 1
     b.leave()
@@ -331,7 +331,7 @@ def test_a_peer_that_left_is_named(agents):
         a.rpc_sync("b", identity, (1,), timeout=5)
 
 
-def test_the_same_name_again_is_somebody_else(agents):
+def test_a_restarted_peer_is_a_new_incarnation(agents):
     a, b = agents("a"), agents("b")
     thing = a.remote("b", Result)
     thing.to_here()
@@ -353,7 +353,7 @@ def comes_back(a, agents):
 # ---- how many at once
 
 
-def test_handlers_beyond_the_bound_are_refused(agents):
+def test_handlers_beyond_the_limit_are_refused(agents):
     a = agents("a")
     agents("b", max_threads=4)
     futures = [a.rpc_async("b", time.sleep, (0.5,)) for _ in range(12)]

@@ -43,7 +43,7 @@ def test_the_channel_that_explain_names_is_the_one_whose_counter_rises(agents, p
     assert carried_by == {explanation.channel}
 
 
-def test_between_processes(cluster):
+def test_explain_works_between_processes(cluster):
     cluster.start(1)
     for _ in range(500):  # until probes have ended and shared memory is warm
         explanation = rpc.explain("worker1", MEGABYTE)
@@ -105,7 +105,7 @@ def test_tcp_between_processes_of_one_host(agents):
     assert a.rpc_sync("b", norm, (MEGABYTE,)) == 512.0
 
 
-def test_counters_of_calls(pair):
+def test_counters_count_calls(pair):
     a, b = pair
     for _ in range(5):
         a.rpc_sync("b", norm, (torch.ones(4),))
@@ -117,6 +117,6 @@ def test_counters_of_calls(pair):
     assert a.counters().calls_failed == 0  # the function raised, the call did not fail
 
 
-def test_explain_of_nobody(pair):
+def test_explain_of_an_unknown_peer_is_an_error(pair):
     with pytest.raises(errors.NotFound, match="nobody"):
         pair[0].explain("nobody")

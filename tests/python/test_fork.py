@@ -117,7 +117,7 @@ def test_a_child_is_told_at_its_first_use(pair):
     over.set()
 
 
-def test_a_childs_ends_leave_the_parents_agent_alone(pair):
+def test_ends_of_a_child_do_not_disturb_the_parents_agent(pair):
     a, b = pair
     thing = a.remote("b", Thing)
     assert thing.rpc_sync().ask() == "answer"
@@ -152,7 +152,7 @@ def use_the_default_agent():
     return said, rpc._is_current_rpc_agent_set()
 
 
-def test_a_child_begins_an_agent_of_its_own(cluster):
+def test_a_child_starts_its_own_agent(cluster):
     cluster.start(1, static=False, prefix="forks")
     port = cluster.store.port
 
@@ -170,7 +170,7 @@ def test_a_child_begins_an_agent_of_its_own(cluster):
     assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
 
 
-def test_the_default_agent_is_the_parents(cluster):
+def test_the_default_agent_belongs_to_the_parent(cluster):
     cluster.start(1)
     said = in_child(use_the_default_agent)
     assert said.startswith("([True, True, True,") and said.endswith("False)")
@@ -223,7 +223,7 @@ def test_a_function_that_forks_answers_once(cluster):
     assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
 
 
-def test_a_child_that_exits_leaves_by_itself(tmp_path):
+def test_a_child_can_exit_beside_the_parents_agent(tmp_path):
     """By sys.exit(), with everything that Python runs then."""
     script = tmp_path / "program.py"
     script.write_text(

@@ -27,7 +27,7 @@ def fail(text):
     raise KeyError(text)
 
 
-def test_is_a_torch_future(pair):
+def test_a_future_is_a_torch_future(pair):
     future = pair[0].rpc_async("b", power, (2, 3))
     assert isinstance(future, torch._C.Future)
     assert isinstance(future, tensorferry.Future)
@@ -51,7 +51,7 @@ def test_torchs_functions_raise_what_the_call_raised(pair):
         torch.futures.wait_all(futures)
 
 
-def test_completes_without_anybody_waiting(pair):
+def test_a_future_completes_without_a_waiter(pair):
     future = pair[0].rpc_async("b", power, (2, 5))
     assert eventually(future.done)
     assert future.value() == 32
@@ -95,7 +95,7 @@ def test_a_callback_has_the_agent_of_the_code_that_added_it(agents):
 
 
 @repeated(1000)
-def test_callbacks_go_on_over_new_links_while_agents_are_still_starting(cluster, times):
+def test_callbacks_may_open_links_while_agents_start(cluster, times):
     def call():
         assert torch.equal(rpc.rpc_sync("worker1", chain, ("worker2",), timeout=20), torch.full((2,), 4.0))
 
@@ -112,7 +112,7 @@ def test_an_exception_in_then_is_the_exception_of_its_future(pair):
     assert isinstance(failed.exception(), KeyError)
 
 
-def test_an_exception_in_a_callback_is_reported_and_hurts_nobody(pair, monkeypatch):
+def test_an_exception_in_a_callback_is_reported_without_harm(pair, monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.exc_type))
     future = pair[0].rpc_async("b", power, (2, 4))
@@ -137,7 +137,7 @@ def test_wait_all_keeps_the_order(pair):
     assert tensorferry.wait_all(iter(futures[:3])) == [0, 1, 4]
 
 
-def test_wait_all_takes_torchs_futures_too(pair):
+def test_wait_all_takes_torchs_futures(pair):
     theirs = torch.futures.Future()
     threading.Timer(0.05, theirs.set_result, (5,)).start()
     assert tensorferry.wait_all([pair[0].rpc_async("b", power, (2, 2)), theirs]) == [4, 5]
@@ -177,7 +177,7 @@ def test_two_threads_wait_for_one_future(pair):
     assert results == [None] * 4
 
 
-def test_one_waits_while_the_other_gives_up(pair):
+def test_one_thread_waits_while_another_times_out(pair):
     future = pair[0].rpc_async("b", time.sleep, (0.3,))
     results = []
     waits = threading.Thread(target=lambda: results.append(future.wait()))
@@ -198,7 +198,7 @@ def test_cancel_ends_the_call_here(pair):
     future.cancel()  # nothing happens
 
 
-def test_await(pair):
+def test_await_returns_the_value(pair):
     async def main():
         assert await pair[0].rpc_async("b", power, (2, 6)) == 64
         values = await asyncio.gather(*(pair[0].rpc_async("b", power, (2, i)) for i in range(50)))
@@ -212,7 +212,7 @@ def test_await(pair):
     assert asyncio.run(main()) == 5
 
 
-def test_the_loop_goes_on_while_a_future_is_awaited(pair):
+def test_the_loop_runs_while_a_future_is_awaited(pair):
     async def main():
         ticks = 0
         call = asyncio.ensure_future(waits(pair[0].rpc_async("b", time.sleep, (0.3,))))
@@ -268,7 +268,7 @@ def test_as_completed_gives_each_future_once(pair):
     assert list(tensorferry.as_completed(iter(futures[:1]))) == futures[:1]
 
 
-def test_as_completed_gives_failed_futures_too(pair):
+def test_as_completed_gives_failed_futures(pair):
     failed = pair[0].rpc_async("b", fail, ("as completed",))
     (came,) = tensorferry.as_completed([failed])
     with pytest.raises(KeyError, match="as completed"):
@@ -310,7 +310,7 @@ def test_torchs_futures_can_be_awaited(pair):
     assert [future.value() for future in asyncio.run(main())] == [8]
 
 
-def test_a_task_that_gives_up_leaves_torchs_future_alone():
+def test_a_cancelled_task_leaves_torchs_future_unchanged():
     async def main():
         theirs = torch.futures.Future()
         with pytest.raises(asyncio.TimeoutError):
@@ -364,7 +364,7 @@ class Late:
 
 
 @pytest.mark.parametrize("how", INTERRUPTED)
-def test_ctrl_c_interrupts_a_wait_and_says_of_which_call(pair, how):
+def test_ctrl_c_interrupts_a_wait_and_names_the_call(pair, how):
     a, _ = pair
     late = a.remote("b", Late)
     late.to_here()
@@ -404,7 +404,7 @@ def test_ctrl_c_interrupts_joining(agents):
     assert agents("w0", rank=0).name == "w0"  # it has left
 
 
-def test_a_handler_of_ones_own_is_left_its_text(pair):
+def test_a_user_defined_signal_handler_keeps_its_text(pair):
     def handler(*_):
         raise KeyboardInterrupt("my own text")
 
@@ -417,7 +417,7 @@ def test_a_handler_of_ones_own_is_left_its_text(pair):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_future_that_nobody_keeps_runs_its_callbacks(pair):
+def test_a_dropped_future_runs_its_callbacks(pair):
     seen = []
     pair[0].rpc_async("b", power, (2, 7)).add_done_callback(lambda f: seen.append(f.value()))
     gc.collect()
@@ -428,7 +428,7 @@ class Value:
     pass
 
 
-def test_results_and_callbacks_are_let_go(pair):
+def test_results_and_callbacks_are_released(pair):
     future = pair[0].rpc_async("b", Value)
     result = future.wait()
     callback = Value()

@@ -44,7 +44,7 @@ def no_default_agent_is_left():
     leave()
 
 
-def test_torchruns_environment_is_enough(tmp_path):
+def test_torchruns_environment_suffices(tmp_path):
     result = run_script(
         tmp_path,
         """
@@ -65,7 +65,7 @@ def test_torchruns_environment_is_enough(tmp_path):
     assert result.stdout.count("fine") == 3
 
 
-def test_torchs_arguments_start_it(monkeypatch):
+def test_torchs_arguments_start_an_agent(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, rpc_timeout=7)
@@ -118,7 +118,7 @@ def test_functions_that_peers_call_before_init_rpc_has_returned_use_the_default_
         assert not starting.is_alive()
 
 
-def test_an_agent_that_cannot_join_is_no_default_agent():
+def test_an_agent_that_cannot_join_does_not_become_the_default_agent():
     store = dist.HashStore()
     with tensorferry.Agent("taken", store=store), pytest.raises(errors.InvalidArgument, match="taken"):
         rpc.init_rpc("taken", store=store)
@@ -128,7 +128,7 @@ def test_an_agent_that_cannot_join_is_no_default_agent():
         rpc.rpc_sync("alone", max, (1, 2))
 
 
-def test_a_time_out_among_options_is_a_float_as_torchs():
+def test_a_timeout_among_the_options_is_a_float_like_torchs():
     for kind in (rpc.RpcBackendOptions, rpc.TensorPipeRpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions):
         options = kind() if kind is rpc.RpcBackendOptions else kind(rpc_timeout=20)
         options.rpc_timeout = 20
@@ -137,7 +137,7 @@ def test_a_time_out_among_options_is_a_float_as_torchs():
         rpc.RpcBackendOptions(rpc_timeout="soon")
 
 
-def test_wrong_arguments_are_told(monkeypatch):
+def test_wrong_arguments_are_reported(monkeypatch):
     with pytest.raises(TypeError, match=r"backend"):
         rpc.init_rpc("a", backend="tensorpipe")
     with pytest.raises(TypeError, match=r"rpc_backend_options"):
@@ -163,7 +163,7 @@ def test_wrong_arguments_are_told(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file", "prefix", "hash", "built-in", "init_method=file", "init_method=tcp"])
-def test_meets_in_any_store(kind, tmp_path):
+def test_agents_join_by_any_store(kind, tmp_path):
     keep = []
 
     def one():
@@ -190,7 +190,7 @@ def test_meets_in_any_store(kind, tmp_path):
         assert b.rpc_sync(0, name_and_rank) == ("a", 0)
 
 
-def test_a_world_begins_together(agents):
+def test_a_world_starts_together(agents):
     made = {}
 
     def start(rank):
@@ -206,7 +206,7 @@ def test_a_world_begins_together(agents):
     assert made[0].rpc_sync(2, name_and_rank) == ("w2", 2)
 
 
-def test_a_world_that_does_not_come_names_the_missing(agents):
+def test_an_incomplete_world_names_the_missing_ranks(agents):
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded, match=r"rank 1"):
         agents("w0", rank=0, world_size=2, join_timeout=0.3)
@@ -214,7 +214,7 @@ def test_a_world_that_does_not_come_names_the_missing(agents):
     assert agents("w0", rank=0).name == "w0"  # the name is free again
 
 
-def test_a_name_or_rank_is_given_once(agents):
+def test_a_name_or_rank_is_unique(agents):
     agents("a", rank=0)
     with pytest.raises(errors.InvalidArgument, match=r'"a"|a'):
         agents("a")
@@ -223,7 +223,7 @@ def test_a_name_or_rank_is_given_once(agents):
     agents("b", rank=1)
 
 
-def test_who_leaves_can_come_back(agents):
+def test_a_departed_agent_can_join_again(agents):
     a = agents("a")
     for _ in range(3):
         b = agents("b", rank=1)
@@ -241,7 +241,7 @@ def is_gone(agent, name):
     return False
 
 
-def test_who_was_killed_can_come_back(cluster, workers):
+def test_a_killed_agent_can_join_again(cluster, workers):
     cluster.start(1, static=False)
     assert rpc.rpc_sync("worker1", os.getpid) == cluster.pids[0]
     cluster.workers[0].kill()
@@ -264,7 +264,7 @@ def test_a_wrong_key_is_refused(agents):
     assert a.rpc_sync("b", name_and_rank) == ("b", -1)
 
 
-def test_beyond_this_host_a_key_is_needed():
+def test_listening_beyond_this_host_needs_a_key():
     server = tensorferry.StoreServer("127.0.0.1", 0)
     store = tensorferry.connect_store("127.0.0.1", server.port)
     try:
@@ -273,7 +273,7 @@ def test_beyond_this_host_a_key_is_needed():
         assert "TENSORFERRY_KEY" in str(error) or "interface" in str(error)
 
 
-def test_a_second_start_after_a_shutdown(monkeypatch):
+def test_an_agent_can_start_again_after_a_shutdown(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     for i in range(5):
@@ -282,13 +282,13 @@ def test_a_second_start_after_a_shutdown(monkeypatch):
         rpc.shutdown()
 
 
-def test_functions_see_the_agent_that_serves_them(agents):
+def test_functions_use_the_agent_that_serves_them(agents):
     a, _ = agents("a"), agents("b")
     assert a.rpc_sync("b", name_and_rank)[0] == "b"
     assert a.rpc_sync("a", name_and_rank)[0] == "a"
 
 
-def test_tensors_go_both_ways_at_once_between_processes(cluster):
+def test_tensors_travel_in_both_directions_between_processes(cluster):
     cluster.start(2)
     tensors = [torch.full((300_000,), float(i)) for i in range(8)]
     futures = [rpc.rpc_async(1 + i % 2, torch.mul, (tensor, 2)) for i, tensor in enumerate(tensors)]

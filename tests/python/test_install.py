@@ -52,7 +52,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def test_the_module_prints_where_cmake_finds_the_package() -> None:
+def test_the_module_prints_the_cmake_path_of_the_package() -> None:
     printed = subprocess.run([sys.executable, "-m", "tensorferry.cmake"], check=True, capture_output=True, text=True)
     assert printed.stdout == f"{tensorferry.cmake.prefix()}\n"
     assert list(tensorferry.cmake.prefix().rglob("tensorferryConfig.cmake"))

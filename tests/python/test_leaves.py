@@ -36,7 +36,7 @@ def started(cluster, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_leaf_is_a_tensor_of_its_own(cluster, way):
+def test_each_leaf_is_a_separate_tensor(cluster, way):
     started(cluster, way)
     sent = model()
     came = rpc.rpc_sync("worker1", echo, (sent,))
@@ -75,7 +75,7 @@ def test_a_leaf_outlives_the_others_and_both_agents(cluster, way):
         tensor.zero_()
 
 
-def test_the_arguments_may_be_overwritten_when_they_are_sent(cluster):
+def test_the_arguments_may_be_overwritten_once_they_are_sent(cluster):
     started(cluster, "shm-ring")
     sent, expected = model(), model()
     future = rpc.rpc_async("worker1", echo, (sent,))
@@ -118,7 +118,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_leaves_of_all_sizes_arrive_in_their_places(cluster, way):
+def test_leaves_of_all_sizes_keep_their_positions(cluster, way):
     started(cluster, way)
 
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
@@ -140,7 +140,7 @@ def test_a_structure_that_is_sent_again_arrives(cluster, way):
     same(rpc.rpc_sync("worker1", echo, (sent,)), sent)
 
 
-def test_keys_that_are_alike_stay_apart(cluster):
+def test_similar_keys_stay_separate(cluster):
     cluster.start(1)
     keys = [f"{'k' * (i % 70)}{i}" for i in range(3000)] + ["", "é", "k\x00", "k", "日本語"]
     value = {key: number for number, key in enumerate(keys)}

@@ -61,7 +61,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["torch", "tensorferry"])
-def test_the_modules_differ_where_the_guide_says_so(side: int, tmp_path: Path) -> None:
+def test_the_modules_differ_only_as_the_guide_says(side: int, tmp_path: Path) -> None:
     output = launch("differences", ("torch", "tensorferry")[side], tmp_path)
     found = dict(line.split(" | ", 1) for line in output.splitlines())
     assert found.keys() == DIFFERENCES.keys()
@@ -114,7 +114,7 @@ def test_every_public_name_of_torchs_module_is_in_the_table() -> None:
     assert names - table().keys() == set()
 
 
-def test_the_table_names_nothing_that_torch_never_had() -> None:
+def test_the_table_names_only_names_of_torch() -> None:
     private = {name for name in table() if name.rpartition(".")[2].startswith("_")}
     not_in_all_versions = {"BackendValue", "Store", "logger", "server_process_global_profiler"}
     assert table().keys() - private - names_of_torch() <= not_in_all_versions
@@ -138,13 +138,13 @@ def is_there(name: str) -> bool:
 
 
 @pytest.mark.parametrize("verdict", ["same", "differs", "missing"])
-def test_the_table_is_right_about_what_is_there(verdict: str) -> None:
+def test_the_table_is_right_about_existing_names(verdict: str) -> None:
     rows = [name for name, (said, _) in table().items() if said == verdict]
     assert rows
     assert [name for name in rows if is_there(name) != (verdict != "missing")] == []
 
 
-def test_a_name_that_is_missing_has_another_instead() -> None:
+def test_a_missing_name_has_a_replacement() -> None:
     assert [name for name, (verdict, how) in table().items() if verdict != "same" and not how] == []
 
 

@@ -85,7 +85,7 @@ def test_tensors_references_and_waiting_calls_keep_the_order(cluster):
     assert rpc.rpc_sync("worker1", take_seen) == (list(range(100)), 1)
 
 
-def test_calls_that_are_not_ordered_run_side_by_side(cluster):
+def test_unordered_calls_run_side_by_side(cluster):
     cluster.start(1)
     peer = rpc.peer("worker1")
     assert sorted(tensorferry.wait_all([peer.rpc_async(meet, (i,)) for i in range(2)])) == [0, 1]
@@ -93,7 +93,7 @@ def test_calls_that_are_not_ordered_run_side_by_side(cluster):
     assert tensorferry.wait_all([one.rpc_async(meet, (1,)), other.rpc_async(meet, (2,))]) == [1, 2], "two orders"
 
 
-def test_an_order_waits_for_coroutines_and_goes_on_after_errors(cluster):
+def test_an_order_waits_for_coroutines_and_continues_after_errors(cluster):
     cluster.start(1)
     peer = rpc.peer("worker1").ordered()
     tensorferry.wait_all([peer.rpc_async(note_async, (i,)) for i in range(30)])
@@ -106,7 +106,7 @@ def test_an_order_waits_for_coroutines_and_goes_on_after_errors(cluster):
     assert [number for number in rpc.rpc_sync("worker1", take_seen)[0] if number != 99] == list(range(21))
 
 
-def test_a_peer_stands_for_its_name(pair):
+def test_a_peer_handle_stands_for_its_name(pair):
     a, _ = pair
     for name in ("b", 1, a.get_worker_info("b"), a.peer("b")):
         peer = a.peer(name)
@@ -123,7 +123,7 @@ def test_a_peer_stands_for_its_name(pair):
 # ---- peers that are not there yet
 
 
-def test_a_peer_that_has_not_joined_is_waited_for_where_a_call_says_so(agents):
+def test_a_call_can_wait_for_a_peer_that_has_not_joined(agents):
     a = agents("a")
     with pytest.raises(errors.NotFound):
         a.rpc_sync("late", max, (1, 2), timeout=20)
@@ -141,7 +141,7 @@ def test_a_peer_that_has_not_joined_is_waited_for_where_a_call_says_so(agents):
         agents._made[-1].leave()
 
 
-def test_it_is_waited_for_up_to_the_deadline(agents):
+def test_the_wait_for_a_peer_ends_at_the_deadline(agents):
     a = agents("a")
     for verb in (a.rpc_sync, a.remote):
         start = time.monotonic()
@@ -150,7 +150,7 @@ def test_it_is_waited_for_up_to_the_deadline(agents):
         assert 0.3 < time.monotonic() - start < 20
 
 
-def test_a_peer_that_is_killed_and_started_again_is_waited_for(cluster, workers):
+def test_a_call_can_wait_for_a_restarted_peer(cluster, workers):
     import conftest
 
     cluster.start(1, static=False, prefix="restart")

@@ -96,7 +96,7 @@ def test_results_land_in_the_given_tensor(cluster, way, verb):
 
 @pytest.mark.parametrize("function", [count_up, transposed, expanded, conjugated, with_grad])
 @pytest.mark.parametrize("size", [(3, 5), (300, 500)])
-def test_whatever_the_layout_of_the_result(cluster, function, size):
+def test_results_of_any_layout_land_in_the_given_tensor(cluster, function, size):
     cluster.start(1)
     expected = function(*size)
     plain = torch.zeros(size, dtype=expected.dtype)
@@ -148,7 +148,7 @@ def test_the_result_must_be_one_tensor(pair):
         a.rpc_sync("b", fail, ("raised",), out=torch.zeros(1))
 
 
-def test_what_out_may_be(pair):
+def test_out_of_a_wrong_type_is_refused(pair):
     a, _ = pair
     with pytest.raises(TypeError, match="must be a tensor"):
         a.rpc_sync("b", count_up, (1,), out=[1.0])
@@ -171,7 +171,7 @@ def test_what_out_may_be(pair):
     assert parameter.tolist() == [0, 1, 2]
 
 
-def test_autograd_knows_that_out_was_written(pair):
+def test_autograd_notices_that_out_was_written(pair):
     weights = torch.ones(1000, requires_grad=True)
     values = torch.ones(1000)
     loss = (weights * values).sum()
@@ -200,7 +200,7 @@ def test_the_owner_copies_its_value_into_out(pair):
         del token
 
 
-def test_out_may_be_an_argument_too(cluster):
+def test_out_may_also_be_an_argument(cluster):
     cluster.start(1)
     total = torch.ones(300_000)
     for _ in range(3):
@@ -235,7 +235,7 @@ def test_nothing_lands_after_the_call_has_ended(cluster, way, ending):
         future.wait()
 
 
-def test_nothing_lands_after_the_peer_was_stopped_and_goes_on(cluster):
+def test_nothing_lands_after_a_stopped_peer_continues(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", count_up, (1,))
     out = torch.full((1000, 1000), -1.0)

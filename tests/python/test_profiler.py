@@ -97,7 +97,7 @@ def test_a_call_is_one_range_at_each_end_with_one_number(traced):
     assert len(set(numbers(here))) == 2
 
 
-def test_asynchronous_calls_last_until_they_are_complete(traced):
+def test_ranges_of_asynchronous_calls_last_until_completion(traced):
     def calls():
         futures = [rpc.rpc_async("worker1", time.sleep, args=(0.2,)) for _ in range(3)]
         with record_function("meanwhile"):
@@ -118,7 +118,7 @@ def test_asynchronous_calls_last_until_they_are_complete(traced):
     assert one[2] == other[2]
 
 
-def test_references_and_failures_are_ranges_too(traced):
+def test_references_and_failures_have_ranges(traced):
     def calls():
         thing = rpc.remote("worker1", Thing)
         assert thing.rpc_sync().method() == 5
@@ -141,7 +141,7 @@ def test_references_and_failures_are_ranges_too(traced):
     assert not any(name.startswith("rpc_handler#test_profiler.work") for name in callee)
 
 
-def test_events_of_the_profiler_have_the_number(pair):
+def test_events_of_the_profiler_have_the_number_of_their_call(pair):
     a, _ = pair
     with profile(activities=[ProfilerActivity.CPU]) as here:
         a.rpc_sync("b", work, args=(torch.ones(4, 4),))
@@ -150,7 +150,7 @@ def test_events_of_the_profiler_have_the_number(pair):
     assert event.name == "rpc_sync#test_profiler.work(a -> b)"
 
 
-def test_a_range_may_end_when_the_profiler_has(pair):
+def test_a_range_may_end_after_the_profiler(pair):
     a, _ = pair
     with profile(activities=[ProfilerActivity.CPU]):
         future = a.rpc_async("b", time.sleep, args=(0.2,))

@@ -106,7 +106,7 @@ def test_a_published_value_arrives_as_the_value(cluster):
     assert got["number"] == 5
 
 
-def test_each_receiver_has_a_value_of_its_own(cluster):
+def test_each_receiver_has_its_own_value(cluster):
     cluster.start(2)
     given = model()
     published = rpc.publish(given)
@@ -127,7 +127,7 @@ def test_each_receiver_has_a_value_of_its_own(cluster):
         rpc.rpc_sync(worker, forget)
 
 
-def test_an_actor_may_fetch_what_its_peer_published(cluster):
+def test_an_actor_may_fetch_the_published_value_of_its_peer(cluster):
     cluster.start(1)
     first = rpc.rpc_sync("worker1", made_here)
     second = rpc.rpc_sync("worker1", made_here)
@@ -137,7 +137,7 @@ def test_an_actor_may_fetch_what_its_peer_published(cluster):
     rpc.rpc_sync("worker1", forget)
 
 
-def test_a_call_to_oneself_gives_a_copy(cluster):
+def test_a_call_to_the_same_agent_gives_a_copy(cluster):
     cluster.start(1)
     published = rpc.publish(torch.ones(ELEMENTS))
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_the_same_handle_twice_in_a_message_is_one_object(cluster):
     assert first is others[0] is named["k"]
 
 
-def test_what_cannot_be_mapped_is_copied(cluster):
+def test_unmappable_values_are_copied(cluster):
     cluster.start(1, shared_memory=False)
     published = rpc.publish(model())
     assert rpc.rpc_sync("worker1", keep, args=("a", published)) == ["bias", "epoch", "weights"]
@@ -182,7 +182,7 @@ def test_values_without_tensors_need_no_block(pair):
 # ---- What cannot be published
 
 
-def test_what_cannot_be_published_says_why(pair):
+def test_unpublishable_values_are_refused_with_a_reason(pair):
     a, _ = pair
     board = tensorferry.empty(1000)
     with pytest.raises(errors.InvalidArgument, match="handed over already"):
@@ -201,7 +201,7 @@ def test_what_cannot_be_published_says_why(pair):
 # ---- Lives
 
 
-def test_the_block_lives_as_long_as_somebody_looks_at_it(cluster):
+def test_the_block_lives_as_long_as_a_tensor_uses_it(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", keep, args=("warm", rpc.publish(torch.ones(ELEMENTS))))
     rpc.rpc_sync("worker1", forget)
@@ -216,7 +216,7 @@ def test_the_block_lives_as_long_as_somebody_looks_at_it(cluster):
     assert eventually(lambda: rpc.rpc_sync("worker1", blocks) == before_there)
 
 
-def test_receivers_keep_what_a_killed_publisher_made(cluster):
+def test_receivers_keep_values_of_a_killed_publisher(cluster):
     cluster.start(1)
     got = rpc.rpc_sync("worker1", made_here)
     with pytest.raises(errors.ConnectionLost):
@@ -243,7 +243,7 @@ def test_call_many_gives_a_future_for_each_in_order(cluster):
     assert tensor.sum().item() == ELEMENTS
 
 
-def test_call_many_fails_for_each_peer_alone(cluster):
+def test_call_many_fails_for_each_peer_separately(cluster):
     cluster.start(1)
     good, bad = rpc.call_many(["worker1", "nobody"], describe, args=(model(),))
     assert good.wait()["epoch"] == ("int", "3")
@@ -259,7 +259,7 @@ def wait_long():
     time.sleep(0.5)
 
 
-def test_call_many_takes_what_cannot_be_published(cluster):
+def test_call_many_takes_unpublishable_values(cluster):
     cluster.start(2)
     reference = rpc.RRef(torch.ones(3))
     for (got,), _ in tensorferry.wait_all(rpc.call_many(["worker1", "worker2"], echo, args=(reference,))):
@@ -289,10 +289,10 @@ def one_to_many(actors, megabytes):
     return float(done.stdout.split()[-1])
 
 
-def test_eight_actors_take_the_memory_of_one():
+def test_eight_actors_use_the_memory_of_one():
     assert one_to_many(8, 32) <= 1.2
 
 
 @pytest.mark.soak
-def test_sixty_four_actors_take_the_memory_of_one():
+def test_sixty_four_actors_use_the_memory_of_one():
     assert one_to_many(64, 40) <= 1.2

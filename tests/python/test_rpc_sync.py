@@ -99,7 +99,7 @@ def test_runs_at_the_peer(pair):
     ],
     ids=lambda value: getattr(value, "__qualname__", None),
 )
-def test_calls_whatever_can_be_found_or_pickled(pair, function, args, expected):
+def test_calls_functions_that_can_be_imported_or_pickled(pair, function, args, expected):
     result = pair[0].rpc_sync("b", function, args=args)
     assert result == expected
     assert type(result) is type(expected) or isinstance(result, np.generic)
@@ -142,7 +142,7 @@ def test_a_bound_method_travels_with_its_instance(pair):
     assert pair[0].rpc_sync("b", counter, args=(7,)) == 21
 
 
-def test_what_cannot_be_found_at_the_peer_is_refused_here(pair):
+def test_functions_that_the_peer_cannot_find_are_refused_at_the_caller(pair):
     def local():
         pass
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_found_at_the_peer_is_refused_here(pair):
         pair[0].rpc_sync("b", 5)
 
 
-def test_a_function_that_is_defined_anew_is_the_one_that_runs(pair, monkeypatch):
+def test_a_redefined_function_is_run_in_its_new_form(pair, monkeypatch):
     original = who
     assert pair[0].rpc_sync("b", original) == "b"
     monkeypatch.setattr("test_rpc_sync.who", lambda: "anew")
@@ -182,7 +182,7 @@ def test_unknown_peers_are_named(pair):
             pair[0].rpc_sync(wrong, who)
 
 
-def test_a_call_to_oneself_copies_values(pair):
+def test_a_call_to_the_same_agent_copies_values(pair):
     a, _ = pair
     values = ["local"]
     assert a.rpc_sync("a", append, (values,)) == ["local", "remote"]
@@ -198,7 +198,7 @@ def test_the_caller_keeps_its_tensors(pair):
     assert torch.equal(tensor, torch.ones(100_000))
 
 
-def test_arguments_of_the_call_itself_are_checked(pair):
+def test_arguments_of_rpc_sync_are_checked(pair):
     a, _ = pair
     with pytest.raises(TypeError, match="'func'"):
         a.rpc_sync("b")
@@ -299,7 +299,7 @@ def script_async(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
     return torch.jit.fork(script_add, x, 3)
 
 
-def test_async_execution_answers_when_the_future_completes(pair):
+def test_async_execution_replies_when_the_future_completes(pair):
     a, _ = pair
     assert a.rpc_sync("b", add_chained, ("a", 1, 2, 3)) == 6
     assert a.rpc_sync("b", add_chained_by_torchs_decorator, ("a", 1, 2, 3)) == 6
@@ -310,7 +310,7 @@ def test_async_execution_answers_when_the_future_completes(pair):
     assert torch.equal(a.rpc_sync("b", script_async, (torch.ones(2),)), torch.full((2,), 4.0))
 
 
-def test_async_execution_passes_exceptions_on(pair):
+def test_async_execution_propagates_exceptions(pair):
     a, _ = pair
     with pytest.raises(ValueError, match=r"math domain|nonnegative"):
         a.rpc_sync("b", failed_later)
@@ -318,7 +318,7 @@ def test_async_execution_passes_exceptions_on(pair):
         a.rpc_sync("b", no_future)
 
 
-def test_async_execution_holds_no_thread(agents):
+def test_async_execution_occupies_no_thread(agents):
     a = agents("a")
     agents("b", max_threads=4)
     start = time.monotonic()

@@ -136,7 +136,7 @@ def test_remote_makes_an_object_that_stays(pair):
     assert thing._get_type() is Thing
 
 
-def test_methods_are_called_without_another_look(pair):
+def test_methods_are_called_without_another_lookup(pair):
     a, _ = pair
     thing = a.remote("b", Thing, ("once",))
     add = thing.rpc_sync().add
@@ -155,7 +155,7 @@ def script_module():
     return torch.jit.script(Double())
 
 
-def test_scripted_modules_come_as_copies(pair):
+def test_scripted_modules_arrive_as_copies(pair):
     a, _ = pair
     module = a.remote("b", script_module)
     assert module.rpc_sync().forward(torch.ones(1)).item() == 2
@@ -166,19 +166,19 @@ def test_scripted_modules_come_as_copies(pair):
     assert came[0](torch.ones(1)).item() == 2 and came[1] == "beside"
 
 
-def test_methods_under_async_execution(pair):
+def test_methods_may_use_async_execution(pair):
     thing = pair[0].remote("b", Thing, ("async", 1))
     assert thing.rpc_sync().later("x") == (1, "x")
 
 
-def test_references_to_what_cannot_travel(pair):
+def test_references_may_refer_to_unpicklable_objects(pair):
     opaque = pair[0].remote("b", Opaque)
     assert opaque.rpc_sync().ask() == "answer"
     with pytest.raises(TypeError, match="stays where it is"):
         opaque.to_here()
 
 
-def test_a_reference_of_ones_own(pair):
+def test_a_local_object_can_have_a_reference(pair):
     _, b = pair
     reference = b.rpc_sync("b", make, ("own",))
     assert reference.is_owner()
@@ -188,7 +188,7 @@ def test_a_reference_of_ones_own(pair):
     assert reference.local_value().value == 8
 
 
-def test_remote_to_oneself(pair):
+def test_remote_works_at_the_same_agent(pair):
     a, _ = pair
     thing = a.remote("a", Thing, ("self", 1))
     assert thing.is_owner()
@@ -199,13 +199,13 @@ def test_remote_to_oneself(pair):
     assert eventually(lambda: freed("self"))
 
 
-def test_local_value_elsewhere_says_what_to_do(pair):
+def test_local_value_at_another_agent_is_an_error_with_advice(pair):
     thing = pair[0].remote("b", Thing, ("elsewhere",))
     with pytest.raises(errors.InvalidArgument, match="to_here"):
         thing.local_value()
 
 
-def test_results_bring_references(pair):
+def test_results_may_hold_references(pair):
     a, _ = pair
     thing = a.rpc_sync("b", make, ("made",))
     assert thing.owner_name() == "b"
@@ -213,7 +213,7 @@ def test_results_bring_references(pair):
     assert thing.rpc_sync().itself().rpc_sync().add(1) == 8
 
 
-def test_used_before_it_is_made(pair):
+def test_a_reference_can_be_used_during_the_creation(pair):
     a, _ = pair
     thing = a.remote("b", slow_thing, ("slow", 0.3))
     sums = [thing.rpc_async().add(1) for _ in range(5)]
@@ -221,7 +221,7 @@ def test_used_before_it_is_made(pair):
     assert thing.to_here().value == 5
 
 
-def test_passed_to_third_parties(three):
+def test_a_reference_can_be_passed_to_third_parties(three):
     a, _, _ = three
     thing = a.remote("b", Thing, ("third", 5))
     assert a.rpc_sync("c", value_of, (thing,)) == 5
@@ -231,13 +231,13 @@ def test_passed_to_third_parties(three):
     assert a.rpc_sync("c", len, ({"in": [thing, thing]},)) == 1
 
 
-def test_passed_on_while_it_is_being_made(three):
+def test_a_reference_can_be_passed_on_during_the_creation(three):
     a, _, _ = three
     thing = a.remote("b", slow_thing, ("early", 0.3))
     assert a.rpc_sync("c", value_of, (thing,)) == 0
 
 
-def test_freed_when_the_last_holder_lets_go(three):
+def test_an_object_is_freed_with_its_last_reference(three):
     a, _, _ = three
     thing = a.remote("b", Thing, ("last",))
     a.rpc_sync("c", keep, (thing,))
@@ -250,13 +250,13 @@ def test_freed_when_the_last_holder_lets_go(three):
     assert eventually(lambda: freed("last"))
 
 
-def test_dropped_at_once(pair):
+def test_a_reference_can_be_dropped_at_once(pair):
     pair[0].remote("b", Thing, ("dropped",))
     assert eventually(lambda: alive["dropped"] in (0, 1))
     assert eventually(lambda: freed("dropped"))
 
 
-def test_kept_while_it_travels_round(three):
+def test_an_object_is_kept_while_its_reference_travels(three):
     a, _, _ = three
     thing = a.remote("b", Thing, ("round",))
     assert a.rpc_sync("c", pass_on, (thing, ["a", "b", "c", "a", "c"])) == "b"
@@ -269,7 +269,7 @@ def test_kept_while_it_travels_round(three):
     assert eventually(lambda: freed("round"))
 
 
-def test_freed_after_the_message_that_carried_it_failed(three):
+def test_an_object_is_freed_after_its_message_failed(three):
     a, _, _ = three
     thing = a.remote("b", Thing, ("carried",))
     with pytest.raises(errors.NotFound):
@@ -282,7 +282,7 @@ def test_freed_after_the_message_that_carried_it_failed(three):
     assert eventually(lambda: freed("carried"))
 
 
-def test_what_creation_raised_is_raised_at_each_use(pair):
+def test_an_exception_of_the_creation_is_raised_at_each_use(pair):
     a, _ = pair
     thing = a.remote("b", broken)
     for _ in range(2):
@@ -293,7 +293,7 @@ def test_what_creation_raised_is_raised_at_each_use(pair):
             thing.rpc_sync().anything()
 
 
-def test_what_a_method_raises(pair):
+def test_an_exception_of_a_method_is_raised_at_the_caller(pair):
     thing = pair[0].remote("b", Thing, ("raises",))
     with pytest.raises(LookupError, match="no such page"):
         thing.rpc_sync().fail()
@@ -302,7 +302,7 @@ def test_what_a_method_raises(pair):
     assert thing.rpc_sync().add(1) == 1
 
 
-def test_time_outs_of_references(pair):
+def test_uses_of_a_reference_end_at_their_timeout(pair):
     thing = pair[0].remote("b", gated_thing, ("late",))
     with pytest.raises(errors.DeadlineExceeded):
         thing.to_here(timeout=0.1)
@@ -310,7 +310,7 @@ def test_time_outs_of_references(pair):
     assert thing.to_here().value == 0  # it was only slow
 
 
-def test_a_creation_that_answers_too_late(pair):
+def test_a_creation_that_replies_too_late_is_undone(pair):
     thing = pair[0].remote("b", gated_thing, ("never",), timeout=0.1)
     time.sleep(0.4)
     with pytest.raises(errors.DeadlineExceeded):
@@ -330,11 +330,11 @@ def test_plain_pickle_is_refused(pair):
         pickle.dumps(pair[0].remote("b", Thing, ("pickle",)))
 
 
-def test_generic_alias():
+def test_rref_has_a_generic_alias():
     assert rpc.RRef[int].__origin__ is rpc.RRef
 
 
-def test_tensors_behind_references(pair):
+def test_references_refer_to_tensors(pair):
     a, _ = pair
     tensor = a.remote("b", torch.arange, (10,))
     assert torch.equal(tensor.to_here(), torch.arange(10))
@@ -342,7 +342,7 @@ def test_tensors_behind_references(pair):
     assert torch.equal(tensor.remote().mul(2).to_here(), torch.arange(10) * 2)
 
 
-def test_many_references_come_and_go(three):
+def test_many_references_leak_nothing(three):
     a, _, _ = three
     things = [a.remote("b", Thing, ("many", i)) for i in range(200)]
     assert tensorferry.wait_all([a.rpc_async("c", value_of, (thing,)) for thing in things]) == list(range(200))
@@ -361,7 +361,7 @@ def test_a_dead_owner_is_named(cluster):
         thing.rpc_sync(timeout=10).add(1)
 
 
-def test_what_a_dead_user_held_is_freed(cluster):
+def test_objects_held_by_a_dead_user_are_freed(cluster):
     cluster.start(1)
     thing = rpc.RRef(Thing("orphan"))
     rpc.rpc_sync("worker1", keep, (thing,))

@@ -94,7 +94,7 @@ def forget():
     alive.clear()
 
 
-def test_a_killed_owner_is_named_by_everybody(cluster):
+def test_every_agent_names_a_killed_owner(cluster):
     start(cluster)
     create("worker1", "thing")
     for user in ("worker2", "worker3"):
@@ -110,7 +110,7 @@ def test_a_killed_owner_is_named_by_everybody(cluster):
         assert eventually(lambda user=user: rpc.rpc_sync(user, held_by_owner) == {})
 
 
-def test_what_a_killed_user_held_is_freed_and_the_others_keep_theirs(cluster):
+def test_a_killed_users_objects_are_freed_and_others_are_kept(cluster):
     start(cluster)
     create("worker1", "shared")
     create("worker1", "only there")
@@ -130,7 +130,7 @@ def test_what_a_killed_user_held_is_freed_and_the_others_keep_theirs(cluster):
     assert eventually(lambda: rpc.rpc_sync("worker1", names_alive) == [], 30)
 
 
-def test_who_passed_it_on_may_be_killed(cluster):
+def test_the_passer_of_a_reference_may_be_killed(cluster):
     start(cluster)
     create("worker1", "thing")
     pass_on("thing", "worker2")
@@ -151,7 +151,7 @@ def restart(cluster, workers, number, prefix):
     cluster.workers[number].run(forget)
 
 
-def test_a_peer_that_died_before_it_was_linked_is_its_next_life_when_it_comes_back(cluster, workers):
+def test_a_peer_that_died_before_its_link_returns_as_a_new_incarnation(cluster, workers):
     cluster.start(2, static=False, prefix="unlinked")
     worker = cluster.workers[1]
     os.kill(worker.process.pid, signal.SIGSTOP)  # so that it greets nobody

@@ -70,7 +70,7 @@ def test_arguments_may_be_overwritten_once_they_are_sent(cluster, way):
         assert future.wait() == [True] * 3, count
 
 
-def test_sent_is_a_future_like_others(pair):
+def test_sent_is_an_ordinary_future(pair):
     future = pair[0].rpc_async("b", torch.add, (torch.ones(100_000), 1))
     sent = future.sent
     assert sent is future.sent
@@ -84,7 +84,7 @@ def test_sent_is_a_future_like_others(pair):
         _ = future.then(lambda f: f).sent
 
 
-def test_sent_may_be_asked_for_after_the_call(pair):
+def test_sent_may_be_requested_after_the_call(pair):
     future = pair[0].rpc_async("b", torch.add, (torch.ones(100_000), 1))
     future.wait()
     assert future.sent.wait(10) is None
@@ -96,7 +96,7 @@ def test_calls_without_tensors_are_sent_at_once(pair):
     assert future.wait() == 2
 
 
-def test_arguments_of_calls_that_never_left_may_be_overwritten(pair):
+def test_arguments_of_unsent_calls_may_be_overwritten(pair):
     future = pair[0].rpc_async("nobody", torch.add, (torch.ones(100_000), 1))
     assert future.sent.wait(30) is None
     with pytest.raises(errors.NotFound):
@@ -105,7 +105,7 @@ def test_arguments_of_calls_that_never_left_may_be_overwritten(pair):
 
 @pytest.mark.parametrize("way", ["basic-ring", "basic-tcp", "cma-ring", "cma-tcp"])
 @pytest.mark.parametrize("ending", ["goes on", "dies"])
-def test_a_time_out_does_not_say_that_the_arguments_have_been_read(cluster, way, ending):
+def test_a_timeout_does_not_mean_that_the_arguments_were_read(cluster, way, ending):
     cluster.start(1, **WAYS[way])
     rpc.rpc_sync("worker1", torch.add, (torch.ones(1), 1))
     go_by(way, "worker1")

@@ -172,7 +172,7 @@ def test_empty_follows_the_default_dtype_and_can_require_grad():
     assert made.grad.tolist() == [3, 3]
 
 
-def test_what_empty_cannot_make_is_refused_with_the_reason():
+def test_impossible_arguments_of_empty_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="cuda"):
         tensorferry.empty(3, device="cuda")
     with pytest.raises(ValueError, match="negative"):
@@ -190,7 +190,7 @@ def test_what_empty_cannot_make_is_refused_with_the_reason():
     assert tensorferry.empty(3, device="cpu").shape == (3,)
 
 
-def test_memory_of_empty_is_an_ordinary_tensors():
+def test_memory_of_empty_is_an_ordinary_tensor():
     made = tensorferry.empty(1000).fill_(2)
     assert pickle.loads(pickle.dumps(made)).sum() == 2000
     assert copy.deepcopy(made).sum() == 2000
@@ -200,14 +200,14 @@ def test_memory_of_empty_is_an_ordinary_tensors():
         share(made)
 
 
-def test_empty_gives_its_memory_back():
+def test_empty_frees_its_memory():
     before = mapped()
     for _ in range(300):
         tensorferry.empty(MEGABYTE)[0] = 1
     assert mapped() == before
 
 
-def test_no_descriptor_left_says_so():
+def test_empty_reports_that_no_file_descriptor_is_left():
     code = """
         import resource, tensorferry
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -236,7 +236,7 @@ def test_only_memory_of_empty_can_be_shared():
         share([tensorferry.empty(3)])
 
 
-def test_the_marker_is_no_tensor():
+def test_the_marker_is_not_a_tensor():
     made = tensorferry.empty(3)
     marked = share(made)
     assert marked.tensor is made
@@ -258,7 +258,7 @@ def test_the_marker_is_no_tensor():
 # ---- between processes
 
 
-def test_the_first_call_of_all_may_share(cluster):
+def test_the_first_call_of_a_link_may_share(cluster):
     cluster.start(1)
     board = tensorferry.empty(3)
     rpc.rpc_sync("worker1", fill, (share(board), 1))
@@ -283,7 +283,7 @@ def test_both_sides_see_the_same_bytes(cluster):
     assert total(board) == 4 * MEGABYTE
 
 
-def test_what_a_handler_shares_is_seen_by_both(cluster):
+def test_memory_shared_by_a_handler_is_seen_by_both(cluster):
     cluster.start(1)
     got = rpc.rpc_sync("worker1", make_and_share, ("theirs", 1))
     assert type(got) is torch.Tensor
@@ -296,7 +296,7 @@ def test_what_a_handler_shares_is_seen_by_both(cluster):
     assert later.sum() == MEGABYTE
 
 
-def test_without_share_it_is_a_value(cluster):
+def test_without_share_a_tensor_is_copied(cluster):
     cluster.start(1)
     for elements in (4, MEGABYTE):
         board = tensorferry.empty(elements).fill_(1)
@@ -345,7 +345,7 @@ def test_shared_tensors_travel_in_structures_beside_values(cluster):
     assert all((board == 7).all() for board in boards)
 
 
-def test_a_marker_that_comes_twice_is_one_tensor(cluster):
+def test_a_marker_that_occurs_twice_is_one_tensor(cluster):
     cluster.start(1)
     board = tensorferry.empty(10)
     marked = share(board)
@@ -354,14 +354,14 @@ def test_a_marker_that_comes_twice_is_one_tensor(cluster):
     assert got[1]["again"] is got[0]
 
 
-def test_shared_tensors_travel_beside_what_only_pickle_knows(cluster):
+def test_shared_tensors_travel_beside_pickled_values(cluster):
     cluster.start(1)
     board = tensorferry.empty(10)
     rpc.rpc_sync("worker1", refill_value_of, (Unknown(share(board)), 3))
     assert board.tolist() == [3] * 10
 
 
-def test_one_piece_goes_to_many_peers(cluster):
+def test_one_region_is_shared_with_many_peers(cluster):
     cluster.start(2)
     board = tensorferry.empty(MEGABYTE)
     for worker in ("worker1", "worker2"):
@@ -370,14 +370,14 @@ def test_one_piece_goes_to_many_peers(cluster):
     assert rpc.rpc_sync("worker2", total_of_kept, ("board",)) == 3 * MEGABYTE
 
 
-def test_many_calls_in_flight_share_what_is_dropped_at_once(cluster):
+def test_many_calls_in_flight_share_memory_that_is_dropped_at_once(cluster):
     cluster.start(1)
     for _ in range(20):
         sums = [rpc.rpc_async("worker1", total, (share(tensorferry.empty(1000).fill_(i)),)) for i in range(50)]
         assert tensorferry.wait_all(sums) == [1000 * i for i in range(50)]
 
 
-def test_what_came_shared_is_the_makers_to_share_on(cluster):
+def test_received_shared_memory_can_be_shared_only_by_its_maker(cluster):
     cluster.start(1)
     with pytest.raises(ValueError, match=r"tensorferry.empty\(\) in this process"):
         rpc.rpc_sync("worker1", share_again, (share(tensorferry.empty(3)),))
@@ -387,7 +387,7 @@ def test_what_came_shared_is_the_makers_to_share_on(cluster):
 
 
 @pytest.mark.parametrize("options", [{"shared_memory": False}, {"unix_sockets": False}, {"channels": "basic"}])
-def test_a_call_fails_with_the_reason_where_memory_cannot_be_shared(cluster, options):
+def test_a_call_fails_with_the_reason_if_memory_cannot_be_shared(cluster, options):
     cluster.start(1, **options)
     board = tensorferry.empty(1000).fill_(1)
     for _ in range(2):
@@ -399,7 +399,7 @@ def test_a_call_fails_with_the_reason_where_memory_cannot_be_shared(cluster, opt
     assert rpc.rpc_sync("worker1", total, (board,)) == 1000
 
 
-def test_the_other_channels_refuse(cluster):
+def test_other_channels_refuse_to_share(cluster):
     cluster.start(1)
     with pytest.raises(errors.ChannelUnavailable, match="basic copies bytes"):
         rpc.rpc_sync("worker1", total, (share(tensorferry.empty(5)),), require="basic")
@@ -418,7 +418,7 @@ def test_a_received_tensor_outlives_its_makers_kill(cluster):
     assert total(got) == 4 * MEGABYTE
 
 
-def test_a_killed_receiver_leaves_the_maker_nothing_to_keep(cluster):
+def test_the_maker_releases_the_memory_of_a_killed_receiver(cluster):
     before = mapped()[0]
     cluster.start(1)
     board = tensorferry.empty(MEGABYTE).fill_(1)
@@ -450,7 +450,7 @@ def test_shared_tensors_outlive_both_agents(cluster):
     worker.run(forget)
 
 
-def test_a_forked_child_leaves_shared_memory_alone(cluster):
+def test_a_forked_child_does_not_disturb_shared_memory(cluster):
     cluster.start(1)
     board = tensorferry.empty(MEGABYTE).fill_(7)
     rpc.rpc_sync("worker1", keep, ("board", share(board)))
@@ -463,7 +463,7 @@ def test_a_forked_child_leaves_shared_memory_alone(cluster):
     assert total(board) == MEGABYTE
 
 
-def test_a_thousand_hand_overs_leave_nothing_behind(cluster):
+def test_a_thousand_hand_overs_leak_nothing(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", total, (share(tensorferry.empty(3)),))
     rpc.rpc_sync("worker1", make_and_share, ("theirs", 1))

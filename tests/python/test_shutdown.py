@@ -78,20 +78,20 @@ def world(agents):
     return begin(agents, 3)
 
 
-def test_waits_for_everybodys_calls(world):
+def test_shutdown_waits_for_the_calls_of_all_agents(world):
     futures = [agent.rpc_async((agent._self[1] + 1) % 3, slowly, (agent.name,)) for agent in world]
     assert shut_all_down(world) == []
     assert sorted(done) == ["w0", "w1", "w2"]
     assert [future.wait() for future in futures] == ["w0", "w1", "w2"]
 
 
-def test_waits_for_calls_that_calls_make(world):
+def test_shutdown_waits_for_nested_calls(world):
     world[0].rpc_async("w1", start_chain, ("w1", "w2", 6))
     assert shut_all_down(world) == []
     assert done == ["end of chain"]
 
 
-def test_waits_for_those_that_come_late(world):
+def test_shutdown_waits_for_late_agents(world):
     start = time.monotonic()
     late = threading.Timer(0.4, world[2].shutdown)
     late.start()
@@ -100,14 +100,14 @@ def test_waits_for_those_that_come_late(world):
     late.join()
 
 
-def test_gives_up_at_its_time_out(world):
+def test_shutdown_ends_at_its_timeout(world):
     with pytest.raises(errors.DeadlineExceeded, match=r"w1.*w2"):
         world[0].shutdown(timeout=0.3)
     assert world[0]._left
     assert shut_all_down(world[1:]) != []  # they cannot all come any more
 
 
-def test_without_grace_nobody_is_waited_for(world):
+def test_shutdown_without_grace_does_not_wait(world):
     future = world[0].rpc_async("w1", slowly, (1,))
     time.sleep(0.05)
     start = time.monotonic()
@@ -139,26 +139,26 @@ def test_a_dead_member_is_named(cluster):
         rpc.shutdown(timeout=20)
 
 
-def test_inside_a_function_it_is_refused(pair):
+def test_shutdown_inside_a_function_is_refused(pair):
     with pytest.raises(errors.InvalidArgument, match="itself"):
         pair[0].rpc_sync("b", shut_down_here)
 
 
-def test_inside_a_function_it_is_refused_and_the_default_agent_stays(cluster):
+def test_shutdown_inside_a_function_keeps_the_default_agent(cluster):
     cluster.start(1)
     with pytest.raises(errors.InvalidArgument, match="itself"):
         rpc.rpc_sync("worker1", rpc.shutdown)
     assert rpc.rpc_sync("worker1", rpc._is_current_rpc_agent_set)
 
 
-def test_worlds_of_one_process_begin_again_in_the_same_store(agents):
+def test_a_process_can_start_several_worlds_in_one_store(agents):
     for size in (2, 3, 2):
         made = begin(agents, size)
         assert made[0].rpc_sync(size - 1, max, (1, 2)) == 2
         assert shut_all_down(made) == []
 
 
-def test_twice_is_once(pair):
+def test_a_second_shutdown_does_nothing(pair):
     a, _ = pair
     a.shutdown()
     a.shutdown()
@@ -170,7 +170,7 @@ def reference_here():
     return rpc.RRef({"here": 1})
 
 
-def test_what_outlives_the_agent_says_so(agents):
+def test_objects_that_outlive_the_agent_raise(agents):
     a, _ = agents("a"), agents("b")
     reference, own = a.remote("b", dict), a.rpc_sync("a", reference_here)
     reference.to_here()
@@ -291,7 +291,7 @@ MANY = """
 
 
 @repeated(100)
-def test_exit_codes_are_kept_and_ends_are_quick_whatever_is_blocked(tmp_path, times):
+def test_exit_codes_are_kept_and_exits_are_quick_despite_blocked_threads(tmp_path, times):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(MANY).format(times=3 * times))  # each kind so often
     done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=1200)
@@ -321,7 +321,7 @@ def settle(reached):
 
 
 @repeated(100)
-def test_a_second_start_leaves_nothing_of_the_first(cluster, workers, times):
+def test_a_second_start_keeps_nothing_of_the_first(cluster, workers, times):
     """init_rpc and shutdown, here and in another process, with tensors and references between them."""
 
     def session():

@@ -118,7 +118,7 @@ BOTH = pytest.mark.parametrize("generator", [numbers, async_numbers])
 
 @BOTH
 @pytest.mark.parametrize("window", [1, 3, 50])
-def test_items_come_one_by_one_and_in_order(cluster, generator, window):
+def test_items_arrive_one_by_one_and_in_order(cluster, generator, window):
     cluster.start(1)
     stream = rpc.rpc_stream("worker1", generator, (200, "ended"), window=window)
     assert isinstance(stream, tensorferry.Stream)
@@ -133,7 +133,7 @@ def test_items_come_one_by_one_and_in_order(cluster, generator, window):
     asyncio.run(main())
 
 
-def test_items_may_hold_tensors_and_come_from_any_iterator(pair):
+def test_items_may_hold_tensors_and_be_made_by_any_iterator(pair):
     a, _ = pair
     assert [item[0].item() for item in a.rpc_stream("b", tensors, (10,))] == list(range(10))
     assert list(a.rpc_stream("b", enumerate, (["x", "y"],))) == [(0, "x"), (1, "y")]
@@ -156,7 +156,7 @@ def test_the_generator_is_never_further_ahead_than_the_window(cluster, generator
 
 @BOTH
 @pytest.mark.parametrize("ending", ["close", "with", "dropped", "break", "async with"])
-def test_the_generator_is_closed_when_its_caller_is_done(cluster, generator, ending):
+def test_the_generator_is_closed_when_its_caller_stops(cluster, generator, ending):
     cluster.start(1)
     rpc.rpc_sync("worker1", take_closed)
     name = f"{generator.__name__} {ending}"
@@ -219,7 +219,7 @@ def test_the_generator_is_closed_when_its_agent_leaves(agents, generator):
 
 @pytest.mark.parametrize("generator", [fails_at, async_fails_at])
 @pytest.mark.parametrize("window", [1, 20])
-def test_an_exception_comes_in_the_place_of_its_item(pair, generator, window):
+def test_an_exception_arrives_in_the_place_of_its_item(pair, generator, window):
     stream = pair[0].rpc_stream("b", generator, (3,), window=window)
     assert [next(stream) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="place"):
@@ -273,7 +273,7 @@ def test_a_task_that_is_cancelled_closes_the_stream(cluster):
     assert closes("worker1", "cancelled")
 
 
-def test_what_is_no_generator_is_said_to_be_none(pair):
+def test_a_function_without_an_iterator_is_refused(pair):
     with pytest.raises(TypeError, match="generator"):
         next(pair[0].rpc_stream("b", no_iterator))
     with pytest.raises(LookupError, match="today"):
@@ -282,7 +282,7 @@ def test_what_is_no_generator_is_said_to_be_none(pair):
         pair[0].rpc_stream("b", numbers, (1,), window=0)
 
 
-def test_many_streams_at_once(pair):
+def test_many_streams_run_at_once(pair):
     results = {}
 
     def read(number):
@@ -300,7 +300,7 @@ def range_of(first, last):
     yield from range(first, last)
 
 
-def test_nothing_is_left_of_closed_streams(pair):
+def test_closed_streams_leak_nothing(pair):
     a, b = pair
     for _ in range(20):
         with contextlib.closing(a.rpc_stream("b", numbers, (None,), window=3)) as stream:
@@ -309,7 +309,7 @@ def test_nothing_is_left_of_closed_streams(pair):
     assert eventually(lambda: not any(a._in_flight()) and not any(b._in_flight()))
 
 
-def test_an_agent_that_serves_what_it_exposed_yields_to_streams_of_that_alone(agents):
+def test_a_registered_only_agent_streams_only_exposed_functions(agents):
     a, b = agents("a"), agents("b", trust="registered")
     b.expose(numbers)
     b.expose(async_numbers, name="slowly")

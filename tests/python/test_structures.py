@@ -183,7 +183,7 @@ def batch():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_records_arrive_as_what_they_were_without_pickle(value):
+def test_records_keep_their_type_without_pickle(value):
     for given in (value, [value, {"key": (value,)}]):
         got = there_and_back(given)
         assert got == given
@@ -216,7 +216,7 @@ def test_neither_init_nor_post_init_runs_at_the_receiver(monkeypatch):
     assert got[1].value == 1
 
 
-def test_inherited_keyword_fields_and_cached_properties():
+def test_inherited_keyword_fields_and_cached_properties_round_trip():
     child = Child(inputs=torch.ones(2), labels=np.ones(1), extra=[1, 2])
     got = there_and_back(child)
     assert type(got) is Child and got.extra == [1, 2] and got.made == child.made
@@ -224,19 +224,19 @@ def test_inherited_keyword_fields_and_cached_properties():
     assert by_pickle(child).__dict__["long"] == 2
 
 
-def test_slots_that_are_set():
+def test_slots_round_trip():
     value = Slots(1)
     value.second = 2
     assert there_and_back(value) == value
 
 
-def test_a_field_that_is_not_set_anywhere_is_for_pickle():
+def test_a_record_with_an_unset_field_is_pickled():
     got = by_pickle(Slots(1))
     assert got.first == 1
     assert not hasattr(got, "second")
 
 
-def test_an_object_that_comes_twice_stays_one_and_tensors_go_on_sharing():
+def test_repeated_objects_and_shared_tensors_keep_their_identity():
     tensor = torch.ones(100_000)
     inner = Frozen(tensor)
     got = there_and_back({"a": inner, "b": [inner, Pair(tensor, tensor[:5])]})
@@ -245,20 +245,20 @@ def test_an_object_that_comes_twice_stays_one_and_tensors_go_on_sharing():
     assert got["b"][1].right.data_ptr() == got["a"].value.data_ptr()
 
 
-def test_a_record_that_holds_itself_arrives_as_one():
+def test_a_record_that_holds_itself_arrives_as_one_object():
     loop = Frozen([])
     loop.value.append(loop)
     got = by_pickle(loop)
     assert got.value[0] is got
 
 
-def test_tensors_of_records_do_not_go_through_the_stream():
+def test_tensors_of_records_travel_as_buffers():
     encoded = closed.encode(Batch(torch.ones(100_000), np.ones(100_000)))
     assert len(encoded.payload) < 300
     assert sorted(len(buffer) for buffer in encoded.buffers) == [400_000, 800_000]
 
 
-def test_records_as_keys():
+def test_records_can_be_keys():
     assert there_and_back({Pair(1, 2): 3, Frozen(4): 5}) == {Pair(1, 2): 3, Frozen(4): 5}
 
 
@@ -277,11 +277,11 @@ def test_records_as_keys():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_class_with_a_say_in_its_making_is_for_pickle(value, expected):
+def test_a_class_with_its_own_construction_is_pickled(value, expected):
     assert by_pickle(value).value == expected
 
 
-def test_attributes_beside_the_fields_are_for_pickle():
+def test_a_record_with_extra_attributes_is_pickled():
     value = WithAttributes(1, 2)
     value.note = "kept"
     assert by_pickle(value).note == "kept"
@@ -290,15 +290,15 @@ def test_attributes_beside_the_fields_are_for_pickle():
     assert by_pickle(frozen).note == "kept"
 
 
-def test_a_named_tuple_with_its_own_new_is_for_pickle():
+def test_a_named_tuple_with_its_own_new_is_pickled():
     assert by_pickle(Picky(1, None)).right == "nothing"
 
 
-def test_struct_sequences_and_return_types_are_for_pickle():
+def test_struct_sequences_and_return_types_are_pickled():
     assert by_pickle(torch.max(torch.ones(2, 2), 0)).values.tolist() == [1, 1]
 
 
-def test_local_classes_cannot_travel():
+def test_local_classes_are_refused():
     @dataclasses.dataclass
     class Local:
         value: int
@@ -307,7 +307,7 @@ def test_local_classes_cannot_travel():
         codec.encode(Local(1))
 
 
-def test_a_class_that_is_changed_is_looked_at_again():
+def test_a_changed_class_is_inspected_again():
     @dataclasses.dataclass
     class Changed:
         value: int
@@ -338,7 +338,7 @@ def module(monkeypatch):
     return made
 
 
-def test_a_class_that_is_not_there_is_a_clear_error(module, monkeypatch):
+def test_a_missing_class_is_a_clear_error(module, monkeypatch):
     encoded = codec.encode(module.add("Gone", ["x"])(1))
     del module.Gone
     with pytest.raises(errors.NotFound, match=r'no class "Gone" in module "tensorferry_test_module".*importable'):
@@ -365,7 +365,7 @@ def test_another_version_of_the_class_is_a_clear_error(module, fields, maker):
     [int, len, 3, Pair, OwnNew, torch.nn.Linear, lambda: 1, collections.OrderedDict],
     ids=lambda other: getattr(other, "__qualname__", repr(other)),
 )
-def test_a_name_that_leads_to_something_else_builds_nothing(module, other):
+def test_a_name_of_another_object_builds_nothing(module, other):
     encoded = codec.encode(module.add("Fine", ["x"])(1))
     module.Fine = other
     with pytest.raises(errors.InvalidArgument, match="is not, in this process, a class whose instances travel"):
@@ -390,7 +390,7 @@ def test_without_pickle_no_module_is_imported_for_a_peer(tmp_path, monkeypatch):
     del sys.modules["tensorferry_unwanted"]
 
 
-def test_module_getattr_is_not_asked(module):
+def test_module_getattr_is_not_called(module):
     encoded = codec.encode(module.add("Lazy", ["x"])(1))
     del module.Lazy
     module.__getattr__ = lambda name: pytest.fail("asked")
@@ -420,7 +420,7 @@ def test_tensordicts_travel_by_the_codec(tensordict):
     assert not (got == given).all()
 
 
-def test_locks_devices_and_identity_of_tensordicts(tensordict):
+def test_tensordicts_keep_locks_devices_and_identity(tensordict):
     given = tensordict.TensorDict(
         {"a": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))}, [2], device="cpu"
     ).lock_()
@@ -432,11 +432,11 @@ def test_locks_devices_and_identity_of_tensordicts(tensordict):
         first["b"] = torch.ones(2)
 
 
-def test_tensordicts_with_other_things_in_them_are_for_pickle(tensordict):
+def test_tensordicts_with_other_values_are_pickled(tensordict):
     assert by_pickle(tensordict.TensorDict({"text": "hello"}, []))["text"] == "hello"
 
 
-def test_a_tensordict_whose_parts_do_not_fit_is_refused(tensordict):
+def test_a_tensordict_with_mismatched_parts_is_refused(tensordict):
     encoded = closed.encode(tensordict.TensorDict({"a": torch.ones(2)}, [2]))
     payload = encoded.payload.replace(b"\x17\x01\x04", b"\x17\x01\x06")  # torch.Size([2]) becomes torch.Size([3])
     assert payload != encoded.payload
@@ -451,7 +451,7 @@ def echo(value):
     return value
 
 
-def test_an_agent_that_trusts_nobody_takes_exposed_classes_alone(agents):
+def test_a_registered_only_agent_accepts_only_exposed_classes(agents):
     a, b = agents("a"), agents("b", trust="registered")
     b.expose(echo)
     b.expose(Frozen)
@@ -460,7 +460,7 @@ def test_an_agent_that_trusts_nobody_takes_exposed_classes_alone(agents):
         a.rpc_sync("b", echo, args=(Outer.Inner(1),))
 
 
-def test_structures_between_agents(pair):
+def test_structures_travel_between_agents(pair):
     a, _ = pair
     got = a.rpc_sync("b", echo, args=(batch(),))
     assert got.made == "made with 4"

@@ -50,7 +50,7 @@ def piped(agents):
 
 
 @pytest.mark.parametrize("channels", ["", "-xth", "basic"])
-def test_nobody_has_it_who_does_not_name_it(agents, channels):
+def test_the_channel_is_used_only_if_it_is_named(agents, channels):
     a = agents("a", channels=channels)
     agents("b", channels="tensorpipe,basic")
     assert "tensorpipe" not in [name for name, *_ in a.explain("b", MEGABYTE).candidates]
@@ -60,12 +60,12 @@ def test_nobody_has_it_who_does_not_name_it(agents, channels):
         a.rpc_sync("b", norm, (MEGABYTE,), require="tensorpipe")
 
 
-def test_it_is_known_to_who_mistypes_it(agents):
+def test_a_mistyped_channel_name_lists_it(agents):
     with pytest.raises(errors.InvalidArgument, match=r"known are.*tensorpipe"):
         agents("a", channels="tensorpip")
 
 
-def test_it_carries_from_the_first_call_on(piped):
+def test_the_channel_carries_from_the_first_call(piped):
     a, b = piped
     before = a.counters()
     assert torch.equal(a.rpc_sync("b", echo, (MEGABYTE,)), MEGABYTE)
@@ -78,7 +78,7 @@ def test_it_carries_from_the_first_call_on(piped):
     assert "TensorPipe" in str(explanation)
 
 
-def test_what_one_sends_to_oneself_takes_another_channel(agents):
+def test_calls_to_the_same_agent_use_another_channel(agents):
     a = agents("a", channels="tensorpipe")
     with pytest.raises(errors.ChannelUnavailable, match="tensorpipe"):
         a.rpc_sync("a", norm, (MEGABYTE,))
@@ -87,7 +87,7 @@ def test_what_one_sends_to_oneself_takes_another_channel(agents):
     assert b.explain("b", MEGABYTE).channel == "xth"
 
 
-def test_the_environment_names_it(agents, monkeypatch):
+def test_the_environment_can_name_the_channel(agents, monkeypatch):
     monkeypatch.setenv("TENSORFERRY_CHANNELS", "tensorpipe,basic")
     a = agents("a")
     agents("b")
@@ -105,7 +105,7 @@ def _after(agent):
     return agent.counters().bytes_sent
 
 
-def test_where_the_peer_has_none_that_is_the_reason(agents):
+def test_a_peer_without_the_channel_is_given_as_the_reason(agents):
     a = agents("a", channels="tensorpipe,basic")
     agents("b", channels="basic")
     explanation = a.explain("b", MEGABYTE)
@@ -114,7 +114,7 @@ def test_where_the_peer_has_none_that_is_the_reason(agents):
     assert reasons["tensorpipe"]
 
 
-def test_between_processes(cluster):
+def test_the_channel_carries_between_processes(cluster):
     cluster.start(2, channels="tensorpipe")
     if rpc.explain("worker1", MEGABYTE).channel != "tensorpipe":
         pytest.skip(str(rpc.explain("worker1", MEGABYTE)))
@@ -131,14 +131,14 @@ def test_between_processes(cluster):
     assert wholly("tensorpipe", before.bytes_received, after.bytes_received)
 
 
-def test_many_calls_at_once_from_many_threads(piped):
+def test_many_threads_call_at_once(piped):
     a, _ = piped
     xs = [torch.full((20_000 + i,), float(i)) for i in range(64)]
     for x, y in zip(xs, tensorferry.wait_all([a.rpc_async("b", echo, (x,)) for x in xs])):
         assert torch.equal(x, y)
 
 
-def test_a_result_lands_where_the_caller_wants_it(piped):
+def test_a_result_lands_in_the_callers_memory(piped):
     a, _ = piped
     out = torch.zeros(1 << 18)
     assert a.rpc_sync("b", echo, (MEGABYTE,), out=out) is out
@@ -158,7 +158,7 @@ def test_a_peer_that_is_killed_fails_its_calls(cluster):
 
 
 @pytest.mark.gpu
-def test_gpu_tensors_between_processes(cluster):
+def test_gpu_tensors_travel_between_processes(cluster):
     cluster.start(1, channels="tensorpipe")
     x = torch.arange(1 << 20, dtype=torch.float32, device="cuda:0")
     if rpc.explain("worker1", x).channel != "tensorpipe":

@@ -67,7 +67,7 @@ def check(got: torch.Tensor, sent: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", PLAIN, ids=str)
-def test_every_dtype(dtype):
+def test_every_dtype_round_trips(dtype):
     for shape in ((), (0,), (1,), (5,), (3, 4), (2, 0, 3), (30, 40, 5)):
         sent = filled(dtype, *shape)
         got = there_and_back(sent)
@@ -134,7 +134,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.bool, torch.float8_e5m2], ids=str)
-def test_views_send_their_elements_alone(name, dtype):
+def test_views_send_only_their_elements(name, dtype):
     matrix = filled(dtype, 10, 8)
     sent = VIEWS[name](matrix)
     check(there_and_back(sent), sent)
@@ -151,7 +151,7 @@ def test_a_column_of_a_large_matrix_does_not_send_the_matrix():
     assert got.equal(matrix[:, 7])
 
 
-def test_views_without_gaps_are_sent_from_where_they_lie():
+def test_views_without_gaps_are_sent_without_a_copy():
     matrix = torch.randn(100, 100)
     for view in (matrix, matrix[10:20], matrix.t(), matrix[:1].expand(30, 100)):
         assert codec.encode(view).addresses == [view.data_ptr()]
@@ -170,7 +170,7 @@ def views(draw):
 
 @settings(max_examples=500)
 @given(views())
-def test_any_strided_view(sent):
+def test_any_strided_view_round_trips(sent):
     got = there_and_back(sent)
     assert got.dtype == sent.dtype and got.shape == sent.shape
     assert got.tolist() == sent.tolist()
@@ -184,7 +184,7 @@ def test_any_strided_view(sent):
 
 @settings(max_examples=300)
 @given(st.data())
-def test_any_views_of_one_storage_together(data):
+def test_views_of_one_storage_round_trip_together(data):
     storage = torch.arange(60, dtype=torch.int32)
     sent = []
     for _ in range(data.draw(st.integers(1, 5))):
@@ -309,7 +309,7 @@ def test_subclasses_stay_subclasses():
     assert there_and_back(counted).count == 7
 
 
-def test_subclasses_with_pickling_of_their_own_keep_it():
+def test_subclasses_keep_their_own_pickling():
     uninitialised = torch.nn.parameter.UninitializedParameter()
     assert type(there_and_back(uninitialised)) is torch.nn.parameter.UninitializedParameter
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -357,7 +357,7 @@ def test_tensors_that_share_a_whole_storage_share_it_whatever_the_order():
         assert flat[(15,), (7,)][5] == -2
 
 
-def test_sharing_holds_between_arguments_and_inside_objects():
+def test_identity_holds_between_arguments_and_inside_objects():
     base = torch.arange(6)
     encoded = codec.encode_request((base[:2], base[4:].clone()), {"whole": base}, None)
     assert [len(b) for b in encoded.buffers] == [48, 16]
@@ -412,7 +412,7 @@ def test_tied_parameters_stay_tied():
     assert sent_bytes(state) == 64
 
 
-def test_empty_tensors_of_one_storage_can_grow_apart():
+def test_empty_tensors_of_one_storage_can_grow_separately():
     base = torch.arange(4)
     first, second = there_and_back([base[:0], base[4:]])
     first.resize_(2).fill_(1)
@@ -508,7 +508,7 @@ def test_a_freed_storage_is_refused():
 # ---- Modes of the caller's
 
 
-def test_modes_of_the_caller_do_not_touch_what_is_sent():
+def test_modes_of_the_caller_do_not_affect_sent_tensors():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     matrix = torch.randn(4, 5)
@@ -613,7 +613,7 @@ def test_received_tensors_can_be_swapped_and_set(received):
     assert other.equal(expected)
 
 
-def test_a_received_tensor_gives_its_memory_back():
+def test_a_received_tensor_releases_its_memory():
     gc.collect()
     before = codec.held_bytes()
     got = there_and_back(torch.arange(100_000))
@@ -637,7 +637,7 @@ def test_a_received_tensor_outlives_its_codec():
     got += 1
 
 
-def test_a_sent_storage_is_kept_until_it_is_let_go():
+def test_a_sent_storage_is_kept_until_its_release():
     sent = torch.arange(100_000)
     encoded = codec.encode([sent[10:], torch.from_numpy(np.arange(9000))])
     del sent
@@ -646,7 +646,7 @@ def test_a_sent_storage_is_kept_until_it_is_let_go():
     assert first[0] == 10 and second[-1] == 8999
 
 
-def test_received_tensors_at_the_interpreters_end():
+def test_received_tensors_survive_the_interpreters_end():
     script = """
         import builtins, torch
         from tensorferry._C import _testing

@@ -5,7 +5,7 @@ import torch
 from tensorferry import _build_info, _torch_check
 
 
-def test_the_torch_it_was_built_with_is_accepted():
+def test_the_torch_of_the_build_is_accepted():
     _torch_check.check()
 
 

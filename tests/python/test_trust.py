@@ -155,7 +155,7 @@ def test_names_of_other_kinds_cannot_be_exposed(agents: Agents, name: str) -> No
         agents("b").expose(double, name=name)
 
 
-def test_what_cannot_be_called_or_named_cannot_be_exposed(agents: Agents) -> None:
+def test_uncallable_and_nameless_objects_cannot_be_exposed(agents: Agents) -> None:
     b = agents("b")
     with pytest.raises(TypeError, match="only functions and classes"):
         b.expose(3, name="three")
@@ -183,7 +183,7 @@ def default_agent() -> Iterator[Callable[..., tensorferry.Agent]]:
         rpc.shutdown(graceful=False)
 
 
-def test_the_modules_expose_holds_for_the_default_agent_and_later_ones(
+def test_the_modules_expose_applies_to_the_default_agent_and_later_ones(
     default_agent: Callable[..., tensorferry.Agent], agents: Agents
 ) -> None:
     rpc.expose(double, name="exposed before the agent")
@@ -209,7 +209,7 @@ def test_only_exposed_functions_run(server: tensorferry.Agent, client: tensorfer
     assert client.rpc_sync("server", never_exposed) == "ran"
 
 
-def test_a_decorated_function_is_known_by_its_module_and_name_too(
+def test_a_decorated_function_is_also_found_by_its_module_and_name(
     default_agent: Callable[..., tensorferry.Agent],
 ) -> None:
     default_agent(trust="registered")
@@ -279,7 +279,7 @@ def test_a_pickled_result_is_refused_and_not_loaded(
     assert not target.exists()
 
 
-def test_the_pickle_of_an_exception_is_left_unread(
+def test_the_pickle_of_an_exception_is_not_read(
     server: tensorferry.Agent, client: tensorferry.Agent, tmp_path: Path
 ) -> None:
     target = tmp_path / "touched"
@@ -306,7 +306,7 @@ def test_exceptions_arrive_as_builtin_types_or_described(server: tensorferry.Age
         server.rpc_sync("client", "fail", args=("unusual",))
 
 
-def test_what_only_a_pickle_can_carry_is_not_sent(server: tensorferry.Agent, client: tensorferry.Agent) -> None:
+def test_values_that_need_a_pickle_are_not_sent(server: tensorferry.Agent, client: tensorferry.Agent) -> None:
     with pytest.raises(TypeError, match="sends no pickles"):
         server.rpc_sync("client", double, args=(Hidden(),))
     with pytest.raises(TypeError, match="sends no pickles"):
@@ -333,7 +333,7 @@ def test_methods_of_exposed_classes_can_be_called(server: tensorferry.Agent, cli
 @pytest.mark.parametrize(
     "method", ["_reset", "__init__", "__reduce__", "__class__", "hook", "trap", "limit", "missing"]
 )
-def test_nothing_else_of_an_exposed_class_can(
+def test_only_methods_of_exposed_classes_can_be_called(
     server: tensorferry.Agent, client: tensorferry.Agent, method: str
 ) -> None:
     server.expose(Counter)
@@ -413,7 +413,7 @@ def varint(n: int) -> bytes:
 
 
 @pytest.mark.parametrize("trust", ["registered", "full"])
-def test_a_hand_made_frame_with_a_pickle(agents: Agents, tmp_path: Path, trust: str) -> None:
+def test_a_hand_made_frame_with_a_pickle_is_refused(agents: Agents, tmp_path: Path, trust: str) -> None:
     sockets = tempfile.TemporaryDirectory(prefix="tf-")  # tmp_path is too long for the address of a unix socket
     folder = Path(sockets.name)
     server = agents("server", socket_dir=sockets.name, trust=trust)

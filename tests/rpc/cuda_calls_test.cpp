@@ -75,7 +75,7 @@ class Caller {
 
 class CudaCalls : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(CudaCalls, LongKernelsBeforeAndAfterAndMemoryUsedAgainAtOnce) {
+TEST_P(CudaCalls, SurviveLongKernelsAndImmediateMemoryReuse) {
   const std::string channel = GetParam();
   if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU on this machine";
   const auto* const allocator = std::getenv("PYTORCH_CUDA_ALLOC_CONF");

@@ -59,7 +59,7 @@ class StoreAdapterTest : public testing::TestWithParam<std::string> {
   std::filesystem::path folder_;
 };
 
-TEST_P(StoreAdapterTest, GivesBackTheBytesThatTheOtherClientSet) {
+TEST_P(StoreAdapterTest, ReturnsTheBytesThatAnotherClientSet) {
   auto [name, one, other] = stores();
   StoreAdapter writer(one), reader(other);
   const std::string bytes("\0one\xff", 5);
@@ -69,7 +69,7 @@ TEST_P(StoreAdapterTest, GivesBackTheBytesThatTheOtherClientSet) {
   EXPECT_EQ(text_of(*got), bytes);
 }
 
-TEST_P(StoreAdapterTest, AsksWithoutWaiting) {
+TEST_P(StoreAdapterTest, ChecksAKeyWithoutWaiting) {
   auto [name, one, other] = stores();
   StoreAdapter store(one);
   const auto start = std::chrono::steady_clock::now();
@@ -77,7 +77,7 @@ TEST_P(StoreAdapterTest, AsksWithoutWaiting) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 1s);
 }
 
-TEST_P(StoreAdapterTest, GivesUpWaitingAtTheTimeout) {
+TEST_P(StoreAdapterTest, StopsWaitingAtTheTimeout) {
   auto [name, one, other] = stores();
   StoreAdapter store(one);
   const auto start = std::chrono::steady_clock::now();
@@ -88,7 +88,7 @@ TEST_P(StoreAdapterTest, GivesUpWaitingAtTheTimeout) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
 }
 
-TEST_P(StoreAdapterTest, OtherCallsGoOnWhileOneWaits) {
+TEST_P(StoreAdapterTest, OtherCallsContinueWhileOneWaits) {
   auto [name, one, other] = stores();
   StoreAdapter store(one), elsewhere(other);
   auto waiting = std::async(std::launch::async, [&store] { return store.get("late", 10s).ok(); });
@@ -109,7 +109,7 @@ TEST_P(StoreAdapterTest, AddsForAllClients) {
   EXPECT_EQ(*a.add("n", 0), 6);
 }
 
-TEST_P(StoreAdapterTest, ServesThisHostAlone) {
+TEST_P(StoreAdapterTest, ServesOnlyThisHost) {
   auto [name, one, other] = stores();
   EXPECT_TRUE(StoreAdapter(one).loopback());
 }
@@ -117,7 +117,7 @@ TEST_P(StoreAdapterTest, ServesThisHostAlone) {
 INSTANTIATE_TEST_SUITE_P(C10d, StoreAdapterTest, testing::Values("tcp", "file", "prefix"),
                          [](const auto& tested) { return tested.param; });
 
-TEST(StoreAdapter, ReportsAStoreThatHasGone) {
+TEST(StoreAdapter, ReportsALostStore) {
   auto server = tcp_store(true, 0);
   auto client = tcp_store(false, server->getPort());
   client->setTimeout(500ms);

@@ -77,7 +77,7 @@ struct TensorRecords : ::testing::Test {
   Converters converters;
 };
 
-TEST_F(TensorRecords, AViewWithoutGapsIsSentFromWhereItLies) {
+TEST_F(TensorRecords, AViewWithoutGapsIsSentWithoutACopy) {
   const auto matrix = at::randn({10, 8});
   for (const auto& view : {matrix, matrix.slice(0, 2, 5), matrix.t(), matrix.select(0, 3)}) {
     const auto message = written({view});
@@ -90,7 +90,7 @@ TEST_F(TensorRecords, AViewWithoutGapsIsSentFromWhereItLies) {
   }
 }
 
-TEST_F(TensorRecords, AViewWithGapsIsCopiedTogetherOnce) {
+TEST_F(TensorRecords, AViewWithGapsIsMadeContiguousOnce) {
   const auto matrix = at::randn({100, 100});
   const auto column = matrix.select(1, 7);
   Encoder out;
@@ -106,7 +106,7 @@ TEST_F(TensorRecords, AViewWithGapsIsCopiedTogetherOnce) {
   EXPECT_TRUE(read(written({column}, false), 1)[0].equal(column));
 }
 
-TEST_F(TensorRecords, AnExpandedViewSendsAnElementOnce) {
+TEST_F(TensorRecords, AnExpandedViewSendsEachElementOnce) {
   const auto scalar = at::full({}, 3.5).expand({1000, 1000});
   const auto message = written({scalar});
   EXPECT_EQ(message.buffers[0].bytes, 4U);
@@ -115,7 +115,7 @@ TEST_F(TensorRecords, AnExpandedViewSendsAnElementOnce) {
   EXPECT_TRUE(got.eq(3.5).all().item<bool>());
 }
 
-TEST_F(TensorRecords, WhatOverlapsSharesAndWhatTouchesDoesNot) {
+TEST_F(TensorRecords, OverlappingViewsShareAndAdjacentViewsDoNot) {
   const auto base = at::arange(100, at::kInt);
   const std::vector<at::Tensor> tensors{base.slice(0, 30, 60).slice(0, 0, 30, 2), base.slice(0, 0, 40),
                                         base.slice(0, 39, 70), base.slice(0, 70, 100)};
@@ -136,7 +136,7 @@ TEST_F(TensorRecords, WithoutANoteEachTensorIsSentAlone) {
   EXPECT_EQ(message.buffers.size(), 2U);
 }
 
-TEST_F(TensorRecords, ViewsOfOneStorageAtRandomComeBackEqual) {
+TEST_F(TensorRecords, RandomViewsOfOneStorageArriveEqual) {
   std::mt19937 random(7);
   const auto pick = [&](std::int64_t below) {
     return static_cast<std::int64_t>(random() % static_cast<unsigned>(below));
@@ -167,7 +167,7 @@ TEST_F(TensorRecords, SparseTensorsTravelAsParts) {
   }
 }
 
-TEST_F(TensorRecords, WhatCannotBeSentSaysWhyAndWritesNothing) {
+TEST_F(TensorRecords, AnUnsendableTensorIsRefusedWithAReasonAndWritesNothing) {
   EXPECT_THAT(refusal(at::Tensor()), ::testing::HasSubstr("undefined"));
   EXPECT_THAT(refusal(at::empty({2}, at::kMeta)), ::testing::HasSubstr("device meta"));
   EXPECT_THAT(refusal(at::_empty_affine_quantized({2}, at::TensorOptions(at::kQInt8), 0.1, 0)),
@@ -189,7 +189,7 @@ Message sparse_message(const Converters& converters, const SparseLayout& layout,
   return out.take();
 }
 
-TEST_F(TensorRecords, SparseTensorsWhosePartsDoNotFitAreProtocolErrors) {
+TEST_F(TensorRecords, SparseTensorsWithMismatchedPartsAreProtocolErrors) {
   using Kind = SparseLayout::Kind;
   const auto indices = [](std::vector<std::int64_t> values) { return at::tensor(values, at::kLong); };
   const auto values = at::ones({2});
@@ -219,7 +219,7 @@ TEST_F(TensorRecords, SparseTensorsWhosePartsDoNotFitAreProtocolErrors) {
   }
 }
 
-TEST_F(TensorRecords, APartOfASparseTensorThatIsNoTensorIsAProtocolError) {
+TEST_F(TensorRecords, ASparseTensorWithANonTensorPartIsAProtocolError) {
   Encoder out;
   ASSERT_TRUE(out.begin_sparse({SparseLayout::Kind::coo, 0, {3, 3}}));
   out.integer(1);
@@ -247,7 +247,7 @@ TEST_F(TensorRecords, RequiresGradSurvivesAsALeaf) {
   EXPECT_TRUE(got.is_leaf());
 }
 
-TEST(DTypes, AreTorchsOwnNumbers) {
+TEST(DTypes, HaveTorchsNumbers) {
   for (int i = 0; i < static_cast<int>(at::ScalarType::Undefined); ++i) {
     const auto type = static_cast<at::ScalarType>(i);
     const auto dtype = dtype_of(type);

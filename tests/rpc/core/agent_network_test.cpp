@@ -115,7 +115,7 @@ class AgentNetworkTest : public ::testing::Test {
   Member owner_{store_, "owner"}, user_{store_, "user"}, third_{store_, "third"};
 };
 
-TEST_F(AgentNetworkTest, AnObjectLivesUntilTheLastHolderLetsGo) {
+TEST_F(AgentNetworkTest, AnObjectLivesUntilItsLastHolderReleasesIt) {
   auto mine = user_.create(owner_, 42);
   ASSERT_TRUE(user_.pass(third_, *mine).ok());  // while the owner creates it
   mine.reset();
@@ -135,7 +135,7 @@ TEST_F(AgentNetworkTest, AnObjectLivesUntilTheLastHolderLetsGo) {
   EXPECT_TRUE(testing::eventually([&] { return owner_.references->counts() == References::Counts(); }));
 }
 
-TEST_F(AgentNetworkTest, ThousandsComeAndGo) {
+TEST_F(AgentNetworkTest, ThousandsOfReferencesLeakNothing) {
   std::vector<std::shared_ptr<Reference>> mine;
   for (int i = 0; i < 2000; ++i) mine.push_back(user_.create(owner_, i));
   EXPECT_TRUE(testing::eventually([&] { return mine.back()->confirmed() && user_.references->settled(); }));
@@ -147,7 +147,7 @@ TEST_F(AgentNetworkTest, ThousandsComeAndGo) {
   EXPECT_TRUE(testing::eventually([&] { return owner_.references->counts() == References::Counts(); }));
 }
 
-TEST_F(AgentNetworkTest, WhatAnAgentHeldIsReclaimedWhenItLeaves) {
+TEST_F(AgentNetworkTest, HoldsOfAnAgentAreReclaimedWhenItLeaves) {
   auto mine = owner_.references->own({std::make_shared<int>(1), false});
   ASSERT_TRUE(owner_.pass(third_, *mine).ok());
   mine.reset();
@@ -156,7 +156,7 @@ TEST_F(AgentNetworkTest, WhatAnAgentHeldIsReclaimedWhenItLeaves) {
   EXPECT_TRUE(testing::eventually([&] { return owner_.references->counts() == References::Counts(); }));
 }
 
-TEST_F(AgentNetworkTest, ReferencesOfAnOwnerThatLeftSayWhoseTheyWere) {
+TEST_F(AgentNetworkTest, ReferencesOfADepartedOwnerNameIt) {
   auto mine = user_.create(owner_, 1);
   EXPECT_TRUE(testing::eventually([&] { return mine->confirmed(); }));
   owner_.leave();

@@ -84,7 +84,7 @@ Bytes bytes(std::initializer_list<int> values) {
   return out;
 }
 
-TEST(Codec, LeavesComeBackAsTheyWere) {
+TEST(Codec, LeavesRoundTrip) {
   std::vector<Value> leaves{value(Tag::none), value(Tag::true_), value(Tag::false_)};
   for (int shift = 0; shift < 64; ++shift) {
     const auto power = static_cast<std::int64_t>(std::uint64_t{1} << shift);
@@ -121,7 +121,7 @@ TEST(Codec, LeavesComeBackAsTheyWere) {
   EXPECT_EQ(round_trip(all), all);
 }
 
-TEST(Codec, StringsOfEveryLengthComeBack) {
+TEST(Codec, StringsOfEveryLengthRoundTrip) {
   for (const auto tag : {Tag::text, Tag::bytes, Tag::bytearray}) {
     for (const std::size_t length : {0U, 1U, 31U, 32U, 63U, 64U, 8191U, 8192U, 8193U, 100000U}) {
       std::string text(length, 'x');
@@ -132,7 +132,7 @@ TEST(Codec, StringsOfEveryLengthComeBack) {
   }
 }
 
-TEST(Codec, LongStringsGoOutOfBandAndAreKeptAlive) {
+TEST(Codec, LongStringsTravelOutOfBandAndAreKeptAlive) {
   const std::string text(inline_limit + 1, 'a');
   const std::string shorter(inline_limit, 'b');
   int asked = 0;
@@ -183,7 +183,7 @@ TEST(Codec, SmallValuesTakeFewBytes) {
   EXPECT_EQ(encoded_size(real(1)), 9U);
 }
 
-TEST(Codec, ContainersComeBackAsTheirOwnType) {
+TEST(Codec, ContainersKeepTheirType) {
   for (const auto tag : {Tag::tuple, Tag::list, Tag::set, Tag::frozenset}) {
     for (const std::size_t count : {0U, 1U, 15U, 16U, 200U}) {
       std::vector<Value> children;
@@ -204,7 +204,7 @@ TEST(Codec, ContainersComeBackAsTheirOwnType) {
   EXPECT_EQ(round_trip(record), record);
 }
 
-TEST(Codec, PublishedValuesLieInOneFrozenBuffer) {
+TEST(Codec, PublishedValuesFillOneFrozenBuffer) {
   std::array<std::byte, 256> block{};
   const Buffer region{Device{}, block.data(), block.size(), nullptr, nullptr};
   Encoder inside;
@@ -234,7 +234,7 @@ TEST(Codec, PublishedValuesLieInOneFrozenBuffer) {
   EXPECT_TRUE(in.finish().ok());
 }
 
-TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferAndApart) {
+TEST(Codec, PartsOfAPublishedValueLieInsideItsBufferWithoutOverlap) {
   std::array<std::byte, 256> block{};
   const Buffer region{Device{}, block.data(), block.size(), nullptr, nullptr};
   const std::vector<std::vector<PublishedPart>> wrong{{{0, 257}},
@@ -304,7 +304,7 @@ TEST(Codec, SparseTensorsTravelAsTheirParts) {
   EXPECT_EQ(round_trip(csr, {&buffer, 1}), csr);
 }
 
-TEST(Codec, ATensorThatDoesNotLieInItsBufferIsNotSent) {
+TEST(Codec, ATensorOutsideItsBufferIsNotSent) {
   std::array<std::byte, 16> storage{};
   Encoder out;
   const auto index = out.add_buffer({Device{}, storage.data(), storage.size(), nullptr, nullptr}, {});
@@ -315,7 +315,7 @@ TEST(Codec, ATensorThatDoesNotLieInItsBufferIsNotSent) {
   EXPECT_EQ(out.status().code(), Code::internal);
 }
 
-TEST(Codec, ArraysComeBackInlineAndOutOfBand) {
+TEST(Codec, ArraysRoundTripInlineAndOutOfBand) {
   for (const std::int64_t items : {0, 1, 1000, 2000}) {
     auto expected = value(Tag::array);
     expected.array = {"<f8", 8, ArrayLayout::fortran | ArrayLayout::read_only, Dims{items}};
@@ -356,7 +356,7 @@ TEST(Codec, TheSameObjectTwiceArrivesAsOne) {
   EXPECT_EQ(in.referred(), first);
 }
 
-TEST(Codec, ManyIdentitiesAreTold) {
+TEST(Codec, ManyIdentitiesAreTracked) {
   std::vector<int> objects(10000);
   Encoder out;
   ASSERT_TRUE(out.begin_list(objects.size() * 2));
@@ -376,7 +376,7 @@ TEST(Codec, ManyIdentitiesAreTold) {
   }
 }
 
-TEST(Codec, ListsAndDictsMayHoldThemselvesAndTuplesMayNot) {
+TEST(Codec, ListsAndDictsButNotTuplesMayHoldThemselves) {
   const auto list = value(Tag::list, {value(Tag::dict, {integer(1), again(0), integer(2), again(1)})});
   EXPECT_EQ(round_trip(list), list);
   for (const auto tag : {Tag::tuple, Tag::set, Tag::frozenset, Tag::record}) {
@@ -403,13 +403,13 @@ TEST(Codec, DeepNestingEndsAtTheLimitAtBothEnds) {
   EXPECT_FALSE(in.skip());
 }
 
-TEST(Codec, ALevelThatWasLeftCanBeUsedAgain) {
+TEST(Codec, AClosedLevelCanBeReused) {
   std::vector<Value> many(max_depth * 3, value(Tag::list, {value(Tag::tuple), value(Tag::dict)}));
   const auto expected = value(Tag::list, many);
   EXPECT_EQ(round_trip(expected), expected);
 }
 
-TEST(Codec, CountsBeyondTheBytesAreRefusedBeforeAnyMemoryIsTaken) {
+TEST(Codec, CountsBeyondTheBytesAreRefusedBeforeAnyAllocation) {
   EXPECT_EQ(decode(bytes({0x0b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})).code(),
             Code::protocol_error);
   EXPECT_EQ(decode(bytes({0x0d, 0xff, 0xff, 0x03, 0x00})).code(), Code::protocol_error);
@@ -426,7 +426,7 @@ TEST(Codec, CountsBeyondTheBytesAreRefusedBeforeAnyMemoryIsTaken) {
   EXPECT_LE(announced, many.size());
 }
 
-TEST(Codec, OneBufferIsNeverTheBytesOfTwoValues) {
+TEST(Codec, TwoValuesCannotShareABuffer) {
   std::array<std::byte, 64> memory{};
   const Buffer buffer{Device{}, memory.data(), memory.size(), nullptr, nullptr};
   EXPECT_TRUE(decode(bytes({0x71, 0x08, 0x01}), {&buffer, 1}).ok());
@@ -439,7 +439,7 @@ TEST(Codec, OneBufferIsNeverTheBytesOfTwoValues) {
   EXPECT_EQ(decode(bytes({0x72, 0x08, 0x01, 0x0f, 0x06, 0, 1, 0x10, 0}), {&buffer, 1}).code(), Code::protocol_error);
 }
 
-TEST(Codec, BytesOnAnotherDeviceAreNeverLookedAt) {
+TEST(Codec, BytesOnAnotherDeviceAreNeverRead) {
   const Buffer buffer{{DeviceType::cuda, 0}, reinterpret_cast<std::byte*>(8), 64, nullptr, nullptr};
   EXPECT_EQ(decode(bytes({0x08, 0x01}), {&buffer, 1}).code(), Code::protocol_error);
   EXPECT_TRUE(decode(bytes({0x0f, 0x06, 0x00, 0x01, 0x10, 0x00}), {&buffer, 1}).ok());
@@ -463,7 +463,7 @@ TEST(Codec, HostileTensorsAreRefused) {
   }
 }
 
-TEST(Codec, EveryCutOfAMessageFailsAndNothingElse) {
+TEST(Codec, EveryTruncationOfAMessageFails) {
   std::array<std::byte, 64> memory{};
   const Buffer buffer{Device{}, memory.data(), memory.size(), nullptr, nullptr};
   auto tensor = value(Tag::tensor);
@@ -495,7 +495,7 @@ TEST(Codec, EveryCutOfAMessageFailsAndNothingElse) {
   EXPECT_EQ(decode(longer, message.buffers).code(), Code::protocol_error);
 }
 
-TEST(Codec, RandomBytesFailOrDecodeToWhatEncodesAgain) {
+TEST(Codec, RandomBytesFailOrDecodeToValuesThatEncodeAgain) {
   std::mt19937 random(11);
   std::array<std::byte, 64> memory{};
   const Buffer buffer{Device{}, memory.data(), memory.size(), nullptr, nullptr};
@@ -513,7 +513,7 @@ TEST(Codec, RandomBytesFailOrDecodeToWhatEncodesAgain) {
   EXPECT_GT(decoded, 20000);
 }
 
-TEST(Codec, ErrorsSayWhatAndWhere) {
+TEST(Codec, ErrorsNameTheFaultAndItsOffset) {
   const auto status = decode(bytes({0x72, 0x80, 0x3e}));
   EXPECT_EQ(status.text(), "ProtocolError: a message holds a value of an unknown kind (byte 3 of 3)");
 }

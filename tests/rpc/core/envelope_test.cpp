@@ -7,7 +7,7 @@
 namespace tensorferry {
 namespace {
 
-TEST(FunctionName, PartsAreFoundAgain) {
+TEST(FunctionName, RoundTripsInParts) {
   const auto python = python_function("package.module", "Class.method");
   EXPECT_EQ(python, "py:package.module:Class.method");
   auto parsed = parse_function(python);
@@ -35,14 +35,14 @@ TEST(FunctionName, PartsAreFoundAgain) {
   EXPECT_EQ(parsed->name, "step");
 }
 
-TEST(FunctionName, HalfANameIsNone) {
+TEST(FunctionName, HalfANameIsRefused) {
   for (const char* bad : {"", "py:", "py:module", "py::name", "py:module:", "op:", "op:aten", "op:aten:add", "op:::add",
                           "op:aten::", "tf:"}) {
     EXPECT_FALSE(parse_function(bad)) << bad;
   }
 }
 
-TEST(Request, ArgumentsComeBackInTheirPlaces) {
+TEST(Request, ArgumentsKeepTheirPositions) {
   const Creation creation{{11, 12}, {13, 14}};
   for (const auto& expected : {std::optional<Creation>(), std::optional(creation)}) {
     Encoder out;
@@ -67,7 +67,7 @@ TEST(Request, ArgumentsComeBackInTheirPlaces) {
   }
 }
 
-TEST(Request, ItsNumberComesWithIt) {
+TEST(Request, ItsCallNumberIsRead) {
   for (const bool packed : {false, true}) {
     Encoder out;
     if (packed) {
@@ -92,7 +92,7 @@ TEST(Request, ItsNumberComesWithIt) {
   }
 }
 
-TEST(Fetch, Travels) {
+TEST(Fetch, RoundTrips) {
   const Fetch expected{7, {8, 9}, 300};
   Encoder out;
   write_fetch(out, expected);
@@ -102,7 +102,7 @@ TEST(Fetch, Travels) {
   EXPECT_TRUE(in.finish().ok());
 }
 
-TEST(Request, AnnouncingMoreThanThereIsFails) {
+TEST(Request, AnnouncingMoreArgumentsThanItHoldsFails) {
   Encoder out;
   begin_request(out, 1000);
   const auto message = out.take();
@@ -122,7 +122,7 @@ TEST(Request, UnknownKindsFail) {
   EXPECT_TRUE(reply.failed());
 }
 
-TEST(RemoteException, Travels) {
+TEST(RemoteException, RoundTrips) {
   const RemoteException expected{"builtins",           "ValueError", "wrong \xed\xa0\x80",
                                  "File x\n  line y\n", "trainer3",   true};
   Encoder out;
@@ -157,7 +157,7 @@ TEST(RemoteException, LongTextsAreCutBetweenCharacters) {
   EXPECT_NE(cut.traceback.front(), '\xa4');
 }
 
-TEST(RemoteException, SaysWhatWhereAndWho) {
+TEST(RemoteException, NamesTheErrorThePlaceAndTheAgent) {
   const RemoteException plain{"builtins", "ValueError", "no rows", "File a\n  line b", "trainer3", false};
   EXPECT_EQ(plain.describe(), "ValueError: no rows (raised on trainer3)\n  File a\n    line b");
   const RemoteException own{"jobs.errors", "Full", "", "", "ps", false};

@@ -37,7 +37,7 @@ bool every_element_is_inside(const TensorLayout& tensor, std::uint64_t bytes) {
   }
 }
 
-TEST(TensorLayout, IsValidExactlyWhereEveryElementLiesInTheBuffer) {
+TEST(TensorLayout, IsValidOnlyIfEveryElementLiesInTheBuffer) {
   std::mt19937 random(7);
   const auto pick = [&](int most) { return static_cast<std::int64_t>(random() % (most + 1)); };
   int valid = 0;
@@ -60,7 +60,7 @@ TEST(TensorLayout, IsValidExactlyWhereEveryElementLiesInTheBuffer) {
   EXPECT_LT(valid, 18000);
 }
 
-TEST(TensorLayout, AcceptsWhatTorchMakes) {
+TEST(TensorLayout, AcceptsTheLayoutsOfTorch) {
   EXPECT_TRUE(validate(layout({}, {}), 4).ok());                          // a scalar
   EXPECT_TRUE(validate(layout({0}, {1}), 0).ok());                        // empty
   EXPECT_TRUE(validate(layout({3, 0, 5}, {5, 5, 1}), 0).ok());            // empty in the middle
@@ -95,7 +95,7 @@ TEST(TensorLayout, RefusesNumbersThatOverflow) {
   }
 }
 
-TEST(TensorLayout, RefusesFlagsThatDoNotSuitTheDtype) {
+TEST(TensorLayout, RefusesFlagsThatDoNotFitTheDtype) {
   const auto flagged = [](DType dtype, int flags) {
     auto out = layout({1}, {1}, 0, dtype);
     out.flags = static_cast<std::uint8_t>(flags);
@@ -112,7 +112,7 @@ TEST(TensorLayout, RefusesFlagsThatDoNotSuitTheDtype) {
   EXPECT_FALSE(flagged(static_cast<DType>(255), 0));
 }
 
-TEST(TensorLayout, KnowsRowMajorOrder) {
+TEST(TensorLayout, RecognisesRowMajorOrder) {
   TensorLayout tensor;
   tensor.sizes = {2, 3, 4};
   ASSERT_TRUE(tensor.set_contiguous());
@@ -127,7 +127,7 @@ TEST(TensorLayout, KnowsRowMajorOrder) {
   EXPECT_FALSE(tensor.set_contiguous());
 }
 
-TEST(ArrayLayout, TakesPlainTypesAndExactlyTheirBytes) {
+TEST(ArrayLayout, AcceptsPlainTypesWithExactlyTheirBytes) {
   const auto with = [](std::string dtype, std::uint32_t item, Dims sizes, std::uint64_t bytes, std::uint8_t flags = 0) {
     return validate(ArrayLayout{std::move(dtype), item, flags, sizes}, bytes).ok();
   };

@@ -346,14 +346,14 @@ class Model {
   int fetching_ = 0;
 };
 
-TEST(ReferencesModel, NothingIsFreedEarlyAndNothingLeaks) {
+TEST(ReferencesModel, FreesNothingEarlyAndLeaksNothing) {
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     Model(seed, false).run(60);
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }
 }
 
-TEST(ReferencesModel, NorWhenAgentsDie) {
+TEST(ReferencesModel, FreesNothingEarlyAndLeaksNothingWhenAgentsDie) {
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     Model(seed, true).run(60);
     ASSERT_FALSE(HasFailure()) << "seed " << seed;

@@ -76,7 +76,7 @@ TEST_F(ReferencesTest, AnObjectLivesAsLongAsItsOwnersHandle) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, AnObjectLivesAsLongAsSomebodyElsesHandle) {
+TEST_F(ReferencesTest, AnObjectLivesAsLongAsAHandleOfAnotherAgent) {
   auto mine = owner_->references->own(outcome());
   auto theirs = send(*owner_, *user_, mine);
   mine.reset();
@@ -92,7 +92,7 @@ TEST_F(ReferencesTest, AnObjectLivesAsLongAsSomebodyElsesHandle) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, ACreatedObjectCanBeFetchedBeforeItIsThere) {
+TEST_F(ReferencesTest, AnObjectCanBeFetchedDuringItsCreation) {
   auto handle = user_->references->begin_creation(owner_->id, "hint");
   const auto early = fetch(*owner_, handle->object());  // overtakes the creation
   EXPECT_TRUE(pending(early));
@@ -119,7 +119,7 @@ TEST_F(ReferencesTest, AFetchEndsAtItsDeadline) {
   EXPECT_EQ(fetch(*owner_, {owner_->id.incarnation, 99})->status().code(), Code::not_found);
 }
 
-TEST_F(ReferencesTest, ACreatorMayLetGoBeforeItsObjectIsThere) {
+TEST_F(ReferencesTest, ACreatorMayReleaseItsObjectDuringTheCreation) {
   auto handle = user_->references->begin_creation(owner_->id);
   const auto ids = handle->ids();
   ASSERT_TRUE(owner_->references->create(user_->id, ids).ok());
@@ -132,7 +132,7 @@ TEST_F(ReferencesTest, ACreatorMayLetGoBeforeItsObjectIsThere) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, AReferenceIsPassedOnWhileItsObjectIsBeingCreated) {
+TEST_F(ReferencesTest, AReferenceCanBePassedOnDuringTheCreation) {
   auto handle = user_->references->begin_creation(owner_->id, "hint");
   auto passed = send(*user_, *third_, handle);
   EXPECT_EQ(passed->type_hint(), "hint");
@@ -149,7 +149,7 @@ TEST_F(ReferencesTest, AReferenceIsPassedOnWhileItsObjectIsBeingCreated) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, ThePasserMayLetGoWhileTheReferenceIsOnItsWay) {
+TEST_F(ReferencesTest, ThePasserMayReleaseAReferenceInTransit) {
   auto handle = create(*user_, *owner_);
   auto transfer = user_->references->pass_to(third_->id);
   const auto record = transfer.add(*handle);
@@ -169,7 +169,7 @@ TEST_F(ReferencesTest, ThePasserMayLetGoWhileTheReferenceIsOnItsWay) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, AMessageThatWasNeverSentGivesItsReferencesBack) {
+TEST_F(ReferencesTest, AnUnsentMessageReturnsItsReferences) {
   auto handle = create(*user_, *owner_);
   {
     auto transfer = user_->references->pass_to(third_->id);
@@ -187,7 +187,7 @@ TEST_F(ReferencesTest, AMessageThatWasNeverSentGivesItsReferencesBack) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, ARequestThatComesAfterItsCallFailedIsRefused) {
+TEST_F(ReferencesTest, ARequestThatArrivesAfterItsCallFailedIsRefused) {
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
   const auto record = transfer.add(*mine);
@@ -200,7 +200,7 @@ TEST_F(ReferencesTest, ARequestThatComesAfterItsCallFailedIsRefused) {
   EXPECT_EQ(user_->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, AFailedCallWhoseRequestHadComeLeavesTheReceiverItsReference) {
+TEST_F(ReferencesTest, AReceiverKeepsTheReferenceOfACallThatFailsLater) {
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
   const auto record = transfer.add(*mine);
@@ -213,7 +213,7 @@ TEST_F(ReferencesTest, AFailedCallWhoseRequestHadComeLeavesTheReceiverItsReferen
   EXPECT_TRUE((*theirs)->status().ok());
 }
 
-TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
+TEST_F(ReferencesTest, AnUnreadReplyKeepsItsReferences) {
   const auto call = user_->references->begin_call();
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
@@ -233,7 +233,7 @@ TEST_F(ReferencesTest, AReplyThatNobodyReadsYetKeepsItsReferences) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, AReplyThatWasDroppedGivesItsReferencesBack) {
+TEST_F(ReferencesTest, ADroppedReplyReturnsItsReferences) {
   const auto call = user_->references->begin_call();
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
@@ -247,7 +247,7 @@ TEST_F(ReferencesTest, AReplyThatWasDroppedGivesItsReferencesBack) {
   EXPECT_TRUE(owner_->references->settled());
 }
 
-TEST_F(ReferencesTest, AnObjectComesHomeToItsOwner) {
+TEST_F(ReferencesTest, AReferenceCanReturnToItsOwner) {
   auto theirs = create(*user_, *owner_);
   auto home = send(*user_, *owner_, theirs);
   EXPECT_TRUE(home->is_owner());
@@ -278,7 +278,7 @@ TEST_F(ReferencesTest, AnAgentPassesReferencesToItself) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, AnAgentCreatesAtItself) {
+TEST_F(ReferencesTest, AnAgentCreatesAnObjectAtItself) {
   auto handle = owner_->references->begin_creation(owner_->id);
   const auto early = fetch(*owner_, handle->object());
   ASSERT_TRUE(owner_->references->create(owner_->id, handle->ids()).ok());
@@ -299,7 +299,7 @@ TEST_F(ReferencesTest, AnAgentCreatesAtItself) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, ACreationThatWasGivenUpDoesNotHappenLater) {
+TEST_F(ReferencesTest, AnAbandonedCreationIsNotRunLater) {
   auto handle = user_->references->begin_creation(owner_->id);
   auto passed = send(*user_, *third_, handle);
   settle();
@@ -316,7 +316,7 @@ TEST_F(ReferencesTest, ACreationThatWasGivenUpDoesNotHappenLater) {
   for (const auto& life : world_.lives) EXPECT_EQ(life->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, AnObjectWhoseCreatorTimedOutStaysWithThoseWhoHoldIt) {
+TEST_F(ReferencesTest, AnObjectWhoseCreatorTimedOutStaysWithItsHolders) {
   auto handle = user_->references->begin_creation(owner_->id);
   ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
   owner_->references->fulfil(handle->object(), outcome());
@@ -337,7 +337,7 @@ TEST_F(ReferencesTest, AnObjectWhoseCreatorTimedOutStaysWithThoseWhoHoldIt) {
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, UsesOfADeadOwnersFailWithItsName) {
+TEST_F(ReferencesTest, UsesOfADeadOwnersObjectsFailWithItsName) {
   auto confirmed = create(*user_, *owner_);
   auto creating = user_->references->begin_creation(owner_->id);
   Status told;
@@ -365,7 +365,7 @@ TEST_F(ReferencesTest, ReferencesOfADeadUserAreReclaimed) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
-TEST_F(ReferencesTest, AReferenceOutlivesTheOneWhoPassedItOn) {
+TEST_F(ReferencesTest, AReferenceOutlivesItsPasser) {
   auto theirs = create(*user_, *owner_);
   auto passed = send(*user_, *third_, theirs);
   settle();
@@ -385,7 +385,7 @@ TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
   EXPECT_EQ(owner_->references->pass_to(user_->id).add(*other).status().code(), Code::connection_lost);
 }
 
-TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreTakenBack) {
+TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiesBeforeItConnectsAreTakenBack) {
   auto transfer = pass_only_hold(*owner_, *user_);
   world_.kill(user_, false);
   transfer.ended({Code::connection_lost, "nobody is at its address"});
@@ -395,7 +395,7 @@ TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiedBeforeItWasConnectedAreT
   EXPECT_TRUE(freed());
 }
 
-TEST_F(ReferencesTest, ANextLifeOfTheReceiverTakesNothing) {
+TEST_F(ReferencesTest, ANewIncarnationOfTheReceiverGetsNothing) {
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
   const auto record = transfer.add(*mine);
@@ -405,7 +405,7 @@ TEST_F(ReferencesTest, ANextLifeOfTheReceiverTakesNothing) {
   EXPECT_EQ(again->references->receive(*record, owner_->id).status().code(), Code::protocol_error);
 }
 
-TEST_F(ReferencesTest, AnObjectWhoseCreatorDiedBeforeItReachedTheOwnerFails) {
+TEST_F(ReferencesTest, AnObjectWhoseCreatorDiesBeforeItReachesTheOwnerFails) {
   auto handle = user_->references->begin_creation(owner_->id);
   auto passed = send(*user_, *third_, handle);
   handle.reset();
@@ -420,7 +420,7 @@ TEST_F(ReferencesTest, AnObjectWhoseCreatorDiedBeforeItReachedTheOwnerFails) {
   EXPECT_EQ(fetch(*owner_, passed->object())->status().code(), Code::connection_lost);
 }
 
-TEST_F(ReferencesTest, AnAgentThatIsTakenForDeadLearnsIt) {
+TEST_F(ReferencesTest, AnAgentThatCountsAsDeadIsTold) {
   auto theirs = create(*user_, *owner_);
   owner_->references->peer_lost(user_->id, {Code::connection_lost, "silent"});
   EXPECT_TRUE(freed());
@@ -434,7 +434,7 @@ TEST_F(ReferencesTest, AnAgentThatIsTakenForDeadLearnsIt) {
   EXPECT_TRUE(second->status().ok());
 }
 
-TEST_F(ReferencesTest, OnlyWhoHoldsAForkCanEndIt) {
+TEST_F(ReferencesTest, OnlyTheHolderOfAForkCanEndIt) {
   auto theirs = create(*user_, *owner_);
   const auto ids = theirs->ids();
   std::uint64_t number = 0;
@@ -457,7 +457,7 @@ TEST_F(ReferencesTest, OnlyWhoHoldsAForkCanEndIt) {
   EXPECT_EQ(owner_->references->counts().passing, 1U);
 }
 
-TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
+TEST_F(ReferencesTest, RecordsOfAnotherPasserOrReceiverAreRefused) {
   auto mine = owner_->references->own(outcome());
   auto transfer = owner_->references->pass_to(user_->id);
   const auto record = transfer.add(*mine);
@@ -468,7 +468,7 @@ TEST_F(ReferencesTest, RecordsThatSomebodyElsePassedOnAreRefused) {
   EXPECT_EQ(user_->references->receive(*record, owner_->id).status().code(), Code::protocol_error);  // twice
 }
 
-TEST_F(ReferencesTest, RecordsThatSomebodyMadeUpInTheAgentsOwnNameAreRefused) {
+TEST_F(ReferencesTest, RecordsForgedInTheAgentsOwnNameAreRefused) {
   const auto creation = create(*user_, *owner_);
   // The number of the user's next fork. If it were accepted, two handles would share one hold.
   const ForkId next{user_->id.incarnation, creation->ids().fork.counter + 1};
@@ -479,14 +479,14 @@ TEST_F(ReferencesTest, RecordsThatSomebodyMadeUpInTheAgentsOwnNameAreRefused) {
   EXPECT_TRUE(user_->references->pass_to(third_->id).add(*again).ok());
 }
 
-TEST_F(ReferencesTest, HandlesOfOneAgentAreNoUseToAnother) {
+TEST_F(ReferencesTest, HandlesOfOneAgentAreRefusedByAnother) {
   auto mine = owner_->references->own(outcome());
   EXPECT_EQ(user_->references->pass_to(third_->id).add(*mine).status().code(), Code::invalid_argument);
   EXPECT_EQ(owner_->references->pass_to({"user", 0}).add(*mine).status().code(), Code::invalid_argument);
   EXPECT_EQ(ReferenceTransfer().add(*mine).status().code(), Code::invalid_argument);
 }
 
-TEST_F(ReferencesTest, ClosingCompletesEverythingAndLeavesHandlesThatSaySo) {
+TEST_F(ReferencesTest, ClosingCompletesEverythingAndFailsItsHandles) {
   auto theirs = create(*user_, *owner_);
   auto creating = user_->references->begin_creation(owner_->id);
   Status told;
@@ -507,7 +507,7 @@ TEST_F(ReferencesTest, ClosingCompletesEverythingAndLeavesHandlesThatSaySo) {
   EXPECT_EQ(fetch(*owner_, late->object())->status().code(), Code::agent_closed);
 }
 
-TEST_F(ReferencesTest, AValueMayComeBackInWhileItIsDropped) {
+TEST_F(ReferencesTest, AValueMayCallBackDuringItsDestruction) {
   struct Reentrant {
     std::shared_ptr<References> references;
     ~Reentrant() { references->own({}); }
@@ -532,7 +532,7 @@ TEST(IntervalSet, HoldsWhatWasInserted) {
   EXPECT_EQ(set.runs(), IntervalSet::most_runs);
 }
 
-TEST(ReferenceMail, ComesBackAsItWas) {
+TEST(ReferenceMail, RoundTrips) {
   using Kind = ReferenceOp::Kind;
   std::vector<ReferenceOp> ops;
   for (const auto kind : {Kind::fork, Kind::remove, Kind::abandon})

@@ -176,7 +176,7 @@ TEST(ReferencesThreads, NothingLeaksAndNothingRaces) {
   }
 }
 
-TEST(Timer, RunsInOrderOfTheirTimesAndDropsTheRest) {
+TEST(Timer, RunsTasksInOrderOfTimeAndDropsTheRest) {
   std::mutex mutex;
   std::vector<int> ran;
   const auto kept = std::make_shared<int>(1);
@@ -202,7 +202,7 @@ TEST(Timer, RunsInOrderOfTheirTimesAndDropsTheRest) {
   EXPECT_EQ(kept.use_count(), 1);
 }
 
-TEST(Timer, MayBeDestroyedByWhatItRuns) {
+TEST(Timer, MayBeDestroyedByItsOwnTask) {
   std::atomic<bool> ran{false};
   auto timer = std::make_shared<Timer>();
   auto* raw = timer.get();

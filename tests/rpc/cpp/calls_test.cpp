@@ -43,7 +43,7 @@ namespace {
 
 int add(int a, int b) { return a + b; }
 
-TEST_F(TypedAgents, CallFunctionsOfOneAnotherByName) {
+TEST_F(TypedAgents, CallEachOtherByName) {
   sim->serve("add", &add);
   trainer->serve("greet", [](const std::string& name) { return "hello " + name; });
   EXPECT_EQ(trainer->call<int>("sim", "add", 40, 2).get(), 42);
@@ -80,7 +80,7 @@ TEST_F(TypedAgents, CarryTensors) {
   }
 }
 
-TEST_F(TypedAgents, CarryStructsOfOnesOwn) {
+TEST_F(TypedAgents, CarryUserDefinedStructs) {
   sim->serve("step", [](const Step& before, int n) { return Step{before.observation, before.reward + n, n > 2}; });
   const auto step = trainer->call<Step>("sim", "step", Step{Tensor::scalar(1.0), 0.5, false}, 3).get();
   EXPECT_EQ(step.observation.item<double>(), 1.0);
@@ -91,7 +91,7 @@ TEST_F(TypedAgents, CarryStructsOfOnesOwn) {
   EXPECT_EQ(trainer->call<Celsius>("sim", "warmer", Celsius{20}).get().degrees, 21);
 }
 
-TEST_F(TypedAgents, TellTheSignatureWhenArgumentsDoNotFit) {
+TEST_F(TypedAgents, ReportTheSignatureIfArgumentsDoNotFit) {
   sim->serve("stepper", [](const TensorOf<float>& action, int n) { return action.size() * 1.0 + n; }, {"action", "n"});
   const auto complaint = [&](const auto&... arguments) {
     return thrown_by<InvalidArgument>([&] { trainer->call<double>("sim", "stepper", arguments...).get(); });
@@ -106,7 +106,7 @@ TEST_F(TypedAgents, TellTheSignatureWhenArgumentsDoNotFit) {
   EXPECT_THAT(complaint(std::vector<int>{1}, std::tuple(1, "a")), HasSubstr("called with (list, tuple[int, str])"));
 }
 
-TEST_F(TypedAgents, TellWhatCameWhereAResultIsOfAnotherType) {
+TEST_F(TypedAgents, ReportTheTypeOfAResultThatDoesNotFit) {
   sim->serve("name", [] { return std::vector<std::string>{"sim"}; });
   EXPECT_THAT(thrown_by<InvalidArgument>([&] { trainer->call<double>("sim", "name").get(); }),
               HasSubstr("\"name\" on \"sim\" returned list, not float"));
@@ -124,7 +124,7 @@ TEST_F(TypedAgents, LeaveOutTrailingOptionalArguments) {
   EXPECT_EQ(trainer->call<std::string>("sim", "reset", 1, std::optional<int>(), "x").get(), "1/-1/x");
 }
 
-TEST_F(TypedAgents, PassExceptionsOn) {
+TEST_F(TypedAgents, PropagateExceptions) {
   sim->serve("fail", [](int how) {
     if (how == 0) throw std::out_of_range("no such level");
     if (how == 1) throw NotFound("no such map");
@@ -143,7 +143,7 @@ TEST_F(TypedAgents, PassExceptionsOn) {
   EXPECT_THAT(thrown_by<RemoteError>([&] { trainer->call("sim", "fail", 2).get(); }), HasSubstr("int"));
 }
 
-TEST_F(TypedAgents, SayWhatIsNotThere) {
+TEST_F(TypedAgents, NameUnknownFunctionsAndPeers) {
   EXPECT_THAT(thrown_by<NotFound>([&] { trainer->call("sim", "nothing").get(); }), HasSubstr("nothing"));
   EXPECT_THAT(thrown_by<NotFound>([&] { trainer->call("nobody", "f").get(); }), HasSubstr("nobody"));
   EXPECT_THAT(thrown_by<InvalidArgument>([&] { sim->serve("py:math:sin", &add); }), HasSubstr("py:math:sin"));
@@ -160,7 +160,7 @@ TEST_F(TypedAgents, KeepDeadlines) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, patience);
 }
 
-TEST_F(TypedAgents, TellFunctionsWhoCallsAndForHowLong) {
+TEST_F(TypedAgents, TellFunctionsTheirCallerAndDeadline) {
   sim->serve("who", [](const CallContext& call, int n) {
     return std::tuple(std::string(call.peer()), call.rank(), call.deadline().has_value(), n);
   });
@@ -185,7 +185,7 @@ TEST_F(TypedAgents, CancelCalls) {
   EXPECT_TRUE(noticed);
 }
 
-TEST_F(TypedAgents, AnswerLaterByAFuture) {
+TEST_F(TypedAgents, ReplyLaterByAFuture) {
   sim->serve("soon", [](int n) {
     Promise<int> promise;
     auto future = promise.future();
@@ -256,7 +256,7 @@ TEST(TypedWorld, BeginsAndEndsTogether) {
   two.join();
 }
 
-TEST(TypedWorld, MeetsAtAStoreThatAnAgentServes) {
+TEST(TypedWorld, JoinsAtAStoreThatAnAgentServes) {
   StoreServer server;
   const auto where = "store://127.0.0.1:" + std::to_string(server.port());
   const auto a = Agent::join({.name = "a", .rendezvous = where});

@@ -39,7 +39,7 @@ TEST_F(Futures, GiveTheirResultOnce) {
   EXPECT_EQ(Future<int>::ready(3).get(), 3);
 }
 
-TEST_F(Futures, RunWhatFollows) {
+TEST_F(Futures, RunTheirContinuations) {
   auto future = trainer->call<int>("sim", "half", 8)
                     .then([this](int half) { return trainer->call<int>("sim", "half", half).get(); })
                     .then([](int quarter) { return std::to_string(quarter); });
@@ -49,7 +49,7 @@ TEST_F(Futures, RunWhatFollows) {
   EXPECT_TRUE(ran);
 }
 
-TEST_F(Futures, PassExceptionsByWhatFollows) {
+TEST_F(Futures, SkipContinuationsAfterAnException) {
   std::atomic<bool> ran{false};
   auto future = trainer->call<int>("sim", "half", 3).then([&](int) { ran = true; });
   EXPECT_THAT(thrown_by<RemoteError>([&] { future.get(); }), HasSubstr("odd"));
@@ -58,7 +58,7 @@ TEST_F(Futures, PassExceptionsByWhatFollows) {
   EXPECT_EQ(thrown_by<std::domain_error>([&] { thrown.get(); }), "mine");
 }
 
-TEST_F(Futures, LogWhatACallbackThrowsAndGoOn) {
+TEST_F(Futures, LogTheExceptionOfACallbackAndContinue) {
   ::testing::internal::CaptureStderr();
   std::promise<void> ran;
   trainer->call<int>("sim", "half", 2).then([](int) { throw std::domain_error("nobody looks at me"); }).then([] {
@@ -100,7 +100,7 @@ TEST_F(Futures, FailWhenTheAgentHasLeft) {
   EXPECT_FALSE(ran);
 }
 
-TEST_F(Futures, CancelWhatTheyFollow) {
+TEST_F(Futures, CancelTheCallThatTheyContinue) {
   auto followed = trainer->call_with({.timeout = 0ms}, "sim", "wait").then([] {});
   followed.cancel();
   EXPECT_THROW(followed.get(), Cancelled);
@@ -124,7 +124,7 @@ Future<void> throws_at_once() {
   throw std::domain_error("at once");
 }
 
-TEST_F(Futures, AreAwaited) {
+TEST_F(Futures, CanBeAwaited) {
   EXPECT_EQ(quarter(trainer, 8).get(), 2);
   std::vector<Future<int>> many;
   for (int i = 0; i < 64; ++i) many.push_back(quarter(trainer, 4 * i));
@@ -137,7 +137,7 @@ TEST_F(Futures, ThrowThroughCoAwait) {
   EXPECT_EQ(thrown_by<std::domain_error>([&] { throws_at_once().get(); }), "at once");
 }
 
-TEST_F(Futures, AwaitedOnesEndWithTheirAgent) {
+TEST_F(Futures, ThatAreAwaitedEndWithTheirAgent) {
   auto agent = join(store, "short-lived");
   struct Waits {
     static Future<void> on(Agent* given) {

@@ -45,7 +45,7 @@ class Objects : public TypedAgents {
   }
 };
 
-TEST_F(Objects, AreUsedByTheirMethods) {
+TEST_F(Objects, AreCalledByTheirMethods) {
   const auto counter = trainer->call<Object>("sim", "make").get();
   EXPECT_EQ(counter.owner(), "sim");
   EXPECT_EQ(counter.type_name(), "Counter");
@@ -54,7 +54,7 @@ TEST_F(Objects, AreUsedByTheirMethods) {
   EXPECT_EQ(counter.call<int>("value").get(), 5);
 }
 
-TEST_F(Objects, LiveAsLongAsTheyAreHeld) {
+TEST_F(Objects, LiveWhileTheyAreHeld) {
   {
     const auto counter = trainer->call<Object>("sim", "make").get();
     const auto copy = counter;  // NOLINT(performance-unnecessary-copy-initialization): it holds the object too
@@ -64,7 +64,7 @@ TEST_F(Objects, LiveAsLongAsTheyAreHeld) {
   EXPECT_TRUE(becomes(alive, 0));
 }
 
-TEST_F(Objects, ArePassedOn) {
+TEST_F(Objects, CanBePassedOn) {
   const auto other = join(store, "other");
   other->serve("use", [](const Object& counter) { return counter.call<int>("add", 10).get(); });
   std::atomic<bool> kept{false};
@@ -84,14 +84,14 @@ TEST_F(Objects, ArePassedOn) {
   EXPECT_TRUE(becomes(alive, 0));
 }
 
-TEST_F(Objects, ComeHomeToTheirOwner) {
+TEST_F(Objects, CanReturnToTheirOwner) {
   const auto mine = sim->share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add));
   trainer->serve("echo", [](Object object) { return object; });
   const auto back = sim->call<Object>("trainer", "echo", mine).get();
   EXPECT_EQ(back.call<int>("add", 4).get(), 4);
 }
 
-TEST_F(Objects, SayWhatTheyCannotDo) {
+TEST_F(Objects, NameUnsupportedUses) {
   const auto counter = trainer->call<Object>("sim", "make").get();
   EXPECT_THAT(thrown_by<NotFound>([&] { counter.call("subtract", 1).get(); }),
               HasSubstr("\"Counter\" on \"sim\" has no method \"subtract\" for peers; it has: add, value"));

@@ -34,7 +34,7 @@ TEST(HostTensor, KeepsTheOwnerOfItsMemory) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST(HostTensor, ChecksWhatItIsReadAs) {
+TEST(HostTensor, ChecksTheTypeOfEachRead) {
   const auto tensor = Tensor::scalar(1.5);
   EXPECT_EQ(tensor.item<double>(), 1.5);
   EXPECT_THAT(thrown_by<InvalidArgument>([&] { (void)tensor.data<float>(); }),
@@ -43,7 +43,7 @@ TEST(HostTensor, ChecksWhatItIsReadAs) {
   EXPECT_THROW((void)Tensor::empty({2}, DType::float32).item<float>(), InvalidArgument);
 }
 
-TEST(HostTensor, RefusesShapesThatCannotBe) {
+TEST(HostTensor, RefusesImpossibleShapes) {
   EXPECT_THROW((void)Tensor::empty({-1}, DType::float32), InvalidArgument);
   EXPECT_THROW((void)Tensor::empty({INT64_MAX, INT64_MAX}, DType::uint8), InvalidArgument);
   EXPECT_THROW((void)Tensor::from_vector(std::vector<int>{1, 2, 3}, {2}), InvalidArgument);
@@ -54,7 +54,7 @@ TEST(HostTensor, RefusesShapesThatCannotBe) {
   EXPECT_EQ(Tensor::empty({0, 5}, DType::float32).size(), 0U);
 }
 
-TEST(HostTensor, IsCopiedTogetherByItsStrides) {
+TEST(HostTensor, IsMadeContiguousByItsStrides) {
   const auto whole = Tensor::from_vector(std::vector<int>{1, 2, 3, 4, 5, 6}, {2, 3});
   const auto column = Tensor::from_memory(whole.data<int>() + 1, {2}, DType::int32, whole.owner(), {3});
   EXPECT_FALSE(column.is_contiguous());
@@ -82,7 +82,7 @@ TEST_F(TypedAgents, CarryTensorsOfAllLayouts) {
   EXPECT_TRUE(echo(Tensor::scalar(true)).item<bool>());
 }
 
-TEST(DLPack, HandsMemoryOutAndIn) {
+TEST(DLPack, ExportsAndImportsMemory) {
   const auto tensor = Tensor::from_vector(std::vector<float>{1, 2, 3, 4}, {2, 2});
   auto* out = to_dlpack(tensor);
   EXPECT_EQ(out->dl_tensor.data, tensor.raw());
@@ -97,7 +97,7 @@ TEST(DLPack, HandsMemoryOutAndIn) {
 
 int deleted = 0;
 
-TEST(DLPack, IsTakenOverOnceWhateverComesOfIt) {
+TEST(DLPack, IsTakenOverOnceEvenIfItIsRefused) {
   std::int64_t shape[] = {2};
   float data[] = {0, 7, 8};
   dlpack::ManagedTensor managed{{data, {dlpack::cpu, 0}, 1, {dlpack::floating, 32, 1}, shape, nullptr, sizeof(float)},

@@ -46,7 +46,7 @@ T through(const T& value) {
   }));
 }
 
-TEST(Values, ComeBackAsTheyWere) {
+TEST(Values, RoundTrip) {
   EXPECT_EQ(through(std::string(100'000, 'x')), std::string(100'000, 'x'));
   const std::vector<std::byte> bytes(50'000, std::byte{7});
   EXPECT_EQ(through(bytes), bytes);
@@ -78,7 +78,7 @@ TEST(Values, OfNumpyAreTensors) {
   EXPECT_THROW(read<Tensor>(reply_of(array)), InvalidArgument);
 }
 
-TEST(Values, ThatComeTwiceAreReadTwice) {
+TEST(Values, ThatOccurTwiceAreReadTwice) {
   const int shared = 0;
   const auto twice = reply_of([&](Encoder& out) {
     out.begin_tuple(3);
@@ -112,7 +112,7 @@ TEST(Values, ThatComeTwiceAreReadTwice) {
   EXPECT_EQ(read<Deep>(nested), (Deep{{{"x"}, {"x"}}, {{"x"}, {"x"}}, {{"x"}}}));
 }
 
-TEST(Values, ThatRepeatThemselvesWithoutEndAreRefused) {
+TEST(Values, ThatExpandWithoutBoundAreRefused) {
   // 60 lists, of which each contains the list before it twice.
   const auto bomb = reply_of([](Encoder& out) {
     std::array<int, 60> lists{};
@@ -152,7 +152,7 @@ TEST(Values, ThatRepeatThemselvesWithoutEndAreRefused) {
   EXPECT_THAT(thrown_by<InvalidArgument>([&] { Walk::read(in, 0); }), HasSubstr("too many times"));
 }
 
-TEST(Values, ThatAreBrokenSayWhere) {
+TEST(Values, ThatAreInvalidNameTheOffset) {
   auto broken = reply_of([](Encoder& out) { out.text("hello"); });
   broken.payload.resize(broken.payload.size() - 1);
   EXPECT_THROW(read<std::string>(broken), ProtocolError);
@@ -207,7 +207,7 @@ TEST_F(Requests, TakeArgumentsByKeyword) {
   EXPECT_THAT(by_keyword({1, 2}, {{"d", 1}}).status().text(), HasSubstr("called with (int, int, d=int)"));
 }
 
-TEST_F(Requests, ReferToArgumentsByKeywordThatCameBefore) {
+TEST_F(Requests, ReferToEarlierArgumentsByKeyword) {
   sim->serve("lengths", [](const std::vector<int>& a, const std::vector<int>& b) { return a.size() * 10 + b.size(); },
              {"a", "b"});
   const int shared = 0;
@@ -235,7 +235,7 @@ TEST_F(Requests, ThatOnlyPythonCanReadAreRefused) {
   EXPECT_THAT(packed.status().text(), HasSubstr("only Python can read"));
 }
 
-TEST_F(Requests, ThatAreNoneAreRefused) {
+TEST_F(Requests, ThatAreInvalidAreRefused) {
   const auto garbage = request([](Encoder& out) { out.raw_u8(0xff); });
   EXPECT_EQ(garbage.status().code(), Code::protocol_error);
   const auto cut = request([](Encoder& out) {
