@@ -9,27 +9,22 @@
 #include <utility>
 #include <variant>
 
+#include "include/tensorferry/error_codes.h"
+
 namespace tensorferry {
 
-/// Codes of errors. The numbers travel in error replies (docs/protocol.md, "Frames", "Errors"): never renumber them.
-enum class Code : std::uint8_t {
-  ok = 0,
-  cancelled = 1,
-  invalid_argument = 2,
-  deadline_exceeded = 3,
-  not_found = 4,            // no such agent, function or object
-  permission_denied = 5,    // the peer may not call this
-  resource_exhausted = 6,   // a bound was reached: handlers, bytes in flight, memory
-  channel_unavailable = 7,  // no channel of the pair carries this buffer
-  connection_lost = 8,
-  protocol_error = 9,
-  unauthenticated = 10,
-  remote_error = 11,  // the handler failed
-  agent_closed = 12,  // this agent was shut down
-  internal = 13,
-};
+#define TENSORFERRY_ENUMERATOR(number, code, ...) code = (number),
+#define TENSORFERRY_PLUS_ONE(...) +1
 
-/// Returns the name that users see: "DeadlineExceeded", "ConnectionLost", ...
+/// What happened: ok, or an error. include/tensorferry/error_codes.h says what each means.
+enum class Code : std::uint8_t { ok = 0, TENSORFERRY_ERRORS(TENSORFERRY_ENUMERATOR) };
+/// The number of codes, ok included: they are 0 to code_count - 1.
+inline constexpr int code_count = 1 TENSORFERRY_ERRORS(TENSORFERRY_PLUS_ONE);
+
+#undef TENSORFERRY_ENUMERATOR
+#undef TENSORFERRY_PLUS_ONE
+
+/// Returns the name that users see, which is that of the class: "DeadlineExceeded", "ConnectionLost", ...
 std::string_view name_of(Code code) noexcept;
 
 /// The result of an operation. If ok, it is a null pointer and cheap to pass; otherwise it shares an immutable error.

@@ -4,6 +4,8 @@
 . scripts/sources.sh
 scripts/system.sh format
 scripts/venv.sh lint
+say "errors"
+"$venv/bin/python" scripts/errors.py
 say "clang-format"
 cpp_sources | xargs -r "$(first_of clang-format-16 clang-format)" -i
 say "ruff"

@@ -17,8 +17,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// that the sum does not overflow).
 Deadline deadline_after(std::chrono::milliseconds timeout) noexcept;
 
-/// Fills `into`. DeadlineExceeded; ConnectionLost: the peer closed or reset the connection; Internal: poll(2) failed.
-/// After an error the bytes that had arrived are lost.
+/// Fills `into`. DeadlineExceeded; ConnectionLost: the peer closed or reset the connection; InternalError: poll(2)
+/// failed. After an error the bytes that had arrived are lost.
 Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline);
 /// Writes all of `bytes`. Errors as read_exactly's.
 Status write_all(int fd, ByteView bytes, Deadline deadline);

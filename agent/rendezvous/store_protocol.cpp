@@ -100,7 +100,7 @@ Result<Reply> parse_reply(Op op, ByteView body) {
   Reader in(body);
   Reply reply;
   const auto code = in.get<std::uint8_t>();
-  if (in.failed() || code > static_cast<std::uint8_t>(Code::internal)) return malformed("reply");
+  if (in.failed() || code >= code_count) return malformed("reply");
   reply.code = static_cast<Code>(code);
   if (reply.code != Code::ok) {
     reply.text = text_of(in.rest());

@@ -324,7 +324,7 @@ Status decode_status(ByteView payload) {
   Reader in(payload);
   const auto code = in.get<std::uint8_t>();
   std::string what(in.text());
-  if (in.failed() || code == 0 || code > static_cast<int>(Code::internal)) {
+  if (in.failed() || code == 0 || code >= code_count) {
     return {Code::protocol_error, "an error reply that cannot be read"};
   }
   return {static_cast<Code>(code), std::move(what)};

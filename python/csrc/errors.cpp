@@ -5,42 +5,6 @@
 #include <utility>
 
 namespace tensorferry::python {
-namespace {
-
-const char* class_of(Code code) {
-  switch (code) {
-    case Code::cancelled:
-      return "Cancelled";
-    case Code::invalid_argument:
-      return "InvalidArgument";
-    case Code::deadline_exceeded:
-      return "DeadlineExceeded";
-    case Code::not_found:
-      return "NotFound";
-    case Code::permission_denied:
-      return "PermissionDenied";
-    case Code::resource_exhausted:
-      return "ResourceExhausted";
-    case Code::channel_unavailable:
-      return "ChannelUnavailable";
-    case Code::connection_lost:
-      return "ConnectionLost";
-    case Code::protocol_error:
-      return "ProtocolError";
-    case Code::unauthenticated:
-      return "Unauthenticated";
-    case Code::remote_error:
-      return "RemoteError";
-    case Code::agent_closed:
-      return "AgentClosed";
-    case Code::ok:
-    case Code::internal:
-      break;
-  }
-  return "InternalError";
-}
-
-}  // namespace
 
 py::object attribute_of(const char* module, const char* name) {
   static auto& found = *new std::map<std::pair<std::string, std::string>, py::object>;  // outlives the interpreter
@@ -51,7 +15,7 @@ py::object attribute_of(const char* module, const char* name) {
 
 void set_error(const Status& status) {
   try {
-    const auto type = attribute_of("tensorferry.errors", class_of(status.code()));
+    const auto type = attribute_of("tensorferry.errors", std::string(name_of(status.code())).c_str());
     const auto text = status.what();
     const py::str message(text.data(), text.size());
     PyErr_SetObject(type.ptr(), message.ptr());

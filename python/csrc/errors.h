@@ -6,7 +6,8 @@
 
 namespace tensorferry::python {
 
-/// Sets the Python error for `status`. If the package tensorferry.errors cannot be imported, sets that error instead.
+/// Sets the Python error for `status`, which is not ok. If the package tensorferry.errors cannot be imported, sets that
+/// error instead.
 void set_error(const Status& status);
 /// Raises the same error, as the C++ exception that pybind11 hands to Python.
 [[noreturn]] void raise(const Status& status);

@@ -9,77 +9,9 @@ here, else a :class:`RemoteError`. In both cases its ``__cause__`` is a :class:`
         print(error.__cause__)
 """
 
-from __future__ import annotations
-
-__all__ = [
-    "AgentClosed",
-    "Cancelled",
-    "ChannelUnavailable",
-    "ConnectionLost",
-    "DeadlineExceeded",
-    "Error",
-    "InternalError",
-    "InvalidArgument",
-    "NotFound",
-    "PermissionDenied",
-    "ProtocolError",
-    "RemoteError",
-    "RemoteTraceback",
-    "ResourceExhausted",
-    "Unauthenticated",
-]
-
 
 class Error(RuntimeError):
     """The base class of all errors of TensorFerry's own. The text says what happened, at which peer, and what to do."""
-
-
-class ConnectionLost(Error):
-    """The peer died, left, or became unreachable. Calls in flight to it fail with this error at once."""
-
-
-class DeadlineExceeded(Error, TimeoutError):
-    """No reply came within the time-out. The callee may or may not have run the function."""
-
-
-class Cancelled(Error):
-    """The call was cancelled before its reply came."""
-
-
-class InvalidArgument(Error, ValueError):
-    """An argument or option makes no sense. Nothing was sent."""
-
-
-class NotFound(Error, LookupError):
-    """No agent, function or object has that name."""
-
-
-class PermissionDenied(Error):
-    """The callee does not let this peer call that function."""
-
-
-class ResourceExhausted(Error):
-    """A limit was reached: of handlers that run at once, of bytes in flight, or of memory."""
-
-
-class ChannelUnavailable(Error):
-    """No channel can carry a tensor of the call, or the channel that ``require=`` names cannot carry it."""
-
-
-class ProtocolError(Error):
-    """The peer broke the protocol, or speaks another version of it. The link to it is closed."""
-
-
-class Unauthenticated(Error):
-    """The peer did not prove that it knows the cluster key, or this agent has no key to listen beyond its host."""
-
-
-class AgentClosed(Error):
-    """The agent was shut down, before the call or while it was in flight."""
-
-
-class InternalError(Error):
-    """A bug in TensorFerry, or a failure of the operating system."""
 
 
 class RemoteTraceback(Exception):
@@ -112,3 +44,57 @@ class RemoteError(Error):
         super().__init__(message)
         self.type_name = type_name
         self.peer = peer
+
+
+# The classes below are written by scripts/errors.py from include/tensorferry/error_codes.h.
+
+
+class Cancelled(Error):
+    """The call was cancelled before its reply came."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument or an option is invalid, or the result has another type than the caller asked for."""
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """No reply came within the time-out. The callee may or may not have run the function."""
+
+
+class NotFound(Error, LookupError):
+    """No agent, function, method or object has that name."""
+
+
+class PermissionDenied(Error):
+    """The callee does not let this peer call that function."""
+
+
+class ResourceExhausted(Error):
+    """A limit was reached: of functions that run at once, of bytes in flight, or of memory."""
+
+
+class ChannelUnavailable(Error):
+    """No channel can carry a tensor of the call, or the one channel that the caller requires cannot."""
+
+
+class ConnectionLost(Error):
+    """The peer died, left, or became unreachable. Calls in flight to it fail at once."""
+
+
+class ProtocolError(Error):
+    """The peer broke the protocol, or speaks another version of it. The link to it is closed."""
+
+
+class Unauthenticated(Error):
+    """The peer did not prove that it knows the cluster key, or this agent has no key to listen beyond its host."""
+
+
+class AgentClosed(Error):
+    """The agent was shut down, before the call or while it was in flight."""
+
+
+class InternalError(Error):
+    """A bug in TensorFerry, or a failure of the operating system or of a driver."""
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]

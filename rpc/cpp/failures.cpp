@@ -19,18 +19,10 @@ std::string name_of_type(const std::type_info& type) {
 }
 
 Code code_of(const Error& error) {
-  if (dynamic_cast<const Cancelled*>(&error) != nullptr) return Code::cancelled;
-  if (dynamic_cast<const InvalidArgument*>(&error) != nullptr) return Code::invalid_argument;
-  if (dynamic_cast<const DeadlineExceeded*>(&error) != nullptr) return Code::deadline_exceeded;
-  if (dynamic_cast<const NotFound*>(&error) != nullptr) return Code::not_found;
-  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr) return Code::permission_denied;
-  if (dynamic_cast<const ResourceExhausted*>(&error) != nullptr) return Code::resource_exhausted;
-  if (dynamic_cast<const ChannelUnavailable*>(&error) != nullptr) return Code::channel_unavailable;
-  if (dynamic_cast<const ConnectionLost*>(&error) != nullptr) return Code::connection_lost;
-  if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return Code::protocol_error;
-  if (dynamic_cast<const Unauthenticated*>(&error) != nullptr) return Code::unauthenticated;
-  if (dynamic_cast<const AgentClosed*>(&error) != nullptr) return Code::agent_closed;
-  if (dynamic_cast<const InternalError*>(&error) != nullptr) return Code::internal;
+#define TENSORFERRY_CODE(number, code, Class, ...) \
+  if (dynamic_cast<const Class*>(&error) != nullptr) return Code::code;
+  TENSORFERRY_ERRORS(TENSORFERRY_CODE)
+#undef TENSORFERRY_CODE
   return Code::ok;
 }
 
@@ -39,32 +31,14 @@ Code code_of(const Error& error) {
 void throw_status(const Status& status) {
   const std::string what(status.what());
   switch (status.code()) {
-    case Code::cancelled:
-      throw Cancelled(what);
-    case Code::invalid_argument:
-      throw InvalidArgument(what);
-    case Code::deadline_exceeded:
-      throw DeadlineExceeded(what);
-    case Code::not_found:
-      throw NotFound(what);
-    case Code::permission_denied:
-      throw PermissionDenied(what);
-    case Code::resource_exhausted:
-      throw ResourceExhausted(what);
-    case Code::channel_unavailable:
-      throw ChannelUnavailable(what);
-    case Code::connection_lost:
-      throw ConnectionLost(what);
-    case Code::protocol_error:
-      throw ProtocolError(what);
-    case Code::unauthenticated:
-      throw Unauthenticated(what);
+#define TENSORFERRY_THROW(number, code, Class, ...) \
+  case Code::code:                                  \
+    throw Class(what);
+    TENSORFERRY_PLAIN_ERRORS(TENSORFERRY_THROW)
+#undef TENSORFERRY_THROW
     case Code::remote_error:
       throw RemoteError(what, "", what, "", "");
-    case Code::agent_closed:
-      throw AgentClosed(what);
     case Code::ok:
-    case Code::internal:
       break;
   }
   throw InternalError(what);

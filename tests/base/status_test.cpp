@@ -24,12 +24,12 @@ TEST(Status, AnErrorTextHasItsNameAndMessage) {
   EXPECT_FALSE(copy.ok());
   EXPECT_EQ(copy.code(), Code::connection_lost);
   EXPECT_EQ(copy.text(), "ConnectionLost: trainer3 closed the connection");
-  EXPECT_EQ(Status(Code::internal, "").text(), "Internal");
+  EXPECT_EQ(Status(Code::internal, "").text(), "InternalError");
 }
 
 TEST(Status, EveryCodeHasAUniqueName) {
   std::set<std::string_view> names;
-  for (int code = 0; code <= static_cast<int>(Code::internal); ++code) {
+  for (int code = 0; code < code_count; ++code) {
     EXPECT_TRUE(names.insert(name_of(static_cast<Code>(code))).second) << code;
   }
   EXPECT_FALSE(names.contains("Unknown"));

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import runpy
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import tensorferry
@@ -193,6 +195,12 @@ def test_errors_are_runtime_errors():
         errors.RemoteTraceback("b", "text"),
     ):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_classes_and_documentation_are_those_of_the_table():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "errors.py"))
+    for path, text in script["texts"]().items():
+        assert path.read_text() == text, f"{path} differs from error_codes.h: run `make format`"
 
 
 # ---- functions that are not there

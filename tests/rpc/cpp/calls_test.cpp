@@ -2,6 +2,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "rpc/cpp/failures.h"
 #include "tensorferry/channel.h"
 #include "tests/agent/mail_channel.h"
 #include "tests/rpc/cpp/typed_agents.h"
@@ -141,6 +142,23 @@ TEST_F(TypedAgents, PropagateExceptions) {
   }
   EXPECT_EQ(thrown_by<NotFound>([&] { trainer->call("sim", "fail", 1).get(); }), "no such map");
   EXPECT_THAT(thrown_by<RemoteError>([&] { trainer->call("sim", "fail", 2).get(); }), HasSubstr("int"));
+}
+
+TEST(Errors, EachCodeHasAClassAndEachClassItsCode) {
+  for (int number = 1; number < code_count; ++number) {
+    const auto code = static_cast<Code>(number);
+    RemoteException described;
+    try {
+      detail::throw_status(Status(code, "as asked"));
+    } catch (...) {
+      const auto status = detail::describe_thrown(std::current_exception(), "sim", described);
+      if (code == Code::remote_error) {
+        EXPECT_EQ(described.text, "as asked");
+      } else {
+        EXPECT_EQ(status.text(), Status(code, "as asked").text());
+      }
+    }
+  }
 }
 
 TEST_F(TypedAgents, NameUnknownFunctionsAndPeers) {
