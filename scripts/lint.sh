@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the format, clang-tidy on the torch-free C++ sources, ruff, mypy and stubtest. Runs every check, then fails if
+# Checks the format, clang-tidy on the changed torch-free C++ sources (scripts/tidy.sh), ruff, mypy and stubtest. Runs every check, then fails if
 # a check has failed.
 . "$(dirname "$0")/common.sh"
 . scripts/sources.sh
@@ -27,8 +27,7 @@ PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m mypy.stubtest tensorferry --
   --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)
 
 say "clang-tidy"
-cmake --preset asan -B build/lint >/dev/null
-"$venv/bin/python" scripts/tidy.py "$(first_of clang-tidy-16 clang-tidy)" build/lint "$jobs" || failed+=(clang-tidy)
+scripts/tidy.sh || failed+=(clang-tidy)
 
 [ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"
 say "lint: all clean"

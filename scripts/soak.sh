@@ -2,7 +2,8 @@
 # Runs the long tests:
 #   - the C++ tests with their loops in full;
 #   - the Python tests marked soak: all pairs of call shapes and 200,000 random ones, leaks, growth, repeated endings;
-#   - both suites ten times on busy cores (TIMES=3: three times).
+#   - both suites ten times on busy cores (TIMES=3: three times);
+#   - clang-tidy on the whole tree; make lint reads only what has changed.
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build
 scripts/venv.sh
@@ -25,4 +26,6 @@ for time in $(seq "$times"); do
   say "time $time of $times"
   scripts/run-tests.sh "$build" "$venv/bin/python" || failed+=("time $time")
 done
+say "clang-tidy"
+scripts/tidy.sh all || failed+=(clang-tidy)
 [ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"

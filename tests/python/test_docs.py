@@ -185,3 +185,9 @@ def test_pages_name_files_that_exist() -> None:
             if not any(fnmatch.fnmatch(name, pattern) for name in files for pattern in patterns):
                 stale.add((page, path))
     assert not stale, "pages name files that do not exist"
+
+
+def test_the_hosted_workflow_has_every_step() -> None:
+    steps = subprocess.run([ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
+    matrix = re.search(r"^ +step: \[(.*)\]$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
+    assert matrix and matrix.group(1).split(", ") == [step for step in steps if step != "packages"]
