@@ -102,9 +102,12 @@ void fuzz(Driver& driver, Reader& in) {
         channel.pull(ticket_from(in, honest), sink, std::move(landed), completion());
         break;
       }
-      case 3:
-        if (!honest.empty()) channel.acknowledged(honest[in.get<std::uint8_t>() % honest.size()]);
+      case 3: {  // the agent calls both with tickets of this end alone, but the channel cannot rely on their order
+        if (honest.empty()) break;
+        const auto& ticket = honest[in.get<std::uint8_t>() % honest.size()];
+        (choice & 0x40) != 0 ? channel.withdraw(ticket) : channel.acknowledged(ticket);
         break;
+      }
       case 4:
         channel.discard(ticket_from(in, honest));
         break;

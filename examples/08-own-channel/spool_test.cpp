@@ -19,12 +19,11 @@ struct Folder {
   std::string path = "/tmp/spool-test-XXXXXX";
 };
 
+const Folder common;  // made before a test forks; takes the names that killed processes leave behind
+
 struct SpoolFixture {
   static constexpr auto name = "spool";
-  static Drivers drivers() {
-    static const Folder folder;  // for the names that killed processes leave behind
-    return {std::make_unique<SpoolDriver>(folder.path)};
-  }
+  static Drivers drivers() { return {std::make_unique<SpoolDriver>(common.path)}; }
   static Traits traits() { return {}; }
 };
 
