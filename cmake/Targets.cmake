@@ -147,7 +147,7 @@ function(tensorferry_fuzzer name)
 endfunction()
 
 # tensorferry_python_module(SOURCES ... LINK ...)
-# Builds tensorferry._C, and the Python package around it in ${build}/python, ready for PYTHONPATH.
+# Builds tensorferry._C and its types, _C.pyi, and the Python package around it in ${build}/python, ready for PYTHONPATH.
 function(tensorferry_python_module)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   set(package "${PROJECT_BINARY_DIR}/python/tensorferry")
@@ -169,7 +169,14 @@ function(tensorferry_python_module)
     COMMAND ${CMAKE_COMMAND} -DFROM=${PROJECT_SOURCE_DIR}/python/tensorferry -DTO=${package}
             -P "${PROJECT_SOURCE_DIR}/cmake/link_package.cmake"
     COMMENT "" VERBATIM)
+  # Without pybind11-stubgen, write_stub.py prints that, and writes no file.
+  add_custom_command(OUTPUT "${package}/_C.pyi"
+    COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/write_stub.py" "${package}"
+    DEPENDS tensorferry_python "${PROJECT_SOURCE_DIR}/cmake/write_stub.py"
+    COMMENT "Writing the types of tensorferry._C" VERBATIM)
+  add_custom_target(tensorferry_python_stub ALL DEPENDS "${package}/_C.pyi")
   # For the wheel alone: `cmake --install` installs the C++ package.
   install(TARGETS tensorferry_python LIBRARY DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
   install(FILES "${package}/_build_info.py" DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
+  install(FILES "${package}/_C.pyi" DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL OPTIONAL)
 endfunction()

@@ -15,14 +15,15 @@ say "ruff"
 "$venv/bin/ruff" format --check . || failed+=(ruff-format)
 
 say "mypy"
+scripts/build.sh
+export MYPYPATH=$PWD/$build/python # has the types of the compiled module, _C.pyi
 "$venv/bin/mypy" || failed+=(mypy)
 for example in examples/*/; do # each is a separate program, with a main.py
   "$venv/bin/mypy" "$example" || failed+=("mypy $example")
 done
 
 say "stubtest"
-# Compares the stubs of the compiled module, and every public name, with the module at run time.
-scripts/build.sh
+# Compares the types of the compiled module, and every public name, with the module at run time.
 PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m mypy.stubtest tensorferry --concise --ignore-disjoint-bases \
   --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)
 

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "agent/rendezvous/tcp_store.h"
 #include "contrib/tensorpipe/tensorpipe_channel.h"
@@ -42,7 +44,7 @@ py::object store_get(Store& store, const std::string& key, double timeout) {
 }
 
 void bind_stores(py::module_& module) {
-  py::class_<Store, std::shared_ptr<Store>>(module, "Store", "Where agents find one another.")
+  py::class_<Store, std::shared_ptr<Store>>(module, "Store", "The store at which agents meet.")
       .def(
           "set",
           [](Store& store, const std::string& key, const std::string& value) {
@@ -50,7 +52,7 @@ void bind_stores(py::module_& module) {
           },
           py::arg("key"), py::arg("value"))
       .def("get", &store_get, py::arg("key"), py::arg("timeout"),
-           "The value as bytes; None where it is not set in time.")
+           "Returns the value; None if it is not set within `timeout` seconds.")
       .def(
           "add",
           [](Store& store, const std::string& key, std::int64_t amount) {
@@ -63,9 +65,9 @@ void bind_stores(py::module_& module) {
       [](c10::intrusive_ptr<c10d::Store> store) -> std::shared_ptr<Store> {
         return std::make_shared<StoreAdapter>(std::move(store));
       },
-      py::arg("store"), "A c10d store as a Store.");
+      py::arg("store"), "Returns a Store that uses one of torch's stores.");
 
-  py::class_<TcpStoreServer>(module, "StoreServer", "Serves a Store until dropped.")
+  py::class_<TcpStoreServer>(module, "StoreServer", "Serves a Store until it is dropped.")
       .def(py::init([](const std::string& host, std::uint16_t port, std::string key) {
              return value_or_raise(unlocked([&] { return TcpStoreServer::listen(host, port, std::move(key)); }));
            }),
@@ -137,7 +139,9 @@ PythonAgent::Trust trust_of(const std::string& name) {
   raise(Status(Code::invalid_argument, "trust is \"full\" or \"registered\", not \"" + name + "\""));
 }
 
-py::tuple python_peer(const PeerInfo& peer) { return py::make_tuple(peer.name, peer.rank, peer.incarnation); }
+std::tuple<std::string, int, std::uint64_t> python_peer(const PeerInfo& peer) {
+  return {peer.name, peer.rank, peer.incarnation};
+}
 
 py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local, const py::object& device,
                  std::size_t bytes) {
@@ -170,7 +174,7 @@ py::dict counters(PythonAgent& agent) {
 
 void bind_agent(py::module_& module) {
   bind_stores(module);
-  py::class_<Exposed>(module, "Exposed", "Functions and classes by the names that peers may call them by.")
+  py::class_<Exposed>(module, "Exposed", "Functions and classes, by the names by which peers may call them.")
       .def(py::init<>())
       .def("add", &Exposed::add, py::arg("name"), py::arg("callable"));
   auto agent = py::class_<PythonAgent, std::shared_ptr<PythonAgent>>(module, "Agent");
@@ -193,8 +197,8 @@ void bind_agent(py::module_& module) {
       .def("_find", [](PythonAgent& self, py::handle to) { return python_peer(self.find(to)); })
       .def("_wait_for_world",
            [](PythonAgent& self, int size, double timeout) {
-             py::list world;
-             for (const auto& peer : self.wait_for_world(size, timeout)) world.append(python_peer(peer));
+             std::vector<std::tuple<std::string, int, std::uint64_t>> world;
+             for (const auto& peer : self.wait_for_world(size, timeout)) world.push_back(python_peer(peer));
              return world;
            })
       .def("_in_flight",
@@ -204,10 +208,8 @@ void bind_agent(py::module_& module) {
            })
       .def("_lost_peers",
            [](PythonAgent& self) {
-             py::list lost;
-             for (const auto& [peer, why] : self.lost_peers()) {
-               lost.append(py::make_tuple(peer.name, peer.incarnation, why));
-             }
+             std::vector<std::tuple<std::string, std::uint64_t, std::string>> lost;
+             for (const auto& [peer, why] : self.lost_peers()) lost.emplace_back(peer.name, peer.incarnation, why);
              return lost;
            })
       .def("_link_state",
@@ -216,12 +218,21 @@ void bind_agent(py::module_& module) {
       .def("_counters", &counters)
       .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);
 
-  module.def("default_agent", &PythonAgent::default_agent, "The agent of the module functions; None before init_rpc.");
-  module.def("set_default_agent", &PythonAgent::set_default_agent, py::arg("agent").none(true));
-  module.def("current_agent", &PythonAgent::current, "The agent that serves this call, else the default one.");
-  module.def("is_serving", &PythonAgent::is_serving, "Whether this thread runs a function that a peer called.");
+  {
+    py::options options;
+    options.disable_function_signatures();  // pybind11's would leave out None
+    module.def("default_agent", &PythonAgent::default_agent, R"(default_agent() -> Agent | None
+
+Returns the agent of init_rpc; None if there is none.)");
+    module.def("set_default_agent", &PythonAgent::set_default_agent, py::arg("agent").none(true),
+               "set_default_agent(agent: Agent | None) -> None");
+  }
+  module.def("current_agent", &PythonAgent::current,
+             "Returns the agent that serves this call, else the default agent.");
+  module.def("is_serving", &PythonAgent::is_serving,
+             "Returns whether this thread, or asyncio task, serves a call of a peer.");
   module.def("leave_all", &PythonAgent::leave_all,
-             "At the process's end: leaves with every agent, enters Python no more.");
+             "Leaves with every agent, at the end of the process. Our threads do not enter Python afterwards.");
   bind_calls(module, agent);
 }
 

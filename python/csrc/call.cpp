@@ -1,7 +1,6 @@
 #include "python/csrc/call.h"
 
 #include <array>
-#include <deque>
 #include <string>
 
 #include "python/csrc/agent.h"
@@ -14,8 +13,7 @@ namespace tensorferry::python {
 namespace {
 
 /// The parameters of the verbs, in the order of their signature:
-/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None,
-/// wait_for_ready=False, _order=0)
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
 enum Parameter : std::size_t {
   to_parameter,
   func_parameter,
@@ -26,12 +24,11 @@ enum Parameter : std::size_t {
   out_parameter,
   device_parameter,
   ready_parameter,
-  order_parameter,
   parameters
 };
 constexpr std::size_t positional_parameters = 5;
-constexpr std::array<const char*, parameters> parameter_names{"to",      "func", "args",   "kwargs",         "timeout",
-                                                              "require", "out",  "device", "wait_for_ready", "_order"};
+constexpr std::array<const char*, parameters> parameter_names{"to",      "func", "args",   "kwargs",        "timeout",
+                                                              "require", "out",  "device", "wait_for_ready"};
 
 std::size_t parameter_of(PyObject* name) {
   static auto& interned = *new std::array<PyObject*, parameters>([] {
@@ -46,6 +43,14 @@ std::size_t parameter_of(PyObject* name) {
     if (PyUnicode_CompareWithASCIIString(name, parameter_names[i]) == 0) return i;
   }
   return parameters;
+}
+
+/// Returns the order key of a call to `to`: that of a Peer handle; 0 for a name, a rank or a WorkerInfo.
+std::uint32_t order_of(PyObject* to) {
+  static auto* const name = PyUnicode_InternFromString("_order");
+  // A lookup on the type raises no error, so that calls to a WorkerInfo do not pay for an AttributeError.
+  if (PyUnicode_Check(to) != 0 || PyLong_Check(to) != 0 || _PyType_Lookup(Py_TYPE(to), name) == nullptr) return 0;
+  return py::handle(to).attr(name).cast<std::uint32_t>();
 }
 
 /// The parsed arguments of one verb. Owns the objects that it made for `invocation`.
@@ -82,6 +87,7 @@ class Parsed {
  private:
   void fill(const std::array<PyObject*, parameters>& given) {
     invocation.to = given[to_parameter];
+    invocation.order = order_of(invocation.to);
     invocation.function = given[func_parameter];
     args_ = py::reinterpret_borrow<py::object>(given[args_parameter]);
     if (!args_ || args_.is_none()) {
@@ -108,8 +114,6 @@ class Parsed {
     if (auto* out = given[out_parameter]; out != nullptr && out != Py_None) invocation.out = out;
     if (auto* device = given[device_parameter]; device != nullptr && device != Py_None) invocation.device = device;
     if (auto* ready = given[ready_parameter]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
-    if (auto* order = given[order_parameter]; order != nullptr)
-      invocation.order = py::handle(order).cast<std::uint32_t>();
   }
 
   py::object args_;
@@ -130,9 +134,9 @@ PyObject* guarded(Body body) noexcept {
   return nullptr;
 }
 
-/// Returns the agent of a verb: module functions get the module as `self`, methods an agent.
+/// Returns the agent of a verb: methods get it as `self`, functions get null.
 std::shared_ptr<PythonAgent> agent_of(PyObject* self) {
-  if (self == nullptr || PyModule_Check(self)) return PythonAgent::current();
+  if (self == nullptr) return PythonAgent::current();
   return py::handle(self).cast<std::shared_ptr<PythonAgent>>();
 }
 
@@ -163,132 +167,49 @@ PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
   });
 }
 
-constexpr const char* rpc_sync_doc =
-    R"(rpc_sync(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
---
-
-Calls a function on a peer and waits for its result.
-
-Args:
-    to: the peer: its name, its rank, or a :class:`WorkerInfo`. An agent may call itself: values are copied then too.
-    func: a module-level function, a class, a bound method (its object travels), a torch operator, or a scripted function;
-        or, as a str, the name of a function that the peer exposed (:func:`expose`), in Python or in C++.
-    args: the positional arguments, a tuple.
-    kwargs: the keyword arguments, a dict.
-    timeout: seconds; 0: none; -1: the default that ``init_rpc`` was given (60).
-    require: the only channel that may carry tensors, such as ``"basic"``. Its probe, where it has one, is waited for.
-    out: a dense tensor, on the CPU or a GPU, that the result, one tensor of the same dtype and shape, is to land in.
-        Where it is contiguous the bytes arrive there without another copy; else they are copied there. Do not touch it
-        meanwhile. Nothing is written to it after the call has ended, by a time-out for one; where that is with an
-        error, what it holds is undefined. On a GPU it is written in the order of the stream that is current here.
-    device: where tensors among the arguments land at the peer: one of its devices (``"cuda:1"``, ``1``, ``"cpu"``), for
-        all of them; or a dict of devices here to devices there, one to one, by which the tensors of the result come
-        back the other way. None: the agent's device map for the peer, else the device of the same index, else its first
-        GPU, else its CPU.
-    wait_for_ready: wait up to the time-out for a peer that has not joined yet, or is about to restart, instead of
-        failing. A call that was sent to a peer which then died fails all the same: nothing is sent twice.
-
-Returns:
-    What ``func(*args, **kwargs)`` returned there; ``out`` where it is given.
-
-Raises:
-    DeadlineExceeded, ConnectionLost, NotFound, PermissionDenied, ChannelUnavailable: see :mod:`tensorferry.errors`.
-    ChannelUnavailable: also where the function returned memory marked by :func:`share`, which cannot land in ``out``.
-    InvalidArgument: the peer has no such device.
-    ValueError: the result has another dtype or shape than ``out``; ``out`` is sparse, requires grad, or is on a GPU
-        that the agent does not use.
-    TypeError: the result is not one tensor although ``out`` is given, or ``out`` is none; or a value cannot be sent,
-        such as a tensor on a GPU while a CUDA graph is being captured there.
-    Exception: whatever ``func`` raised, as its own type where that can be rebuilt, else as :class:`RemoteError`.
-
-Example::
-
-    total = rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
-    rpc.rpc_sync("worker1", torch.add, args=(total, 1), out=total)
-)";
-
-constexpr const char* rpc_async_doc =
-    R"(rpc_async(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
---
-
-Calls a function on a peer and returns a :class:`Future` of its result at once.
-
-Tensors among the arguments may be written again when the future has completed, or its ``sent`` has; ``out`` is filled
-when the future has completed. Of a result on GPUs the streams that are current where :meth:`Future.wait` is called wait
-for it; no thread does.
-
-Args:
-    to, func, args, kwargs, timeout, require, out, device, wait_for_ready: as :func:`rpc_sync` takes them.
-
-Returns:
-    A :class:`Future`. Where it is dropped the call goes on.
-
-Raises:
-    What the arguments' pickling raises; ``DeadlineExceeded`` after :func:`deadline`. What the call itself raises, waiting
-    for the future raises.
-
-Example::
-
-    futures = [rpc.rpc_async(worker, torch.sum, args=(torch.ones(10),)) for worker in ("worker1", "server")]
-    assert tensorferry.wait_all(futures) == [10, 10]
-)";
-
-constexpr const char* remote_doc =
-    R"(remote(to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, device=None, wait_for_ready=False)
---
-
-Calls a function on a peer, where its result stays, and returns an :class:`RRef` to it at once.
-
-Args:
-    to, func, args, kwargs, timeout, require, device: as :func:`rpc_sync` takes them. The time-out is of the object's making.
-        The object's tensors stay on their devices there.
-    wait_for_ready: as there, but it is ``remote`` itself that waits for the peer.
-
-Returns:
-    An :class:`RRef`, which can be used and passed on at once.
-
-Raises:
-    What the arguments' pickling raises; NotFound: there is no such peer; DeadlineExceeded: ``wait_for_ready`` waited in
-    vain. An exception that ``func`` raises is kept there, and raised at each use of the reference; so is InvalidArgument,
-    where the peer has no such device.
-
-Example::
-
-    model = rpc.remote("server", torch.nn.Linear, args=(784, 10))
-    assert model.rpc_sync().forward(torch.ones(784)).shape == (10,)
-)";
-
 using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
-PyMethodDef definition(const char* name, Entry entry, const char* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry)), METH_FASTCALL | METH_KEYWORDS, doc};
+Entry entry_of(const std::string& verb) {
+  if (verb == "rpc_sync") return rpc_sync;
+  if (verb == "rpc_async") return rpc_async;
+  if (verb == "remote") return remote;
+  throw py::value_error("C++ implements no verb \"" + verb + "\"");
 }
 
-/// Returns the definition of the same verb as a method: its documented signature begins with self.
-PyMethodDef method_of(const PyMethodDef& function) {
-  static auto& docs = *new std::deque<std::string>;  // never destroyed: the methods point into it
-  auto& doc = docs.emplace_back(function.ml_doc);
-  doc.insert(doc.find('(') + 1, "$self, ");
-  auto method = function;
-  method.ml_doc = doc.c_str();
-  return method;
+/// Returns the definition of a verb, for one more function or method, which points into it: it is never destroyed.
+PyMethodDef* define(const std::string& verb, const std::string& doc) {
+  struct Definition {
+    std::string name;
+    std::string doc;
+    PyMethodDef method;
+  };
+  auto& made = *new Definition{verb, doc, {}};
+  made.method = {made.name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry_of(verb))),
+                 METH_FASTCALL | METH_KEYWORDS, made.doc.c_str()};
+  return &made.method;
+}
+
+py::object made(PyObject* object) {
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
 }
 
 }  // namespace
 
 void bind_calls(py::module_& module, const py::object& agent) {
-  static std::array<PyMethodDef, 4> definitions{definition("rpc_sync", rpc_sync, rpc_sync_doc),
-                                                definition("rpc_async", rpc_async, rpc_async_doc),
-                                                definition("remote", remote, remote_doc), PyMethodDef{}};
-  if (PyModule_AddFunctions(module.ptr(), definitions.data()) != 0) throw py::error_already_set();
-  static auto& methods = *new std::deque<PyMethodDef>;
-  for (const auto& function : definitions) {
-    if (function.ml_name == nullptr) break;
-    auto* method =
-        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(agent.ptr()), &methods.emplace_back(method_of(function)));
-    if (method == nullptr) throw py::error_already_set();
-    agent.attr(function.ml_name) = py::reinterpret_steal<py::object>(method);
-  }
+  module.def(
+      "make_method",
+      [type = reinterpret_cast<PyTypeObject*>(agent.ptr())](const std::string& verb, const std::string& doc) {
+        return made(PyDescr_NewMethod(type, define(verb, doc)));
+      },
+      py::arg("verb"), py::arg("doc"), "Returns a verb as a method of Agent. `doc` begins with the signature.");
+  module.def(
+      "make_function",
+      [](const std::string& verb, const std::string& doc, const py::str& of_module) {
+        return made(PyCFunction_NewEx(define(verb, doc), nullptr, of_module.ptr()));
+      },
+      py::arg("verb"), py::arg("doc"), py::arg("module"),
+      "Returns a verb as a function of `module` that uses the current agent. `doc` begins with the signature.");
 }
 
 }  // namespace tensorferry::python

@@ -6,7 +6,8 @@
 
 namespace tensorferry::python {
 
-/// Adds the verbs to `module`, for the current agent, and as methods to the class `agent`, for one instance.
+/// Adds make_method() and make_function() to `module`. The Python package makes the verbs with them, as methods of the
+/// class `agent` and as functions for the current agent. It passes the docstrings (calls.py).
 void bind_calls(py::module_& module, const py::object& agent);
 
 }  // namespace tensorferry::python

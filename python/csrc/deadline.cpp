@@ -47,13 +47,13 @@ void bind_deadline(py::module_& module) {
         const auto* reply = ServingScope::reply();
         return reply != nullptr && reply->cancelled();
       },
-      R"(Whether the answer of the call that this thread, or asyncio task, serves would be discarded.
+      R"(Returns whether the caller has given up the call that this thread, or asyncio task, serves.
 
-That is so when the caller has cancelled, its deadline has passed, or it is gone: a long function may stop then. Costs
-less than a microsecond.
+That is so if the caller has cancelled the call, the call's deadline has passed, or the caller is gone. Its result would
+be discarded, so a long function may stop. Takes less than a microsecond.
 
 Returns:
-    False outside of functions that a peer called, and on threads and in callbacks that they start.
+    False outside of functions that a peer called, and on threads and in callbacks that such a function starts.
 
 Example::
 

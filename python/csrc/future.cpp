@@ -376,9 +376,12 @@ void bind_future(py::module_& module) {
     }
   });
 
+  py::options options;
+  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
+
   py::class_<Future, TorchFuture, std::shared_ptr<Future>>(module, "Future", R"(The result of a call that is under way.
 
-A :class:`torch._C.Future`: ``torch.futures.collect_all`` and ``wait_all`` take it. It can be awaited.
+A :class:`torch._C.Future`, so ``torch.futures.collect_all`` and ``wait_all`` accept it. It can be awaited.
 
 Example::
 
@@ -389,37 +392,48 @@ Example::
     assert (future.wait(), await future, doubled.wait()) == (2, 2, 4)
     rpc.rpc_async("worker1", max, args=(1, 2)).cancel()
 )")
-      .def("wait", &Future::wait, py::arg("timeout") = py::none(), R"(Waits for the reply and returns its value.
+      .def("wait", &Future::wait, py::arg("timeout") = py::none(), R"(wait(self, timeout: float | None = None) -> _T
+
+Waits until the future has completed, and returns its value.
 
 Args:
-    timeout: seconds to wait here at most; ``None``: as long as the call's own time-out. The call goes on after it.
+    timeout: seconds to wait here at most; ``None``: no limit beside the call's own time-out. The call goes on if this
+        time passes.
 
 Raises:
-    DeadlineExceeded: ``timeout`` passed. Whatever the call raised.)")
+    DeadlineExceeded: ``timeout`` passed. Otherwise the error of the call.)")
       .def("exception", &Future::exception, py::arg("timeout") = py::none(),
-           R"(Waits like :meth:`wait`, and returns the exception that it would raise, or ``None``.
+           R"(exception(self, timeout: float | None = None) -> BaseException | None
+
+Waits as :meth:`wait` does, and returns the exception that :meth:`wait` would raise; ``None`` if it would raise none.
 
 Args:
     timeout: as for :meth:`wait`.
 
 Raises:
-    DeadlineExceeded: ``timeout`` passed; what the call raised is returned instead.)")
-      .def("done", &Future::done, "Whether :meth:`wait` would return at once.")
-      .def("value", &Future::value, R"(The value of a completed future.
+    DeadlineExceeded: ``timeout`` passed.)")
+      .def("done", &Future::done, R"(done(self) -> bool
+
+Returns whether :meth:`wait` would return, or raise, at once.)")
+      .def("value", &Future::value, R"(value(self) -> _T
+
+Returns the value of a completed future.
 
 Raises:
-    What the call raised; InvalidArgument: it has not completed.)")
-      .def("cancel", &Future::cancel, R"(Gives the call up: it fails with :class:`Cancelled`, and the peer is told.
+    InvalidArgument: the future has not completed. Otherwise the error of the call.)")
+      .def("cancel", &Future::cancel, R"(cancel(self) -> None
 
-Of a future of :meth:`then`'s, the call that it waits for. Nothing happens where that has completed.)")
-      .def_property_readonly("sent", &Future::sent, R"(A :class:`Future` of ``None``: the arguments may be overwritten.
+Cancels the call: it fails with :class:`Cancelled`, and the peer is told. On a future that :meth:`then` returned,
+cancels the call that the future depends on. Does nothing if that call has completed.)")
+      .def_property_readonly("sent", py::cpp_function(&Future::sent, "(self) -> Future[None]"),
+                             R"(A :class:`Future` of ``None`` that completes when the arguments may be overwritten.
 
-It completes when every tensor among the call's arguments has been read or copied, whichever channel carries it, which
-may be long before the reply. After a time-out it may complete later than the call; where the peer is lost, with the
-link to it. It never fails. Memory handed over by :func:`share` stays shared all the same.
+It completes when every tensor among the call's arguments has been read or copied, on any channel; that may be long
+before the reply. After a time-out it may complete later than the call. If the peer is lost, it completes when the link
+to the peer ends. It never fails. Memory handed over by :func:`share` stays shared.
 
 Raises:
-    InvalidArgument: the future is of no call (:meth:`then`'s, for one).
+    InvalidArgument: the future belongs to no call; :meth:`then` returned it, for example.
 
 Example::
 
@@ -433,39 +447,60 @@ Example::
           [](const py::object& self, py::function callback) {
             return self.cast<Future&>().then(self, std::move(callback));
           },
-          py::arg("callback"), R"(A future of what ``callback(self)`` returns, which runs when this one has completed.
+          py::arg("callback"),
+          R"(then(self, callback: collections.abc.Callable[[Future[_T]], _S]) -> Future[_S]
+
+Returns a future of the result of ``callback(self)``, which runs when this future has completed.
 
 Args:
-    callback: gets this future, whose value is there; runs on a thread of the agent's, or on this one at once where the
-        future has completed. It should not block.
+    callback: gets this future, which has completed. It runs on a thread of the agent, or at once on this thread if the
+        future has completed already. It should not block.
 
 Raises:
-    Nothing; what the callback raises, waiting for the returned future raises.)")
+    Nothing. If the callback raises an exception, waiting for the returned future raises it.)")
       .def(
           "add_done_callback",
           [](const py::object& self, py::function callback) {
             self.cast<Future&>().add_done_callback(self, std::move(callback));
           },
-          py::arg("callback"), R"(Runs ``callback(self)`` when this one has completed.
+          py::arg("callback"),
+          R"(add_done_callback(self, callback: collections.abc.Callable[[Future[_T]], object]) -> None
+
+Runs ``callback(self)`` when this future has completed.
 
 Args:
-    callback: as for :meth:`then`; what it raises is printed, and goes no further.
+    callback: as for :meth:`then`. If it raises an exception, the exception is printed and otherwise ignored.
 
 Raises:
     Nothing.)")
-      .def("__await__", [](const py::object& self) { return attribute_of("tensorferry.futures", "await_")(self); });
+      .def(
+          "__await__", [](const py::object& self) { return attribute_of("tensorferry.futures", "await_")(self); },
+          "__await__(self) -> collections.abc.Generator[typing.Any, None, _T]")
+      .def_static(
+          "__class_getitem__",
+          [](const py::object& item) {
+            return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "Future"), item);
+          },
+          "__class_getitem__(item: object) -> types.GenericAlias");
 
   module.def("_await_at", &await_at, py::arg("future"), py::arg("inbox"), py::arg("callable"),
-             "Posts `callable` when the future has completed; True, and does not, where it is done already.");
-  module.def("wait_all", &wait_all, py::arg("futures"), py::arg("timeout") = py::none(),
-             R"(Waits for all futures and returns their values in order.
+             R"(_await_at(future: torch._C.Future[typing.Any], inbox: _LoopInbox, callable: typing.Any) -> bool
+
+Returns True if the future has completed. Otherwise returns False, and posts `callable` when it has completed.)");
+  module.def(
+      "wait_all", &wait_all, py::arg("futures"), py::arg("timeout") = py::none(),
+      R"(wait_all(futures: collections.abc.Iterable[torch._C.Future[typing.Any]], timeout: float | None = None) )"
+      R"(-> list[typing.Any]
+
+Waits until all futures have completed, and returns their values in order.
 
 Args:
-    futures: from :func:`rpc_async`; torch's own may be among them.
-    timeout: seconds to wait here at most; ``None``: as long as the calls' own time-outs.
+    futures: futures of :func:`rpc_async`. There may be torch's own futures among them.
+    timeout: seconds to wait here at most; ``None``: no limit beside the calls' own time-outs.
 
 Raises:
-    DeadlineExceeded: ``timeout`` passed. Else, once all have completed, what the first failed one in the list raised.
+    DeadlineExceeded: ``timeout`` passed. Otherwise, once all have completed, the error of the first failed future in
+        the list.
 
 Example::
 

@@ -82,7 +82,8 @@ void LoopInbox::close() {
 }
 
 void bind_inbox(py::module_& module) {
-  py::class_<LoopInbox, std::shared_ptr<LoopInbox>>(module, "_LoopInbox", "What threads hand to an event loop.")
+  py::class_<LoopInbox, std::shared_ptr<LoopInbox>>(
+      module, "_LoopInbox", "The completed futures and callables that other threads pass to an event loop.")
       .def(py::init<>())
       .def("fileno", &LoopInbox::fd)
       .def("drain", &LoopInbox::drain)

@@ -35,21 +35,22 @@ PyObject* repr(PyObject* self) {
 }
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
-  PyErr_SetString(PyExc_TypeError,
-                  "what rpc.publish() returns travels in the arguments and results of calls alone, there beside values "
-                  "that the codec knows: it cannot be pickled or copied");
+  PyErr_SetString(
+      PyExc_TypeError,
+      "the result of rpc.publish() can only be in the arguments and results of calls, beside values that the "
+      "codec knows: it cannot be pickled or copied");
   return nullptr;
 }
 
 PyTypeObject* make_type() {
   static PyMethodDef methods[] = {{"__reduce_ex__", &reduce, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {
-      {"nbytes", &get_bytes, nullptr, "Bytes of the block that its tensors lie in.", nullptr},
+      {"nbytes", &get_bytes, nullptr, "int: the bytes of the block of memory that holds its tensors.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static const char doc[] =
       R"(A value that :func:`tensorferry.rpc.publish` encoded, for the arguments or the results of any number of calls.
 
-It arrives there as the value. Its memory lives as long as this handle, or any tensor that arrived out of it.
+It arrives at the peer as the value. Its memory lives as long as this handle or any tensor that arrived out of it.
 
 Example::
 
@@ -91,9 +92,17 @@ void bind_publish(py::module_& module) {
   handle_type = make_type();
   if (handle_type == nullptr) throw py::error_already_set();
   module.attr("Published") = py::handle(reinterpret_cast<PyObject*>(handle_type));
-  module.def("publish", &publish, py::arg("agent"), py::arg("value"));
+  py::options options;
+  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
+  module.def("publish", &publish, py::arg("agent"), py::arg("value"),
+             R"(publish(agent: Agent, value: typing.Any) -> Published
+
+Implements Agent.publish().)");
   module.def(
-      "is_called_by_name", [](py::handle callable) { return !wire_name_of(callable)->by_value; }, py::arg("callable"));
+      "is_called_by_name", [](py::handle callable) { return !wire_name_of(callable)->by_value; }, py::arg("callable"),
+      R"(is_called_by_name(callable: collections.abc.Callable[..., typing.Any]) -> bool
+
+Returns whether calls name the function, instead of carrying a pickle of it.)");
 }
 
 }  // namespace tensorferry::python

@@ -246,19 +246,22 @@ py::object remote_method(const RRef& self, const std::string& name, double timeo
 }  // namespace
 
 void bind_references(py::module_& module) {
-  const auto timeout = py::arg("timeout") = unset_timeout;
-  py::class_<RRef, std::shared_ptr<RRef>>(module, "RRef", R"(A reference to an object on some agent, its owner.
+  py::options options;
+  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
 
-Made by :func:`remote`, or of a value here; passed to any agent among the arguments and results of calls. The object
-lives until nobody holds a reference to it.
+  const auto timeout = py::arg("timeout") = unset_timeout;
+  py::class_<RRef, std::shared_ptr<RRef>>(module, "RRef", R"(A reference to an object at an agent, its owner.
+
+:func:`remote` makes one. The constructor makes one to a value here. References can be passed to any agent, in the
+arguments and results of calls. The object lives as long as there is a reference to it.
 
 Args:
-    value: what to refer to; it is not copied.
-    type_hint: its type, for those who read the reference's text.
+    value: the object to refer to; it is not copied.
+    type_hint: its type, for the text of the reference (``repr``).
 
 Raises:
-    RuntimeError: there is no agent to own it. AgentClosed, from what the reference is used for: the agent that holds it
-    was shut down, or is the parent's of this forked process.
+    RuntimeError: there is no agent to own the object. AgentClosed, from any use of the reference: the agent that holds
+        the reference has left, or belongs to the parent of this forked process.
 
 Example::
 
@@ -270,22 +273,26 @@ Example::
     mine = rpc.RRef([1, 2], type_hint=list)
     assert mine.is_owner() and mine.local_value() == [1, 2]
 )")
-      .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none())
+      .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none(),
+           "__init__(self, value: _T, type_hint: object = None) -> None")
       .def("to_here", &RRef::to_here, timeout, py::kw_only(), py::arg("out") = py::none(),
            py::arg("device") = py::none(),
-           R"(A copy of the value; at the owner the value itself.
+           R"(to_here(self, timeout: float = -1.0, *, out: torch.Tensor | None = None, )"
+           R"(device: int | str | torch.device | None = None) -> _T
+
+Returns a copy of the value; at the owner, the value itself.
 
 Args:
-    timeout: seconds; 0: none; -1: the agent's default.
-    out: a tensor that the value, one tensor of the same dtype and shape, is to land in, as :func:`rpc_sync` has it.
+    timeout: seconds; 0: no limit; -1: the agent's default.
+    out: a tensor that receives the value, one tensor of the same dtype and shape, as for :func:`rpc_sync`.
     device: where tensors in the value land here, such as ``"cuda:1"`` or ``"cpu"``; None: by the agent's device map for
-        the owner, else on the device of the same index. At the owner, which gives the value itself, it changes nothing.
+        the owner, else on the device of the same index. At the owner it has no effect.
 
 Returns:
-    The value; ``out`` where it is given.
+    The value; ``out`` if it is given.
 
 Raises:
-    What the object's creation raised; ConnectionLost: its owner is gone; DeadlineExceeded.
+    ConnectionLost: the owner is gone. DeadlineExceeded. Otherwise the exception that the object's creation raised.
     ValueError, TypeError: the value does not fit ``out``.
 
 Example::
@@ -293,71 +300,103 @@ Example::
     weights, theirs = torch.empty(10, 10), rpc.remote("server", torch.ones, args=(10, 10))
     for _ in range(3):
         theirs.to_here(out=weights))")
-      .def("local_value", &RRef::local_value, R"(The value itself, at its owner.
+      .def("local_value", &RRef::local_value, R"(local_value(self) -> _T
+
+Returns the value itself, at its owner.
 
 Raises:
-    InvalidArgument: the object is not here. What its creation raised.)")
-      .def("is_owner", &RRef::is_owner, "Whether the object is here.")
-      .def("owner_name", &RRef::owner_name,
-           "The name of the agent that has the object. The reference itself knows it, also after shutdown.")
-      .def_property_readonly("_agent", [](const RRef& self) { return self.agent().shared_from_this(); })
+    InvalidArgument: this agent is not the owner. Otherwise the exception that the object's creation raised.)")
+      .def("is_owner", &RRef::is_owner, R"(is_owner(self) -> bool
+
+Returns whether the object is at this agent.)")
+      .def("owner_name", &RRef::owner_name, R"(owner_name(self) -> str
+
+Returns the name of the agent that has the object. Works after this agent has left, too.)")
+      .def_property_readonly(
+          "_agent",
+          py::cpp_function([](const RRef& self) { return self.agent().shared_from_this(); }, "(self) -> typing.Any"))
       .def(
           "owner", [](const py::object& self) { return attribute_of("tensorferry.references", "owner_of")(self); },
-          R"(The :class:`WorkerInfo` of the agent that has the object.
+          R"(owner(self) -> typing.Any
+
+Returns the :class:`WorkerInfo` of the agent that has the object.
 
 Raises:
-    NotFound: it has left. AgentClosed: the agent here was shut down.)")
-      .def("confirmed_by_owner", &RRef::confirmed_by_owner, "Whether the owner knows of this reference.")
+    NotFound: that agent has left. AgentClosed: this agent has left.)")
+      .def("confirmed_by_owner", &RRef::confirmed_by_owner, R"(confirmed_by_owner(self) -> bool
+
+Returns whether the owner knows of this reference.)")
       .def(
           "rpc_sync", [](const py::object& self, double seconds) { return proxy(self, "_rpc_sync", seconds); }, timeout,
-          R"(``rref.rpc_sync().method(...)`` calls a method of the object at its owner.
+          R"(rpc_sync(self, timeout: float = -1.0) -> typing.Any
+
+Returns a proxy: ``rref.rpc_sync().method(...)`` calls a method of the object at its owner and waits for the result.
 
 Args:
-    timeout: of the call, seconds; 0: none; -1: the agent's default.
+    timeout: of the call, seconds; 0: no limit; -1: the agent's default.
 
 Raises:
-    Calling the method: what :func:`rpc_sync` raises, and what the object's creation raised.)")
+    Calling the method: as :func:`rpc_sync`, and the exception that the object's creation raised.)")
       .def(
           "rpc_async", [](const py::object& self, double seconds) { return proxy(self, "_rpc_async", seconds); },
-          timeout, R"(``rref.rpc_async().method(...)`` gives a :class:`Future` of the method's result.
+          timeout,
+          R"(rpc_async(self, timeout: float = -1.0) -> typing.Any
+
+Returns a proxy: ``rref.rpc_async().method(...)`` returns a :class:`Future` of the method's result.
 
 Args:
-    timeout: of the call, seconds; 0: none; -1: the agent's default.
+    timeout: of the call, seconds; 0: no limit; -1: the agent's default.
 
 Raises:
-    Calling the method: what :func:`rpc_async` raises; ConnectionLost: the owner is known to be gone.)")
+    Calling the method: as :func:`rpc_async`; ConnectionLost: the owner is known to be gone.)")
       .def(
           "remote", [](const py::object& self, double seconds) { return proxy(self, "_remote", seconds); }, timeout,
-          R"(``rref.remote().method(...)`` gives an :class:`RRef` to the method's result, which stays at the owner.
+          R"(remote(self, timeout: float = -1.0) -> typing.Any
+
+Returns a proxy: ``rref.remote().method(...)`` returns an :class:`RRef` to the method's result, which stays at the
+owner.
 
 Args:
-    timeout: of the call, seconds; 0: none; -1: the agent's default.
+    timeout: of the call, seconds; 0: no limit; -1: the agent's default.
 
 Raises:
-    Calling the method: what :func:`remote` raises; ConnectionLost: the owner is known to be gone.)")
-      .def("_check", [](const RRef& self) { check(self.reference().status()); })
-      .def("_next",
-           [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
-             auto& agent = self.agent();
-             return Future::of(agent.shared_from_this(), agent.start(self.prepare_next(seconds, order, label)));
-           })
-      .def("_rpc_sync", &sync_method)
-      .def("_rpc_async", &async_method)
-      .def("_remote", &remote_method)
+    Calling the method: as :func:`remote`; ConnectionLost: the owner is known to be gone.)")
+      .def(
+          "_check", [](const RRef& self) { check(self.reference().status()); }, "_check(self) -> None")
+      .def(
+          "_next",
+          [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
+            auto& agent = self.agent();
+            return Future::of(agent.shared_from_this(), agent.start(self.prepare_next(seconds, order, label)));
+          },
+          py::arg("seconds"), py::arg("order"), py::arg("label"),
+          "_next(self, seconds: float, order: int, label: str) -> Future[typing.Any]")
+      .def("_rpc_sync", &sync_method,
+           "_rpc_sync(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> typing.Any")
+      .def("_rpc_async", &async_method,
+           "_rpc_async(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> Future[typing.Any]")
+      .def("_remote", &remote_method,
+           "_remote(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> RRef[typing.Any]")
       .def(
           "_get_type",
           [](const py::object& self, double seconds, bool blocking) {
             return attribute_of("tensorferry.references", "type_of")(self, seconds, blocking);
           },
-          timeout, py::arg("blocking") = true)
-      .def("__repr__", &RRef::text)
-      .def("__reduce__",
-           [](const py::object&) -> py::object {
-             throw py::type_error("a reference can be pickled only as a part of a call's arguments or result");
-           })
-      .def_static("__class_getitem__", [](const py::object& item) {
-        return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "RRef"), item);
-      });
+          timeout, py::arg("blocking") = true,
+          "_get_type(self, timeout: float = -1.0, blocking: bool = True) -> typing.Any")
+      .def("__repr__", &RRef::text, "__repr__(self) -> str")
+      .def(
+          "__reduce__",
+          [](const py::object&) -> py::object {
+            throw py::type_error("a reference can be pickled only as a part of a call's arguments or result");
+          },
+          "__reduce__(self) -> typing.NoReturn")
+      .def_static(
+          "__class_getitem__",
+          [](const py::object& item) {
+            return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "RRef"), item);
+          },
+          "__class_getitem__(item: object) -> types.GenericAlias");
   module.attr("PyRRef") = module.attr("RRef");
 }
 

@@ -80,7 +80,8 @@ void bind_served(py::module_& module) {
   if (variable == nullptr) throw py::error_already_set();
   module.attr("_serving") = py::reinterpret_borrow<py::object>(variable);
   using Flag = std::atomic<bool>;
-  py::class_<Flag, std::shared_ptr<Flag>>(module, "_GivenUp", "Whether the caller has given up a call; for any thread.")
+  py::class_<Flag, std::shared_ptr<Flag>>(
+      module, "_GivenUp", "Whether the caller has given up the call that this thread serves. Any thread may read it.")
       .def(py::init([] {
         auto flag = std::make_shared<Flag>(false);
         if (auto* reply = ServingScope::reply()) reply->on_cancelled([flag] { *flag = true; });

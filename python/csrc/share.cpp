@@ -46,18 +46,20 @@ PyObject* repr(PyObject* self) { return PyUnicode_FromFormat("tensorferry.share(
 PyObject* get_attribute(PyObject* self, PyObject* name) {
   auto* const found = PyObject_GenericGetAttr(self, name);
   if (found == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
-    PyErr_Format(PyExc_AttributeError,
-                 "tensorferry.share() marks a tensor for a call and is none itself: it has no '%U'; the tensor is its "
-                 ".tensor",
-                 name);
+    PyErr_Format(
+        PyExc_AttributeError,
+        "the result of tensorferry.share() marks a tensor for a call, and is not a tensor: it has no '%U'. Its "
+        ".tensor is the tensor",
+        name);
   }
   return found;
 }
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
-  PyErr_SetString(PyExc_TypeError,
-                  "what tensorferry.share() returns goes as an argument or a result of a call alone: it cannot be "
-                  "pickled or copied (its .tensor can)");
+  PyErr_SetString(
+      PyExc_TypeError,
+      "the result of tensorferry.share() can only be an argument or a result of a call: it cannot be pickled "
+      "or copied (its .tensor can)");
   return nullptr;
 }
 
@@ -78,29 +80,30 @@ PyObject* share(PyObject* /*module*/, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-constexpr const char* share_doc =
-    R"doc(Marks a tensor to be handed over without a copy, among the arguments of a call or in what a handler returns.
+constexpr const char* share_doc = R"doc(share(tensor: torch.Tensor) -> Shared
 
-The peer gets an ordinary tensor on the same memory: what either side writes, the other sees, with no order or
-atomicity but what their calls give. Everything else about values holds: without ``share`` the same tensor is copied.
-The received tensor stays valid after the call, after either agent's end, and after its maker's death. Handing the
-same memory to the same peer again costs about an empty call, whatever its size. A call to oneself hands over the
-very memory.
+Marks a tensor to be handed over without a copy, among the arguments of a call or in the result of a handler.
+
+The peer gets an ordinary tensor on the same memory. Each side sees what the other writes. Calls alone order these
+writes; nothing makes them atomic. Without ``share``, a call copies the same tensor. The received tensor stays valid
+after the call, after either agent has left, and after the process that made it has died. Handing the same memory to
+the same peer again costs about as much as an empty call, whatever its size. A call of an agent to itself hands over
+the memory itself.
 
 Args:
-    tensor: one of :func:`tensorferry.empty`, or a view of one (slices, transposes, other shapes; gaps may lie in it).
-        The peer gets its dtype, sizes and strides; what it is a view of stays behind, though in the same memory.
+    tensor: a result of :func:`tensorferry.empty`, or a view of one (slices, transposes, other shapes, also with gaps).
+        The peer gets the view's dtype, sizes and strides, but not the tensor that it is a view of.
 
 Returns:
-    A marker, accepted anywhere in arguments, keywords and results; the tensor is its ``tensor``. It is no tensor
-    itself and cannot be pickled.
+    A marker, accepted anywhere in arguments and results; its ``tensor`` is the tensor. The marker is not a tensor and
+    cannot be pickled.
 
 Raises:
-    ValueError: the memory is not of this process's ``tensorferry.empty()``, or not the CPU's.
-    TypeError: not a torch.Tensor or Parameter (a subclass).
+    ValueError: the memory is not from ``tensorferry.empty()`` of this process, or is not on the CPU.
+    TypeError: ``tensor`` is not a torch.Tensor or Parameter itself (a subclass, for example).
 
-The call raises :class:`tensorferry.errors.ChannelUnavailable` where the peer cannot see the memory: on another
-host, of another user, or where options forbid it. ``explain()`` says whether the channel ``shm`` is usable.
+The call raises :class:`tensorferry.errors.ChannelUnavailable` if the peer cannot map the memory: on another host, as
+another user, or if options forbid it. ``explain()`` says whether the channel ``shm`` is usable.
 
 Example::
 
@@ -111,7 +114,7 @@ Example::
 
 PyTypeObject* make_type() {
   static PyMethodDef methods[] = {{"__reduce_ex__", &reduce, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-  static PyGetSetDef properties[] = {{"tensor", &get_tensor, nullptr, "The tensor that is marked.", nullptr},
+  static PyGetSetDef properties[] = {{"tensor", &get_tensor, nullptr, "torch.Tensor: the marked tensor.", nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static const char doc[] = R"(A tensor marked by :func:`tensorferry.share`, for the arguments or the result of a call.
 
@@ -152,7 +155,12 @@ void bind_share(py::module_& module) {
   module.attr("Shared") = py::handle(reinterpret_cast<PyObject*>(shared_type));
   static PyMethodDef methods[] = {{"share", &share, METH_O, share_doc}, {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
-  module.def("empty", &empty, py::arg("sizes"), py::arg("dtype"));
+  py::options options;
+  options.disable_function_signatures();  // the docstring begins with its own, whose types are more exact
+  module.def("empty", &empty, py::arg("sizes"), py::arg("dtype"),
+             R"(empty(sizes: collections.abc.Sequence[int], dtype: torch.dtype) -> torch.Tensor
+
+Implements tensorferry.empty().)");
 }
 
 }  // namespace tensorferry::python

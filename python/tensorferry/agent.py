@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import threading
 import time
@@ -15,26 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from . import _C, errors, exposing
-from .peers import Peer as PeerHandle
+from .calls import Calls
+from .peers import Peer
 from .rendezvous import meet
-from .streams import Stream, open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-    from typing import TypeVar
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from ._C import DeviceChoice, DeviceLike, Published
-    from .futures import Future
+    from .calls import DeviceChoice, DeviceLike, PeerLike
     from .rendezvous import Meeting
 
-    _T = TypeVar("_T")
     DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
 
-Peer: TypeAlias = "str | int | WorkerInfo | PeerHandle"
-
 __all__ = ["Agent", "Counters", "Explanation", "WorkerInfo"]
-
-_WORTH_A_BLOCK = 64 * 1024  # bytes of tensors from which call_many publishes the arguments
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,7 @@ def _device_maps(given: Mapping[str, DeviceMap] | None) -> dict[str, list[tuple[
     return maps
 
 
-class Agent(_C.Agent):
+class Agent(Calls):
     """A member of a job, with the functions of :mod:`tensorferry.rpc` as methods. One process can have several agents.
 
     Args:
@@ -301,7 +293,7 @@ class Agent(_C.Agent):
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
 
-    def get_worker_info(self, worker_name: Peer | None = None) -> WorkerInfo:
+    def get_worker_info(self, worker_name: PeerLike | None = None) -> WorkerInfo:
         """Returns the name and rank of an agent.
 
         Args:
@@ -309,12 +301,17 @@ class Agent(_C.Agent):
 
         Raises:
             NotFound: there is no such agent. AgentClosed: this agent has left.
+
+        Example::
+
+            me = rpc.get_worker_info()
+            next_one = rpc.get_worker_info(me.id + 1)
         """
         name, rank, _ = self._self if worker_name is None else self._find(worker_name)
         return WorkerInfo(name, rank)
 
-    def peer(self, name: Peer) -> PeerHandle:
-        """Returns a handle on a peer, with the calls as methods: see :class:`tensorferry.Peer`.
+    def peer(self, name: PeerLike) -> Peer:
+        """Returns a handle on a peer, with the calls as methods, in order if wanted: see :class:`tensorferry.Peer`.
 
         Args:
             name: the peer's name, its rank, or a :class:`WorkerInfo`. A name is not looked up: the peer may join later.
@@ -324,62 +321,17 @@ class Agent(_C.Agent):
 
         Example::
 
-            assert rpc.peer("worker1").rpc_sync(max, args=(1, 2)) == 2
+            log = rpc.peer("worker1").ordered()
+            first, second = log.rpc_async(print, args=("first",)), log.rpc_async(print, args=("second",))
+            second.wait()
+            assert first.done()
         """
         if isinstance(name, int):
             name = self.get_worker_info(name)
-        return PeerHandle(self, name if isinstance(name, str) else name.name)
-
-    def rpc_stream(
-        self,
-        to: Peer,
-        func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
-        args: Iterable[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-        *,
-        window: int = 8,
-        require: str | None = None,
-        wait_for_ready: bool = False,
-    ) -> Stream[_T]:
-        """Calls a generator function on a peer and returns an iterator over its items.
-
-        Args:
-            to: the peer, as for :func:`rpc_sync`.
-            func: a generator function, an asynchronous one, or a function that returns an iterator; or the name under
-                which the peer exposed one.
-            args: the positional arguments, a tuple.
-            kwargs: the keyword arguments, a dict.
-            timeout: seconds that each item may take once the caller waits for it; 0: no limit; -1: the default of
-                ``init_rpc`` (60). It also bounds the calls that the generator makes for the item.
-            window: how many items the generator may be ahead of the caller, at least 1.
-            require, wait_for_ready: as for :func:`remote`.
-
-        Returns:
-            A :class:`Stream`: an iterator, also an asynchronous one, and a context manager.
-
-        Raises:
-            At once: ValueError if ``window`` is below 1; otherwise as :func:`remote`.
-            From the iterator, which closes the stream: the exception that ``func`` raised; DeadlineExceeded if an item
-            did not come in time; ConnectionLost; TypeError if ``func`` returned no iterator.
-
-        Example::
-
-            def batches(epochs):                    # at the peer
-                for epoch in range(epochs):
-                    yield torch.full((4,), float(epoch))
-
-            total = torch.zeros(4)
-            with rpc.rpc_stream("worker1", batches, args=(3,), window=4) as stream:
-                for batch in stream:
-                    total += batch
-            assert total.tolist() == [3, 3, 3, 3]
-        """
-        options = {"require": require, "wait_for_ready": wait_for_ready}
-        return open_stream(self, to, func, args, kwargs, timeout, window, options)
+        return Peer(self, name if isinstance(name, str) else name.name)
 
     def explain(
-        self, peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None
+        self, peer: PeerLike, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None
     ) -> Explanation:
         """Explains which channel would carry ``tensor`` to ``peer``, and why the others would not.
 
@@ -402,61 +354,17 @@ class Agent(_C.Agent):
         found = self._explain(peer, _device(local), device, bytes_)
         return Explanation(devices=f"{local or 'cpu'} -> {found.pop('remote')}", **found)
 
-    def publish(self, value: Any) -> Published:
-        """Encodes a value once, for any number of calls: see :func:`tensorferry.rpc.publish`.
-
-        Args:
-            value: as for :func:`tensorferry.rpc.publish`.
-
-        Raises:
-            TypeError, InvalidArgument, ResourceExhausted: as :func:`tensorferry.rpc.publish`.
-
-        Example::
-
-            table = rpc.publish(torch.ones(1000, 1000))
-            assert rpc.rpc_sync("worker1", torch.sum, args=(table,)) == 1e6
-        """
-        return _C.publish(self, value)
-
-    def call_many(
-        self,
-        peers: Iterable[Peer],
-        func: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-    ) -> list[Future[Any]]:
-        """Calls a function on many peers with the same arguments: see :func:`tensorferry.rpc.call_many`.
-
-        Args:
-            peers, func, args, kwargs, timeout: as for :func:`tensorferry.rpc.call_many`.
-
-        Returns:
-            One future for each peer, in the order of ``peers``.
-
-        Raises:
-            TypeError: as :func:`tensorferry.rpc.call_many`.
-
-        Example::
-
-            assert tensorferry.wait_all(rpc.call_many(["worker1", "server"], max, args=(1, 2))) == [2, 2]
-        """
-        given: tuple[Any, ...] | _C.Published = tuple(args or ())
-        named = dict(kwargs or {})
-        if _C.is_called_by_name(func):
-            # Arguments that cannot be published (references, tensors on GPUs) go to each peer by rpc_async. If they
-            # cannot be sent either, rpc_async raises the error.
-            with contextlib.suppress(TypeError, errors.Error):
-                block = self.publish((given, named or None))
-                if not 0 < block.nbytes < _WORTH_A_BLOCK:
-                    given, named = block, {}
-        return [self.rpc_async(peer, func, args=given, kwargs=named, timeout=timeout) for peer in peers]
-
     def counters(self) -> Counters:
         """Returns the calls, bytes and references so far. May be called after the agent has left, too.
 
         Raises:
             AgentClosed: called in a forked child: the agent belongs to the parent.
+
+        Example::
+
+            before = rpc.counters().calls_sent
+            rpc.rpc_sync("worker1", max, args=(1, 2))
+            assert rpc.counters().calls_sent == before + 1
         """
         return Counters(**self._counters())
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from .streams import Stream, new_order, open_stream
-
-if TYPE_CHECKING:
-    from . import _C
-    from ._C import Future, RRef
+from .calls import Calls
+from .streams import new_order
+from .verbs import of_peer
 
 __all__ = ["Peer"]
-
-_T = TypeVar("_T")
 
 
 class Peer:
@@ -34,7 +27,9 @@ class Peer:
         tensorferry.wait_all(futures)               # "second" was printed after "first"
     """
 
-    def __init__(self, agent: _C.Agent, name: str, order: int = 0) -> None:
+    _order = 0  # the order key of the handle's calls, which C++ reads; 0: no order
+
+    def __init__(self, agent: Calls, name: str, order: int = 0) -> None:
         self._agent = agent
         self._order = order
         self.name = name
@@ -48,98 +43,12 @@ class Peer:
 
         Each call starts when the previous one has been answered, whether or not that one succeeded. This holds for
         coroutines and ``async_execution`` too. Each returned handle has an order of its own. If the link to the peer is
-        lost, calls made afterwards do not wait for the calls before. A stream is in order by itself.
+        lost, calls made afterwards do not wait for the calls before. Objects are created in order (``remote``), but
+        later calls on them are not in order. A stream is in order by itself.
         """
         return Peer(self._agent, self.name, new_order())
 
-    def rpc_sync(
-        self,
-        func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-        **options: Any,
-    ) -> Any:
-        """Calls a function on this peer and waits for its result: see :func:`rpc_sync`.
-
-        Args:
-            func, args, kwargs, timeout: as for :func:`rpc_sync`.
-            options: keyword arguments of :func:`rpc_sync`, such as ``device``.
-
-        Returns:
-            The result of ``func(*args, **kwargs)`` at the peer.
-
-        Raises:
-            As :func:`rpc_sync`.
-        """
-        return self._agent.rpc_sync(self.name, func, args, kwargs, timeout, _order=self._order, **options)
-
-    def rpc_async(
-        self,
-        func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-        **options: Any,
-    ) -> Future[Any]:
-        """Calls a function on this peer without waiting: see :func:`rpc_async`.
-
-        Args:
-            func, args, kwargs, timeout: as for :func:`rpc_async`.
-            options: keyword arguments of :func:`rpc_async`, such as ``device``.
-
-        Returns:
-            The :class:`Future` of the result.
-
-        Raises:
-            As :func:`rpc_async`.
-        """
-        return self._agent.rpc_async(self.name, func, args, kwargs, timeout, _order=self._order, **options)
-
-    def remote(
-        self,
-        func: Callable[..., Any] | str,
-        args: Iterable[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-        **options: Any,
-    ) -> RRef[Any]:
-        """Creates an object on this peer: see :func:`remote`. On an ``ordered()`` handle, the creation keeps the order;
-        later calls on the object do not.
-
-        Args:
-            func, args, kwargs, timeout: as for :func:`remote`.
-            options: keyword arguments of :func:`remote`, such as ``device``.
-
-        Returns:
-            An :class:`RRef` to the object.
-
-        Raises:
-            As :func:`remote`.
-        """
-        return self._agent.remote(self.name, func, args, kwargs, timeout, _order=self._order, **options)
-
-    def rpc_stream(
-        self,
-        func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
-        args: Iterable[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
-        *,
-        window: int = 8,
-        **options: Any,
-    ) -> Stream[_T]:
-        """Calls a generator function on this peer: see :func:`rpc_stream`.
-
-        Args:
-            func, args, kwargs, timeout, window: as for :func:`rpc_stream`.
-            options: keyword arguments of :func:`remote`, such as ``require``.
-
-        Returns:
-            A :class:`Stream` of the items.
-
-        Raises:
-            As :func:`rpc_stream`.
-        """
-        options.setdefault("_order", self._order)
-        return open_stream(self._agent, self.name, func, args, kwargs, timeout, window, options)
+    rpc_sync = of_peer(Calls.rpc_sync)
+    rpc_async = of_peer(Calls.rpc_async)
+    remote = of_peer(Calls.remote)
+    rpc_stream = of_peer(Calls.rpc_stream)

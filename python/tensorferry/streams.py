@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from . import _C, errors
+from . import errors
 from .deadlines import deadline
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ._C import Future, RRef
 
-__all__ = ["Stream", "new_order", "open_stream"]
+__all__ = ["Stream", "new_order"]
 
 _T = TypeVar("_T")
 
@@ -179,24 +179,6 @@ class Stream(Iterator[_T], AsyncIterator[_T], Generic[_T]):
     def __del__(self) -> None:
         if "_coming" in self.__dict__:
             self.close()
-
-
-def open_stream(
-    agent: _C.Agent,
-    to: object,
-    func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
-    args: Iterable[Any] | None,
-    kwargs: dict[str, Any] | None,
-    timeout: float,
-    window: int,
-    options: dict[str, Any],
-) -> Stream[_T]:
-    """Implements :func:`rpc_stream` for ``agent``."""
-    if window < 1:
-        raise ValueError("window must be at least 1: items that may be under way")
-    generator = agent.remote(to, func, args, kwargs, timeout, **options)
-    seconds = agent._timeout if timeout == -1 else timeout
-    return Stream(generator, getattr(func, "__qualname__", str(func)), seconds, window)
 
 
 # ---- at the callee

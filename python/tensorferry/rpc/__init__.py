@@ -1,5 +1,8 @@
 """Remote calls, with the names, positions and defaults of ``torch.distributed.rpc``.
 
+Most functions are methods of :class:`tensorferry.Agent`. Here they use the agent that serves the call in which they
+run, else the default agent, and raise RuntimeError if there is none.
+
 Example::
 
     import tensorferry.rpc as rpc
@@ -12,30 +15,17 @@ Example::
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from .. import _C
-from .._C import Published, PyRRef, RRef, remote, rpc_async, rpc_sync
-from ..agent import Agent, Counters, Explanation, WorkerInfo
+from .._C import Published, PyRRef, RRef
+from ..agent import Agent, WorkerInfo
 from ..batching import batch
 from ..deadlines import cancelled, deadline
 from ..exposing import expose
+from ..verbs import of_current_agent
 from . import functions, options
 from .options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-    from typing import TypeVar
-
-    from .._C import DeviceChoice
-    from ..agent import Peer
-    from ..futures import Future
-    from ..peers import Peer as PeerHandle
-    from ..streams import Stream
-
-    _T = TypeVar("_T")
 
 __all__ = [
     "BackendType",
@@ -179,172 +169,16 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
             _C.set_default_agent(None)
 
 
-def publish(value: Any) -> Published:
-    """Encodes a value once, for any number of calls. Its tensors and other large parts lie in one read-only block of
-    memory.
-
-    The returned handle may stand anywhere in the arguments or the result of a call, beside values that the codec knows.
-    It arrives there as the value. A peer on this host maps the block copy-on-write: each peer has a value of its own,
-    and 64 peers use the memory of one. A peer that cannot map the block (on another host, of another user, with sockets
-    alone) gets a copy, as in any call. Sending the handle again costs about as much as an empty call.
-
-    The block lives as long as the handle or any tensor that arrived out of the block, here or at a peer. The block is a
-    memfd, so a killed process leaves nothing behind. Later changes of ``value`` do not change the block.
-
-    Args:
-        value: CPU tensors, and other values that the codec or pickle can encode. Not allowed: remote references, and
-            results of :func:`tensorferry.share` or of this function.
-
-    Raises:
-        TypeError: the value cannot be encoded.
-        InvalidArgument: the value contains tensors on a GPU.
-        ResourceExhausted: there is no memory left.
-
-    Example::
-
-        weights = rpc.publish(torch.nn.Linear(784, 10).state_dict())
-        futures = [rpc.rpc_async(actor, len, args=(weights,)) for actor in ("worker1", "server")]
-        assert tensorferry.wait_all(futures) == [2, 2]
-    """
-    return _current().publish(value)
-
-
-def call_many(
-    peers: Iterable[Peer],
-    func: Callable[..., Any],
-    args: Sequence[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    timeout: float = -1.0,
-) -> list[Future[Any]]:
-    """Calls a function on many peers with the same arguments, which are encoded once (:func:`publish`).
-
-    Arguments that cannot be published, or whose tensors have less than 64 KiB in all, are encoded for each peer.
-
-    Args:
-        peers: the peers' names, ranks or :class:`WorkerInfo`.
-        func, args, kwargs, timeout: as for :func:`rpc_async`.
-
-    Returns:
-        One future for each peer, in the order of ``peers``. An error at one peer fails that peer's future alone.
-
-    Raises:
-        TypeError: the arguments cannot be sent.
-
-    Example::
-
-        weights = torch.nn.Linear(784, 10).state_dict()
-        assert tensorferry.wait_all(rpc.call_many(["worker1", "server"], len, args=(weights,))) == [2, 2]
-    """
-    return _current().call_many(peers, func, args, kwargs, timeout)
-
-
-def get_worker_info(worker_name: Peer | None = None) -> WorkerInfo:
-    """Returns the name and rank of an agent.
-
-    Args:
-        worker_name: the agent's name or rank; None: this agent.
-
-    Raises:
-        NotFound: there is no such agent.
-
-    Example::
-
-        me = rpc.get_worker_info()
-        next_one = rpc.get_worker_info(me.id + 1)
-    """
-    return _current().get_worker_info(worker_name)
-
-
-def peer(name: Peer) -> PeerHandle:
-    """Returns a handle on a peer, with the calls as methods, in order if wanted: see :class:`tensorferry.Peer`.
-
-    Args:
-        name: the peer's name, its rank, or a :class:`WorkerInfo`. A name is not looked up: the peer may join later.
-
-    Raises:
-        NotFound: no agent has that rank. RuntimeError: there is no default agent.
-
-    Example::
-
-        log = rpc.peer("worker1").ordered()
-        first, second = log.rpc_async(print, args=("first",)), log.rpc_async(print, args=("second",))
-        second.wait()
-        assert first.done()
-    """
-    return _current().peer(name)
-
-
-def rpc_stream(
-    to: Peer,
-    func: Callable[..., Iterable[_T] | AsyncIterator[_T]] | str,
-    args: Iterable[Any] | None = None,
-    kwargs: dict[str, Any] | None = None,
-    timeout: float = -1.0,
-    *,
-    window: int = 8,
-    require: str | None = None,
-    wait_for_ready: bool = False,
-) -> Stream[_T]:
-    """Calls a generator function on a peer and returns an iterator over its items: see
-    :meth:`tensorferry.Agent.rpc_stream`.
-
-    Args:
-        to, func, args, kwargs, timeout, window: as for that method. The time-out applies to each item.
-        require, wait_for_ready: as for :func:`remote`.
-
-    Returns:
-        A :class:`tensorferry.Stream`: an iterator, also an asynchronous one, and a context manager.
-
-    Raises:
-        As :meth:`tensorferry.Agent.rpc_stream`, at once or from the iterator.
-
-    Example::
-
-        async def ticks(count):                     # at the peer
-            for tick in range(count):
-                await asyncio.sleep(0.01)
-                yield tick
-
-        with rpc.rpc_stream("worker1", ticks, args=(3,)) as stream:
-            assert [tick async for tick in stream] == [0, 1, 2]
-    """
-    return _current().rpc_stream(
-        to, func, args, kwargs, timeout, window=window, require=require, wait_for_ready=wait_for_ready
-    )
-
-
-def explain(peer: Peer, tensor: torch.Tensor | None = None, *, device: DeviceChoice | None = None) -> Explanation:
-    """Explains which channel would carry a tensor to ``peer``, and why the others would not: see
-    :meth:`tensorferry.Agent.explain`.
-
-    Args:
-        peer: the peer's name, rank, or :class:`WorkerInfo`.
-        tensor: the tensor that would be sent; None: a CPU tensor of 1 MiB.
-        device: the device on which the tensor is to land, as for :func:`rpc_sync`.
-
-    Raises:
-        NotFound: there is no such peer. ConnectionLost: the peer cannot be reached.
-
-    Example::
-
-        print(rpc.explain("worker1", torch.ones(10)))
-    """
-    return _current().explain(peer, tensor, device=device)
-
-
-def counters() -> Counters:
-    """Returns the default agent's calls, bytes and references so far: see :class:`tensorferry.Counters`.
-
-    Raises:
-        RuntimeError: there is no default agent.
-
-    Example::
-
-        before = rpc.counters().calls_sent
-        rpc.rpc_sync("worker1", max, args=(1, 2))
-        assert rpc.counters().calls_sent == before + 1
-    """
-    return _current().counters()
+rpc_sync = of_current_agent(Agent.rpc_sync)
+rpc_async = of_current_agent(Agent.rpc_async)
+remote = of_current_agent(Agent.remote)
+rpc_stream = of_current_agent(Agent.rpc_stream)
+call_many = of_current_agent(Agent.call_many)
+publish = of_current_agent(Agent.publish)
+peer = of_current_agent(Agent.peer)
+get_worker_info = of_current_agent(Agent.get_worker_info)
+explain = of_current_agent(Agent.explain)
+counters = of_current_agent(Agent.counters)
 
 
 def get_rpc_timeout() -> float:
