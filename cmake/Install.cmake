@@ -50,7 +50,7 @@ function(tensorferry_archive name component file)
 endfunction()
 
 tensorferry_archive(tensorferry_core core tensorferry
-  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_cpp
+  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_session tensorferry_cpp
   LINK OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 set(torch_headers PATTERN "torch.h" EXCLUDE)
 if(TENSORFERRY_TORCH)

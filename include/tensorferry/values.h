@@ -58,7 +58,7 @@ class Encoder;  // the codec; not part of the public interface
 class Decoder;
 struct Buffer;
 namespace detail {
-class ReferenceMarshaller;
+class ObjectMarshaller;
 class Reading;
 }  // namespace detail
 
@@ -96,12 +96,12 @@ class ValueWriter {
   void end();
 
   /// For the library only: writes into `out`. `marshaller` takes the references; null: a reference is InvalidArgument.
-  ValueWriter(Encoder& out, detail::ReferenceMarshaller* marshaller) : out_(&out), marshaller_(marshaller) {}
+  ValueWriter(Encoder& out, detail::ObjectMarshaller* marshaller) : out_(&out), marshaller_(marshaller) {}
   [[nodiscard]] Encoder& encoder() const noexcept { return *out_; }
 
  private:
   Encoder* out_;
-  detail::ReferenceMarshaller* marshaller_;
+  detail::ObjectMarshaller* marshaller_;
 };
 
 /// Reads the values of one message, in order, and checks them, because the bytes come from a peer. Used by one thread.

@@ -1,5 +1,6 @@
 #include "tensorferry/agent.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "agent/rendezvous/memory_store.h"
@@ -38,33 +39,27 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::Meeting& mee
 
 std::shared_ptr<Agent> Agent::join(AgentOptions options) {
   auto meeting = detail::meet(options);
-  const int world_size = meeting.world_size;
   auto raw = raw_options_of(options, meeting);
-  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), options.timeout);
-  core->own(detail::value_or_throw(RawAgent::create(std::move(raw))));
+  auto session = detail::value_or_throw(Session::create(std::move(raw), meeting.world_size));
+  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), std::move(session), options.timeout);
+  detail::serve_objects(core);
   std::shared_ptr<Agent> agent(new Agent(core));
   if (options.prepare) options.prepare(*agent);
-  detail::check(core->raw().announce());
-  if (world_size != 0) detail::value_or_throw(core->raw().wait_for_world(world_size, options.join_timeout));
+  detail::check(core->session->announce());
+  detail::check(core->session->wait_for_world(std::max(options.join_timeout, Milliseconds(1))));
   return agent;
 }
 
-Agent::~Agent() { core_->leave(); }
+Agent::~Agent() { core_->session->leave(); }
 
 const std::string& Agent::name() const { return core_->self().name; }
 int Agent::rank() const { return core_->self().rank; }
-std::string Agent::peer(int rank) const {
-  return detail::value_or_throw(core_->raw().find(rank, Milliseconds(2000))).name;
-}
-void Agent::leave() { core_->leave(); }
+std::string Agent::peer(int rank) const { return detail::value_or_throw(core_->session->find(rank)).name; }
+void Agent::leave() { core_->session->leave(); }
 void Agent::shutdown(std::chrono::milliseconds timeout) {
-  try {
-    detail::finish(*core_, timeout);
-  } catch (...) {
-    core_->leave();
-    throw;
-  }
-  core_->leave();
+  const auto finished = core_->session->finish(timeout);
+  core_->session->leave();
+  detail::check(finished);
 }
 std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }
 std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }

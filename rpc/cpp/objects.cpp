@@ -14,10 +14,6 @@ namespace tensorferry {
 namespace detail {
 namespace {
 
-Status other_life(const AgentCore& core) {
-  return {Code::connection_lost, "the object was on an earlier \"" + core.self().name + "\", which has ended"};
-}
-
 std::string names_of(const SharedObject& object) {
   std::string out;
   for (const auto& [name, method] : object.methods) out += (out.empty() ? "" : ", ") + name;
@@ -50,7 +46,7 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
   TypedReply answer(core, request.peer, std::move(reply));
   try {
     Reading reading(request.arguments, core.get());
-    reading.come_from(answer.caller());
+    reading.come_from(answer.call().caller());
     const auto head = reading.request();
     if (!answer.begin(head)) return;
     if (head.packed) {
@@ -61,13 +57,12 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
     if (head.positional == 0 || reading.peek() != Tag::bytes) {
       return answer.fail({Code::protocol_error, "tf:method without a target"});
     }
-    const auto target = MethodTarget::decode(reading.take().view());
-    if (!target) return answer.fail({Code::protocol_error, "tf:method without a method"});
-    if (target->owner != core->self().incarnation) return answer.fail(other_life(*core));
+    const auto target = answer.call().target_of(reading.take().view());
+    if (!target.ok()) return answer.fail(target.status());
     // If the object is still being created, fetch() completes later, on the thread that runs the creation.
     Result<Outcome> outcome = Status(Code::internal, "");
     Event there;
-    core->tables().fetch(target->object, answer.reply().deadline(), [&](Result<Outcome> found) {
+    core->tables().fetch(target->object, answer.call().reply().deadline(), [&](Result<Outcome> found) {
       outcome = std::move(found);
       there.set();
     });
@@ -80,24 +75,22 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
 }
 
 void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
-  Decoder in(request.arguments.payload, request.arguments.buffers);
-  const auto fetch = read_fetch(in);
-  if (const auto malformed = in.finish(); !malformed.ok()) return reply.fail(malformed);
-  if (fetch.owner != core->self().incarnation) return reply.fail(other_life(*core));
-  const auto deadline = reply.deadline();
-  core->tables().fetch(
-      fetch.object, deadline,
-      [name = core->self().name, reply = std::make_shared<Reply>(std::move(reply))](const Result<Outcome>& outcome) {
-        if (!outcome.ok()) return reply->fail(outcome.status());
-        const auto* thing = static_cast<const RemoteValue*>(outcome->value.get());
-        if (const auto* kept = dynamic_cast<const KeptReply*>(thing)) {
-          return kept->failure.ok() ? reply->send(kept->reply) : reply->fail(kept->failure);
-        }
-        const auto* object = dynamic_cast<const SharedObject*>(thing);
-        reply->fail({Code::invalid_argument, "\"" + (object != nullptr ? object->type_name : "") + "\" on \"" + name +
-                                                 "\" is an object of C++, which cannot be copied: call its methods (" +
-                                                 (object != nullptr ? names_of(*object) : "") + ") by rpc_sync()"});
-      });
+  IncomingCall call(*core->session, request.peer, std::move(reply));
+  const auto fetch = call.begin_fetch(request.arguments);
+  if (!fetch.ok()) return call.fail(fetch.status());
+  const auto deadline = call.reply().deadline();
+  core->tables().fetch(fetch->object, deadline, [core, call = std::move(call)](const Result<Outcome>& outcome) mutable {
+    if (!outcome.ok()) return call.fail(outcome.status());
+    const auto* thing = static_cast<const RemoteValue*>(outcome->value.get());
+    if (const auto* kept = dynamic_cast<const KeptReply*>(thing)) {
+      return kept->failure.ok() ? call.send(kept->reply, {}) : call.fail(kept->failure);
+    }
+    const auto* object = dynamic_cast<const SharedObject*>(thing);
+    const auto& name = core->self().name;
+    call.fail({Code::invalid_argument, "\"" + (object != nullptr ? object->type_name : "") + "\" on \"" + name +
+                                           "\" is an object of C++, which cannot be copied: call its methods (" +
+                                           (object != nullptr ? names_of(*object) : "") + ") by rpc_sync()"});
+  });
 }
 
 template <class Body>

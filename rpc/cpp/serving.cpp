@@ -12,43 +12,20 @@ namespace tensorferry::detail {
 
 // ---- answers
 
-bool TypedReply::begin(const RequestHead& head) {
-  call_ = head.call;
-  if (!head.creation) return true;
-  if (const auto refused = core_->tables().create(caller_, *head.creation); !refused.ok()) {
-    fail(refused);  // creation_ is not set, so this answers the caller
-    return false;
-  }
-  creation_ = head.creation;
-  return true;
-}
-
-void TypedReply::keep(std::shared_ptr<RemoteValue> thing, bool raised) {
-  core_->tables().fulfil(creation_->object, {std::move(thing), raised});
-  creation_.reset();
-  value([](ValueWriter& out) {
-    out.none();
-    return true;
-  });
-}
-
-void TypedReply::send(Encoder& out, ReferenceMarshaller& marshaller) {
+void TypedReply::send(Encoder& out, ObjectMarshaller& marshaller) {
   check(out.status());
   auto message = out.take();
-  if (creation_) {
-    if (!marshaller.kept()) return keep(std::make_shared<KeptReply>(std::move(message)), false);
+  if (call_.creates()) {
+    if (!marshaller.kept()) return call_.keep({std::make_shared<KeptReply>(std::move(message)), false});
     // The result is an object already: the caller's reference becomes one more reference to it.
     std::shared_ptr<RemoteValue> thing;
     core_->tables().fetch(marshaller.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
       if (found.ok()) thing = std::static_pointer_cast<RemoteValue>(found->value);
     });
     if (!thing) throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
-    return keep(std::move(thing), false);
+    return call_.keep({std::move(thing), false});
   }
-  auto transfer = marshaller.take();
-  transfer.sent();
-  transfer.replied(call_);
-  reply_.send(std::move(message));
+  call_.send(std::move(message), marshaller.take());
 }
 
 void TypedReply::error(const std::exception_ptr& thrown) {
@@ -58,14 +35,13 @@ void TypedReply::error(const std::exception_ptr& thrown) {
   Encoder out;
   begin_reply(out, ReplyKind::exception);
   write_exception(out, described);
-  if (creation_) return keep(std::make_shared<KeptReply>(out.take()), true);
-  reply_.send(out.take());
+  if (call_.creates()) return call_.keep({std::make_shared<KeptReply>(out.take()), true});
+  call_.send(out.take(), {});
 }
 
 void TypedReply::fail(const Status& status) {
-  // An object whose creation failed reports the error to its users.
-  if (creation_) return keep(std::make_shared<KeptReply>(status), true);
-  reply_.fail(status);
+  if (call_.creates()) return call_.keep({std::make_shared<KeptReply>(status), true});
+  call_.fail(status);
 }
 
 namespace {
@@ -82,10 +58,10 @@ class Running final : public Invocation {
         given_(head.positional - skipped),
         arguments_(arguments) {}
 
-  [[nodiscard]] std::string_view peer() const override { return answer_.caller().name; }
-  [[nodiscard]] int rank() const override { return answer_.rank(); }
-  [[nodiscard]] std::optional<Clock::time_point> deadline() const override { return answer_.reply().deadline(); }
-  [[nodiscard]] bool cancelled() const override { return answer_.reply().cancelled(); }
+  [[nodiscard]] std::string_view peer() const override { return answer_.call().caller().name; }
+  [[nodiscard]] int rank() const override { return answer_.call().rank(); }
+  [[nodiscard]] std::optional<Clock::time_point> deadline() const override { return answer_.call().reply().deadline(); }
+  [[nodiscard]] bool cancelled() const override { return answer_.call().reply().cancelled(); }
 
   ValueReader* argument(std::size_t index) override {
     if (index < given_) return &reader_;
@@ -198,7 +174,7 @@ Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, st
     TypedReply answer(std::move(self), request.peer, std::move(reply));
     try {
       Reading reading(request.arguments, here);
-      reading.come_from(answer.caller());
+      reading.come_from(answer.call().caller());
       const auto head = reading.request();
       if (!answer.begin(head)) return;
       run_function(*function, shown, reading, head, 0, std::move(answer));

@@ -11,6 +11,7 @@
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/objects.h"
 #include "rpc/cpp/reading.h"
+#include "rpc/session/incoming_call.h"
 
 namespace tensorferry::detail {
 
@@ -19,46 +20,34 @@ namespace tensorferry::detail {
 class TypedReply final {
  public:
   TypedReply(std::shared_ptr<AgentCore> core, const PeerInfo& caller, Reply reply)
-      : core_(std::move(core)),
-        caller_{caller.name, caller.incarnation},
-        rank_(caller.rank),
-        reply_(std::move(reply)) {}
+      : core_(std::move(core)), call_(*core_->session, caller, std::move(reply)) {}
 
-  /// Begins the answer after the request's head has been read. Returns false if the request's object may not be
-  /// created; the error has been sent then.
-  bool begin(const RequestHead& head);
+  /// As IncomingCall::begin().
+  bool begin(const RequestHead& head) { return call_.begin(head.call, head.creation); }
   /// Answers with the value that `write` writes. If `write` returns false, this sends nothing: the function answers
   /// later. Passes on exceptions of `write`; the call is not answered then.
   template <class Write>
   void value(Write write) {
     Encoder out;
     begin_reply(out, ReplyKind::value);
-    auto marshaller =
-        creation_ ? ReferenceMarshaller::keeping(*core_) : ReferenceMarshaller(*core_, caller_.name, &caller_);
+    auto marshaller = call_.creates() ? ObjectMarshaller::keeping(*core_->session)
+                                      : ObjectMarshaller(*core_->session, call_.caller().name, &call_.caller());
     ValueWriter writer(out, &marshaller);
     if (write(writer)) send(out, marshaller);
   }
   /// Answers with an exception that the function threw.
   void error(const std::exception_ptr& thrown);
-  /// Answers with an error.
+  /// Answers with an error. If the call creates an object, its users get the error.
   void fail(const Status& status);
 
   [[nodiscard]] AgentCore& core() const noexcept { return *core_; }
-  [[nodiscard]] const AgentId& caller() const noexcept { return caller_; }
-  [[nodiscard]] int rank() const noexcept { return rank_; }
-  [[nodiscard]] const Reply& reply() const noexcept { return reply_; }
+  [[nodiscard]] IncomingCall& call() noexcept { return call_; }
 
  private:
-  void send(Encoder& out, ReferenceMarshaller& marshaller);
-  /// Makes `thing` the value of the object that the call creates, and sends an empty reply.
-  void keep(std::shared_ptr<RemoteValue> thing, bool raised);
+  void send(Encoder& out, ObjectMarshaller& marshaller);
 
   std::shared_ptr<AgentCore> core_;
-  AgentId caller_;
-  int rank_;
-  Reply reply_;
-  std::uint64_t call_ = 0;
-  std::optional<Creation> creation_;
+  IncomingCall call_;
 };
 
 /// Runs `function` with the arguments in `reading`, without the first `skipped`, which have been read already. `shown`

@@ -139,7 +139,7 @@ void ValueWriter::object(const Object& value) {
     marshaller_->keep(value);
     return out_->none();
   }
-  out_->reference(marshaller_->add(value));
+  out_->reference(detail::value_or_throw(marshaller_->add(*value.reference())));
 }
 void ValueWriter::begin_tuple(std::size_t values) { check_begun(out_->begin_tuple(values), *out_); }
 void ValueWriter::begin_list(std::size_t values) { check_begun(out_->begin_list(values), *out_); }
@@ -216,10 +216,9 @@ Object ValueReader::object() {
   const auto& record = in_->take().reference();
   auto* core = in_->core();
   if (core == nullptr) throw InvalidArgument("a reference cannot be read in this place");
-  auto sender = in_->sender();
-  // A reply comes from the incarnation that the call reached. Only the record names it.
-  if (sender.incarnation == 0) sender.incarnation = record.parent.incarnation;
-  return {core->shared_from_this(), detail::value_or_throw(core->tables().receive(record, sender))};
+  const auto& sender = in_->sender();
+  const ReferenceMarshaller references(*core->session, sender.name, sender.incarnation == 0 ? nullptr : &sender);
+  return {core->shared_from_this(), detail::value_or_throw(references.receive(record))};
 }
 
 bool ValueReader::none() {

@@ -1,0 +1,59 @@
+#include "rpc/session/incoming_call.h"
+
+#include <utility>
+
+#include "base/text.h"
+
+namespace tensorferry {
+
+bool IncomingCall::begin(std::uint64_t call, const std::optional<Creation>& creation) {
+  number_ = call;
+  if (!creation) return true;
+  if (const auto admitted = session_->references().create(caller_, *creation); !admitted.ok()) {
+    fail(admitted);
+    return false;
+  }
+  creation_ = creation;
+  return true;
+}
+
+void IncomingCall::keep(Outcome outcome) {
+  session_->references().fulfil(creation_->object, std::move(outcome));
+  creation_.reset();
+  Encoder out;
+  begin_reply(out, ReplyKind::value);
+  out.none();
+  reply_.send(out.take());
+}
+
+void IncomingCall::send(Message message, ReferenceTransfer transfer) {
+  transfer.sent();
+  transfer.replied(number_);
+  std::optional<Unlocked> unlocked;
+  if (session_->lock() != nullptr && message.bytes() != 0) unlocked.emplace(session_->lock());
+  reply_.send(std::move(message));
+}
+
+Result<Fetch> IncomingCall::begin_fetch(const Received& request) {
+  Decoder in(request.payload, request.buffers);
+  const auto fetch = read_fetch(in);
+  if (const auto malformed = in.finish(); !malformed.ok()) return malformed;
+  number_ = fetch.call;
+  if (const auto known = check_owner(fetch.owner); !known.ok()) return known;
+  return fetch;
+}
+
+Result<MethodTarget> IncomingCall::target_of(ByteView argument) const {
+  auto target = MethodTarget::decode(argument);
+  if (!target) return Status(Code::protocol_error, "a call of a method names no method");
+  if (const auto known = check_owner(target->owner); !known.ok()) return known;
+  return *std::move(target);
+}
+
+Status IncomingCall::check_owner(std::uint64_t incarnation) const {
+  if (incarnation == session_->self().incarnation) return {};
+  return {Code::connection_lost,
+          formatted("the object was on an earlier \"{}\", which has ended", session_->self().name)};
+}
+
+}  // namespace tensorferry

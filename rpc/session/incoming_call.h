@@ -1,0 +1,57 @@
+/// A call of a peer, as the agent that serves it answers it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
+#include "rpc/session/session.h"
+
+namespace tensorferry {
+
+/// The answer to one call: a value, an exception or an error to the caller, or the value of the object that the call
+/// creates (RequestHead::creation). Answers once. Used by one thread at a time; `session` must outlive it.
+class IncomingCall final {
+ public:
+  IncomingCall(const Session& session, const PeerInfo& caller, Reply reply)
+      : session_(&session), caller_{caller.name, caller.incarnation}, rank_(caller.rank), reply_(std::move(reply)) {}
+
+  /// Takes the head of the request: the caller's number of the call, and the object to create. False: the object may
+  /// not be created, and the caller has been answered with the error.
+  bool begin(std::uint64_t call, const std::optional<Creation>& creation);
+  /// Returns whether the call creates an object: keep() then answers it.
+  [[nodiscard]] bool creates() const noexcept { return creation_.has_value(); }
+  /// Makes `outcome` the value of the object that the call creates, and answers with an empty value.
+  void keep(Outcome outcome);
+  /// Answers with `message`, which carries the references in `transfer`. Blocks if the message has bytes and exceeds
+  /// the bound on bytes in flight.
+  void send(Message message, ReferenceTransfer transfer);
+  /// Fails the call. An object that the call was to create is never made.
+  void fail(const Status& status) { reply_.fail(status); }
+
+  /// Reads the request of a fetch, instead of begin(). Errors: ProtocolError; ConnectionLost (check_owner).
+  Result<Fetch> begin_fetch(const Received& request);
+  /// Reads the first argument of `tf:method` and `tf:next`. Errors: as begin_fetch().
+  [[nodiscard]] Result<MethodTarget> target_of(ByteView argument) const;
+
+  [[nodiscard]] const AgentId& caller() const noexcept { return caller_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] Reply& reply() noexcept { return reply_; }
+  [[nodiscard]] const Reply& reply() const noexcept { return reply_; }
+  /// Returns the caller's number of the call; valid after begin().
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+
+ private:
+  /// Returns ConnectionLost unless `incarnation` is this agent's.
+  [[nodiscard]] Status check_owner(std::uint64_t incarnation) const;
+
+  const Session* session_;
+  AgentId caller_;
+  int rank_;
+  Reply reply_;
+  std::uint64_t number_ = 0;
+  std::optional<Creation> creation_;
+};
+
+}  // namespace tensorferry
