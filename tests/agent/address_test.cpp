@@ -134,7 +134,7 @@ TEST(ListenTcp, TakesTheFirstFreePortOfTheRange) {
   if (any->port == 65535) GTEST_SKIP() << "the kernel picked the last port";
   const auto next = static_cast<std::uint16_t>(any->port + 1);
   const auto second = listen_tcp("127.0.0.1", {any->port, next});
-  if (!second.ok()) GTEST_SKIP() << "somebody else has port " << next;
+  if (!second.ok()) GTEST_SKIP() << "another process has port " << next;
   EXPECT_EQ(second->port, next);
   const auto third = listen_tcp("127.0.0.1", {any->port, next});
   ASSERT_FALSE(third.ok());

@@ -37,7 +37,7 @@ class Gate {
   std::atomic<bool> open_{false};
 };
 
-/// A pool, with housekeeping's tick if a test asks for it.
+/// A pool, with the reactor's tick if a test asks for it.
 class Pools : public ::testing::Test {
  protected:
   ~Pools() override { finish(); }
@@ -224,7 +224,7 @@ TEST_F(Pools, ADisarmedOrRemovedSourceIsNotReported) {
   std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(read, 0);
   pool->arm(bell->fd.get());
-  EXPECT_TRUE(eventually([&] { return read == 1; })) << "what came before arm() is reported by it";
+  EXPECT_TRUE(eventually([&] { return read == 1; })) << "arm() reports bytes that arrived before it";
   bell->ring();
   EXPECT_TRUE(eventually([&] { return read == 2; }));
   pool->disarm(bell->fd.get());

@@ -178,7 +178,7 @@ TEST_P(Calls, ThatAreCancelledNotifyTheirHandlerOnce) {
   const std::lock_guard lock(mutex);
   int late = 0;
   for (auto& reply : replies) reply.on_cancelled([&] { ++late; });
-  EXPECT_EQ(late, static_cast<int>(replies.size())) << "at once, where it has happened";
+  EXPECT_EQ(late, static_cast<int>(replies.size())) << "at once, if it has happened";
   replies.clear();
 }
 

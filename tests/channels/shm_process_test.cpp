@@ -124,9 +124,9 @@ TEST(ShmProcess, TheSenderReleasesTheBlocksOfAKilledReceiver) {
   EXPECT_EQ(shared_mappings(), mappings);
 }
 
-#ifndef TENSORFERRY_UNDER_TSAN  // under it, the forked child of a process with threads cannot go on
+#ifndef TENSORFERRY_UNDER_TSAN  // under it, the forked child of a process with threads cannot continue
 
-/// A forked copy of this process. It waits until the test tells it to run `life`; meanwhile its parent goes on.
+/// A forked copy of this process. It waits until the test tells it to run `life`; its parent continues meanwhile.
 class Copy {
  public:
   explicit Copy(const std::function<int()>& life) {
@@ -175,7 +175,7 @@ TEST_F(ShmFork, AChildsOwnersReturnNoBlocks) {
             0);
   for (std::uint32_t i = 0; i < 10; ++i) carry(megabyte, 10 + i);
   EXPECT_TRUE(memory->holds(held->buffer, 1));
-  EXPECT_EQ(driver.usage().held, 2 * megabyte) << "what is held, and what came last";
+  EXPECT_EQ(driver.usage().held, 2 * megabyte) << "the held block, and the last received one";
 }
 
 TEST_F(ShmFork, AChildCanReadBlocksThatItsParentHasReleased) {

@@ -99,7 +99,7 @@ def pair(agents: Agents) -> tuple[tensorferry.Agent, tensorferry.Agent]:
     return agents("a", rank=0), agents("b", rank=1)
 
 
-# ---- agents in processes of their own
+# ---- agents in worker processes
 
 
 class WorkerFailed(Exception):
@@ -266,7 +266,7 @@ def repeated(full: int) -> pytest.MarkDecorator:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Waits for ``condition``; False where it does not come true."""
+    """Waits for ``condition``; returns False if it does not become true."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""asyncio at both ends: awaited calls, coroutines as handlers, and failures that nobody has seen."""
+"""asyncio at both ends: awaited calls, coroutines as handlers, and unretrieved failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from conftest import eventually
 from tensorferry import errors
 
-LONG = 60.0  # seconds; whoever takes so long has not been told
+LONG = 60.0  # seconds; a call that takes so long was not cancelled
 
 told: list[object] = []  # by handlers of this process
 waiting = 0
@@ -410,7 +410,7 @@ def test_a_process_may_end_while_coroutines_run(tmp_path):
     assert result.stderr == ""
 
 
-# ---- failures that nobody has seen
+# ---- unretrieved failures
 
 
 @pytest.fixture

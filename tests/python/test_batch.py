@@ -28,7 +28,7 @@ def full_only(value):
 
 
 @rpc.batch(max_size=1000)
-def whoever_waits(value):
+def slow_batch(value):
     sizes.append(len(value))
     may_run.wait(30)
     return value
@@ -99,13 +99,13 @@ def test_without_a_wait_a_batch_holds_the_calls_that_arrived_during_the_last_one
     a, _ = pair
     may_run.clear()
     take_sizes()
-    first = a.rpc_async("b", whoever_waits, (0,))
+    first = a.rpc_async("b", slow_batch, (0,))
     assert eventually(lambda: sizes == [1])
-    others = [a.rpc_async("b", whoever_waits, (i,)) for i in range(1, 30)]
-    given_up = a.rpc_async("b", whoever_waits, (99,))
-    assert eventually(lambda: len(whoever_waits._own._waiting) == 30)
+    others = [a.rpc_async("b", slow_batch, (i,)) for i in range(1, 30)]
+    given_up = a.rpc_async("b", slow_batch, (99,))
+    assert eventually(lambda: len(slow_batch._own._waiting) == 30)
     given_up.cancel()
-    assert eventually(lambda: any(call.given_up for call in list(whoever_waits._own._waiting)))
+    assert eventually(lambda: any(call.given_up for call in list(slow_batch._own._waiting)))
     may_run.set()
     assert tensorferry.wait_all([first, *others]) == list(range(30))
     assert sizes == [1, 29], "the one that was given up is left out"

@@ -1,4 +1,4 @@
-"""The benchmark measures both sides, keeps what it measured, and never compares two different runs."""
+"""The benchmark measures both sides, saves its figures, and never compares two different runs."""
 
 import io
 import json
@@ -208,7 +208,7 @@ def test_busy_processes_compute_only_while_a_row_asks_for_them(lab: Lab) -> None
 
 
 def _state(pid: int) -> str:
-    """As in /proc; "X" where there is no such process."""
+    """As in /proc; "X" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

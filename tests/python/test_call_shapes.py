@@ -177,7 +177,7 @@ def before_waiting(agent: tensorferry.Agent, peer: str, meanwhile: str) -> str:
 
 
 def after_callback(future: Any, shape: Shape, ran: threading.Event) -> str:
-    """Waits for what a callback sets."""
+    """Waits for an event that a callback sets."""
     if shape.meanwhile in ("does nothing", "waits for an event"):
         return "" if ran.wait(LIMIT) else "a callback did not run"
     return "" if wait_meanwhile(shape.meanwhile, ran.is_set) else "a callback did not run"

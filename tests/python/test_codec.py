@@ -1,4 +1,4 @@
-"""Python values through the codec, without an agent: a type arrives as the type it was, an object as one object."""
+"""Python values through the codec, without an agent: values keep their types and their identity."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_tuple_that_holds_itself():
     assert args[0] is args[1] and args[0][0][0] is args[0]
 
 
-# ---- Types of the user's
+# ---- User-defined types
 
 
 class Point(collections.namedtuple("Point", "x y")):
@@ -328,7 +328,7 @@ def test_arrays_and_tensors_inside_pickled_objects_do_not_go_through_pickle():
     encoded = codec.encode([value, shared])
     assert len(encoded.payload) < 1000
     assert sorted(len(buffer) for buffer in encoded.buffers) == [50_000, 400_000, 800_000]
-    assert shared.data_ptr() in encoded.addresses  # from where it lies
+    assert shared.data_ptr() in encoded.addresses  # without a copy
     assert value.image.ctypes.data in encoded.addresses
     observation, tensor = codec.decode(encoded)
     assert observation.info["tensor"] is tensor
@@ -683,7 +683,7 @@ def test_without_pickle_no_pickle_is_written_or_read():
         careful.decode_request(codec.encode_request((RaisesWhenLoaded(),)))
 
 
-# ---- Bytes of a stranger's
+# ---- Invalid bytes
 
 
 def a_message():

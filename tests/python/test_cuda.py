@@ -1,4 +1,4 @@
-"""Tensors on GPUs: values, streams, where they land, and what becomes of memory."""
+"""Tensors on GPUs: values, streams, placement, and the reuse of memory."""
 
 from __future__ import annotations
 
@@ -123,9 +123,10 @@ def by_ipc(x: torch.Tensor) -> bool:
 
 
 def skip_unless_ipc(x: torch.Tensor) -> None:
-    """The other channel stages through the host, where somebody has to wait for the GPU. It carries what the peer has
-    yet to map, too: each stream that a handler runs on has memory of its own, so many calls go before."""
-    rpc.rpc_sync("worker1", double, args=(x,))  # opens what has to be opened
+    """Skips unless cuda_ipc carries ``x``. cuda_basic stages through the host, where a thread must wait for the GPU. It
+    also carries buffers whose memory the peer has not mapped yet. Each stream of a handler has its own memory, so many
+    calls are made first."""
+    rpc.rpc_sync("worker1", double, args=(x,))  # opens the link and the channels
     if not eventually(lambda: rpc.explain("worker1", x).channel == "cuda_ipc", seconds=3):
         pytest.skip(f"cuda_ipc does not carry here:\n{rpc.explain('worker1', x)}")
     assert eventually(lambda: all(by_ipc(x) for _ in range(20)))
@@ -247,7 +248,7 @@ def test_values_survive_long_kernels_and_immediate_memory_reuse(agents: Agents, 
             future = call(peer, slowly_add, args=(x, 1, 0.02), require=channel)
             in_flight.append((i, future))
             del x, future
-            torch.empty(MEGA, device="cuda").fill_(-1)  # in the memory of what is no longer read
+            torch.empty(MEGA, device="cuda").fill_(-1)  # in memory that is not read any more
             while len(in_flight) > 3 or (i == 39 and in_flight):
                 sent, future = in_flight.pop(0)
                 y = future.wait()
@@ -447,7 +448,7 @@ def test_a_handler_may_answer_with_a_future_of_gpu_tensors(cluster: Cluster) -> 
     assert (rpc.rpc_sync("worker1", double_later, args=("worker2", x)) == 3).all().item()
 
 
-# ---- where tensors land
+# ---- placement
 
 
 def test_tensors_can_be_placed_on_another_device(cluster: Cluster) -> None:

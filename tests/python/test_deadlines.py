@@ -1,4 +1,4 @@
-"""rpc.deadline() and rpc.cancelled(): limits that pass on from call to call, and what a function knows of its own."""
+"""rpc.deadline() and rpc.cancelled(): deadlines that nested calls inherit, and the deadline that a function sees."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tensorferry.rpc as rpc
 from conftest import eventually
 from tensorferry import errors
 
-LONG = 15.0  # seconds; whoever takes so long has not been told
+LONG = 15.0  # seconds; a call that takes so long was not cancelled
 
 ended: list[tuple[str, float]] = []  # how calls that functions here made ended, and after how many seconds
 
 
 def relay(way):
-    """Sleeps at the end of the way; each on it has no time-out of its own."""
+    """Sleeps at the end of the path; no call on the path has its own timeout."""
     start = time.monotonic()
     try:
         if len(way) == 1:
@@ -82,7 +82,7 @@ class Sleeper:
 
 
 def takes(seconds):
-    """Whether ``seconds`` is what a limit of 0.3 s leads to, on a busy machine."""
+    """Whether ``seconds`` is plausible for a limit of 0.3 s on a busy machine."""
     return 0.2 < seconds < 10
 
 

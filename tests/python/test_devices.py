@@ -1,4 +1,4 @@
-"""device=, device maps and devices=, as far as they go without a GPU; test_cuda.py has the rest."""
+"""device=, device maps and devices=, without a GPU; test_cuda.py has the tests that need one."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_device_that_the_peer_lacks_is_reported_with_its_devices(
     pair: PeerPair, device: object, elements: int
 ) -> None:
     a, _ = pair
-    for _ in range(2):  # the link goes on
+    for _ in range(2):  # the link stays up
         with pytest.raises(tensorferry.errors.InvalidArgument, match=f'cuda:{BEYOND} of "b", which has cpu'):
             a.rpc_sync("b", where, args=(torch.ones(elements),), device=device)
     assert a.rpc_sync("b", where, args=(torch.ones(elements),)) == "cpu"

@@ -1,4 +1,4 @@
-"""Every public docstring says what it takes, what it raises, and gives an example; the examples run."""
+"""Every public docstring describes the arguments and the exceptions, and gives an example that runs."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_classes_and_documentation_are_those_of_the_table():
         assert path.read_text() == text, f"{path} differs from error_codes.h: run `make format`"
 
 
-# ---- functions that are not there
+# ---- missing functions
 
 
 def in_main():
@@ -280,7 +280,7 @@ def sleep_and_return(seconds, value):
     return value
 
 
-# ---- peers that go
+# ---- peers that end
 
 
 def exit_now(code):
@@ -306,7 +306,7 @@ def test_a_peer_that_dies_in_the_function_is_lost(cluster):
     cluster.start(2)
     with pytest.raises(errors.ConnectionLost, match=r"worker1"):
         rpc.rpc_sync("worker1", exit_now, (3,))
-    assert rpc.rpc_sync("worker2", identity, (1,)) == 1  # nobody else is hurt
+    assert rpc.rpc_sync("worker2", identity, (1,)) == 1  # calls to other peers still work
 
 
 def test_a_waiting_thread_wakes_at_its_peers_death(cluster):
@@ -358,7 +358,7 @@ def comes_back(a, agents):
         return False
 
 
-# ---- how many at once
+# ---- the limit of handlers
 
 
 def test_handlers_beyond_the_limit_are_refused(agents):

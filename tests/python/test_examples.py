@@ -1,4 +1,4 @@
-"""Every example, run the way its README says, and judged by what it prints."""
+"""Runs every example as its README says, and checks its output."""
 
 import os
 import re
@@ -15,7 +15,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def run(folder: str, *arguments: str, timeout: float = 120) -> str:
-    """The example's output; fails with all of it where the exit code is not 0."""
+    """Returns the example's output; fails with all of it if the exit code is not 0."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     environment["COLUMNS"] = "200"  # no line of the output is folded
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which channel carries what: told, counted, demanded."""
+"""The channel that carries a tensor: explained, counted, required."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def risen(before, after):
 def test_the_channel_that_explain_names_is_the_one_whose_counter_rises(agents, peer, channels):
     a = agents("a", channels=channels)
     agents("b", channels=channels)
-    for _ in range(500):  # until shared memory is warm: others carry what comes before
+    for _ in range(500):  # until shared memory is warm: other channels carry before that
         explanation = a.explain(peer, MEGABYTE)
         before = a.counters()
         a.rpc_sync(peer, norm, (MEGABYTE,))

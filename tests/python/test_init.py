@@ -1,4 +1,4 @@
-"""Joining: stores, torchrun's environment, keys, names that are taken, those who come back."""
+"""Joining: stores, torchrun's environment, keys, names that are taken, agents that join again."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_torchs_arguments_start_an_agent(monkeypatch):
 
 
 def call_back_later(to):
-    """A function whose work goes on outside it: in a thread, and in a callback of a future."""
+    """A function whose work continues outside it: in a thread, and in a callback of a future."""
     results = [torch.futures.Future(), torch.futures.Future()]
 
     def in_a_thread():

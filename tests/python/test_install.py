@@ -1,4 +1,4 @@
-"""What the package holds for C++ programs, found through ``python -m tensorferry.cmake``."""
+"""The files of the package for C++ programs, found through ``python -m tensorferry.cmake``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many tensors in one message: the small ones travel together, and arrive knowing nothing of each other."""
+"""Many tensors in one message: the small ones travel in bundles, and arrive as separate tensors."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def public(module: types.ModuleType) -> list[tuple[str, object]]:
 
 
 def is_foreign(thing: object) -> bool:
-    """Of another package, though the module of torch's shows it: what it imports for itself."""
+    """A name of another package, which torch's module only imports."""
     home = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
     return not str(home or "").startswith("torch") or thing in (torch, torch.distributed)
 

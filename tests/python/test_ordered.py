@@ -1,4 +1,4 @@
-"""Order of calls, and peers that are not there yet."""
+"""The order of calls, and calls that wait for a peer to join."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_peer_handle_stands_for_its_name(pair):
     assert a.peer("b").ordered().rpc_sync(torch.ones, (3,), out=out) is out
 
 
-# ---- peers that are not there yet
+# ---- peers that join later
 
 
 def test_a_call_can_wait_for_a_peer_that_has_not_joined(agents):

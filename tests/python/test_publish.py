@@ -1,4 +1,4 @@
-"""rpc.publish and rpc.call_many: encoded once, mapped by all, a value of its own to each."""
+"""rpc.publish and rpc.call_many: encoded once, and mapped copy-on-write by each receiver."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_values_without_tensors_need_no_block(pair):
     assert a.rpc_sync("b", echo, args=(published,)) == (([1, "two"],), {})
 
 
-# ---- What cannot be published
+# ---- Unpublishable values
 
 
 def test_unpublishable_values_are_refused_with_a_reason(pair):
@@ -198,7 +198,7 @@ def test_unpublishable_values_are_refused_with_a_reason(pair):
         a.publish(lambda: 1)
 
 
-# ---- Lives
+# ---- Lifetimes
 
 
 def test_the_block_lives_as_long_as_a_tensor_uses_it(cluster):
@@ -282,7 +282,7 @@ class Counter:
 
 
 def one_to_many(actors, megabytes):
-    """All that so many actors and the publisher take in addition, over the bytes of what was published."""
+    """The additional memory of all actors and the publisher, divided by the bytes of the published value."""
     program = [sys.executable, str(PROGRAM), str(actors), str(megabytes)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr

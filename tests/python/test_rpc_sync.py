@@ -1,4 +1,4 @@
-"""Calls: which functions can be called, how peers are named, what arrives."""
+"""Calls: the functions that can be called, the names of peers, and the values that arrive."""
 
 from __future__ import annotations
 

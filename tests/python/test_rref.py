@@ -1,4 +1,4 @@
-"""Remote references: used from everywhere, freed when the last holder lets go, never earlier."""
+"""Remote references: used from every agent, and freed with the last hold, never earlier."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def add_through(reference, n):
 
 
 def pass_on(reference, path):
-    """Through all of ``path``, where the last one keeps it."""
+    """Through all agents of ``path``; the last one keeps it."""
     if not path:
         kept.append(reference)
         return reference.owner_name()

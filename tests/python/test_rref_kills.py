@@ -1,4 +1,4 @@
-"""References while processes are killed: the owner, a user, or the one in the middle that passes them on."""
+"""References while processes are killed: the owner, a user, or the agent that passes a reference on."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def restart(cluster, workers, number, prefix):
 def test_a_peer_that_died_before_its_link_returns_as_a_new_incarnation(cluster, workers):
     cluster.start(2, static=False, prefix="unlinked")
     worker = cluster.workers[1]
-    os.kill(worker.process.pid, signal.SIGSTOP)  # so that it greets nobody
+    os.kill(worker.process.pid, signal.SIGSTOP)  # so that it does not answer handshakes
     early = rpc.remote("worker2", Thing, ("early",))
     worker.kill()
     with pytest.raises(errors.ConnectionLost):
@@ -171,14 +171,14 @@ def read(reference):
 
 
 class Killing:
-    """Random creating, passing on, dropping and killing, beside a model of who holds what."""
+    """Creates, passes on, drops and kills at random, beside a model of the holders of each object."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.random = random.Random(seed)
         self.numbers = itertools.count()
         self.owners: dict[str, str] = {}  # by object
-        self.sure: dict[str, set[str]] = {}  # who certainly holds it
+        self.sure: dict[str, set[str]] = {}  # agents that certainly hold it
         self.agents = ["main", "worker1", "worker2", "worker3"]
 
     def tell(self, agent, function, *args):
@@ -250,11 +250,11 @@ class Killing:
             assert wanted <= set(self.tell(owner, names_alive))
 
     def let_go(self, victim: str) -> None:
-        """Everybody drops everything, and everything is gone."""
+        """All agents drop all references, and all objects are freed."""
         survivors = [agent for agent in self.agents if agent != victim]
 
         def nothing_is_kept():
-            """Also of what the dead one passed on, which may just have been unpacked."""
+            """Includes references that the dead agent passed on and that may just have been unpacked."""
             left = [(agent, name) for agent in survivors for name in self.tell(agent, names_kept)]
             for agent, name in left:
                 self.tell(agent, drop, name)

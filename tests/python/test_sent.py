@@ -1,4 +1,4 @@
-"""future.sent: when the arguments of a call may be overwritten, the same on every channel."""
+"""future.sent: it completes when the arguments of a call may be overwritten, on every channel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAYS = {
 
 
 def go_by(way, to):
-    """Skips where the machine cannot carry tensors this way."""
+    """Skips if the machine lacks the channel."""
     channel, transport = way.split("-")
     assert eventually(lambda: all("under way" not in reason for _, _, reason in rpc.explain(to).candidates))
     found = rpc.explain(to)

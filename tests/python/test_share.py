@@ -139,7 +139,7 @@ def end_agent_and_read(name, value):
     return read
 
 
-# ---- what empty() makes
+# ---- tensors of empty()
 
 
 @pytest.mark.parametrize("size", [(3, 4), ((3, 4),), ([3, 4],), (torch.Size([3, 4]),), (12,), (np.int64(5),), ((),)])
@@ -383,7 +383,7 @@ def test_received_shared_memory_can_be_shared_only_by_its_maker(cluster):
         rpc.rpc_sync("worker1", share_again, (share(tensorferry.empty(3)),))
 
 
-# ---- where it cannot be
+# ---- memory that cannot be shared
 
 
 @pytest.mark.parametrize("options", [{"shared_memory": False}, {"unix_sockets": False}, {"channels": "basic"}])

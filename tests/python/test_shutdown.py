@@ -1,4 +1,4 @@
-"""Endings: calls that are under way are waited for, nobody hangs, exit codes are kept."""
+"""Shutdown: it waits for calls under way, never hangs, and keeps exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slowly(value):
 
 
 def start_chain(me, other, depth):
-    """Each call lets the next one follow after it has been answered: only for an instant is nobody busy."""
+    """Each reply starts the next call, so that the agents are idle only for an instant in between."""
     if depth:
         agent = rpc._current()  # on the timer's thread there is none
         threading.Timer(0.05, lambda: agent.rpc_async(other, start_chain, (other, me, depth - 1))).start()
@@ -316,7 +316,7 @@ def held():
 
 
 def settle(reached):
-    """Waits until what is held has come down to ``reached`` (threads end, and memory is given back, a moment later)."""
+    """Waits until the counts fall to ``reached`` (threads end, and memory is freed, a moment later)."""
     assert eventually(lambda: all(now <= then for now, then in zip(held(), reached)), 30), (held(), reached)
 
 

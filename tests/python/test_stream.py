@@ -1,4 +1,4 @@
-"""rpc_stream: what generators at a peer yield, one by one."""
+"""rpc_stream: the items of a generator at a peer, one by one."""
 
 from __future__ import annotations
 

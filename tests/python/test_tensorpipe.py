@@ -1,4 +1,4 @@
-"""The channel tensorpipe: there for agents that name it, and for no others."""
+"""The channel tensorpipe: only agents that name it use it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def nap(tensor, seconds):
 
 
 def wholly(channel, before, after):
-    """Whether it alone carried what is larger than a frame holds."""
+    """Whether only this channel carried the bytes that do not fit a frame."""
     risen = {name for name, bytes_ in after.items() if bytes_ - before.get(name, 0) >= 1 << 16}
     return risen == {channel}
 
 
 def missing(agent):
-    """Why this build has none; "" where it has."""
+    """The reason why this build lacks the channel, or "" if it has it."""
     return next((why for name, usable, why in agent.explain("b").candidates if name == "tensorpipe" and not usable), "")
 
 

@@ -1,4 +1,4 @@
-"""Tensors through the codec, without an agent: their elements alone travel, and what arrives is an ordinary tensor."""
+"""Tensors through the codec, without an agent: only their elements travel, and an ordinary tensor arrives."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check(got: torch.Tensor, sent: torch.Tensor) -> None:
     assert bits(got) == bits(sent)
 
 
-# ---- What arrives is what was sent
+# ---- Tensors round-trip
 
 
 @pytest.mark.parametrize("dtype", PLAIN, ids=str)
@@ -466,7 +466,7 @@ def test_sparse_tensors_keep_requires_grad_and_parameters():
     assert type(there_and_back(torch.nn.Parameter(torch.eye(3).to_sparse()))) is torch.nn.Parameter
 
 
-# ---- What cannot be sent
+# ---- Tensors that cannot be sent
 
 
 def test_quantised_tensors_are_refused():
@@ -505,7 +505,7 @@ def test_a_freed_storage_is_refused():
         codec.encode(tensor)
 
 
-# ---- Modes of the caller's
+# ---- Modes of the caller
 
 
 def test_modes_of_the_caller_do_not_affect_sent_tensors():
@@ -536,7 +536,7 @@ def test_copying_a_view_leaves_no_trace_in_autograd():
     assert leaf._version == versions and leaf.grad_fn is None
 
 
-# ---- What arrives is ordinary
+# ---- Received tensors are ordinary
 
 
 @pytest.fixture(params=["small", "large", "view", "shared"])

@@ -1,4 +1,4 @@
-"""rpc.expose, and trust="registered": what was not exposed is refused, and nothing is unpickled or imported."""
+"""rpc.expose, and trust="registered": unexposed functions are refused, and nothing is unpickled or imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch
 from conftest import Agents
 from tensorferry import errors
 
-# ---- what peers call here
+# ---- functions that peers call
 
 
 def double(x: Any) -> Any:
@@ -228,7 +228,7 @@ def test_a_callable_that_travels_by_value_is_refused(server: tensorferry.Agent, 
 
 
 def test_no_module_is_imported_for_a_peer(server: tensorferry.Agent, client: tensorferry.Agent) -> None:
-    module = "this"  # prints, and nobody has imported it
+    module = "this"  # prints when it is imported, and was not imported yet
     assert module not in sys.modules
     with pytest.raises(errors.PermissionDenied):
         client.rpc_sync("server", f"py:{module}:s")
@@ -354,7 +354,7 @@ def test_methods_of_other_classes_cannot(server: tensorferry.Agent, client: tens
         client.remote("server", Hidden).to_here()
 
 
-# ---- bytes of a peer's own making
+# ---- hand-made frames
 
 
 class RawPeer:

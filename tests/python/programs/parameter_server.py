@@ -42,7 +42,7 @@ guard = threading.Lock()
 
 
 def get_server():
-    """One server, whoever asks first."""
+    """One server, made by the first agent that asks."""
     global the_server
     with guard:
         if the_server is None:

@@ -85,7 +85,7 @@ void World::carry(const std::shared_ptr<Life>& from, const AgentId& to, std::fun
                   std::function<void(Status)> fail, bool repeatable) {
   const auto deliver = [this, from, to, arrive, fail] {
     if (const auto receiver = find(to.name)) return arrive(*receiver);
-    later(from, clock.delay(), [fail] { fail(Status(Code::connection_lost, "nobody is at its address")); });
+    later(from, clock.delay(), [fail] { fail(Status(Code::connection_lost, "no process is at its address")); });
   };
   const bool trouble = clock.chance(trouble_);
   const auto kind = trouble ? clock.pick(3) : 0;

@@ -388,7 +388,7 @@ TEST_F(ReferencesTest, ReferencesPassedToADeadAgentAreTakenBack) {
 TEST_F(ReferencesTest, ReferencesPassedToAnAgentThatDiesBeforeItConnectsAreTakenBack) {
   auto transfer = pass_only_hold(*owner_, *user_);
   world_.kill(user_, false);
-  transfer.ended({Code::connection_lost, "nobody is at its address"});
+  transfer.ended({Code::connection_lost, "no process is at its address"});
   world_.clock.run_for(10000);
   EXPECT_FALSE(freed()) << "it may yet be reached";
   world_.clock.run_for(20000);
