@@ -61,7 +61,7 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
     if (head.positional == 0 || reading.peek() != Tag::bytes) {
       return answer.fail({Code::protocol_error, "tf:method without a target"});
     }
-    const auto target = MethodTarget::decode(reading.take().view());
+    const auto target = decode<MethodTarget>(reading.take().view());
     if (!target) return answer.fail({Code::protocol_error, "tf:method without a method"});
     if (target->owner != core->self().incarnation) return answer.fail(other_life(*core));
     // If the object is still being created, fetch() completes later, on the thread that runs the creation.
@@ -133,7 +133,7 @@ std::shared_ptr<detail::Pending> Object::start(const CallOptions& options, std::
                                                bool may_hold_object) const {
   const auto& owner = this->owner();
   detail::check(reference_->status());
-  const auto target = MethodTarget{reference_->owner().incarnation, reference_->object(), std::string(method)}.encode();
+  const auto target = encode(MethodTarget{reference_->owner().incarnation, reference_->object(), std::string(method)});
   return detail::start_call(agent_, options, owner, method_function, target, method, arguments, write, pack,
                             may_hold_object);
 }
