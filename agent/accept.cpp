@@ -191,7 +191,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
 
   wire::Header header;
   header.kind = wire::Kind::hello;
-  const auto mine = wire::assemble(header, {}, {}, engine->hello(wire::Hello::Purpose::calls, 0).encode());
+  const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, 0)));
   co_await asio::async_write(*socket, asio::buffer(mine), token);
   if (error) co_return cut();
   Bytes head(wire::Header::size);

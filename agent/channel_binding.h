@@ -71,8 +71,8 @@ class ChannelSet::ChannelBinding final : public Wire {
   void send_bulk(std::uint64_t sequence, Buffer buffer, Completion written) override {
     wire::Header header;
     header.kind = wire::Kind::bulk;
-    header.call = sequence;
-    header.order = code();
+    header.sequence = sequence;
+    header.channel = code();
     header.trailing = buffer.bytes;
     set_.link_.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
   }

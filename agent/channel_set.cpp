@@ -192,10 +192,10 @@ ControlId ChannelSet::control(ChannelBinding& binding, std::uint8_t operation, B
   const std::lock_guard order(control_mutex_);
   wire::Header header;
   header.kind = wire::Kind::control;
-  header.call = ++controls_sent_;
+  header.control = ++controls_sent_;
   header.descriptors = static_cast<std::uint8_t>(descriptors.size());
   link_.send_control(wire::assemble(header, {}, {}, payload), std::move(descriptors));
-  return header.call;
+  return header.control;
 }
 
 Status ChannelSet::on_control(std::uint64_t id, ByteView payload, Descriptors descriptors) {
@@ -263,12 +263,12 @@ void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRe
 }
 
 Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::Header& header) {
-  auto* binding = binding_of_code(header.order);
+  auto* binding = binding_of_code(header.channel);
   if (binding == nullptr) return Status(Code::protocol_error, "bulk bytes of a channel that does not reach");
   BulkRead read;
   {
     const std::lock_guard lock(mutex_);
-    const auto it = bulk_reads_.find({binding->code(), header.call});
+    const auto it = bulk_reads_.find({binding->code(), header.sequence});
     if (it == bulk_reads_.end()) return FrameSink::Taken::hold;
     read = std::move(it->second);
     bulk_reads_.erase(it);

@@ -42,7 +42,7 @@ Result<wire::Hello> read_hello(int fd, Clock::time_point deadline) {
 Bytes hello_frame(const wire::Hello& hello) {
   wire::Header header;
   header.kind = wire::Kind::hello;
-  return wire::assemble(header, {}, {}, hello.encode());
+  return wire::assemble(header, {}, {}, encode(hello));
 }
 
 Result<FileDescriptor> connect_tcp(const std::string& address, Clock::time_point deadline) {

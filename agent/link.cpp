@@ -466,7 +466,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       if (from_caller) on_cancel(header.call);
       break;
     case wire::Kind::control:
-      status = from_caller ? channels_.on_control(header.call, frame->payload, std::move(descriptors))
+      status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
                            : Status(Code::protocol_error, "a control frame where replies belong");
       break;
     case wire::Kind::ring:

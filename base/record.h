@@ -42,9 +42,9 @@ template <class T>
 inline constexpr std::nullptr_t fields_of = nullptr;
 
 template <class T>
-concept WireRecord =
-    std::is_class_v<T> && (
-                              std::is_empty_v<T> || requires { T::fields; } || requires { std::get<0>(fields_of<T>); });
+concept NamesFields = requires { T::fields; } || requires { std::get<0>(fields_of<T>); };
+template <class T>
+concept WireRecord = std::is_class_v<T> && (std::is_empty_v<T> || NamesFields<T>);
 
 namespace record {
 
@@ -61,7 +61,18 @@ inline constexpr bool is_message<std::variant<Alternatives...>> = true;
 template <class T>
 inline constexpr bool is_text = std::is_same_v<T, std::string> || std::is_same_v<T, std::string_view>;
 template <class T>
-inline constexpr bool is_bytes = std::is_same_v<T, Bytes> || std::is_same_v<T, ByteView>;
+inline constexpr bool is_bytes = is_text<T> || std::is_same_v<T, Bytes> || std::is_same_v<T, ByteView>;
+
+inline ByteView bytes_of(std::string_view text) { return view_of(text); }
+inline ByteView bytes_of(ByteView bytes) { return bytes; }
+template <class T>
+void assign(T& value, ByteView bytes) {
+  if constexpr (is_text<T>) {
+    value = text_of(bytes);
+  } else {
+    value = T(bytes.begin(), bytes.end());
+  }
+}
 
 /// Returns the fewest bytes that a value of this type takes.
 template <class T>
@@ -122,23 +133,8 @@ struct Rest {
   static constexpr std::size_t least() {
     return 0;
   }
-  template <class T>
-  void write(Writer& out, const T& value) const {
-    if constexpr (is_text<T>) {
-      out.raw(view_of(value));
-    } else {
-      out.raw(value);
-    }
-  }
-  template <class T>
-  void read(Reader& in, T& value) const {
-    const auto bytes = in.raw(in.rest().size());
-    if constexpr (is_text<T>) {
-      value = text_of(bytes);
-    } else {
-      value = T(bytes.begin(), bytes.end());
-    }
-  }
+  void write(Writer& out, const auto& value) const { out.raw(bytes_of(value)); }
+  void read(Reader& in, auto& value) const { assign(value, in.raw(in.rest().size())); }
 };
 
 /// A member, and how it travels.
@@ -160,12 +156,13 @@ constexpr Field<Class, T, Form> field(const Field<Class, T, Form>& made) {
 /// Returns the fields of a record.
 template <class T>
 constexpr auto fields() {
+  const auto as_fields = [](const auto&... each) { return std::tuple(field(each)...); };
   if constexpr (std::is_empty_v<T>) {
     return std::tuple();
   } else if constexpr (requires { T::fields; }) {
-    return std::apply([](const auto&... each) { return std::tuple(field(each)...); }, T::fields);
+    return std::apply(as_fields, T::fields);
   } else {
-    return std::apply([](const auto&... each) { return std::tuple(field(each)...); }, fields_of<T>);
+    return std::apply(as_fields, fields_of<T>);
   }
 }
 /// Calls `visit(member, form)` for each field of a record, in order.
@@ -193,7 +190,7 @@ template <class T>
 void write_value(Writer& out, const T& value) {
   if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
     out.put(value);
-  } else if constexpr (is_text<T> || is_bytes<T>) {
+  } else if constexpr (is_bytes<T>) {
     out.sized(value);
   } else if constexpr (is_message<T>) {
     std::visit([&](const auto& alternative) { write_value(out, alternative); }, value);
@@ -241,14 +238,10 @@ void read_value(Reader& in, T& value, [[maybe_unused]] std::uint64_t most) {
     const auto number = in.get<std::underlying_type_t<T>>();
     if (number > static_cast<std::underlying_type_t<T>>(T::last)) return in.fail();
     value = static_cast<T>(number);
-  } else if constexpr (is_text<T> || is_bytes<T>) {
+  } else if constexpr (is_bytes<T>) {
     const auto bytes = in.sized();
     if (bytes.size() > most) return in.fail();
-    if constexpr (is_text<T>) {
-      value = text_of(bytes);
-    } else {
-      value = T(bytes.begin(), bytes.end());
-    }
+    assign(value, bytes);
   } else if constexpr (is_message<T>) {
     read_message(in, value);
   } else if constexpr (WireRecord<T>) {
@@ -279,6 +272,7 @@ constexpr record::Field<Class, T, record::Varint> varint(T Class::*member) {
 }
 /// Declares a text or a vector with a bound that the reader enforces. The writer cuts a text at the bound.
 template <class Class, class T>
+  requires requires(T value) { value.size(); }
 constexpr record::Field<Class, T, record::AtMost> at_most(T Class::*member, std::size_t most) {
   return {member, record::AtMost(most)};
 }

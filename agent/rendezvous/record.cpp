@@ -14,8 +14,6 @@ namespace tensorferry {
 namespace {
 
 enum class Seal : std::uint8_t { open = 1, signed_by_key = 2 };
-constexpr std::uint8_t kFormat = 1;
-constexpr std::uint8_t kLeft = 1;
 constexpr std::size_t kMostUnixAddress = sizeof(sockaddr_un::sun_path);
 
 bool printable(std::string_view text, std::size_t most) {
@@ -28,61 +26,15 @@ std::string context_of(std::string_view slot, std::int64_t generation) {
   return formatted("record/{}/{}", generation, slot);
 }
 
-Bytes encode_body(const Record& record) {
-  Bytes bytes;
-  Writer out(bytes);
-  out.put(kFormat);
-  out.put(record.left ? kLeft : std::uint8_t{0});
-  out.sized(record.name);
-  out.put(record.rank);
-  out.put(record.incarnation);
-  out.sized(record.host);
-  out.sized(record.boot_id);
-  out.put(record.net_namespace);
-  out.put(record.uid);
-  out.put(record.pid);
-  out.put(record.version_min);
-  out.put(record.version_max);
-  out.sized(record.unix_address);
-  out.varint(record.tcp_addresses.size());
-  for (const auto& address : record.tcp_addresses) out.sized(address);
-  out.varint(record.world.size());
-  for (const auto incarnation : record.world) out.put(incarnation);
-  return bytes;
-}
-
 // Skips bytes behind the last field: a later release may add fields.
 Result<Record> decode_body(ByteView bytes) {
+  if (!bytes.empty() && bytes.front() != std::byte{Record::tag}) {
+    return Status(Code::protocol_error, formatted("a record of format {}, this release reads {}",
+                                                  std::to_integer<int>(bytes.front()), Record::tag));
+  }
   Reader in(bytes);
-  if (const auto format = in.get<std::uint8_t>(); format != kFormat) {
-    return Status(Code::protocol_error, formatted("a record of format {}, this release reads {}", format, kFormat));
-  }
-  Record record;
-  record.left = (in.get<std::uint8_t>() & kLeft) != 0;
-  record.name = in.text();
-  record.rank = in.get<std::int32_t>();
-  record.incarnation = in.get<std::uint64_t>();
-  record.host = in.text();
-  record.boot_id = in.text();
-  record.net_namespace = in.get<std::uint64_t>();
-  record.uid = in.get<std::uint32_t>();
-  record.pid = in.get<std::int32_t>();
-  record.version_min = in.get<std::uint16_t>();
-  record.version_max = in.get<std::uint16_t>();
-  record.unix_address = in.text();
-  const auto addresses = in.count();
-  bool good = addresses <= Record::kMostAddresses;
-  for (std::uint64_t i = 0; good && i < addresses; ++i) {
-    const auto& address = record.tcp_addresses.emplace_back(in.text());
-    good = printable(address, Record::kMostName) && split_host_port(address).ok();
-  }
-  for (auto members = in.count(sizeof(std::uint64_t)); good && members > 0; --members) {
-    record.world.push_back(in.get<std::uint64_t>());
-  }
-  good = good && !in.failed() && check_name(record.name).ok() && record.rank >= -1 && record.incarnation != 0 &&
-         printable(record.host, Record::kMostName) && printable(record.boot_id, Record::kMostName) &&
-         printable(record.unix_address, kMostUnixAddress) && record.version_min <= record.version_max;
-  if (!good) return Status(Code::protocol_error, "a malformed record");
+  auto record = read<Record>(in);
+  if (in.failed()) return Status(Code::protocol_error, "a malformed record");
   return record;
 }
 
@@ -93,6 +45,14 @@ std::string host_name() {
 }
 
 }  // namespace
+
+bool Record::valid() const {
+  return check_name(name).ok() && rank >= -1 && incarnation != 0 && printable(host, kMostName) &&
+         printable(boot_id, kMostName) && printable(unix_address, kMostUnixAddress) && version_min <= version_max &&
+         std::all_of(tcp_addresses.begin(), tcp_addresses.end(), [](const std::string& address) {
+           return printable(address, kMostName) && split_host_port(address).ok();
+         });
+}
 
 Record describe_this_process() {
   Record record;
@@ -118,7 +78,7 @@ Status check_name(std::string_view name) {
 }
 
 Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation) {
-  const auto body = encode_body(record);
+  const auto body = encode(record);
   Bytes bytes;
   Writer out(bytes);
   out.put(key.empty() ? Seal::open : Seal::signed_by_key);

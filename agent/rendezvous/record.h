@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "agent/auth.h"
-#include "base/bytes.h"
+#include "base/record.h"
 #include "base/status.h"
 
 namespace tensorferry {
 
 /// The fields of a record. decode_record() checks every bound, because a peer has written the bytes.
 struct Record {
+  static constexpr std::uint8_t tag = 1;  // the format
   std::string name;
   std::int32_t rank = -1;           // -1: none
   std::uint64_t incarnation = 0;    // random, never 0
@@ -31,6 +32,21 @@ struct Record {
 
   static constexpr std::size_t kMostName = 255;
   static constexpr std::size_t kMostAddresses = 16;
+  static constexpr std::tuple fields{&Record::left,
+                                     &Record::name,
+                                     &Record::rank,
+                                     &Record::incarnation,
+                                     &Record::host,
+                                     &Record::boot_id,
+                                     &Record::net_namespace,
+                                     &Record::uid,
+                                     &Record::pid,
+                                     &Record::version_min,
+                                     &Record::version_max,
+                                     &Record::unix_address,
+                                     at_most(&Record::tcp_addresses, kMostAddresses),
+                                     &Record::world};
+  [[nodiscard]] bool valid() const;
 };
 
 /// Returns a record with host, boot id, network namespace, uid and pid of this process, and a new random incarnation.

@@ -12,9 +12,10 @@ Status malformed(std::string_view what) {
   return {Code::protocol_error, formatted("a malformed {} of the store", what)};
 }
 
-Bytes begin() { return Bytes(kHeaderBytes); }
-
-Bytes finish(Bytes bytes) {
+Bytes framed(const auto& message) {
+  Bytes bytes(kHeaderBytes);
+  Writer out(bytes);
+  write(out, message);
   const auto length = static_cast<std::uint32_t>(bytes.size() - kHeaderBytes);
   std::memcpy(bytes.data(), &length, sizeof length);
   return bytes;
@@ -23,42 +24,15 @@ Bytes finish(Bytes bytes) {
 }  // namespace
 
 Result<Bytes> encode(const Request& request) {
-  if (request.key.empty() || request.key.size() > kMostKey || request.value.size() > kMostValue) {
+  if (!request.valid()) {
     return Status(Code::invalid_argument,
                   formatted("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", kMostKey,
                             kMostValue, request.key.size(), request.value.size()));
   }
-  auto bytes = begin();
-  Writer out(bytes);
-  out.put(static_cast<std::uint8_t>(request.op));
-  out.sized(request.key);
-  switch (request.op) {
-    case Op::set:
-      out.sized(request.value);
-      break;
-    case Op::get:
-      out.put(request.milliseconds);
-      break;
-    case Op::add:
-      out.put(request.amount);
-      break;
-  }
-  return finish(std::move(bytes));
+  return framed(request);
 }
 
-Bytes encode(Op op, const Reply& reply) {
-  auto bytes = begin();
-  Writer out(bytes);
-  out.put(static_cast<std::uint8_t>(reply.code));
-  if (reply.code != Code::ok) {
-    out.raw(view_of(reply.text));
-  } else if (op == Op::get) {
-    out.raw(reply.value);
-  } else if (op == Op::add) {
-    out.put(reply.sum);
-  }
-  return finish(std::move(bytes));
-}
+Bytes encode(const Reply& reply) { return framed(reply); }
 
 Result<std::uint32_t> parse_length(ByteView header) {
   Reader in(header);
@@ -72,48 +46,15 @@ Result<std::uint32_t> parse_length(ByteView header) {
 }
 
 Result<Request> parse_request(ByteView body) {
-  Reader in(body);
-  Request request;
-  const auto op = in.get<std::uint8_t>();
-  if (op < static_cast<std::uint8_t>(Op::set) || op > static_cast<std::uint8_t>(Op::add)) return malformed("request");
-  request.op = static_cast<Op>(op);
-  request.key = in.text();
-  switch (request.op) {
-    case Op::set:
-      request.value = in.sized();
-      break;
-    case Op::get:
-      request.milliseconds = in.get<std::uint32_t>();
-      break;
-    case Op::add:
-      request.amount = in.get<std::int64_t>();
-      break;
-  }
-  if (in.failed() || !in.empty() || request.key.empty() || request.key.size() > kMostKey ||
-      request.value.size() > kMostValue) {
-    return malformed("request");
-  }
-  return request;
+  const auto request = decode<Request>(body);
+  if (!request) return malformed("request");
+  return *request;
 }
 
-Result<Reply> parse_reply(Op op, ByteView body) {
-  Reader in(body);
-  Reply reply;
-  const auto code = in.get<std::uint8_t>();
-  if (in.failed() || code >= code_count) return malformed("reply");
-  reply.code = static_cast<Code>(code);
-  if (reply.code != Code::ok) {
-    reply.text = text_of(in.rest());
-    return reply;
-  }
-  if (op == Op::get) {
-    reply.value = in.rest();
-    if (reply.value.size() > kMostValue) return malformed("reply");
-    return reply;
-  }
-  if (op == Op::add) reply.sum = in.get<std::int64_t>();
-  if (in.failed() || !in.empty()) return malformed("reply");
-  return reply;
+Result<Reply> parse_reply(ByteView body) {
+  const auto reply = decode<Reply>(body);
+  if (!reply) return malformed("reply");
+  return *reply;
 }
 
 }  // namespace tensorferry::store_protocol

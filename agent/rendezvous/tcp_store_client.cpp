@@ -57,7 +57,7 @@ class Client final : public Store {
     std::int64_t sum = 0;
   };
   Result<StoreReply> exchange(const store_protocol::Request& request, Deadline deadline);
-  Result<StoreReply> exchange_on(int fd, Op op, ByteView request, Deadline deadline) const;
+  Result<StoreReply> exchange_on(int fd, ByteView request, Deadline deadline) const;
   struct Connection {
     FileDescriptor socket;
     bool loopback = false;
@@ -130,7 +130,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::Request& reque
       if (!fresh) return named(fresh.status());
       socket = std::move(fresh->socket);
     }
-    auto answer = exchange_on(socket.get(), request.op, *bytes, deadline);
+    auto answer = exchange_on(socket.get(), *bytes, deadline);
     const auto code = answer.status().code();
     const bool in_step = answer.ok() || code == Code::not_found || code == Code::resource_exhausted;
     if (in_step) give_back(std::move(socket));
@@ -147,7 +147,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::Request& reque
 
 // Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
-Result<Client::StoreReply> Client::exchange_on(int fd, Op op, ByteView request, Deadline deadline) const {
+Result<Client::StoreReply> Client::exchange_on(int fd, ByteView request, Deadline deadline) const {
   if (auto status = write_all(fd, request, deadline); !status) return status;
   std::array<std::byte, store_protocol::kHeaderBytes> header;
   if (auto status = read_exactly(fd, header, deadline); !status) return status;
@@ -155,10 +155,12 @@ Result<Client::StoreReply> Client::exchange_on(int fd, Op op, ByteView request, 
   if (!length) return length.status();
   Bytes body(*length);
   if (auto status = read_exactly(fd, body, deadline); !status) return status;
-  const auto reply = store_protocol::parse_reply(op, body);
+  const auto reply = store_protocol::parse_reply(body);
   if (!reply) return reply.status();
-  if (reply->code == Code::deadline_exceeded) return Status(Code::not_found, std::string(reply->text));
-  if (reply->code != Code::ok) return Status(reply->code, std::string(reply->text));
+  if (reply->code != Code::ok) {
+    const auto code = reply->code == Code::deadline_exceeded ? Code::not_found : reply->code;
+    return Status(code, std::string(text_of(reply->value)));
+  }
   return StoreReply{.value = Bytes(reply->value.begin(), reply->value.end()), .sum = reply->sum};
 }
 

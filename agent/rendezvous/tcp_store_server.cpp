@@ -301,16 +301,16 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
 // `request` views bytes of the calling coroutine, which waits until this one has ended.
 asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
   using store_protocol::Op;
-  const auto failed = [&request](const Status& status) {
-    return encode(request.op, store_protocol::Reply{.code = status.code(), .text = status.what()});
+  const auto failed = [](const Status& status) {
+    return encode(store_protocol::Reply{.code = status.code(), .value = view_of(status.what())});
   };
   if (request.op == Op::set) {
     const auto status = table_.set(request.key, request.value);
-    co_return status ? encode(Op::set, store_protocol::Reply{}) : failed(status);
+    co_return status ? encode(store_protocol::Reply{}) : failed(status);
   }
   if (request.op == Op::add) {
     const auto sum = table_.add(request.key, request.amount);
-    co_return sum ? encode(Op::add, store_protocol::Reply{.sum = *sum}) : failed(sum.status());
+    co_return sum ? encode(store_protocol::Reply{.sum = *sum}) : failed(sum.status());
   }
   const auto* value = table_.find(request.key);
   if (value == nullptr && request.milliseconds > 0) {
@@ -320,7 +320,7 @@ asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
     value = table_.find(request.key);
   }
   if (value == nullptr) co_return failed(Status(Code::deadline_exceeded, "not set"));
-  co_return encode(Op::get, store_protocol::Reply{.value = *value});
+  co_return encode(store_protocol::Reply{.value = *value});
 }
 
 }  // namespace

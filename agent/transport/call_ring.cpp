@@ -227,7 +227,7 @@ std::optional<std::uint32_t> CallRing::peek_function() {
   const std::lock_guard lock(pop_mutex_);
   if (empty()) return std::nullopt;
   std::array<std::byte, sizeof(std::uint32_t)> bytes{};
-  copy_out(shared_.tail.load(std::memory_order_relaxed) + sizeof(Entry) + wire::Header::function_at, bytes);
+  copy_out(shared_.tail.load(std::memory_order_relaxed) + sizeof(Entry) + offsetof(wire::Header, function), bytes);
   std::uint32_t number = 0;
   std::memcpy(&number, bytes.data(), sizeof number);
   return number;

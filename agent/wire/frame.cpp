@@ -9,63 +9,20 @@ namespace {
 
 Status malformed(std::string what) { return {Code::protocol_error, "malformed frame: " + std::move(what)}; }
 
-constexpr std::size_t max_drivers = 64;
-constexpr std::size_t max_devices = 64;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;  // keeps sums from overflowing
 constexpr std::uint8_t bundle = 1;                            // form of a buffer record
 constexpr std::uint64_t most_in_bundles = 1U << 30;           // largest index of a bundled buffer in a message
 
-void put_device(Writer& out, Device device) {
-  out.put(device.type);
-  out.put(device.index);
-}
-
-Device get_device(Reader& in) {
-  const auto type = in.get<std::uint8_t>();
-  const auto index = in.get<std::uint8_t>();
-  return {static_cast<DeviceType>(type), index};
-}
-
 }  // namespace
 
-void Header::encode(std::byte* out) const {
-  const auto put = [&out](auto value) {
-    std::memcpy(out, &value, sizeof value);
-    out += sizeof value;
-  };
-  put(kind);
-  put(flags);
-  put(buffers);
-  put(extensions);
-  put(descriptors);
-  put(std::uint8_t{0});
-  put(length);
-  put(function);
-  put(call);
-  put(remaining_ms);
-  put(order);
-  put(trailing);
-}
-
-void Header::forget_descriptors(Bytes& frame) { frame[6] = std::byte{0}; }
+void Header::forget_descriptors(Bytes& frame) { frame[offsetof(Header, descriptors)] = std::byte{0}; }
 
 Result<Header> Header::decode(ByteView bytes) {
-  Reader in(bytes);
+  if (bytes.size() < size) return malformed("shorter than a header");
   Header header;
-  const auto kind = in.get<std::uint8_t>();
-  header.kind = static_cast<Kind>(kind);
-  header.flags = in.get<std::uint8_t>();
-  header.buffers = in.get<std::uint16_t>();
-  header.extensions = in.get<std::uint16_t>();
-  header.descriptors = in.get<std::uint8_t>();
-  (void)in.get<std::uint8_t>();
-  header.length = in.get<std::uint32_t>();
-  header.function = in.get<std::uint32_t>();
-  header.call = in.get<std::uint64_t>();
-  header.remaining_ms = in.get<std::uint32_t>();
-  header.order = in.get<std::uint32_t>();
-  header.trailing = in.get<std::uint64_t>();
-  if (in.failed()) return malformed("shorter than a header");
+  std::memcpy(&header, bytes.data(), size);
+  header.unused = 0;
+  const auto kind = static_cast<int>(header.kind);
   if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::ring)) {
     return malformed("unknown kind " + std::to_string(kind));
   }
@@ -91,16 +48,16 @@ Bytes encode_placement(const std::vector<std::pair<Device, Device>>& placement) 
   Bytes out;
   Writer writer(out);
   for (const auto& [from, to] : placement) {
-    put_device(writer, from);
-    put_device(writer, to);
+    write(writer, from);
+    write(writer, to);
   }
   return out;
 }
 
 void BufferRecord::encode(Writer& out) const {
   out.put(channel);
-  put_device(out, source);
-  put_device(out, destination);
+  write(out, source);
+  write(out, destination);
   out.put(static_cast<std::uint8_t>(parts.empty() ? 0 : bundle));
   out.put(static_cast<std::uint16_t>(channel == inline_channel ? 0 : ticket.size()));
   out.put(bytes);
@@ -147,8 +104,8 @@ Status read_extensions(Reader in, Frame& frame) {
     if (id == extension::placement) {
       if (bytes.size() % 4 != 0 || bytes.size() / 4 > most_placements) return malformed("a placement of an odd length");
       for (std::size_t i = 0; i < bytes.size() / 4; ++i) {
-        const auto from = get_device(record);
-        frame.placement.emplace_back(from, get_device(record));
+        const auto from = read<Device>(record);
+        frame.placement.emplace_back(from, read<Device>(record));
       }
     }
     if (record.failed()) return malformed("extension record " + std::to_string(id) + " is too short");
@@ -202,8 +159,8 @@ Status place(std::vector<BufferRecord>& records) {
 Result<BufferRecord> read_record(Reader& in) {
   BufferRecord record;
   record.channel = in.get<std::uint8_t>();
-  record.source = get_device(in);
-  record.destination = get_device(in);
+  record.source = read<Device>(in);
+  record.destination = read<Device>(in);
   const auto form = in.get<std::uint8_t>();
   const auto ticket = in.get<std::uint16_t>();
   record.bytes = in.get<std::uint64_t>();
@@ -252,60 +209,12 @@ Result<Frame> Frame::decode(const Header& header, ByteView body) {
   return frame;
 }
 
-Bytes Hello::encode() const {
-  Bytes out;
-  Writer writer(out);
-  writer.put(purpose);
-  writer.sized(name);
-  writer.put(rank);
-  writer.put(incarnation);
-  writer.put(expected);
-  writer.varint(devices.size());
-  for (const auto device : devices) put_device(writer, device);
-  writer.varint(drivers.size());
-  for (const auto& driver : drivers) {
-    writer.sized(driver.name);
-    writer.varint(driver.endpoints.size());
-    for (const auto& endpoint : driver.endpoints) {
-      put_device(writer, endpoint.device);
-      writer.sized(endpoint.descriptor);
-    }
-  }
-  writer.put(features);
-  return out;
-}
-
 Result<Hello> Hello::decode(ByteView bytes) {
   Reader in(bytes);
-  Hello hello;
-  const auto purpose = in.get<std::uint8_t>();
-  hello.purpose = static_cast<Purpose>(purpose);
-  hello.name = std::string(in.text());
-  hello.rank = in.get<std::int32_t>();
-  hello.incarnation = in.get<std::uint64_t>();
-  hello.expected = in.get<std::uint64_t>();
-  const auto devices = in.count(2);
-  if (devices > max_devices) in.fail();
-  for (std::uint64_t i = 0; i < devices && !in.failed(); ++i) hello.devices.push_back(get_device(in));
-  const auto drivers = in.count(2);
-  if (drivers > max_drivers) in.fail();
-  for (std::uint64_t i = 0; i < drivers && !in.failed(); ++i) {
-    Driver driver;
-    driver.name = std::string(in.text());
-    const auto endpoints = in.count(3);
-    if (endpoints > max_devices) in.fail();
-    for (std::uint64_t e = 0; e < endpoints && !in.failed(); ++e) {
-      const auto device = get_device(in);
-      const auto descriptor = in.sized();
-      driver.endpoints.push_back({device, Bytes(descriptor.begin(), descriptor.end())});
-    }
-    hello.drivers.push_back(std::move(driver));
-  }
-  hello.features = in.get<std::uint32_t>();
-  // A later version may append more bytes.
+  auto hello = read<Hello>(in);  // a later version may append more bytes
   if (in.failed()) return malformed("a hello that ends early or has more devices or channels than any agent");
-  if (purpose != static_cast<int>(Purpose::calls) && purpose != static_cast<int>(Purpose::bulk)) {
-    return malformed("a hello of unknown purpose " + std::to_string(purpose));
+  if (hello.purpose != Hello::Purpose::calls && hello.purpose != Hello::Purpose::bulk) {
+    return malformed("a hello of unknown purpose " + std::to_string(static_cast<int>(hello.purpose)));
   }
   if (hello.name.empty() || hello.incarnation == 0) return malformed("a hello without a name or an incarnation");
   return hello;
@@ -335,8 +244,8 @@ Bytes assemble(Header header, ByteView extensions, ByteView records, ByteView pa
   header.length = static_cast<std::uint32_t>(extensions.size() + records.size() + payload.size());
   Bytes out;
   out.reserve(Header::size + header.length);
-  out.resize(Header::size);
-  header.encode(out.data());
+  const auto head = header.encoded();
+  out.insert(out.end(), head.begin(), head.end());
   out.insert(out.end(), extensions.begin(), extensions.end());
   out.insert(out.end(), records.begin(), records.end());
   out.insert(out.end(), payload.begin(), payload.end());

@@ -14,10 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
+#include "base/record.h"
 #include "base/status.h"
 #include "channels/bundle.h"
 #include "channels/channel.h"
+
+namespace tensorferry {
+
+template <>
+inline constexpr std::tuple fields_of<Device>{any_value(&Device::type), &Device::index};
+
+}  // namespace tensorferry
 
 namespace tensorferry::wire {
 
@@ -48,30 +55,40 @@ inline constexpr std::uint8_t error = 1;    // reply: the payload is a Status
 inline constexpr std::uint8_t spilled = 2;  // the one buffer holds a u32 count, the buffer records and the payload
 }  // namespace flag
 
+/// Lies in memory as it travels. Two of its fields have a name for each kind that they mean something else in.
 struct Header {
   static constexpr std::size_t size = 40;
   static constexpr std::uint32_t max_length = 64 * 1024;
-  static constexpr std::size_t function_at = 12;  // offset of `function` in the encoded header
 
   Kind kind{};
   std::uint8_t flags = 0;
   std::uint16_t buffers = 0;     // buffer records in the body
   std::uint16_t extensions = 0;  // bytes of extension records at the body's start
   std::uint8_t descriptors = 0;  // file descriptors that come with the frame (unix sockets)
-  std::uint32_t length = 0;      // bytes of body
-  std::uint32_t function = 0;    // request: the callee's number of the function; 0: named by an extension record
-  std::uint64_t call = 0;  // the caller's id of the call: opaque to the callee, which sends it back. bulk: sequence
+  std::uint8_t unused = 0;
+  std::uint32_t length = 0;    // bytes of body
+  std::uint32_t function = 0;  // request: the callee's number of the function; 0: named by an extension record
+  union {
+    std::uint64_t call = 0;  // request, reply, cancel: the caller's id of the call; the callee only sends it back
+    std::uint64_t control;   // control: its number in its direction, from 1
+    std::uint64_t sequence;  // bulk: the number that the buffer's ticket names
+  };
   std::uint32_t remaining_ms = 0;  // request: milliseconds until the deadline, rounded up; 0: none
-  std::uint32_t order = 0;         // request: order key; 0: unordered. bulk: channel code
-  std::uint64_t trailing = 0;      // bytes of buffers behind the frame
+  union {
+    std::uint32_t order = 0;  // request: order key; 0: unordered
+    std::uint32_t channel;    // bulk: the channel's code
+  };
+  std::uint64_t trailing = 0;  // bytes of buffers behind the frame
 
-  /// Writes `size` bytes to `out`.
-  void encode(std::byte* out) const;
+  /// Returns the bytes that travel.
+  [[nodiscard]] ByteView encoded() const { return std::as_bytes(std::span(this, 1)); }
   /// Fails with ProtocolError if no frame can have this kind, length, number of extension bytes or of trailing bytes.
   static Result<Header> decode(ByteView bytes);
   /// Sets the number of descriptors in an encoded frame to 0.
   static void forget_descriptors(Bytes& frame);
 };
+static_assert(sizeof(Header) == Header::size && std::is_trivially_copyable_v<Header>);
+static_assert(offsetof(Header, length) == 8 && offsetof(Header, call) == 16 && offsetof(Header, trailing) == 32);
 
 /// Extension records: u16 id, u16 length, bytes. Unknown ids are skipped.
 namespace extension {
@@ -137,6 +154,7 @@ struct Frame {
 /// The payload of a hello: the sender's identity, devices, channels and features.
 struct Hello {
   enum class Purpose : std::uint8_t { calls = 1, bulk = 2 };
+  static constexpr std::size_t most = 64;  // devices, channels, endpoints of a channel
 
   Purpose purpose = Purpose::calls;
   std::string name;
@@ -146,16 +164,25 @@ struct Hello {
   struct Endpoint {            // a channel's descriptor for one device
     Device device;
     Bytes descriptor;
+    static constexpr std::tuple fields{&Endpoint::device, &Endpoint::descriptor};
   };
   struct Driver {
     std::string name;
     std::vector<Endpoint> endpoints;
+    static constexpr std::tuple fields{&Driver::name, at_most(&Driver::endpoints, most)};
   };
-  std::vector<Driver> drivers;
   std::vector<Device> devices;
+  std::vector<Driver> drivers;
   std::uint32_t features = 0;
+  static constexpr std::tuple fields{any_value(&Hello::purpose),
+                                     &Hello::name,
+                                     &Hello::rank,
+                                     &Hello::incarnation,
+                                     &Hello::expected,
+                                     at_most(&Hello::devices, most),
+                                     at_most(&Hello::drivers, most),
+                                     &Hello::features};
 
-  [[nodiscard]] Bytes encode() const;
   /// Fails with ProtocolError. Skips bytes that a later version may append.
   static Result<Hello> decode(ByteView bytes);
 };

@@ -27,7 +27,7 @@ const std::shared_ptr<const WireName>& fetch_name() {
 }
 
 py::bytes bytes_of(const MethodTarget& target) {
-  const auto bytes = target.encode();
+  const auto bytes = encode(target);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 

@@ -190,7 +190,7 @@ MethodTarget target_of(py::handle bytes) {
   char* data = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
-  auto target = MethodTarget::decode(view_of(std::string_view(data, static_cast<std::size_t>(size))));
+  auto target = decode<MethodTarget>(view_of(std::string_view(data, static_cast<std::size_t>(size))));
   if (!target) throw py::value_error("tf:method without a method");
   return *std::move(target);
 }

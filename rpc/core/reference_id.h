@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#include "base/record.h"
+
 namespace tensorferry {
 
 /// A number that no other agent, and no other life of this one, gives out.
@@ -14,6 +16,7 @@ template <class Kind>
 struct UniqueId {
   std::uint64_t incarnation = 0;  // of the agent that made it
   std::uint64_t counter = 0;      // from 1
+  static constexpr std::tuple fields{&UniqueId::incarnation, &UniqueId::counter};
   auto operator<=>(const UniqueId&) const = default;
 };
 
@@ -33,6 +36,7 @@ struct Creation {
 struct AgentId {
   std::string name;
   std::uint64_t incarnation = 0;
+  static constexpr std::tuple fields{&AgentId::name, &AgentId::incarnation};
   auto operator<=>(const AgentId&) const = default;
 };
 

@@ -1,18 +1,18 @@
-/// The messages between the reference tables of two agents: batches of operations, and their answers. Pure bytes.
+/// The messages between the reference tables of two agents: batches of operations, and their answers.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "base/bytes.h"
+#include "base/record.h"
 #include "rpc/core/reference_id.h"
 
 namespace tensorferry {
 
-/// One thing that one agent's tables tell another's. Which fields travel depends on the kind.
+inline constexpr std::size_t longest_reason = 1024;
+
+/// One thing that one agent's tables tell another's. Which fields have a meaning depends on the kind; all travel.
 struct ReferenceOp {
   /// Numbers travel: never renumber.
   enum class Kind : std::uint8_t {
@@ -22,6 +22,7 @@ struct ReferenceOp {
     abandon = 3,   // creator to owner: I gave the creation of `object` up, because of `text`; my hold was `fork`
     withdraw = 4,  // parent to user: has `fork` come, or can it still by the reply to your call `call`? Else refuse it
     ping = 5,      // owner to anyone: are you there?
+    last = ping,
   };
   Kind kind = Kind::ping;
   RRefId object;
@@ -29,6 +30,9 @@ struct ReferenceOp {
   AgentId parent;
   std::uint64_t call = 0;
   std::string text;
+  static constexpr std::tuple fields{&ReferenceOp::kind,         &ReferenceOp::fork,
+                                     &ReferenceOp::object,       &ReferenceOp::parent,
+                                     varint(&ReferenceOp::call), at_most(&ReferenceOp::text, longest_reason)};
 
   /// Other fields are for the caller to set.
   static ReferenceOp of(Kind kind, const ForkId& fork = {}, const RRefId& object = {}) {
@@ -50,9 +54,11 @@ struct ReferenceResult {
     held = 2,     // withdraw: it has come
     maybe = 3,    // withdraw: that call is still under way
     refused = 4,  // withdraw: it has not come and never will
+    last = refused,
   };
   Code code = Code::done;
   std::string text;  // gone: why
+  static constexpr std::tuple fields{&ReferenceResult::code, at_most(&ReferenceResult::text, longest_reason)};
 
   bool operator==(const ReferenceResult&) const = default;
 };
@@ -66,10 +72,9 @@ struct ReferenceBatch {
   std::uint64_t receiver = 0;  // incarnation: another life of the receiver's must not take it
   std::uint64_t number = 0;
   std::vector<ReferenceOp> ops;
+  static constexpr std::tuple fields{&ReferenceBatch::receiver, &ReferenceBatch::number,
+                                     at_most(&ReferenceBatch::ops, most_ops)};
 };
-
-Bytes write_batch(std::uint64_t receiver, std::uint64_t number, std::span<const ReferenceOp> ops);
-std::optional<ReferenceBatch> read_batch(ByteView bytes);
 
 struct ReferenceAnswer {
   /// Numbers travel.
@@ -78,12 +83,12 @@ struct ReferenceAnswer {
     stranger = 1,  // I am not that incarnation
     stale = 2,     // that number was done before the last one, or is not the next: nobody waits for this answer
     dead = 3,      // I was told that you are dead, and have dropped what you held
+    last = dead,
   };
   Kind kind = Kind::done;
   std::vector<ReferenceResult> results;
+  static constexpr std::tuple fields{&ReferenceAnswer::kind,
+                                     at_most(&ReferenceAnswer::results, ReferenceBatch::most_ops)};
 };
-
-Bytes write_answer(const ReferenceAnswer& answer);
-std::optional<ReferenceAnswer> read_answer(ByteView bytes);
 
 }  // namespace tensorferry

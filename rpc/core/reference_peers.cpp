@@ -55,7 +55,7 @@ void References::send_batch(Transaction& transaction, Peer& peer) {
   }
   const auto number = peer.batch_number;
   transaction.later([network = network_, weak = weak_from_this(), to = peer.id, number,
-                     bytes = write_batch(peer.id.incarnation, number, peer.batch)]() mutable {
+                     bytes = encode(ReferenceBatch{peer.id.incarnation, number, peer.batch})]() mutable {
     network->send(to, std::move(bytes), [weak, to, number](const Result<Bytes>& answer) {
       if (const auto references = weak.lock()) references->answered(to, number, answer);
     });
@@ -82,7 +82,7 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
       });
     });
   }
-  const auto answer = read_answer(*bytes);
+  const auto answer = decode<ReferenceAnswer>(*bytes);
   if (!answer || answer->kind != ReferenceAnswer::Kind::done || answer->results.size() != peer.batch.size()) {
     return lose_peer(transaction, from,
                      {Code::connection_lost, formatted("{} is not the agent that it was", from.name)});
@@ -126,9 +126,9 @@ void References::apply_result(Transaction& transaction, const AgentId& from, con
 // ---- receiving
 
 Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
-  const auto batch = read_batch(message);
+  const auto batch = decode<ReferenceBatch>(message);
   if (!batch) return Status(Code::protocol_error, formatted("{} sent a reference message that is none", from.name));
-  const auto refuse = [](ReferenceAnswer::Kind kind) { return write_answer({kind, {}}); };
+  const auto refuse = [](ReferenceAnswer::Kind kind) { return encode(ReferenceAnswer{kind, {}}); };
   if (batch->receiver != self_.incarnation) return refuse(ReferenceAnswer::Kind::stranger);
 
   Transaction transaction(*this);
@@ -140,7 +140,7 @@ Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
   ReferenceAnswer answer;
   for (const auto& op : batch->ops) answer.results.push_back(apply(transaction, from, op));
   peer.done = batch->number;
-  peer.answer = write_answer(answer);
+  peer.answer = encode(answer);
   return peer.answer;
 }
 

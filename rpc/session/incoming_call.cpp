@@ -44,7 +44,7 @@ Result<Fetch> IncomingCall::begin_fetch(const Received& request) {
 }
 
 Result<MethodTarget> IncomingCall::target_of(ByteView argument) const {
-  auto target = MethodTarget::decode(argument);
+  auto target = decode<MethodTarget>(argument);
   if (!target) return Status(Code::protocol_error, "a call of a method names no method");
   if (const auto known = check_owner(target->owner); !known.ok()) return known;
   return *std::move(target);

@@ -33,8 +33,8 @@ Bytes raw_header(const std::function<void(wire::Header&)>& change, std::size_t b
   wire::Header header;
   header.kind = wire::Kind::request;
   change(header);
-  Bytes bytes(wire::Header::size);
-  header.encode(bytes.data());
+  const auto head = header.encoded();
+  Bytes bytes(head.begin(), head.end());
   bytes.resize(wire::Header::size + body);
   return bytes;
 }

@@ -114,7 +114,7 @@ inline wire::Hello raw_hello(const std::string& name, std::uint64_t incarnation 
 inline Bytes hello_frame(const wire::Hello& hello) {
   wire::Header header;
   header.kind = wire::Kind::hello;
-  return wire::assemble(header, {}, {}, hello.encode());
+  return wire::assemble(header, {}, {}, encode(hello));
 }
 
 /// Dials the agent `name` of the store, and performs the handshake and the exchange of hellos. Frames may follow.

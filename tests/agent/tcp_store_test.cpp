@@ -361,11 +361,11 @@ TEST(StoreProtocol, RequestsAndRepliesRoundTrip) {
   ASSERT_TRUE(request.ok());
   EXPECT_EQ(request->key, "k");
   EXPECT_EQ(request->amount, -3);
-  const auto refusal = encode(Op::get, Reply{.code = Code::resource_exhausted, .text = "full"});
-  const auto reply = parse_reply(Op::get, ByteView(refusal).subspan(4));
+  const auto refusal = encode(Reply{.code = Code::resource_exhausted, .value = view_of("full")});
+  const auto reply = parse_reply(ByteView(refusal).subspan(4));
   ASSERT_TRUE(reply.ok());
   EXPECT_EQ(reply->code, Code::resource_exhausted);
-  EXPECT_EQ(reply->text, "full");
+  EXPECT_EQ(text_of(reply->value), "full");
 }
 
 TEST(StoreProtocol, TruncatedAndOverlongMessagesAreRefused) {

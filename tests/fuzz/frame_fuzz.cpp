@@ -35,12 +35,7 @@ bool inside(ByteView part, ByteView whole) {
   return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
 }
 
-bool same(const Header& a, const Header& b) {
-  std::array<std::byte, Header::size> x{}, y{};
-  a.encode(x.data());
-  b.encode(y.data());
-  return x == y;
-}
+bool same(const Header& a, const Header& b) { return same(a.encoded(), b.encoded()); }
 bool same(const wire::BufferRecord& a, const wire::BufferRecord& b) {
   return a.channel == b.channel && a.source == b.source && a.destination == b.destination && a.bytes == b.bytes &&
          a.release == b.release && a.after == b.after && same(a.ticket, b.ticket) && a.parts == b.parts &&
@@ -90,10 +85,9 @@ Bytes extensions_of(const wire::Frame& frame) {
 void frame(ByteView input) {
   const auto header = Header::decode(input.first(std::min(input.size(), Header::size)));
   if (!header) return must(header.status().code() == Code::protocol_error);
-  std::array<std::byte, Header::size> head{};
-  header->encode(head.data());
-  head[7] = input[7];  // padding, which is not read
-  must(same(head, input.first(Header::size)));
+  auto head = *header;
+  head.unused = std::to_integer<std::uint8_t>(input[7]);  // which is not read
+  must(same(head.encoded(), input.first(Header::size)));
 
   const auto body = input.subspan(Header::size);
   const auto decoded = wire::Frame::decode(*header, body);
@@ -119,9 +113,10 @@ void frame(ByteView input) {
 void hello(ByteView input) {
   const auto said = wire::Hello::decode(input);
   if (!said) return must(said.status().code() == Code::protocol_error);
-  const auto bytes = said->encode();
+  const auto bytes = tensorferry::encode(*said);
   const auto again = wire::Hello::decode(bytes);
-  must(again.ok() && again->encode() == bytes && again->name == said->name && again->devices == said->devices);
+  must(again.ok() && tensorferry::encode(*again) == bytes && again->name == said->name &&
+       again->devices == said->devices);
 }
 
 void error_reply(ByteView input) {
@@ -166,10 +161,10 @@ class Sink final : public FrameSink {
 
   Result<Taken> on_frame(FrameStream& stream, const Header& header, ByteView body, Descriptors descriptors) override {
     must(at_ + Header::size + body.size() <= came_ && body.size() == header.length);
-    std::array<std::byte, Header::size> head{};
-    header.encode(head.data());
-    head[7] = sent_[at_ + 7];  // padding, which is not read
-    must(same(head, sent_.subspan(at_, Header::size)) && same(body, sent_.subspan(at_ + Header::size, body.size())));
+    auto head = header;
+    head.unused = std::to_integer<std::uint8_t>(sent_[at_ + 7]);  // which is not read
+    must(same(head.encoded(), sent_.subspan(at_, Header::size)) &&
+         same(body, sent_.subspan(at_ + Header::size, body.size())));
     must(descriptors.size() == header.descriptors && stream.unclaimed() == header.trailing);
     if (held_ < (header.call >> 8 & 3)) {
       ++held_;

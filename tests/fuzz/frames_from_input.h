@@ -187,8 +187,8 @@ inline Sent frame_from(Reader& in, wire::Kind kind, std::uint64_t& controls) {
   if (kind == wire::Kind::bulk) {
     builder.behind.resize(size_from(in) % 5000);
     builder.payload.clear();
-    header.call = in.get<std::uint8_t>() % 4;
-    header.order = lie == 5 ? 0U : std::uint32_t{basic} << 24;
+    header.sequence = in.get<std::uint8_t>() % 4;
+    header.channel = lie == 5 ? 0U : std::uint32_t{basic} << 24;
   }
   header.trailing = builder.behind.size() + (lie == 6 ? 1 : 0);
   if (lie == 7 && !builder.behind.empty()) builder.behind.pop_back();

@@ -76,7 +76,7 @@ class Fuzz {
     for (auto left = small(4); left != 0; --left) ops.push_back(op());
     auto& number = numbers_[from.incarnation];
     if (small(8) != 0) ++number;  // else repeats the number
-    static_cast<void>(references_->receive_mail(from, write_batch(small(16) == 0 ? 9 : here, number, ops)));
+    static_cast<void>(references_->receive_mail(from, encode(ReferenceBatch{small(16) == 0 ? 9 : here, number, ops})));
   }
   void garbage() {
     const auto from = agent();
@@ -93,13 +93,13 @@ class Fuzz {
       const auto bytes = in_.raw(std::min<std::uint64_t>(small(16), in_.rest().size()));
       return sent.done(Bytes(bytes.begin(), bytes.end()));
     }
-    const auto batch = read_batch(sent.message);
+    const auto batch = decode<ReferenceBatch>(sent.message);
     must(batch.has_value());
     ReferenceAnswer answer;
     for (std::size_t i = 0; i < batch->ops.size(); ++i) {
       answer.results.push_back({static_cast<ReferenceResult::Code>(small(5)), {}});
     }
-    sent.done(write_answer(answer));
+    sent.done(encode(answer));
   }
   void receive() {
     const auto owner = agent();

@@ -293,7 +293,7 @@ class Session {
       // A peer that knows the key can use any name. With the witness's name, this connection would end the witness's.
       if (!decoded.ok() || decoded->name != witness_name) return {said.begin(), said.end()};
     }
-    return hello.encode();
+    return encode(hello);
   }
   static Bytes frame_of(ByteView hello) {
     Header header;

@@ -439,8 +439,8 @@ TEST_F(ReferencesTest, OnlyTheHolderOfAForkCanEndIt) {
   const auto ids = theirs->ids();
   std::uint64_t number = 0;
   const auto mail = [&](ReferenceOp op) {
-    const auto answer =
-        owner_->references->receive_mail(third_->id, write_batch(owner_->id.incarnation, ++number, std::span(&op, 1)));
+    const auto answer = owner_->references->receive_mail(
+        third_->id, encode(ReferenceBatch{owner_->id.incarnation, ++number, {std::move(op)}}));
     EXPECT_TRUE(answer.ok());
   };
   using Kind = ReferenceOp::Kind;
@@ -542,21 +542,22 @@ TEST(ReferenceMail, RoundTrips) {
   ops[0].parent = {"parent", 5};
   ops[2].text = "why";
   ops[4].call = 300;
-  const auto bytes = write_batch(7, 8, ops);
-  const auto batch = read_batch(bytes);
+  const auto bytes = encode(ReferenceBatch{7, 8, ops});
+  const auto batch = decode<ReferenceBatch>(bytes);
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->receiver, 7U);
   EXPECT_EQ(batch->number, 8U);
   EXPECT_EQ(batch->ops, ops);
-  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(read_batch(ByteView(bytes).first(length)));
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode<ReferenceBatch>(ByteView(bytes).first(length)));
 
   const ReferenceAnswer answer{ReferenceAnswer::Kind::done, {{ReferenceResult::Code::gone, "why"}, {}}};
-  const auto answer_bytes = write_answer(answer);
-  const auto back = read_answer(answer_bytes);
+  const auto answer_bytes = encode(answer);
+  const auto back = decode<ReferenceAnswer>(answer_bytes);
   ASSERT_TRUE(back);
   EXPECT_EQ(back->results, answer.results);
   for (std::size_t length = 0; length < answer_bytes.size(); ++length) {
-    EXPECT_FALSE(read_answer(ByteView(answer_bytes).first(length)));
+    EXPECT_FALSE(decode<ReferenceAnswer>(ByteView(answer_bytes).first(length)));
   }
 }
 
