@@ -75,14 +75,15 @@ foreach(name channel_suite device_memory ending_cases lane process_cases transfe
   list(APPEND published tests/conformance/${name}.cpp)
 endforeach()
 set(copies)
+set(from_tensorferry
+  "s,^#include \"(include/tensorferry/|tests/)?(base/|channels/|conformance/|device),#include \"tensorferry/\\2,")
 foreach(file IN LISTS published)
   string(REGEX REPLACE "^(include/tensorferry|tests)/" "" copy "${file}")
   set(copy "${PROJECT_BINARY_DIR}/include/tensorferry/${copy}")
   get_filename_component(folder "${copy}" DIRECTORY)
   file(MAKE_DIRECTORY "${folder}")
   add_custom_command(OUTPUT "${copy}"
-    COMMAND sed -E "s,^#include \"(include/tensorferry/|tests/)?(base/|channels/|conformance/|device),#include \"tensorferry/\\2,"
-            "${PROJECT_SOURCE_DIR}/${file}" > "${copy}"
+    COMMAND sed -E "${from_tensorferry}" "${PROJECT_SOURCE_DIR}/${file}" > "${copy}"
     DEPENDS "${PROJECT_SOURCE_DIR}/${file}" VERBATIM)
   list(APPEND copies "${copy}")
   file(RELATIVE_PATH folder "${PROJECT_BINARY_DIR}/include" "${folder}")

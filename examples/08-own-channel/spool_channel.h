@@ -20,8 +20,9 @@
 /// is left behind, unless a process is killed before that.
 class SpoolDriver final : public tensorferry::Driver {
  public:
-  /// `folder` is the same folder of one file system at both ends; its path may differ. One end's file holds at most
-  /// `most_bytes` bytes of buffers at once. Beyond that the end refuses buffers, and the next channel carries them.
+  /// `folder` is the same folder of one file system at both ends; its path may differ. Other users should not be able
+  /// to write there. One end's file holds at most `most_bytes` bytes of buffers at once. Beyond that the end refuses
+  /// buffers, and the next channel carries them.
   explicit SpoolDriver(std::string folder, std::uint64_t most_bytes = std::uint64_t{1} << 30)
       : folder_(std::move(folder)), most_bytes_(most_bytes) {}
 

@@ -8,7 +8,8 @@
 ///     };
 ///     INSTANTIATE_CHANNEL_SUITE(BasicFixture);
 ///
-/// The test links tensorferry_channel_suite. The fixture of a channel for memory other than the CPU's adds
+/// The test links tensorferry_channel_suite, or outside the tree tensorferry::conformance. The fixture of a channel for
+/// memory other than the CPU's adds
 ///
 ///       static DevicePair devices() { return {{DeviceType::cuda, 0}, {DeviceType::cuda, 1}}; }   // of end a
 ///       static std::unique_ptr<DeviceMemory> memory(Device device) { ... }
