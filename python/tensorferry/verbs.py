@@ -53,7 +53,7 @@ def of_peer(verb: Callable[Concatenate[Any, Any, P], R]) -> Callable[Concatenate
         return verb(peer._agent, peer, *args, **kwargs)
 
     vars(method).update(__signature__=_without(verb, "to"))
-    method.__qualname__ = f"Peer.{method.__name__}"
+    method.__module__, method.__qualname__ = "tensorferry.peers", f"Peer.{method.__name__}"
     method.__doc__ = re.sub(r"\n    to: .*(\n     .*)*|(?<=\n    )to, ", "", inspect.getdoc(verb) or "")
     return method
 
