@@ -16,7 +16,6 @@ say "ruff"
 
 say "mypy"
 scripts/build.sh
-export MYPYPATH=$PWD/$build/python # has the types of the compiled module, _C.pyi
 "$venv/bin/mypy" || failed+=(mypy)
 for example in examples/*/; do # each is a separate program, with a main.py
   "$venv/bin/mypy" "$example" || failed+=("mypy $example")

@@ -12,7 +12,7 @@
 namespace tensorferry::python {
 namespace {
 
-/// The parameters of the verbs, in the order of their signature:
+/// The parameters of the verbs, in the order of their declaration (python/tensorferry/calls.py):
 /// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
 enum Parameter : std::size_t {
   to_parameter,

@@ -48,8 +48,7 @@ PyObject* get_attribute(PyObject* self, PyObject* name) {
   if (found == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
     PyErr_Format(
         PyExc_AttributeError,
-        "the result of tensorferry.share() marks a tensor for a call, and is not a tensor: it has no '%U'. Its "
-        ".tensor is the tensor",
+        "the result of tensorferry.share() marks a tensor, and is not one: it has no '%U'; the tensor is its .tensor",
         name);
   }
   return found;

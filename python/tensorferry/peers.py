@@ -12,8 +12,8 @@ __all__ = ["Peer"]
 class Peer:
     """A handle on a peer of an agent. :func:`peer` makes it. Calls accept it as ``to``, instead of the peer's name.
 
-    By default, calls run concurrently at the peer, in no order. Calls on one ``peer.ordered()`` handle run one after
-    another, in the order in which they were made.
+    By default, calls run concurrently at the peer, in no order. Calls on one ``peer.ordered()`` handle, and calls that
+    get it as ``to``, run one after another, in the order in which they were made.
 
     Example::
 

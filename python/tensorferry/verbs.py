@@ -30,7 +30,7 @@ def in_cpp(declaration: Callable[P, R]) -> Callable[P, R]:
 def of_current_agent(verb: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
     """Returns the function of :mod:`tensorferry.rpc` that calls a method of the current agent: the agent that serves
     this call, else the default agent."""
-    signature = _without(verb, 1)
+    signature = _without(verb, "self")
     function: Callable[P, R]
     if inspect.ismethoddescriptor(verb):  # made by in_cpp: the C++ function finds the current agent itself
         function = _C.make_function(verb.__name__, _cpp_doc(verb, signature), "tensorferry.rpc")
@@ -52,19 +52,15 @@ def of_peer(verb: Callable[Concatenate[Any, Any, P], R]) -> Callable[Concatenate
     def method(peer: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return verb(peer._agent, peer, *args, **kwargs)
 
-    signature = _without(verb, 1)
-    here, _, *others = inspect.signature(verb).parameters.values()
-    vars(method).update(__signature__=signature.replace(parameters=[here, *others]))
-    method.__qualname__ = f"Peer.{method.__name__}"
-    about_to = r"\n    to: .*(\n     .*)*"  # the argument that the peer takes the place of
-    method.__doc__ = re.sub(about_to, "", inspect.getdoc(verb) or "")
+    vars(method).update(__signature__=_without(verb, "to"))
+    method.__module__, method.__qualname__ = "tensorferry.peers", f"Peer.{method.__name__}"
+    method.__doc__ = re.sub(r"\n    to: .*(\n     .*)*|(?<=\n    )to, ", "", inspect.getdoc(verb) or "")
     return method
 
 
-def _without(verb: Callable[..., Any], parameters: int) -> inspect.Signature:
-    """Returns the signature of ``verb`` without its first parameters."""
+def _without(verb: Callable[..., Any], name: str) -> inspect.Signature:
     signature = inspect.signature(verb)
-    return signature.replace(parameters=list(signature.parameters.values())[parameters:])
+    return signature.replace(parameters=[each for each in signature.parameters.values() if each.name != name])
 
 
 def _cpp_doc(verb: Callable[..., Any], signature: inspect.Signature) -> str:

@@ -38,6 +38,22 @@ def test_every_verb_of_the_module_is_a_method_with_the_same_signature(name: str,
     assert inspect.signature(method) == inspect.signature(getattr(rpc, name))
 
 
+@pytest.mark.parametrize("name", ["rpc_sync", "rpc_async", "remote", "rpc_stream", "call_many", "publish", "explain"])
+def test_a_verb_of_the_module_has_the_docstring_of_the_method(name: str) -> None:
+    function = getattr(rpc, name)
+    assert (function.__module__, function.__qualname__) == ("tensorferry.rpc", name)
+    assert inspect.getdoc(function) == inspect.getdoc(getattr(tensorferry.Agent, name))
+
+
+@pytest.mark.parametrize("name", ["rpc_sync", "rpc_async", "remote", "rpc_stream"])
+def test_a_verb_of_a_peer_is_the_one_of_the_agent_without_to(name: str) -> None:
+    ours, agents = (inspect.signature(getattr(kind, name)).parameters for kind in (tensorferry.Peer, tensorferry.Agent))
+    assert [*ours.values()] == [each for each in agents.values() if each.name != "to"]
+    said = inspect.getdoc(getattr(tensorferry.Peer, name)).splitlines()
+    assert said[0] == inspect.getdoc(getattr(tensorferry.Agent, name)).splitlines()[0]
+    assert not [line for line in said if line.startswith(("    to:", "    to,"))]
+
+
 def test_the_module_has_verbs() -> None:
     assert {"rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info", "explain", "counters"} <= set(verbs())
 

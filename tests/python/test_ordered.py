@@ -85,6 +85,15 @@ def test_tensors_references_and_waiting_calls_keep_the_order(cluster):
     assert rpc.rpc_sync("worker1", take_seen) == (list(range(100)), 1)
 
 
+def test_verbs_that_get_a_handle_keep_its_order(cluster):
+    cluster.start(1)
+    peer = rpc.peer("worker1").ordered()
+    calls = [rpc.rpc_async(peer, note, (i,)) for i in range(100)]
+    calls += rpc.call_many([peer, peer], note, (100,))
+    assert tensorferry.wait_all(calls) == [*range(101), 100]
+    assert rpc.rpc_sync("worker1", take_seen) == ([*range(101), 100], 1)
+
+
 def test_unordered_calls_run_side_by_side(cluster):
     cluster.start(1)
     peer = rpc.peer("worker1")
