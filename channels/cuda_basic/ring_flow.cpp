@@ -23,17 +23,18 @@ void RingFlow::use(std::shared_ptr<Ring> ring) {
 void RingFlow::advance() {
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(taking_turns_, true)) return;
+    if (std::exchange(polled_, true)) return;
   }
-  // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the watcher needs to
-  // wake.
-  if (on_gpu() && turn(2) == EventPoller::Progress::over) return;
-  // A turn begins at most a ringful of chunks on a GPU, and one chunk on the host, so that other turns are not delayed.
+  // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the event poller
+  // needs to wake.
+  if (on_gpu() && poll(2) == EventPoller::Progress::over) return;
+  // Each call begins at most a ringful of chunks on a GPU, or one chunk on the host, so that it delays no other poll
+  // function.
   const auto most = on_gpu() ? Ring::slots : 1;
-  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->turn(most); });
+  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->poll(most); });
 }
 
-EventPoller::Progress RingFlow::turn(std::size_t most) {
+EventPoller::Progress RingFlow::poll(std::size_t most) {
   using Progress = EventPoller::Progress;
   News news;
   Completion broken;
@@ -47,13 +48,13 @@ EventPoller::Progress RingFlow::turn(std::size_t most) {
       if (!copied) break;
       const auto flying = std::move(flying_.front());
       flying_.pop_front();
-      end_chunk(flying.parsed, flying.driven, *copied, news);
+      end_chunk(flying.at, flying.driven, *copied, news);
     }
     if (here && !here->status().ok()) stop(here->status(), news);
     for (; most > 0 && next_is_there(); --most) begin_chunk(lock, news);
     if (!news.broken.ok()) broken = std::move(broken_);
     over = queue_.empty() && flying_.empty();
-    if (over) taking_turns_ = false;
+    if (over) polled_ = false;
   }
   for (const auto& driven : news.landed) complete(std::move(driven->transfer.landed), {});
   finish(news.over);
@@ -64,31 +65,31 @@ EventPoller::Progress RingFlow::turn(std::size_t most) {
 /// Returns whether the next chunk is known and its slot is free (sender) or filled (receiver).
 bool RingFlow::next_is_there() const {
   if (queue_.due() == nullptr) return false;
-  const auto parsed = Ring::chunk(queue_.next());
-  return direction_ == Direction::out ? ring_->free(parsed.slot).reached(parsed.value - 1)
-                                      : ring_->ready(parsed.slot).reached(parsed.value);
+  const auto at = Ring::chunk(queue_.next());
+  return direction_ == Direction::out ? ring_->free(at.slot).reached(at.value - 1)
+                                      : ring_->ready(at.slot).reached(at.value);
 }
 
 void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
   auto& due = *queue_.due();
   if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();
-  const auto parsed = Ring::chunk(chunk.number);
+  const auto at = Ring::chunk(chunk.number);
   auto status = chunk.status;
   if (chunk.data != nullptr && on_gpu()) {
-    status = copy_on_stream(chunk, parsed, news);
+    status = copy_on_stream(chunk, at, news);
     if (status.ok()) return;
   } else if (chunk.data != nullptr) {
     lock.unlock();  // other threads can add transfers meanwhile
     const bool out = direction_ == Direction::out;
-    std::memcpy(out ? ring_->data(parsed.slot) : chunk.data, out ? chunk.data : ring_->data(parsed.slot), chunk.bytes);
+    std::memcpy(out ? ring_->data(at.slot) : chunk.data, out ? chunk.data : ring_->data(at.slot), chunk.bytes);
     lock.lock();
   }
-  end_chunk(parsed, chunk.driven, status, news);
+  end_chunk(at, chunk.driven, status, news);
 }
 
-Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news) {
-  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(parsed.slot);
+Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, News& news) {
+  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(at.slot);
   const bool out = direction_ == Direction::out;
   auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, chunk.bytes, stream_);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "cuda_basic's copy");
@@ -100,20 +101,20 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, N
     driven.fail(cuda::status_of(result, "ordering the receiver behind a copy"));
     if (driven.status.ok()) news.landed.push_back(chunk.driven);
   }
-  flying_.push_back({parsed, std::move(copied), chunk.driven});
+  flying_.push_back({at, std::move(copied), chunk.driven});
   news.any = true;
   return {};
 }
 
 /// Ends a chunk and sets the slot's word for the other end. If the sender's copy failed, the chunk never arrives, so
 /// the flow stops instead.
-void RingFlow::end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news) {
+void RingFlow::end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, News& news) {
   news.any = true;
   driven->fail(copied);
   if (direction_ == Direction::in)
-    ring_->free(parsed.slot).set(parsed.value);
+    ring_->free(at.slot).set(at.value);
   else if (copied.ok())
-    ring_->ready(parsed.slot).set(parsed.value);
+    ring_->ready(at.slot).set(at.value);
   else
     stop(copied, news);
   --driven->pending;

@@ -14,10 +14,10 @@
 
 namespace tensorferry::cuda_basic {
 
-/// Copies the bytes between this end's memory and the ring, one transfer after another. The watcher's thread polls the
-/// ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on the
-/// flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the flow is
-/// idle on a GPU, the thread that adds a transfer starts its first two chunks.
+/// Copies the bytes between this end's memory and the ring, one transfer after another. The event poller's thread polls
+/// the ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on
+/// the flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the
+/// flow is idle on a GPU, the thread that adds a transfer starts its first two chunks.
 ///
 /// The stream does not set the words itself (cuStreamWriteValue32). Such words would arrive no sooner, and would cost
 /// the copy engine 6 us a chunk on an H200, against 3 us for events. Two alternating streams hide that cost at one end,
@@ -42,11 +42,11 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
  private:
   /// A chunk whose copy is on the stream.
   struct Flying {
-    Ring::Chunk parsed;
+    Ring::Chunk at;
     cuda::Event copied;
     DrivenPtr driven;
   };
-  /// The outcome of a turn, whose completions run with no lock held.
+  /// The result of one poll(); its completions run with no lock held.
   struct News {
     std::vector<DrivenPtr> landed, over;
     Status broken;
@@ -55,12 +55,12 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
 
   void advance() override;
   /// Ends the chunks whose copies are done, begins at most `most` others, and runs completions.
-  cuda::EventPoller::Progress turn(std::size_t most);
+  cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
   void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
-  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news);
-  void end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news);
+  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, News& news);
+  void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, News& news);
   /// Fails all transfers of this direction.
   void stop(const Status& status, News& news);
   void time(Driven& driven);
@@ -68,7 +68,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   std::atomic<double> speed_{0};
   std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
   std::deque<Flying> flying_;   // copies in flight, in stream order
-  bool taking_turns_ = false;
+  bool polled_ = false;
 };
 
 }  // namespace tensorferry::cuda_basic
