@@ -50,7 +50,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void dial(const std::string& address);
   void greeted(const Pipe& pipe);
   /// Reads the first message and passes it to `then`; passes null if it does not have the form of a handshake.
-  void read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
+  void read_handshake(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
   void say(const Pipe& pipe, const Secret& secret);
   void send(const Control& control);
   void fail(Status status);
