@@ -20,7 +20,7 @@ enum class Code : std::uint8_t {
   not_found = 4,            // no such agent, function or object
   permission_denied = 5,    // the peer may not call this
   resource_exhausted = 6,   // a bound was reached: handlers, bytes in flight, memory
-  channel_unavailable = 7,  // no channel of the pair carries this buffer
+  channel_unavailable = 7,  // no channel of the device pair carries this buffer
   connection_lost = 8,
   protocol_error = 9,
   unauthenticated = 10,
