@@ -36,7 +36,7 @@ struct OrderTicket {
 /// A request that the callee has not answered yet.
 struct IncomingCall {
   std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> told;  // the callback of Reply::on_cancelled; under the link's incoming_calls_mutex_
+  UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
@@ -114,7 +114,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// the requests that are being served.
   void close(const Status& status);
   /// Handles a failed attempt to dial: fails the calls that wait for the connection, except those with
-  /// `wait_for_ready`. True: no call waits any more, and the link has been closed.
+  /// `wait_for_ready`. True: no call waits, and the link has been closed.
   bool unreachable(const Status& why);
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.

@@ -176,20 +176,20 @@ void Link::on_cancel(std::uint64_t call) {
 }
 
 void Link::cancel_incoming(IncomingCall& incoming) {
-  UniqueFunction<void()> told;
+  UniqueFunction<void()> on_cancelled;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     incoming.cancelled = true;
-    told = std::move(incoming.told);
+    on_cancelled = std::move(incoming.on_cancelled);
   }
-  if (told) told();
+  if (on_cancelled) on_cancelled();
 }
 
 void Link::on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     if (!incoming->cancelled) {
-      std::swap(incoming->told, told);
+      std::swap(incoming->on_cancelled, told);
       return;
     }
   }
