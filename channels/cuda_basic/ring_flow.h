@@ -41,13 +41,13 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
 
  private:
   /// A chunk whose copy is on the stream.
-  struct Flying {
+  struct CopyInFlight {
     Ring::Chunk at;
     cuda::Event copied;
     DrivenPtr driven;
   };
   /// The result of one poll(); its completions run with no lock held.
-  struct News {
+  struct PollResult {
     std::vector<DrivenPtr> landed, over;
     Status broken;
     bool any = false;
@@ -58,16 +58,16 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
-  void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
-  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, News& news);
-  void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, News& news);
+  void begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress);
+  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress);
+  void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress);
   /// Fails all transfers of this direction.
-  void stop(const Status& status, News& news);
+  void stop(const Status& status, PollResult& progress);
   void time(Driven& driven);
 
   std::atomic<double> speed_{0};
-  std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
-  std::deque<Flying> flying_;   // copies in flight, in stream order
+  std::shared_ptr<Ring> ring_;          // this and the rest: guarded by mutex_
+  std::deque<CopyInFlight> in_flight_;  // copies in flight, in stream order
   bool polled_ = false;
 };
 
