@@ -132,8 +132,8 @@ void Meeting::accepted(Pipe pipe) {
       const std::lock_guard lock(self->mutex_);
       theirs = self->theirs_;
     }
-    self->say(from, theirs);
-    self->greeted(from);
+    self->send_handshake(from, theirs);
+    self->finish_with(from);
   });
 }
 
@@ -153,7 +153,7 @@ void Meeting::dial(const std::string& address) {
     if (!ended_) pipes_.push_back(pipe);
     theirs = theirs_;
   }
-  say(pipe, theirs);
+  send_handshake(pipe, theirs);
   read_handshake(
       pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from, const Descriptor* handshake) {
         if (error) {
@@ -163,7 +163,7 @@ void Meeting::dial(const std::string& address) {
         if (handshake == nullptr || handshake->metadata != text_of(self->mine_))
           return self->fail(
               {Code::channel_unavailable, formatted("at {} there is another process than {}", address, self->peer_)});
-        self->greeted(from);
+        self->finish_with(from);
       });
 }
 
@@ -180,13 +180,13 @@ void Meeting::read_handshake(const Pipe& pipe,
   });
 }
 
-void Meeting::say(const Pipe& pipe, const Secret& secret) {
+void Meeting::send_handshake(const Pipe& pipe, const Secret& secret) {
   tensorpipe::Message handshake;
   handshake.metadata = text_of(secret);
   pipe->write(std::move(handshake), [](const Error&) {});  // the read on this pipe reports errors
 }
 
-void Meeting::greeted(const Pipe& pipe) {
+void Meeting::finish_with(const Pipe& pipe) {
   if (auto met = end(pipe)) met(pipe);
 }
 
