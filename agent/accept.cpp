@@ -1,4 +1,4 @@
-// The accepting side of connect.h: coroutines on the housekeeping thread.
+// The accepting side of connect.h: coroutines on the reactor thread.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -33,13 +33,14 @@ using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
 constexpr std::size_t most_handshakes = 256;  // connections in the handshake at once
-constexpr std::chrono::seconds greeting_time{10};
+constexpr std::chrono::seconds handshake_timeout{10};
 
 class AgentAcceptor;
 
 asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
 asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor);
-asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local);
+asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
+                                        bool local);
 asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
                                       bool local);
 
@@ -83,7 +84,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       error_code ignored;
       self->unix_.close(ignored);
       self->tcp_.close(ignored);
-      for (const auto& stranger : self->handshake) stranger->close(ignored);
+      for (const auto& socket : self->handshakes) socket->close(ignored);
       self->stopped = true;
     });
   }
@@ -92,24 +93,24 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
   asio::ip::tcp::acceptor tcp_;
-  std::list<std::shared_ptr<Socket>> handshake;  // connections in the handshake, oldest first
+  std::list<std::shared_ptr<Socket>> handshakes;  // connections in the handshake, oldest first
   bool stopped = false;
 
  private:
   std::string unix_address_;
 };
 
-void admit(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
+void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
-  if (acceptor->handshake.size() >= most_handshakes) {
+  if (acceptor->handshakes.size() >= most_handshakes) {
     // Honest peers complete the handshake quickly, so the oldest connection makes room.
     error_code ignored;
-    acceptor->handshake.front()->close(ignored);
-    acceptor->handshake.pop_front();
+    acceptor->handshakes.front()->close(ignored);
+    acceptor->handshakes.pop_front();
   }
   auto shared = std::make_shared<Socket>(std::move(socket));
-  acceptor->handshake.push_back(shared);
-  asio::co_spawn(acceptor->context, welcome(acceptor, std::move(shared), local), asio::detached);
+  acceptor->handshakes.push_back(shared);
+  asio::co_spawn(acceptor->context, handle_connection(acceptor, std::move(shared), local), asio::detached);
 }
 
 /// Waits before the next accept after an error (no descriptor left, for example), so that accepting does not spin.
@@ -124,7 +125,7 @@ asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor) {
     error_code error;
     auto socket = co_await acceptor->unix_.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (!error)
-      admit(acceptor, std::move(socket), true);
+      begin_handshake(acceptor, std::move(socket), true);
     else if (acceptor->unix_.is_open())
       co_await pause(acceptor);
   }
@@ -136,22 +137,23 @@ asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor) {
     auto socket = co_await acceptor->tcp_.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (!error) {
       socket.set_option(asio::ip::tcp::no_delay(true), error);
-      admit(acceptor, std::move(socket), false);
+      begin_handshake(acceptor, std::move(socket), false);
     } else if (acceptor->tcp_.is_open()) {
       co_await pause(acceptor);
     }
   }
 }
 
-asio::awaitable<void> welcome(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket, bool local) {
-  asio::steady_timer timer(acceptor->context, greeting_time);
+asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
+                                        bool local) {
+  asio::steady_timer timer(acceptor->context, handshake_timeout);
   timer.async_wait([socket](const error_code& cancelled) {
     error_code ignored;
     if (!cancelled) socket->close(ignored);
   });
   const auto status = co_await run_handshake(acceptor, socket, local);
   timer.cancel();
-  acceptor->handshake.remove(socket);
+  acceptor->handshakes.remove(socket);
   const auto engine = acceptor->engine.lock();
   if (!status.ok() && engine && !engine->leaving)
     log_warning(std::string("turned a connection away: transport=") + (local ? "unix " : "tcp ") + status.text());

@@ -269,7 +269,7 @@ Result<Route> RawAgent::explain(std::string_view peer, Device local, const Place
   if (auto status = ended(*impl_->engine); !status) return status;
   const auto link = impl_->engine->link_to(peer);
   if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
-  auto route = link->pairs().explain(local, placement, bytes);
+  auto route = link->channels().explain(local, placement, bytes);
   if (route) route->transport = link->transport(route->no_ring);
   return route;
 }

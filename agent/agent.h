@@ -58,7 +58,7 @@ struct Placement {
 struct Message {
   Bytes payload;
   std::vector<Buffer> buffers;            // must not change until the call's on_sent() completion runs
-  std::vector<Destination> destinations;  // per buffer; missing ones land on the peer's cpu
+  std::vector<Destination> destinations;  // per buffer; buffers without one land on the peer's CPU
   std::vector<Sharing> sharing;           // per buffer; missing ones go by value
 
   [[nodiscard]] Destination destination_of(std::size_t buffer) const {
@@ -113,16 +113,16 @@ class Call {
   Result<Received> take();
   /// How soon the completion of on_done() runs.
   ///  - `prompt`: as soon as the reply has come; the reply wakes a thread of the pool.
-  ///  - `lazy` (lazy completion): for calls that are likely to be claimed. The link treats one of its relaxed calls,
+  ///  - `lazy` (lazy completion): for calls that are likely to be claimed. The link treats one such call,
   ///    the sentinel call, as prompt. The others become prompt when the sentinel call's completion has run, and a few
-  ///    milliseconds after they were made at the latest (by the housekeeping tick).
+  ///    milliseconds after they were made at the latest (by the reactor's tick).
   enum class Notice : std::uint8_t { prompt, lazy };
   /// Runs `completion` once when the call completes, on a thread of the agent's pool (inside the executor if
   /// `with_executor`). If the call has completed already, runs it at once on the calling thread. Must not be mixed with
   /// wait() and take(), except after claim().
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor = false,
                Notice notice = Notice::prompt);
-  /// Makes a relaxed (lazy) completion prompt.
+  /// Makes a lazy completion prompt.
   void escalate();
   /// Withdraws the completion of on_done(). True: it has not begun and will not run; the caller then uses wait() and
   /// take(). False: it has begun, or there is none.
@@ -282,7 +282,7 @@ class RawAgent {
   [[nodiscard]] const PeerInfo& self() const;
   /// Returns Ok, or AgentClosed if this process is a forked child of the one that joined.
   [[nodiscard]] Status usable_here() const;
-  /// Looks a name up in the store, waiting up to `timeout` for it to join.
+  /// Looks the agent of that name up in the store; waits up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);
   /// Returns the agent of that name if a connected link to it exists now. Does not ask the store.

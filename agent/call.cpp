@@ -63,7 +63,7 @@ void Call::State::run_completion() {
     result_ = Status(Code::invalid_argument, "the reply was taken already");
   }
   completion(std::move(*result));
-  if (link) link->scout_returned(*this, true);
+  if (link) link->sentinel_ended(*this, true);
 }
 
 void Call::State::prepare_to_sleep() {
@@ -109,9 +109,9 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
   if (now) return run_completion();
   if (notice == Notice::prompt || !link) return escalate();
   lazy = true;
-  if (!link->scouts(*this)) return;
+  if (!link->become_sentinel(*this)) return;
   escalate();
-  if (done()) link->scout_returned(*this, true);  // the completion may have run before this was the sentinel call
+  if (done()) link->sentinel_ended(*this, true);  // the completion may have run before this was the sentinel call
 }
 
 void Call::State::escalate() {
@@ -126,7 +126,7 @@ bool Call::State::claim() {
     dropped = std::move(completion_);
   }
   lazy = false;
-  if (link) link->scout_returned(*this, false);
+  if (link) link->sentinel_ended(*this, false);
   return static_cast<bool>(dropped);
 }
 

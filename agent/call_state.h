@@ -20,7 +20,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   State(std::string function, RawCallOptions options);
 
   /// Ends the call with `result`; later results are dropped. Wakes the waiting thread, and hands the completion to the
-  /// pool of `link`. If there is no pool any more, runs the completion on the calling thread.
+  /// pool of `link`. If the pool has been stopped, runs the completion on the calling thread.
   void complete(Result<Received> result);
   [[nodiscard]] bool done() const noexcept { return word_.load(std::memory_order_seq_cst) == finished; }
 
@@ -46,7 +46,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   [[nodiscard]] std::string shown() const {
     return options.label.empty() ? std::string(shown_name(function)) : options.label;
   }
-  /// Returns whether the reply is landing in `options.into`. The call then ends when nothing can write there any more.
+  /// Returns whether the reply is landing in `options.into`. The call then ends when no channel can write there.
   [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
 
   /// Counts the holders of the arguments' memory. When the last one releases it, the completions of on_sent run.

@@ -97,7 +97,7 @@ ChannelSet::ChannelBinding* ChannelSet::open(std::size_t driver, DevicePair pair
     place = std::make_unique<ChannelBinding>(*this, driver, pair, immediate);
     binding = place.get();
   }
-  // The peer opens its end of an immediate channel at our first ticket, and of any other when this message tells it.
+  // The peer opens its end of an immediate channel at the first ticket, and of any other when this message tells it.
   if (!immediate) control(*binding, static_cast<std::uint8_t>(ChannelBinding::Control::open), {}, {});
   auto channel = engine_.drivers[driver]->open(*binding, pair);
   Status ended;
@@ -106,7 +106,7 @@ ChannelSet::ChannelBinding* ChannelSet::open(std::size_t driver, DevicePair pair
     binding->channel = std::move(channel);
     if (closed_) ended = status_;
   }
-  if (!ended.ok()) binding->channel->close(ended);  // close() may have run before the channel was in the slot
+  if (!ended.ok()) binding->channel->close(ended);  // close() may have run before the binding had its channel
   return binding;
 }
 

@@ -90,7 +90,7 @@ class ChannelSet final {
   void close(const Status& status);
 
  private:
-  class ChannelBinding;   // one channel of one device pair, and its Wire (pairs_slot.h)
+  class ChannelBinding;   // one channel of one device pair, and its Wire (channel_binding.h)
   struct MessageBuilder;  // a message that is being built, as the channels' Outgoing
   struct Offered {
     ChannelBinding* binding;
@@ -101,7 +101,7 @@ class ChannelSet final {
     Buffer destination;
     Completion landed;
   };
-  using BindingKey = std::pair<std::size_t, DevicePair>;  // index of our driver, device pair
+  using BindingKey = std::pair<std::size_t, DevicePair>;  // index of this side's driver, device pair
 
   ControlId control(ChannelBinding& binding, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
   void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
@@ -125,8 +125,8 @@ class ChannelSet final {
                                         const std::vector<Buffer>& into, IncomingMessage::Arrived arrived,
                                         bool spill = false);
   void land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived);
-  /// Returns the slot that the peer names by its own driver number and device pair; opens the channel if the peer was
-  /// the first to use it. Null: no such driver or device, or it does not reach.
+  /// Returns the binding that the peer names by its own driver number and device pair; opens the channel if the peer
+  /// was the first to use it. Null: no such driver or device, or it does not reach.
   ChannelBinding* binding_of_peer(std::uint8_t driver, DevicePair theirs);
   ChannelBinding* binding_of_code(std::uint32_t code);
   void want_release(std::uint64_t id);

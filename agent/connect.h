@@ -1,4 +1,4 @@
-/// Connection setup between agents: a pool thread dials, the housekeeping thread accepts. On both sides the handshake
+/// Connection setup between agents: a pool thread dials, the reactor thread accepts. On both sides the handshake
 /// comes first (auth.h), then a hello each way, the acceptor's first. After that the link owns the descriptor.
 #pragma once
 
@@ -31,7 +31,7 @@ bool agent_answers(Engine& engine, const Record& record);
 
 /// Listens on this agent's addresses and attaches accepted connections to their links.
 ///
-/// Handshakes run side by side, as coroutines on the housekeeping thread. A connection that fails its handshake costs
+/// Handshakes run side by side, as coroutines on the reactor thread. A connection that fails its handshake costs
 /// one log line, and takes a place among the 256 handshakes for at most 10 s.
 class Acceptor {
  public:
@@ -39,7 +39,7 @@ class Acceptor {
   /// Listens as the options say and writes the addresses into `engine->record`. Unauthenticated: other hosts reach the
   /// TCP address and the user has set no key; also the errors of address.h.
   static Result<std::shared_ptr<Acceptor>> listen(const std::shared_ptr<Engine>& engine);
-  /// Stops accepting and closes the connections that are in their handshake. Any thread may call it; the housekeeping
+  /// Stops accepting and closes the connections that are in their handshake. Any thread may call it; the reactor
   /// thread does the work.
   virtual void stop() = 0;
 };

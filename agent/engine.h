@@ -1,4 +1,4 @@
-/// The state that the links of one agent share: options, drivers, functions, pool, housekeeping, counters, and the
+/// The state that the links of one agent share: options, drivers, functions, pool, reactor, counters, and the
 /// links themselves by peer name. Every link holds a reference to the engine, so the engine outlives its links.
 #pragma once
 
@@ -63,9 +63,9 @@ struct Engine final : std::enable_shared_from_this<Engine> {
 
   Memory& memory_of(DeviceType type);
   wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t expected) const;
-  /// Runs on the housekeeping thread about every millisecond while something is under way. Returns false if nothing is.
+  /// Runs on the reactor thread about every millisecond while something is under way. Returns false if nothing is.
   bool tick();
-  /// Runs on the housekeeping thread every half heartbeat, but at least once a second, also when the agent is idle.
+  /// Runs on the reactor thread every half heartbeat, but at least once a second, also when the agent is idle.
   /// Sends heartbeats, ends links to silent peers, and trims host memory.
   void look_after();
 

@@ -1,4 +1,4 @@
-/// The landing of an incoming message: where each buffer goes, and the count of buffers that have not arrived.
+/// The buffers of an incoming message: a sink for each, and the count of those that have not landed.
 #pragma once
 
 #include <algorithm>

@@ -255,12 +255,12 @@ bool Link::close(const Status& status, bool unless_awaited) {
     if (!taken_out_of_ring(*call)) fail(call, why);
   }
   drop_rings();
-  std::vector<std::shared_ptr<IncomingCall>> served;
+  std::vector<std::shared_ptr<IncomingCall>> incoming_calls;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
-    for (const auto& [id, incoming] : incoming_calls_) served.push_back(incoming);
+    for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);
   }
-  for (const auto& incoming : served) cancel_incoming(*incoming);
+  for (const auto& incoming : incoming_calls) cancel_incoming(*incoming);
   flow_word_.fetch_add(1);
   futex_wake(flow_word_);
   wake_connected();
@@ -372,8 +372,8 @@ void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
   stream->end_read();
 }
 
-/// May run before `outgoing_` is set. The events are edge-triggered: bytes left unread now, or an end behind a reply,
-/// are not reported again. So this reads until nothing is left.
+/// May run before `outgoing_` is set. The events are edge-triggered: bytes that this leaves unread, or an end behind a
+/// reply, are not reported again. So this reads until nothing is left.
 void Link::on_replies(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) {
     const std::lock_guard lock(wait_mutex_);
@@ -510,7 +510,7 @@ bool Link::tick(Clock::time_point now) {
     send_control(wire::assemble(header, extensions, {}, {}), {});
     under_way = true;
   }
-  expect_relaxed(now - Milliseconds(1));
+  expect_lazy(now - Milliseconds(1));
   if (pending_.size() != 0 &&
       now.time_since_epoch().count() - last_expiry_ > std::chrono::nanoseconds(Milliseconds(10)).count()) {
     last_expiry_ = now.time_since_epoch().count();

@@ -30,26 +30,26 @@ namespace tensorferry {
 
 /// A request's place in the queue of its order key.
 struct OrderTicket {
-  UniqueFunction<void()> start;  // dispatches the request; set when it has landed and waits for its turn
+  UniqueFunction<void()> start;  // dispatches the request; set once it has landed, if earlier requests run still
 };
 
 /// A request that the callee has not answered yet.
 struct IncomingCall {
   std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> told;  // the callback of Reply::on_cancelled; under the link's incoming_calls_mutex_
+  UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
 };
 
-/// The route of the answer to one request: stream or ring slot, and the call's id.
+/// The route of the reply to one request: its stream, or its slot in a ring, and the call's id.
 struct ReplyRoute {
   std::shared_ptr<FrameStream> stream;
   std::uint64_t call = 0;
   std::uint32_t tell_number = 0;       // the function's number, sent with the answer; 0: the caller needs none
   std::shared_ptr<IncomingRing> ring;  // null: the request came by `stream`
   SlotId slot;
-  Placement placement{};  // of the answer's tensors, from the request
+  Placement placement{};  // where the answer's tensors land, from the request
 };
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
@@ -70,12 +70,12 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void expect_reply(Call::State& call);
   /// The same for every reply of the link, for a caller that waits for acknowledgements or other calls' replies.
   void expect_replies();
-  /// Tries to make `call` the sentinel call: of the calls with lazy completions (Call::Notice::relaxed), the one that
+  /// Tries to make `call` the sentinel call: of the calls with lazy completions (Call::Notice::lazy), the one that
   /// the callee must report at once. True: it is the sentinel call now. False: another call is.
-  bool scouts(const Call::State& call);
+  bool become_sentinel(const Call::State& call);
   /// The completion of `call` has run (`completed`) or was claimed. If `call` is the sentinel call, another call may
   /// become it, and if `completed`, the other lazy completions are made prompt.
-  void scout_returned(const Call::State& call, bool completed);
+  void sentinel_ended(const Call::State& call, bool completed);
   /// Polls the slot of a call in the ring, and takes its reply if it has come.
   void poll_ring(Call::State& call);
   /// Spins for the reply of a call in the ring, and takes it; see Call::spin_wait. True: the call has ended.
@@ -90,17 +90,17 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   // --- as the callee -----------------------------------------------------------------------------------------------
   /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
   /// be sent becomes an error.
-  void answer(const ReplyRoute& way, Message message);
+  void answer(const ReplyRoute& route, Message message);
   /// Sends an error as the answer.
-  void refuse(const ReplyRoute& way, const Status& status);
+  void refuse(const ReplyRoute& route, const Status& status);
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
   /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told);
   /// Marks the request as cancelled, and runs its callback.
   void cancel_incoming(IncomingCall& incoming);
-  /// The request has been answered or dropped: removes it, and starts the next request of its order key.
-  void served(std::uint64_t call, const IncomingCall& incoming);
+  /// Removes a request that has been answered or dropped, and starts the next request of its order key.
+  void end_incoming(std::uint64_t call, const IncomingCall& incoming);
 
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
@@ -114,15 +114,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// the requests that are being served.
   void close(const Status& status);
   /// Handles a failed attempt to dial: fails the calls that wait for the connection, except those with
-  /// `wait_for_ready`. True: no call waits any more, and the link has been closed.
+  /// `wait_for_ready`. True: no call waits, and the link has been closed.
   bool unreachable(const Status& why);
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.
   bool ended_by_peer();
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-  // --- for ChannelSet
-  // -----------------------------------------------------------------------------------------------------
+  // --- for ChannelSet ----------------------------------------------------------------------------------------------
   /// Sends a control or release frame on the stream that this side dialled; dials if needed.
   void send_control(Bytes frame, Descriptors descriptors);
   /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
@@ -136,11 +135,11 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Takes the reply in a slot of the done list: the callee answered while no thread slept on the slot.
   void on_ring_done(SlotId slot);
 
-  // --- for the housekeeping ------------------------------------------------------------------------------------------
-  /// Runs on the housekeeping thread about every millisecond. Flushes queued frames, sends acknowledgements, makes lazy
+  // --- for the reactor -----------------------------------------------------------------------------------------------
+  /// Runs on the reactor thread about every millisecond. Flushes queued frames, sends acknowledgements, makes lazy
   /// completions prompt, and expires calls. True: something is under way.
   bool tick(Clock::time_point now);
-  /// Runs on the housekeeping thread at least once a second. Sends heartbeats to a peer on another host, and closes the
+  /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host, and closes the
   /// link after three silent intervals. False: the link has ended.
   bool keep_alive(Clock::time_point now);
   /// Sends goodbye on both calls connections.
@@ -165,7 +164,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
-  ChannelSet& pairs() noexcept { return channels_; }
+  ChannelSet& channels() noexcept { return channels_; }
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
   /// Returns how long the calls with `wait_for_ready` that wait for this link may still wait for the peer; 0: none
@@ -210,7 +209,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::vector<std::shared_ptr<FrameStream>> streams() const;
 
   void on_cancel(std::uint64_t call);
-  Status on_request(const wire::Frame& frame, ReplyRoute way);
+  Status on_request(const wire::Frame& frame, ReplyRoute route);
   Status on_reply(FrameStream* stream, const wire::Frame& frame);
 
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
@@ -224,14 +223,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   bool send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame);
   bool wait_in_ring(Call::State& call, std::optional<Clock::time_point> until,
                     const std::function<bool()>& interrupted);
-  void expect_relaxed(Clock::time_point made_before);
+  void expect_lazy(Clock::time_point made_before);
   [[nodiscard]] bool answered(const Call::State& call) const;
   void take_as_waiter(Call::State& call);
   void take_ring_reply(const std::shared_ptr<Call::State>& call);
   Status read_ring_reply(const std::shared_ptr<Call::State>& call);
   void take_ring_replies();
   [[nodiscard]] bool taken_out_of_ring(const Call::State& call) const;
-  void send_answer(const ReplyRoute& way, ChannelSet::Built built);
+  void send_answer(const ReplyRoute& route, ChannelSet::Built built);
   void dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply);
   void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
@@ -278,7 +277,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   static inline thread_local const Link* reading_ = nullptr;
 
   std::atomic<const Call::State*> sentinel_{nullptr};  // the sentinel call
-  std::atomic<bool> relaxed_{false};  // calls with lazy completions may be in flight besides the sentinel call
+  std::atomic<bool> lazy_{false};  // calls with lazy completions may be in flight besides the sentinel call
 
   std::mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
@@ -295,7 +294,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
   std::atomic<Clock::rep> last_heard_{0}, last_flush_{0}, last_expiry_{0};
 
-  // Used by the housekeeping thread alone, in keep_alive().
+  // Used by the reactor thread alone, in keep_alive().
   Clock::time_point last_look_, last_pinged_;
   Clock::rep heard_at_last_look_ = 0;
   Clock::duration silent_{0};  // without the time during which this process was stopped

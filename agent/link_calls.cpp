@@ -226,7 +226,7 @@ bool Link::read_or_sleep(Call::State& call, std::optional<Clock::time_point> unt
     const auto now = Clock::now();
     if (until && now >= *until) return false;
     if (call.deadline && now >= *call.deadline) cancel(call.shared_from_this(), expired(call));
-    // A call whose reply is landing in the caller's own memory has no deadline any more: the reply has come, and after
+    // A call whose reply is landing in the caller's own memory has no deadline: the reply has come, and after
     // a time-out the channels would still write to that memory.
     const bool bound = call.deadline && !call.lands_at_callers();
     auto limit = until;
@@ -316,29 +316,29 @@ void Link::expect_replies() {
   expect_frames();
 }
 
-bool Link::scouts(const Call::State& call) {
+bool Link::become_sentinel(const Call::State& call) {
   const Call::State* none = nullptr;
   if (sentinel_.compare_exchange_strong(none, &call)) return true;
-  relaxed_ = true;
+  lazy_ = true;
   engine_->reactor->kick();
   return false;
 }
 
-void Link::scout_returned(const Call::State& call, bool completed) {
+void Link::sentinel_ended(const Call::State& call, bool completed) {
   const auto* sentinel = &call;
   if (sentinel_.load() != sentinel || !sentinel_.compare_exchange_strong(sentinel, nullptr)) return;
-  if (completed) expect_relaxed(Clock::time_point::max());
+  if (completed) expect_lazy(Clock::time_point::max());
 }
 
 /// Makes the lazy completions of calls made before `made_before` prompt: the pool takes their replies.
-void Link::expect_relaxed(Clock::time_point made_before) {
-  if (!relaxed_.exchange(false)) return;
+void Link::expect_lazy(Clock::time_point made_before) {
+  if (!lazy_.exchange(false)) return;
   for (const auto& call : pending_.all()) {
     if (!call->lazy) continue;
     if (call->made < made_before)
       call->escalate();
     else
-      relaxed_ = true;
+      lazy_ = true;
   }
 }
 

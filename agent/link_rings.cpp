@@ -56,12 +56,12 @@ bool IncomingRing::serve_one() {
 
 bool IncomingRing::answer(SlotId slot, ByteView frame) {
   const auto answered = calls_->answer(slot, frame);
-  if (answered == CallRing::Answered::to_watcher) caller_->ring();
+  if (answered == CallRing::Answered::must_ring) caller_->ring();
   return answered != CallRing::Answered::too_late;
 }
 
 void IncomingRing::answer_by_socket(SlotId slot) {
-  if (calls_->answer_by_socket(slot) == CallRing::Answered::to_watcher) caller_->ring();
+  if (calls_->answer_by_socket(slot) == CallRing::Answered::must_ring) caller_->ring();
 }
 
 Status Link::on_ring_request(ByteView bytes, SlotId slot) {
@@ -193,7 +193,7 @@ bool Link::send_by_ring(const std::shared_ptr<Call::State>& call, ByteView frame
   return false;
 }
 
-/// Returns whether the callee has answered the call's slot, or the slot belongs to this call no more.
+/// Returns whether the callee has answered the call's slot, or another call has the slot by now.
 bool Link::answered(const Call::State& call) const {
   const auto state = ring_out_->calls->state(call.slot);
   return state != CallRing::State::pending && state != CallRing::State::watched && state != CallRing::State::sleeping;

@@ -11,10 +11,10 @@ namespace tensorferry {
 class Reply::State final {
  public:
   State(std::shared_ptr<Link> to, ReplyRoute by, std::shared_ptr<IncomingCall> of)
-      : link(std::move(to)), way(std::move(by)), incoming(std::move(of)) {}
+      : link(std::move(to)), route(std::move(by)), incoming(std::move(of)) {}
 
   std::shared_ptr<Link> link;
-  ReplyRoute way;
+  ReplyRoute route;
   std::shared_ptr<IncomingCall> incoming;
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
@@ -41,28 +41,29 @@ void Reply::send(Message message) {
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   if (late)
-    state->link->refuse(state->way, {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
+    state->link->refuse(state->route,
+                        {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
   else
-    state->link->answer(state->way, std::move(message));
-  state->link->served(state->way.call, *state->incoming);
+    state->link->answer(state->route, std::move(message));
+  state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::fail(Status status) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
-  state->link->refuse(state->way, status);
-  state->link->served(state->way.call, *state->incoming);
+  state->link->refuse(state->route, status);
+  state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::tell(std::uint32_t number) {
-  if (state_) state_->way.tell_number = number;
+  if (state_) state_->route.tell_number = number;
 }
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
   const auto& incoming = *state_->incoming;
   if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
-  return state_->way.ring && state_->way.ring->abandoned(state_->way.slot);
+  return state_->route.ring && state_->route.ring->abandoned(state_->route.slot);
 }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
@@ -70,13 +71,13 @@ void Reply::on_cancelled(UniqueFunction<void()> told) {
   state_->link->on_cancelled(state_->incoming, std::move(told));
   // The pool may read a cancel frame from the stream before it takes the request out of the ring. The slot then says
   // that the caller has given up.
-  if (state_->way.ring && state_->way.ring->abandoned(state_->way.slot))
+  if (state_->route.ring && state_->route.ring->abandoned(state_->route.slot))
     state_->link->cancel_incoming(*state_->incoming);
 }
 
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
 
-Status Link::on_request(const wire::Frame& frame, ReplyRoute way) {
+Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
   std::shared_ptr<const Function> function;
   std::string name(text_of(frame.function_name));
@@ -102,10 +103,10 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute way) {
     if (incoming->order_ticket) ordered_[header.order].push_back(incoming->order_ticket);
   }
   ++engine_->serving;
-  if (header.function == 0 && function) way.tell_number = function->number;
-  if (!frame.placement.empty()) way.placement = placement_of(frame.placement);
-  auto* stream = way.ring ? nullptr : way.stream.get();
-  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(way), incoming));
+  if (header.function == 0 && function) route.tell_number = function->number;
+  if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
+  auto* stream = route.ring ? nullptr : route.stream.get();
+  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(stream, frame, {},
                     [self = shared_from_this(), function = std::move(function), name = std::move(name), reply,
                      incoming](Status status, Received received) mutable {
@@ -175,27 +176,27 @@ void Link::on_cancel(std::uint64_t call) {
 }
 
 void Link::cancel_incoming(IncomingCall& incoming) {
-  UniqueFunction<void()> told;
+  UniqueFunction<void()> on_cancelled;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     incoming.cancelled = true;
-    told = std::move(incoming.told);
+    on_cancelled = std::move(incoming.on_cancelled);
   }
-  if (told) told();
+  if (on_cancelled) on_cancelled();
 }
 
 void Link::on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     if (!incoming->cancelled) {
-      std::swap(incoming->told, told);
+      std::swap(incoming->on_cancelled, told);
       return;
     }
   }
   told();
 }
 
-void Link::served(std::uint64_t call, const IncomingCall& incoming) {
+void Link::end_incoming(std::uint64_t call, const IncomingCall& incoming) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     incoming_calls_.erase(call);
@@ -207,50 +208,50 @@ void Link::served(std::uint64_t call, const IncomingCall& incoming) {
 
 namespace {
 
-wire::Header reply_to(const ReplyRoute& way, Bytes& extensions) {
+wire::Header reply_to(const ReplyRoute& route, Bytes& extensions) {
   wire::Header header;
   header.kind = wire::Kind::reply;
-  header.call = way.call;
-  if (way.tell_number != 0) {
+  header.call = route.call;
+  if (route.tell_number != 0) {
     Writer writer(extensions);
-    wire::put_extension(writer, wire::extension::function_number, std::as_bytes(std::span(&way.tell_number, 1)));
+    wire::put_extension(writer, wire::extension::function_number, std::as_bytes(std::span(&route.tell_number, 1)));
   }
   return header;
 }
 
 }  // namespace
 
-void Link::answer(const ReplyRoute& way, Message message) {
-  if (closed() || way.stream->closed()) return;
-  if (const auto known = channels_.probing(message, {}, way.placement)) {
-    return channels_.when_probed(*known, [self = shared_from_this(), way, held = std::move(message)]() mutable {
-      self->answer(way, std::move(held));
+void Link::answer(const ReplyRoute& route, Message message) {
+  if (closed() || route.stream->closed()) return;
+  if (const auto known = channels_.probing(message, {}, route.placement)) {
+    return channels_.when_probed(*known, [self = shared_from_this(), route, held = std::move(message)]() mutable {
+      self->answer(route, std::move(held));
     });
   }
   Bytes extensions;
-  const auto header = reply_to(way, extensions);
-  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, way.placement, nullptr);
-  if (!built) return refuse(way, built.status());
-  send_answer(way, std::move(*built));
+  const auto header = reply_to(route, extensions);
+  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, nullptr);
+  if (!built) return refuse(route, built.status());
+  send_answer(route, std::move(*built));
 }
 
-void Link::refuse(const ReplyRoute& way, const Status& status) {
-  if (closed() || way.stream->closed()) return;
+void Link::refuse(const ReplyRoute& route, const Status& status) {
+  if (closed() || route.stream->closed()) return;
   Bytes extensions;
-  auto header = reply_to(way, extensions);
+  auto header = reply_to(route, extensions);
   header.flags = wire::flag::error;
-  send_answer(way, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
+  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
 }
 
-void Link::send_answer(const ReplyRoute& way, ChannelSet::Built built) {
-  if (way.ring) {
+void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {
+  if (route.ring) {
     const bool fits = built.trailing.empty() && built.frame.size() <= CallRing::most_reply;
     // If the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.
-    if (fits && way.ring->answer(way.slot, built.frame)) return;
-    if (!fits) way.ring->answer_by_socket(way.slot);
+    if (fits && route.ring->answer(route.slot, built.frame)) return;
+    if (!fits) route.ring->answer_by_socket(route.slot);
   }
   // Replies of consecutive handlers share a system call: the last one flushes, and so does the tick.
-  transmit(way.stream, std::move(built.frame), std::move(built.trailing), engine_->pool->caught_up());
+  transmit(route.stream, std::move(built.frame), std::move(built.trailing), engine_->pool->caught_up());
 }
 
 }  // namespace tensorferry

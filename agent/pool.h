@@ -1,7 +1,7 @@
 /// A leader/follower thread pool that reads requests from sockets and rings, and runs their handlers.
 ///
 /// The thread that reads a request runs its handler; the pool hands it to another thread only if it must. One thread
-/// leads: it sleeps in epoll for all descriptors. It stays the leader while its handlers are short. The housekeeping
+/// leads: it sleeps in epoll for all descriptors. It stays the leader while its handlers are short. The reactor's
 /// tick promotes another thread when a handler runs longer than a tick. A handler that is about to block calls
 /// about_to_block(), which hands the lead on at once. The pool adds threads while handlers block; surplus threads end.
 ///
@@ -72,7 +72,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
                // which may therefore take long
   };
 
-  /// `kick` starts the housekeeping tick, which calls tick() about every millisecond while `busy()`.
+  /// `kick` starts the reactor's tick, which calls tick() about every millisecond while `busy()`.
   Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick);
   ~Pool();
   void start();
@@ -112,7 +112,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   [[nodiscard]] bool saturated() const;
 
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
-  /// requests wait for slow handlers at two ticks running. Called by the housekeeping thread.
+  /// requests wait for slow handlers at two ticks running. Called by the reactor thread.
   void tick();
   /// Returns whether jobs wait or run.
   [[nodiscard]] bool busy() const noexcept { return busy_.load(std::memory_order_seq_cst) != 0; }
@@ -198,7 +198,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   int spare_ = 0;   // the fewest threads parked at a time since `spare_since_`: so many were not needed
   Clock::time_point spare_since_;
   int surplus_ = 0;   // threads that may end, from `spare_` of the last `Limits::idle` period
-  int starting_ = 0;  // threads that were created but do not look for work yet
+  int starting_ = 0;  // threads that were created but have not polled for work yet
   int ending_ = 0;    // threads that have left the work loop but have not ended
   std::uint64_t finished_ = 0;
   std::uint64_t finished_at_tick_ = 0;

@@ -39,8 +39,8 @@ class SharedMemory {
 
   /// Makes the same kind of memory, to be filled and then frozen. Until then no forked child has it mapped.
   static Result<SharedMemory> create_to_freeze(std::size_t bytes);
-  /// Seals the memory so that no process can write it any more, even one that has its descriptor (F_SEAL_WRITE). Its
-  /// addresses stay the same and become read-only. After a failure the memory is not frozen, but the mapping may be
+  /// Seals the memory so that no process can write it from then on, even one that has its descriptor (F_SEAL_WRITE).
+  /// Its addresses stay the same and become read-only. After a failure the memory is not frozen, but the mapping may be
   /// read-only already.
   Status freeze();
 
@@ -56,7 +56,7 @@ class SharedMemory {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::span<std::byte> span() const noexcept { return {data_, bytes_}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
-  /// Returns whether the bytes can no longer change.
+  /// Returns whether the memory is frozen: its bytes cannot change.
   [[nodiscard]] bool frozen() const noexcept { return frozen_; }
   /// Maps all of a frozen memory at other addresses, which the returned owner may write. Pages are shared until then;
   /// each is copied at its first write. The mapping ends with its last owner and does not need this object.

@@ -155,7 +155,7 @@ bool Copier::Work::step() {
 /// Runs the second thread, and holds the work that it may join.
 struct Copier::Helper {
   static constexpr std::chrono::seconds idle_for{2};
-  static constexpr int parts_a_look = 4;  // reading the load costs about ten microseconds
+  static constexpr int parts_per_load_check = 4;  // reading the load costs about ten microseconds
 
   /// Offers the work to the thread, and starts the thread if there is none.
   void offer(Work& offered) {
@@ -188,7 +188,7 @@ struct Copier::Helper {
       busy = true;
       lock.unlock();
       for (int parts = 1; mine.step(); ++parts) {
-        if (parts % parts_a_look == 0 && !room_for(0)) break;
+        if (parts % parts_per_load_check == 0 && !room_for(0)) break;
       }
       lock.lock();
       busy = false;
@@ -207,7 +207,7 @@ struct Copier::Helper {
   }
 
   const std::uint32_t born_in = forks();
-  std::mutex turn;  // held by the caller whose work the thread may join
+  std::mutex in_use;  // held by the caller whose work the thread may join
   std::mutex mutex;
   std::condition_variable changed;
   Work* work = nullptr;
@@ -228,12 +228,13 @@ Copier::~Copier() {
 }
 
 void Copier::run(Work work) {
-  const bool helped = helper_->born_in == forks() && work.total > work.chunk && room_for(1) && helper_->turn.try_lock();
+  const bool helped =
+      helper_->born_in == forks() && work.total > work.chunk && room_for(1) && helper_->in_use.try_lock();
   if (helped) helper_->offer(work);
   while (work.step()) continue;
   if (!helped) return;
   helper_->withdraw();
-  helper_->turn.unlock();
+  helper_->in_use.unlock();
 }
 
 void Copier::copy(std::byte* to, const std::byte* from, std::size_t bytes) {

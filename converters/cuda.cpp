@@ -127,7 +127,7 @@ void tell_peers_of_what_goes() {
   if (allocator::get()->name() == "cudaMallocAsync") return;  // it has no trackers, and peers never map its memory
   allocator::attachAllocatorTraceTracker([](const Entry& entry) {
     if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
-    forget_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
+    invalidate_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
   });
 }
 

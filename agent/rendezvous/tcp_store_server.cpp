@@ -52,7 +52,7 @@ class Table {
     const auto found = values_.find(std::string(key));
     const auto before = found == values_.end() ? 0 : key.size() + found->second.size();
     const auto after = key.size() + value.size();
-    if (auto status = admit(found == values_.end(), bytes_ - before + after); !status) return status;
+    if (auto status = check_bounds(found == values_.end(), bytes_ - before + after); !status) return status;
     bytes_ = bytes_ - before + after;
     values_.insert_or_assign(std::string(key), Bytes(value.begin(), value.end()));
     const auto [first, last] = waiters_.equal_range(std::string(key));
@@ -69,7 +69,7 @@ class Table {
     auto found = counters_.find(std::string(key));
     if (found == counters_.end()) {
       const auto after = bytes_ + key.size() + sizeof amount;
-      if (auto status = admit(true, after); !status) return status;
+      if (auto status = check_bounds(true, after); !status) return status;
       bytes_ = after;
       found = counters_.emplace(std::string(key), 0).first;
     }
@@ -94,7 +94,7 @@ class Table {
   };
 
  private:
-  Status admit(bool new_key, std::size_t bytes_after) const {
+  Status check_bounds(bool new_key, std::size_t bytes_after) const {
     if ((new_key && values_.size() + counters_.size() >= bounds_.keys) || bytes_after > bounds_.bytes) {
       return {Code::resource_exhausted,
               formatted("the store is full: {} of {} keys, {} of {} bytes", values_.size() + counters_.size(),

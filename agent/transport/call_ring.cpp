@@ -265,7 +265,7 @@ CallRing::Answered CallRing::change(SlotId slot, State to) {
     const auto head = shared_.done_head.load(std::memory_order_relaxed);
     shared_.done[head % slots].store(std::uint64_t{slot.generation} << 32 | slot.index, std::memory_order_relaxed);
     shared_.done_head.store(head + 1, std::memory_order_seq_cst);
-    return Answered::to_watcher;
+    return Answered::must_ring;
   }
   return Answered::too_late;
 }

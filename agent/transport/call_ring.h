@@ -117,10 +117,10 @@ class CallRing final {
   /// Removes the first request and copies it into `into`. Returns nullopt if the ring is empty or another thread pops.
   /// Also returns nullopt, with `valid` false, if the ring holds bytes that no caller writes: the link must then end.
   std::optional<Request> pop(std::span<std::byte> into, bool& valid);
-  enum class Answered : std::uint8_t { quietly, to_watcher, too_late };
+  enum class Answered : std::uint8_t { quietly, must_ring, too_late };
   /// Writes the reply, of at most `most_reply` bytes, and wakes the threads that sleep on the slot.
   ///   - quietly: nothing is left to do;
-  ///   - to_watcher: the slot is in the done list, and the callee must ring the caller's doorbell;
+  ///   - must_ring: the slot is in the done list, and the callee must ring the caller's doorbell;
   ///   - too_late: the caller had given up, so the reply is dropped.
   Answered answer(SlotId slot, ByteView frame);
   /// Tells the caller that the callee stops serving. The caller reads this at its next call, before the socket tells.

@@ -29,8 +29,8 @@ microseconds backed_off(Duration quiet) {
 }  // namespace
 
 EventPoller& EventPoller::of_this_process() {
-  static auto& watcher = *new EventPoller;
-  return watcher;
+  static auto& poller = *new EventPoller;
+  return poller;
 }
 
 void EventPoller::when_done(Watch watch, int device, Stream stream, Completion then) {
@@ -71,11 +71,11 @@ bool EventPoller::poll(bool all) {
     }
     const auto now = Clock::now();
     const CaptureModeGuard outside;  // the queries belong to no CUDA graph
-    std::erase_if(polled_, [&](PolledEvent& watched) {
-      if (!all && watched.watch == Watch::loosely && now < watched.next) return false;
-      auto status = watched.event.done();
-      if (status) done.emplace_back(std::move(watched.then), std::move(*status));
-      watched.next = now + std::max(patience, backed_off(now - watched.since));
+    std::erase_if(polled_, [&](PolledEvent& event) {
+      if (!all && event.watch == Watch::loosely && now < event.next) return false;
+      auto status = event.event.done();
+      if (status) done.emplace_back(std::move(event.then), std::move(*status));
+      event.next = now + std::max(patience, backed_off(now - event.since));
       return status.has_value();
     });
   }
@@ -88,9 +88,9 @@ EventPoller::Clock::duration EventPoller::pause(bool functions, Clock::duration 
   const std::lock_guard polling(polling_);
   bool closely = functions;
   auto next = Clock::time_point::max();
-  for (const auto& watched : polled_) {
-    closely = closely || watched.watch == Watch::closely;
-    next = std::min(next, watched.next);
+  for (const auto& event : polled_) {
+    closely = closely || event.watch == Watch::closely;
+    next = std::min(next, event.next);
   }
   if (closely && quiet < eager) return {};
   if (closely) return backed_off(quiet);

@@ -19,8 +19,8 @@ enum class Watch : std::uint8_t {
   loosely,  // polled by poll_now(); otherwise 100 us after it was added, then ever more rarely, down to once a ms
 };
 
-/// Polls events and runs host-side work (turns) on one thread. The first submission starts the thread; it ends after
-/// about one second without work.
+/// Polls events and runs poll functions (host-side work) on one thread. The first submission starts the thread; it ends
+/// after about one second without work.
 ///
 /// Each query takes a driver lock for about a microsecond, which delays launches on the device: constant polling
 /// doubled the time of a 4 KB copy. So events without a waiter are polled rarely. Host functions on the stream would
@@ -29,11 +29,11 @@ enum class Watch : std::uint8_t {
 /// Thread-safe.
 class EventPoller final {
  public:
-  /// Returns the process's only watcher. All agents share it, because devices belong to the process. Never destroyed.
+  /// Returns the process's only poller. All agents share it, because devices belong to the process. Never destroyed.
   static EventPoller& of_this_process();
 
   /// Runs `then` when all work that `stream` of `device` has been given so far is done; with an error if the device's
-  /// context has failed. `then` runs on the watcher's thread or inside poll_now(), and must not block. If the driver
+  /// context has failed. `then` runs on the poller's thread or inside poll_now(), and must not block. If the driver
   /// records no event, `then` runs with an error on the caller's thread. Call inside DeviceGuard(device).
   void when_done(Watch watch, int device, Stream stream, Completion then);
   /// The same for a recorded event; an empty one is the error.
@@ -42,8 +42,8 @@ class EventPoller final {
   /// Polls all events on the caller's thread, and runs the completions of those that are done.
   void poll_now();
 
-  /// Calls `function` on the watcher's thread repeatedly until it returns `over`. `some` means that it made progress:
-  /// while any turn or event progresses, the thread polls without a pause. A turn must not block.
+  /// Calls `function` on the poller's thread repeatedly until it returns `over`. `some` means that it made progress:
+  /// while any function or event progresses, the thread polls without a pause. `function` must not block.
   enum class Progress : std::uint8_t { none, some, over };
   using PollFunction = UniqueFunction<Progress()>;
   void poll_repeatedly(PollFunction function);
@@ -67,7 +67,7 @@ class EventPoller final {
   std::condition_variable changed_;
   std::vector<PolledEvent> incoming_;
   std::vector<PollFunction> incoming_functions_;
-  std::uint64_t submitted_ = 0;  // counts all turns and closely watched events
+  std::uint64_t submitted_ = 0;  // counts all poll functions and closely watched events
   bool idle_ = false;            // the thread sleeps until the next submission
   bool alive_ = false;
 

@@ -17,17 +17,17 @@ struct Range {
   std::size_t bytes;
 };
 
-struct Ears {
+struct Listeners {
   std::mutex mutex;  // guards the next two; held while listeners run
-  std::map<std::size_t, Forgetting::Listener> listeners;
+  std::map<std::size_t, InvalidationListener::Listener> listeners;
   std::size_t next = 1;
 
   std::mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
   std::vector<Range> queue;
 
-  static Ears& of_this_process() {
-    static auto& ears = *new Ears;
-    return ears;
+  static Listeners& of_this_process() {
+    static auto& all = *new Listeners;
+    return all;
   }
 
   void tell() {
@@ -45,32 +45,32 @@ struct Ears {
 
 }  // namespace
 
-Forgetting::Forgetting(Listener listener) {
-  auto& ears = Ears::of_this_process();
-  const std::lock_guard lock(ears.mutex);
-  number_ = ears.next++;
-  ears.listeners.emplace(number_, std::move(listener));
+InvalidationListener::InvalidationListener(Listener listener) {
+  auto& all = Listeners::of_this_process();
+  const std::lock_guard lock(all.mutex);
+  number_ = all.next++;
+  all.listeners.emplace(number_, std::move(listener));
 }
 
-Forgetting::~Forgetting() {
-  auto& ears = Ears::of_this_process();
-  const std::lock_guard lock(ears.mutex);
-  ears.listeners.erase(number_);
+InvalidationListener::~InvalidationListener() {
+  auto& all = Listeners::of_this_process();
+  const std::lock_guard lock(all.mutex);
+  all.listeners.erase(number_);
 }
 
 }  // namespace cuda
 
-void forget_cuda_memory(const void* base, std::size_t bytes) noexcept {
-  auto& ears = cuda::Ears::of_this_process();
+void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept {
+  auto& all = cuda::Listeners::of_this_process();
   bool first = false;
   {
-    const std::lock_guard lock(ears.queue_mutex);
-    first = ears.queue.empty();
-    ears.queue.push_back({static_cast<const std::byte*>(base), bytes});
+    const std::lock_guard lock(all.queue_mutex);
+    first = all.queue.empty();
+    all.queue.push_back({static_cast<const std::byte*>(base), bytes});
   }
   if (!first) return;
   cuda::EventPoller::of_this_process().poll_repeatedly([] {
-    cuda::Ears::of_this_process().tell();
+    cuda::Listeners::of_this_process().tell();
     return cuda::EventPoller::Progress::over;
   });
 }

@@ -12,19 +12,20 @@ namespace tensorferry {
 /// Peers that have mapped the memory unmap it within a second; until then the driver does not get it back. Later memory
 /// at the same address is exported anew. Allocators of device memory call this; for torch's caching allocator its trace
 /// tracker does (converters/cuda.cpp). Never blocks, and may be called under the allocator's lock.
-void forget_cuda_memory(const void* base, std::size_t bytes) noexcept;
+void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept;
 
 namespace cuda {
 
-/// Registers a listener for invalidated memory until it is destroyed. The listener runs on the watcher's thread and
-/// must not block. The destructor waits for a listener's call that is running; never destroy this inside a listener.
-class Forgetting final {
+/// Registers a listener for invalidated memory until it is destroyed. The listener runs on the event poller's thread
+/// and must not block. The destructor waits for a listener's call that is running; never destroy this inside a
+/// listener.
+class InvalidationListener final {
  public:
   using Listener = UniqueFunction<void(const std::byte* base, std::size_t bytes)>;
-  explicit Forgetting(Listener listener);
-  ~Forgetting();
-  Forgetting(const Forgetting&) = delete;
-  Forgetting& operator=(const Forgetting&) = delete;
+  explicit InvalidationListener(Listener listener);
+  ~InvalidationListener();
+  InvalidationListener(const InvalidationListener&) = delete;
+  InvalidationListener& operator=(const InvalidationListener&) = delete;
 
  private:
   std::size_t number_;

@@ -92,7 +92,7 @@ void BulkFlow::send_chunk(Queue::Chunk chunk, std::byte* slot) {
 }
 
 void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
-  const auto parsed = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
+  const auto destination = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
   const auto number = chunk.number;
   auto received = [self = shared_from_this(), chunk = std::move(chunk), slot](const Status& status) {
     const auto end = [self, driven = chunk.driven, slot](const Status& copied) {
@@ -102,7 +102,7 @@ void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
     if (slot == nullptr || !status.ok()) return end(status);
     self->copy_on_stream(chunk.data, slot, chunk.bytes, end);
   };
-  if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, parsed, received); })) received(link_gone());
+  if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, destination, received); })) received(link_gone());
 }
 
 void BulkFlow::copy_on_stream(std::byte* to, const std::byte* from, std::size_t bytes, Completion then) {

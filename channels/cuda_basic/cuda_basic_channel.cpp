@@ -42,12 +42,12 @@ Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device devi
   return std::make_shared<Ring>(Ring{std::move(*pinned)});
 }
 
-/// The two ways of one direction.
+/// The two flows of one direction.
 struct Flows {
   std::shared_ptr<RingFlow> ring;
   std::shared_ptr<BulkFlow> bulk;
 
-  /// Returns the flow of a way other than `nowhere`.
+  /// Returns the flow of a kind other than `nowhere`.
   [[nodiscard]] Flow& by(FlowKind kind) const {
     if (kind == FlowKind::ring) return *ring;
     return *bulk;

@@ -1,4 +1,4 @@
-/// The base of the two ways of a cuda_basic channel, by ring and as bulk data: one direction at one end.
+/// The base of the two flows of a cuda_basic channel, by ring and as bulk data: one direction at one end.
 #pragma once
 
 #include <cstdint>

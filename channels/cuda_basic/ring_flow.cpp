@@ -23,72 +23,73 @@ void RingFlow::use(std::shared_ptr<Ring> ring) {
 void RingFlow::advance() {
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(taking_turns_, true)) return;
+    if (std::exchange(polled_, true)) return;
   }
-  // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the watcher needs to
-  // wake.
-  if (on_gpu() && turn(2) == EventPoller::Progress::over) return;
-  // A turn begins at most a ringful of chunks on a GPU, and one chunk on the host, so that other turns are not delayed.
+  // This thread enqueues the first two chunks on a GPU at once. Their copies cover the time that the event poller
+  // needs to wake.
+  if (on_gpu() && poll(2) == EventPoller::Progress::over) return;
+  // Each call begins at most a ringful of chunks on a GPU, or one chunk on the host, so that it delays no other poll
+  // function.
   const auto most = on_gpu() ? Ring::slots : 1;
-  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->turn(most); });
+  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->poll(most); });
 }
 
-EventPoller::Progress RingFlow::turn(std::size_t most) {
+EventPoller::Progress RingFlow::poll(std::size_t most) {
   using Progress = EventPoller::Progress;
-  News news;
+  PollResult progress;
   Completion broken;
   bool over = false;
   {
     std::optional<DeviceGuard> here;
     if (on_gpu()) here.emplace(device_.index);
     std::unique_lock lock(mutex_);
-    while (!flying_.empty()) {
-      const auto copied = flying_.front().copied.done();
+    while (!in_flight_.empty()) {
+      const auto copied = in_flight_.front().copied.done();
       if (!copied) break;
-      const auto flying = std::move(flying_.front());
-      flying_.pop_front();
-      end_chunk(flying.parsed, flying.driven, *copied, news);
+      const auto copy = std::move(in_flight_.front());
+      in_flight_.pop_front();
+      end_chunk(copy.at, copy.driven, *copied, progress);
     }
-    if (here && !here->status().ok()) stop(here->status(), news);
-    for (; most > 0 && next_is_there(); --most) begin_chunk(lock, news);
-    if (!news.broken.ok()) broken = std::move(broken_);
-    over = queue_.empty() && flying_.empty();
-    if (over) taking_turns_ = false;
+    if (here && !here->status().ok()) stop(here->status(), progress);
+    for (; most > 0 && next_is_there(); --most) begin_chunk(lock, progress);
+    if (!progress.broken.ok()) broken = std::move(broken_);
+    over = queue_.empty() && in_flight_.empty();
+    if (over) polled_ = false;
   }
-  for (const auto& driven : news.landed) complete(std::move(driven->transfer.landed), {});
-  finish(news.over);
-  complete(std::move(broken), std::move(news.broken));
-  return over ? Progress::over : news.any ? Progress::some : Progress::none;
+  for (const auto& driven : progress.landed) complete(std::move(driven->transfer.landed), {});
+  finish(progress.over);
+  complete(std::move(broken), std::move(progress.broken));
+  return over ? Progress::over : progress.any ? Progress::some : Progress::none;
 }
 
 /// Returns whether the next chunk is known and its slot is free (sender) or filled (receiver).
 bool RingFlow::next_is_there() const {
   if (queue_.due() == nullptr) return false;
-  const auto parsed = Ring::chunk(queue_.next());
-  return direction_ == Direction::out ? ring_->free(parsed.slot).reached(parsed.value - 1)
-                                      : ring_->ready(parsed.slot).reached(parsed.value);
+  const auto at = Ring::chunk(queue_.next());
+  return direction_ == Direction::out ? ring_->free(at.slot).reached(at.value - 1)
+                                      : ring_->ready(at.slot).reached(at.value);
 }
 
-void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, News& news) {
+void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress) {
   auto& due = *queue_.due();
   if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();
-  const auto parsed = Ring::chunk(chunk.number);
+  const auto at = Ring::chunk(chunk.number);
   auto status = chunk.status;
   if (chunk.data != nullptr && on_gpu()) {
-    status = copy_on_stream(chunk, parsed, news);
+    status = copy_on_stream(chunk, at, progress);
     if (status.ok()) return;
   } else if (chunk.data != nullptr) {
     lock.unlock();  // other threads can add transfers meanwhile
     const bool out = direction_ == Direction::out;
-    std::memcpy(out ? ring_->data(parsed.slot) : chunk.data, out ? chunk.data : ring_->data(parsed.slot), chunk.bytes);
+    std::memcpy(out ? ring_->data(at.slot) : chunk.data, out ? chunk.data : ring_->data(at.slot), chunk.bytes);
     lock.lock();
   }
-  end_chunk(parsed, chunk.driven, status, news);
+  end_chunk(at, chunk.driven, status, progress);
 }
 
-Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news) {
-  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(parsed.slot);
+Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress) {
+  const auto mine = cuda::address_of(chunk.data), there = ring_->on_device(at.slot);
   const bool out = direction_ == Direction::out;
   auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, chunk.bytes, stream_);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "cuda_basic's copy");
@@ -98,27 +99,27 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, N
   if (!out && driven.chunks_left() == 0) {
     result = api()->stream_wait_event(static_cast<CUstream>(driven.transfer.memory.stream), copied.get(), 0);
     driven.fail(cuda::status_of(result, "ordering the receiver behind a copy"));
-    if (driven.status.ok()) news.landed.push_back(chunk.driven);
+    if (driven.status.ok()) progress.landed.push_back(chunk.driven);
   }
-  flying_.push_back({parsed, std::move(copied), chunk.driven});
-  news.any = true;
+  in_flight_.push_back({at, std::move(copied), chunk.driven});
+  progress.any = true;
   return {};
 }
 
 /// Ends a chunk and sets the slot's word for the other end. If the sender's copy failed, the chunk never arrives, so
 /// the flow stops instead.
-void RingFlow::end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news) {
-  news.any = true;
+void RingFlow::end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress) {
+  progress.any = true;
   driven->fail(copied);
   if (direction_ == Direction::in)
-    ring_->free(parsed.slot).set(parsed.value);
+    ring_->free(at.slot).set(at.value);
   else if (copied.ok())
-    ring_->ready(parsed.slot).set(parsed.value);
+    ring_->ready(at.slot).set(at.value);
   else
-    stop(copied, news);
+    stop(copied, progress);
   --driven->pending;
   if (copied.ok()) time(*driven);
-  if (driven->over()) news.over.push_back(driven);
+  if (driven->over()) progress.over.push_back(driven);
 }
 
 /// Times a transfer from the end of its first chunk to the end of its last one. Waits before the first chunk do not
@@ -134,10 +135,10 @@ void RingFlow::time(Driven& driven) {
   speed_.store(std::max(speed, speed_.load()));
 }
 
-void RingFlow::stop(const Status& status, News& news) {
+void RingFlow::stop(const Status& status, PollResult& progress) {
   if (queue_.closed()) return;
-  news.broken = status;
-  for (auto& driven : queue_.close(status)) news.over.push_back(std::move(driven));
+  progress.broken = status;
+  for (auto& driven : queue_.close(status)) progress.over.push_back(std::move(driven));
 }
 
 }  // namespace tensorferry::cuda_basic

@@ -14,10 +14,10 @@
 
 namespace tensorferry::cuda_basic {
 
-/// Copies the bytes between this end's memory and the ring, one transfer after another. The watcher's thread polls the
-/// ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on the
-/// flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the flow is
-/// idle on a GPU, the thread that adds a transfer starts its first two chunks.
+/// Copies the bytes between this end's memory and the ring, one transfer after another. The event poller's thread polls
+/// the ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on
+/// the flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the
+/// flow is idle on a GPU, the thread that adds a transfer starts its first two chunks.
 ///
 /// The stream does not set the words itself (cuStreamWriteValue32). Such words would arrive no sooner, and would cost
 /// the copy engine 6 us a chunk on an H200, against 3 us for events. Two alternating streams hide that cost at one end,
@@ -41,13 +41,13 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
 
  private:
   /// A chunk whose copy is on the stream.
-  struct Flying {
-    Ring::Chunk parsed;
+  struct CopyInFlight {
+    Ring::Chunk at;
     cuda::Event copied;
     DrivenPtr driven;
   };
-  /// The outcome of a turn, whose completions run with no lock held.
-  struct News {
+  /// The result of one poll(); its completions run with no lock held.
+  struct PollResult {
     std::vector<DrivenPtr> landed, over;
     Status broken;
     bool any = false;
@@ -55,20 +55,20 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
 
   void advance() override;
   /// Ends the chunks whose copies are done, begins at most `most` others, and runs completions.
-  cuda::EventPoller::Progress turn(std::size_t most);
+  cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
-  void begin_chunk(std::unique_lock<std::mutex>& lock, News& news);
-  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk parsed, News& news);
-  void end_chunk(Ring::Chunk parsed, const DrivenPtr& driven, const Status& copied, News& news);
+  void begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress);
+  Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress);
+  void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress);
   /// Fails all transfers of this direction.
-  void stop(const Status& status, News& news);
+  void stop(const Status& status, PollResult& progress);
   void time(Driven& driven);
 
   std::atomic<double> speed_{0};
-  std::shared_ptr<Ring> ring_;  // this and the rest: guarded by mutex_
-  std::deque<Flying> flying_;   // copies in flight, in stream order
-  bool taking_turns_ = false;
+  std::shared_ptr<Ring> ring_;          // this and the rest: guarded by mutex_
+  std::deque<CopyInFlight> in_flight_;  // copies in flight, in stream order
+  bool polled_ = false;
 };
 
 }  // namespace tensorferry::cuda_basic

@@ -148,7 +148,7 @@ class CudaIpcChannel final : public Channel {
       : wire_(wire),
         pair_(pair),
         shared_(std::make_shared<Shared>(wire, pair.local.index, within_process)),
-        forgetting_([exports = shared_->exports](const std::byte* base, std::size_t bytes) {
+        on_invalidated_([exports = shared_->exports](const std::byte* base, std::size_t bytes) {
           exports->invalidate(base, bytes);
         }) {
     cuda::background().submit([shared = shared_] { begin_probe(shared); });
@@ -344,7 +344,7 @@ class CudaIpcChannel final : public Channel {
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
   const SharedPtr shared_;
-  const cuda::Forgetting forgetting_;
+  const cuda::InvalidationListener on_invalidated_;
   bool probing_ = false;  // used by the reading thread alone
 };
 

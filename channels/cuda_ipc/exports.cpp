@@ -130,15 +130,15 @@ std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::
     }
     if (!here.chunk && begin + bytes > base + here.bytes) return Refusal{"it lies across two allocations"};
     if (at == begin) {
-      found.parsed.chunked = here.chunk;
-      found.parsed.base = here.chunk ? begin >> window_bits : here.id;
-      found.parsed.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
-    } else if (!here.chunk || at >> window_bits != found.parsed.base) {
+      found.ticket.chunked = here.chunk;
+      found.ticket.base = here.chunk ? begin >> window_bits : here.id;
+      found.ticket.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
+    } else if (!here.chunk || at >> window_bits != found.ticket.base) {
       return Refusal{"it lies across two allocations"};
     }
     at = base + here.bytes;
   }
-  found.parsed.bytes = bytes;
+  found.ticket.bytes = bytes;
   return found;
 }
 

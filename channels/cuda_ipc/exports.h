@@ -17,7 +17,7 @@
 namespace tensorferry::cuda_ipc {
 
 /// Exports an allocation when the first buffer in it is offered. Withdraws the export when the memory is invalidated
-/// (`invalidate`), or when another allocation is found at its address. The driver's id of the physical memory
+/// (invalidate()), or when another allocation is found at its address. The driver's id of the physical memory
 /// identifies an allocation, so a reused address is never mistaken for the memory that was there before. Thread-safe.
 class Exports final {
  public:
@@ -26,7 +26,7 @@ class Exports final {
       : wire_(std::move(wire)), within_process_(within_process) {}
 
   struct Found {
-    CudaIpcTicket parsed;  // without its offer and its word
+    CudaIpcTicket ticket;  // without the offer and the word
     /// The control message that the peer must have received before the ticket; 0 if the peer has mapped everything.
     ControlId after = 0;
   };

@@ -128,7 +128,7 @@ void Imports::resolve(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped,
     }
     std::vector<Waiting> still;
     for (auto& each : waiting_) {
-      if (auto result = lookup(each.parsed))
+      if (auto result = lookup(each.ticket))
         due.emplace_back(std::move(each), std::move(*result));
       else
         still.push_back(std::move(each));
@@ -165,23 +165,23 @@ void Imports::clear() {
   for (auto& each : waiting) each.found(Status(Code::connection_lost, "the link has ended"));
 }
 
-std::optional<Result<Imports::ImportedMemory>> Imports::lookup(const CudaIpcTicket& parsed) {
+std::optional<Result<Imports::ImportedMemory>> Imports::lookup(const CudaIpcTicket& ticket) {
   const auto failed = [] { return Status(Code::channel_unavailable, "the peer's GPU memory could not be mapped"); };
   const auto unknown = [] { return Status(Code::protocol_error, "a ticket names GPU memory that was not told of"); };
   if (cleared_) return Status(Code::connection_lost, "the link has ended");
   ImportedMemory source;
-  if (!parsed.chunked) {
-    const auto it = imports_.find(parsed.base);
-    if (it == imports_.end() || it->second.chunk || parsed.offset + parsed.bytes > it->second.bytes) return unknown();
+  if (!ticket.chunked) {
+    const auto it = imports_.find(ticket.base);
+    if (it == imports_.end() || it->second.chunk || ticket.offset + ticket.bytes > it->second.bytes) return unknown();
     if (it->second.failed) return failed();
     if (!it->second.mapping) return std::nullopt;
-    source.address = it->second.mapping->begin() + parsed.offset;
+    source.address = it->second.mapping->begin() + ticket.offset;
     source.mappings.push_back(it->second.mapping);
     return source;
   }
-  for (auto at = parsed.offset; at < parsed.offset + parsed.bytes;) {
-    auto chunk = chunks_.upper_bound({parsed.base, at});
-    if (chunk == chunks_.begin() || (--chunk)->first.first != parsed.base) return unknown();
+  for (auto at = ticket.offset; at < ticket.offset + ticket.bytes;) {
+    auto chunk = chunks_.upper_bound({ticket.base, at});
+    if (chunk == chunks_.begin() || (--chunk)->first.first != ticket.base) return unknown();
     const auto& import = imports_.at(chunk->second);
     if (at - import.offset >= import.bytes) return unknown();
     if (import.failed) return failed();
@@ -193,11 +193,11 @@ std::optional<Result<Imports::ImportedMemory>> Imports::lookup(const CudaIpcTick
   return source;
 }
 
-void Imports::find(const CudaIpcTicket& parsed, UniqueFunction<void(Result<ImportedMemory>)> found) {
+void Imports::find(const CudaIpcTicket& ticket, UniqueFunction<void(Result<ImportedMemory>)> found) {
   std::unique_lock lock(mutex_);
-  auto result = lookup(parsed);
+  auto result = lookup(ticket);
   if (!result) {
-    waiting_.push_back({parsed, std::move(found)});
+    waiting_.push_back({ticket, std::move(found)});
     return;
   }
   lock.unlock();

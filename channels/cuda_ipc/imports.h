@@ -82,7 +82,7 @@ class Imports final : public std::enable_shared_from_this<Imports> {
   /// - ProtocolError: the peer never exported this memory.
   /// - ChannelUnavailable: the memory could not be mapped.
   /// - ConnectionLost: clear() was called; for calls that wait then, `found` runs on the thread that calls clear().
-  void find(const CudaIpcTicket& parsed, UniqueFunction<void(Result<ImportedMemory>)> found);
+  void find(const CudaIpcTicket& ticket, UniqueFunction<void(Result<ImportedMemory>)> found);
 
  private:
   struct Import {
@@ -92,11 +92,11 @@ class Imports final : public std::enable_shared_from_this<Imports> {
     bool failed = false;
   };
   struct Waiting {
-    CudaIpcTicket parsed;
+    CudaIpcTicket ticket;
     UniqueFunction<void(Result<ImportedMemory>)> found;
   };
-  /// Returns the source of `parsed`, or nullopt while its memory is being mapped. Call with the lock held.
-  std::optional<Result<ImportedMemory>> lookup(const CudaIpcTicket& parsed);
+  /// Returns the source of `ticket`, or nullopt while its memory is being mapped. Call with the lock held.
+  std::optional<Result<ImportedMemory>> lookup(const CudaIpcTicket& ticket);
   /// Returns the window that stands for the sender's window `number`; reserves it at first use. Background thread only.
   Result<std::shared_ptr<Window>> window_of(std::uint64_t number);
   /// Adds an import that is not mapped yet. Returns false after clear(), for a used id, and if there are too many.

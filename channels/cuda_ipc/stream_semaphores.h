@@ -55,8 +55,8 @@ class WaitSemaphores final : public std::enable_shared_from_this<WaitSemaphores>
   /// when the stream has passed the wait.
   CUresult wait_on(CUstream stream, std::uint32_t word, std::uint32_t value);
   void done(std::uint32_t word, std::uint32_t value);
-  /// Releases all waiting streams when the link has ended. The watcher's thread raises the words at its next turn, and
-  /// repeats that until every wait is done.
+  /// Releases all waiting streams when the link has ended. The event poller's thread raises the words at its next poll,
+  /// and repeats that until every wait is done.
   void release_all();
 
  private:

@@ -118,8 +118,8 @@ void Meeting::accepted(Pipe pipe) {
     if (welcome) pipes_.push_back(pipe);
   }
   if (!welcome) return pipe->close();
-  read_greeting(pipe, [self = shared_from_this()](const Error&, const Pipe& from, const Descriptor* greeting) {
-    if (greeting == nullptr || greeting->metadata != text_of(self->mine_)) {
+  read_handshake(pipe, [self = shared_from_this()](const Error&, const Pipe& from, const Descriptor* handshake) {
+    if (handshake == nullptr || handshake->metadata != text_of(self->mine_)) {
       {
         const std::lock_guard lock(self->mutex_);
         std::erase(self->pipes_, from);
@@ -131,8 +131,8 @@ void Meeting::accepted(Pipe pipe) {
       const std::lock_guard lock(self->mutex_);
       theirs = self->theirs_;
     }
-    self->say(from, theirs);
-    self->greeted(from);
+    self->send_handshake(from, theirs);
+    self->finish_with(from);
   });
 }
 
@@ -152,39 +152,40 @@ void Meeting::dial(const std::string& address) {
     if (!ended_) pipes_.push_back(pipe);
     theirs = theirs_;
   }
-  say(pipe, theirs);
-  read_greeting(
-      pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from, const Descriptor* greeting) {
+  send_handshake(pipe, theirs);
+  read_handshake(
+      pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from, const Descriptor* handshake) {
         if (error) {
           return self->fail(
               {Code::channel_unavailable, formatted("TensorPipe reaches nobody at {}: {}", address, error.what())});
         }
-        if (greeting == nullptr || greeting->metadata != text_of(self->mine_))
+        if (handshake == nullptr || handshake->metadata != text_of(self->mine_))
           return self->fail(
               {Code::channel_unavailable, formatted("at {} there is another process than {}", address, self->peer_)});
-        self->greeted(from);
+        self->finish_with(from);
       });
 }
 
-void Meeting::read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then) {
+void Meeting::read_handshake(const Pipe& pipe,
+                             UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then) {
   auto shared = std::make_shared<decltype(then)>(std::move(then));  // std::function must be copyable
   // The pipe owns its callbacks: a callback that owned the pipe would keep it alive for ever.
-  pipe->readDescriptor([weak = std::weak_ptr(pipe), shared](const Error& error, const Descriptor& greeting) {
+  pipe->readDescriptor([weak = std::weak_ptr(pipe), shared](const Error& error, const Descriptor& handshake) {
     const auto from = weak.lock();
     if (!from) return;
-    const bool fits = !error && greeting.payloads.empty() && greeting.tensors.empty();
+    const bool fits = !error && handshake.payloads.empty() && handshake.tensors.empty();
     if (fits) from->read({}, [](const Error&) {});
-    (*shared)(error, from, fits ? &greeting : nullptr);
+    (*shared)(error, from, fits ? &handshake : nullptr);
   });
 }
 
-void Meeting::say(const Pipe& pipe, const Secret& secret) {
-  tensorpipe::Message greeting;
-  greeting.metadata = text_of(secret);
-  pipe->write(std::move(greeting), [](const Error&) {});  // the read on this pipe reports errors
+void Meeting::send_handshake(const Pipe& pipe, const Secret& secret) {
+  tensorpipe::Message handshake;
+  handshake.metadata = text_of(secret);
+  pipe->write(std::move(handshake), [](const Error&) {});  // the read on this pipe reports errors
 }
 
-void Meeting::greeted(const Pipe& pipe) {
+void Meeting::finish_with(const Pipe& pipe) {
   if (auto met = end(pipe)) met(pipe);
 }
 

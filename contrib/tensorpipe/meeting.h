@@ -48,10 +48,10 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void accept_next();
   void accepted(Pipe pipe);
   void dial(const std::string& address);
-  void greeted(const Pipe& pipe);
+  void finish_with(const Pipe& pipe);
   /// Reads the first message and passes it to `then`; passes null if it does not have the form of a handshake.
-  void read_greeting(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
-  void say(const Pipe& pipe, const Secret& secret);
+  void read_handshake(const Pipe& pipe, UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then);
+  void send_handshake(const Pipe& pipe, const Secret& secret);
   void send(const Control& control);
   void fail(Status status);
   /// Ends the meeting: closes the listener and all pipes except `kept`. Returns `met_`; returns an empty function if

@@ -25,7 +25,7 @@ struct TensorpipeOptions {
 /// on the receiver's stream, and `landed` runs when it has enqueued the write there. The channel refuses memory that
 /// cudaIpcGetMemHandle does not export.
 ///
-/// If a pipe breaks, the pair cannot be used any more, with TensorPipe's reason, and the operations under way fail with
+/// If a pipe breaks, the pair becomes unusable, with TensorPipe's reason, and the operations under way fail with
 /// it. A peer can do no more harm on the link, by tickets or control messages. TensorPipe's own sockets are another
 /// matter: TensorPipe ends the process on bytes that it does not understand.
 ///

@@ -1,11 +1,12 @@
-/// Values as bytes: the compact codec of arguments and results. docs/codec.md has it byte by byte.
+/// The codec of arguments and results: values as a compact stream of bytes. docs/codec.md describes it byte by byte.
 ///
-/// `Encoder` and `Decoder` know the stream, not the language: the layer above walks its own objects (Python's, C++'s)
-/// and calls one function a value. A type arrives as the type it was, so the caller maps exact types alone (bool is no
-/// int; an instance of a subclass of dict is no dict) and sends everything else as `pickled` or `record`.
+/// `Encoder` and `Decoder` know the stream, not the language. The layer above walks its own objects (Python's or C++'s)
+/// and calls one function for each value. A value arrives with the type that it had. So the caller maps exact types
+/// alone (a bool is not an int, an instance of a subclass of dict is not a dict), and sends all others as `pickled` or
+/// `record`.
 ///
-/// What is large does not go through the stream: tensors, arrays, pickle's out-of-band buffers, and strings above
-/// `inline_limit` travel as buffers beside it.
+/// Large bytes travel as buffers beside the stream: tensors, and above `inline_limit` arrays, strings, pickles and
+/// pickle's out-of-band buffers.
 #pragma once
 
 #include <array>
@@ -30,14 +31,14 @@
 
 namespace tensorferry {
 
-/// What a value is. Numbers travel: never renumber. First bytes from 0x40 on are short forms (see docs/codec.md), which
-/// the Decoder reports by these tags too.
+/// The kind of a value. The numbers travel: never renumber. First bytes from 0x40 on are short forms (docs/codec.md);
+/// the Decoder reports them by these tags too.
 enum class Tag : std::uint8_t {
   none = 0x00,
   false_ = 0x01,
   true_ = 0x02,
   integer = 0x03,      // 64 bits, signed
-  big_integer = 0x04,  // beyond
+  big_integer = 0x04,  // beyond 64 bits
   real = 0x05,
   complex = 0x06,
   text = 0x07,  // UTF-8, opaque here (Python: surrogatepass)
@@ -59,29 +60,29 @@ enum class Tag : std::uint8_t {
   size = 0x17,           // torch.Size
   layout = 0x18,         // torch.strided, ...
   memory_format = 0x19,  // torch.channels_last, ...
-  again = 0x1a,          // an object that this message has held before
-  published = 0x1b,      // a value that was encoded on its own, for many (published.h)
+  again = 0x1a,          // a back-reference to an earlier value of the message
+  published = 0x1b,      // a value that was encoded once for many messages (published.h)
   invalid = 0x3f,        // never on the wire: the Decoder failed
 };
 
-/// Longer strings, byte strings and arrays travel as buffers: beyond this size the two copies through the stream cost
+/// Longer strings, byte strings and arrays travel as buffers. Beyond this size the two copies through the stream cost
 /// more than a buffer's record in the frame and its acknowledgement.
 inline constexpr std::size_t inline_limit = 8 * 1024;
-/// Payloads are shorter: values are numbered in 32 bits.
+/// Payloads are shorter than this, because the numbers of values have 32 bits.
 inline constexpr std::size_t longest_payload = 0xffffffff;
-/// Values nested deeper are refused by both ends: the layers above recurse.
+/// Both ends refuse values that are nested deeper, because the layers above recurse.
 inline constexpr std::size_t max_depth = 200;
 
 enum class RecordKind : std::uint8_t { named_tuple = 0, dataclass = 1, structure = 2 };
 
-/// Where the bytes of one buffer of a published value lie in the one that came.
+/// The part of the region of a published value that holds one of the value's buffers.
 struct PublishedPart {
   static constexpr std::size_t alignment = 64;  // of `offset`
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// How torch.layout and torch.memory_format travel.
+/// The numbers by which torch.layout and torch.memory_format travel.
 enum class LayoutNumber : std::uint8_t {
   strided = 0,
   coo = 1,
@@ -94,15 +95,17 @@ enum class LayoutNumber : std::uint8_t {
 };
 enum class MemoryFormatNumber : std::uint8_t { contiguous = 0, preserve = 1, channels_last = 2, channels_last_3d = 3 };
 
-/// Writes values into one message. Not thread-safe; used once.
+/// Writes the values of one message. Not thread-safe; used once.
 ///
-/// Identity: objects that a message may hold twice are numbered by both ends in the order in which they begin: tuples,
-/// lists, dicts, sets, frozensets, bytearrays, tensors, sparse tensors, arrays, pickled values, references, records,
-/// and strings that go out of band. The caller asks `again(address)` first where more than one holder can exist (in
-/// Python: a reference count above 1), and passes the same address as `identity` when it is new; null is "cannot come
-/// again". Addresses must stay taken until `take()`: a temporary's would be found again by a stranger.
+/// Identity: an object that a message holds twice is sent once. Both ends number the values that may occur again, in
+/// the order in which they begin: tuples, lists, dicts, sets, frozensets, bytearrays, tensors, sparse tensors, arrays,
+/// pickled and published values, references, records, and strings that travel as buffers. If an object may have more
+/// than one holder (in Python: a reference count above 1), the caller first calls `again(address)`. If that returns
+/// false, it writes the object with the same address as `identity`. A null `identity` means that the object cannot
+/// occur again. An address must stay in use until `take()`, or another object at the same address would be mistaken for
+/// the first.
 ///
-/// Errors are sticky: status() gives the first one before take(); what is written after it does not matter.
+/// Errors are sticky: status() returns the first one, and later writes have no effect on it.
 class Encoder {
  public:
   Encoder() { grow(initial_bytes); }
@@ -134,7 +137,7 @@ class Encoder {
     put_raw(at, &real, sizeof real);
     put_raw(at, &imaginary, sizeof imaginary);
   }
-  /// Always in the stream: for names and other short text.
+  /// Writes the text into the stream, whatever its size. For names and other short text.
   void text(std::string_view value) {
     if (value.size() <= most_short_text) {
       auto& at = room(1 + most_short_text);
@@ -144,7 +147,8 @@ class Encoder {
       long_text(value);
     }
   }
-  /// In the stream up to `inline_limit`, else as a buffer: then `owner()` is called, once, for what keeps it alive.
+  /// Writes the text into the stream if it has at most `inline_limit` bytes, else as a buffer. For a buffer, calls
+  /// `owner()` once, which returns the owner of the bytes. bytes(), bytearray() and array() do the same.
   template <class MakeOwner>
   void text(std::string_view value, MakeOwner&& owner, const void* identity = nullptr) {
     if (value.size() <= inline_limit) return text(value);
@@ -172,7 +176,8 @@ class Encoder {
   void device(std::string_view value);  // torch's own text: "cpu", "cuda:1"
   void size(std::span<const std::int64_t> value);
 
-  // ---- containers: begin, the values, end. False: too deep (or failed before); then no values and no end.
+  // ---- containers: begin_...(), the values, end(). False: nested too deep, or failed before; the caller then writes
+  // neither values nor end().
   bool begin_tuple(std::size_t values, const void* identity = nullptr) {
     if (!enter(identity, false)) return false;
     put_short_count(Tag::tuple, short_tuple, values);
@@ -183,7 +188,7 @@ class Encoder {
     put_short_count(Tag::list, short_list, values);
     return true;
   }
-  /// `pairs` times a key, then its value.
+  /// `pairs` times a key and then its value follow.
   bool begin_dict(std::size_t pairs, const void* identity = nullptr) { return begin(Tag::dict, pairs, identity, true); }
   bool begin_set(std::size_t values, const void* identity = nullptr) {
     return begin(Tag::set, values, identity, false);
@@ -191,16 +196,16 @@ class Encoder {
   bool begin_frozenset(std::size_t values, const void* identity = nullptr) {
     return begin(Tag::frozenset, values, identity, false);
   }
-  /// `fields` values follow. `schema` names what they belong to ("module:qualname"), or stands for a number that both
-  /// ends agreed on where it is not 0 (then the name is not sent).
+  /// `fields` values follow. `name` is the record's class ("module:qualname"). If `schema` is not 0, it is a number
+  /// that both ends have agreed on for the class, and travels instead of the name.
   bool begin_record(RecordKind kind, std::string_view name, std::uint32_t schema, std::size_t fields,
                     const void* identity = nullptr);
-  /// Something pickled: `stream` is protocol 5, `buffers` what it left out of band, and `parts` values follow that its
-  /// persistent ids count off (tensors and references, which do not go through pickle).
+  /// A pickled value: `stream` is a pickle of protocol 5, and `buffers` are its out-of-band buffers. `parts` values
+  /// follow: the tensors, arrays and references of the pickle, which it names by number.
   struct PickleBuffer {
     ByteView bytes;
     bool read_only = false;
-    Owner owner;  // kept only where the buffer goes out of band
+    Owner owner;  // kept only if the bytes travel as a buffer
   };
   bool begin_pickled(ByteView stream, Owner stream_owner, std::span<const PickleBuffer> buffers, std::size_t parts,
                      const void* identity = nullptr);
@@ -208,31 +213,32 @@ class Encoder {
   bool begin_sparse(const SparseLayout& layout, const void* identity = nullptr);
   void end() { --depth_; }
 
-  // ---- what has buffers
-  /// So many buffers are to be expected.
+  // ---- values in buffers
+  /// Reserves space for `count` buffers.
   void expect_buffers(std::size_t count) {
     buffers_.reserve(count);
     destinations_.reserve(count);
   }
-  /// Adds a buffer that tensors can lie in.
+  /// Adds a buffer for tensors, and returns its index.
   std::uint32_t add_buffer(Buffer buffer, Destination destination) {
     buffers_.push_back(std::move(buffer));
     destinations_.push_back(destination);
     return static_cast<std::uint32_t>(buffers_.size() - 1);
   }
-  /// The same for a buffer that is handed over, not copied.
+  /// The same for a buffer that is handed over instead of copied.
   std::uint32_t add_shared_buffer(Buffer buffer, Device device, Sharing sharing = Sharing::shared) {
     const auto index = add_buffer(std::move(buffer), {device});
     sharing_.resize(index + 1, Sharing::by_value);
     sharing_[index] = sharing;
     return index;
   }
-  /// The buffer of a storage that was added before under this address, so that tensors which share it go on sharing.
+  /// Returns the buffer that remember_storage() recorded for the storage at this address, so that tensors which share a
+  /// storage share a buffer.
   [[nodiscard]] std::optional<std::uint32_t> storage(const void* address) const { return storages_.find(address); }
   void remember_storage(const void* address, std::uint32_t buffer) { storages_.insert(address, buffer); }
-  /// `layout` must pass validate() for that buffer (a layout that does not is a bug of the caller's: Internal).
+  /// Writes a tensor that lies in `buffer`. `layout` must pass validate() for that buffer; else fails with Internal.
   void tensor(const TensorLayout& layout, std::uint32_t buffer, const void* identity = nullptr);
-  /// `elements` must be contiguous as `layout` says.
+  /// Writes an array. `elements` are contiguous, in the order that `layout` names.
   template <class MakeOwner>
   void array(const ArrayLayout& layout, ByteView elements, MakeOwner&& owner, const void* identity = nullptr) {
     put_array(layout, identity);
@@ -240,21 +246,21 @@ class Encoder {
     put_far(elements, owner());
   }
   void reference(const ReferenceRecord& record, const void* identity = nullptr);
-  /// A payload that was taken from another Encoder, the parts of `region` that are its buffers, and the region, which
-  /// goes to receivers as frozen memory (no buffer where there are no parts).
+  /// Writes a published value: a payload of another Encoder, and the parts of `region` that are that payload's buffers.
+  /// The region travels as a buffer of frozen memory, or not at all if there are no parts.
   void published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,
                  const void* identity = nullptr);
 
   // ---- identity
-  /// True: the object is in this message already and a back-reference is written; nothing more to do for it. A tuple,
-  /// set, frozenset, record, sparse or pickled value that holds itself cannot be built from the outside in: that fails
-  /// the message (pickle the whole instead).
+  /// Writes a back-reference and returns true if the message holds the object already. A tuple, set, frozenset, record,
+  /// sparse or pickled value that holds itself fails the message, because the receiver cannot make it before its
+  /// values; the caller then pickles the whole.
   bool again(const void* identity) {
     const auto number = seen_.find(identity);
     return number ? put_again(*number) : false;
   }
 
-  // ---- outside of values, for envelopes
+  // ---- raw numbers and texts, for envelopes
   void raw_u8(std::uint8_t value) { *room(1)++ = static_cast<std::byte>(value); }
   void raw_u64(std::uint64_t value) { put_raw(room(sizeof value), &value, sizeof value); }
   void raw_varint(std::uint64_t value) { put_varint(room(max_varint), value); }
@@ -262,10 +268,11 @@ class Encoder {
 
   // ---- the result
   [[nodiscard]] bool failed() const noexcept { return failure_ != nullptr; }
-  /// Ok, or why this cannot be sent: InvalidArgument (a fault of the value's), Internal (of the caller's).
+  /// Returns Ok, or why the message cannot be sent. InvalidArgument: a value cannot be sent. Internal: the calling code
+  /// is wrong.
   [[nodiscard]] Status status() const;
   [[nodiscard]] std::size_t size() const noexcept { return static_cast<std::size_t>(at_ - bytes_.data()); }
-  /// The message: payload, buffers, destinations. Once, and only where status() is ok.
+  /// Returns the message: payload, buffers, destinations. Call it once, and only if status() is Ok.
   Message take();
 
  private:
@@ -279,7 +286,7 @@ class Encoder {
   static constexpr std::int64_t short_integer_zero = 0xa0;
   static constexpr std::size_t most_short_text = 31;
   static constexpr std::size_t most_short_count = 15;
-  static constexpr std::uint8_t tensor_has_offset = 0x20;  // beside TensorLayout::Flag
+  static constexpr std::uint8_t tensor_has_offset = 0x20;  // bits beside those of TensorLayout::Flag
   static constexpr std::uint8_t tensor_has_device = 0x40;
   static constexpr std::uint8_t tensor_has_strides = 0x80;
   static constexpr std::int64_t least_short_integer = -32;
@@ -301,7 +308,7 @@ class Encoder {
     at += bytes;
   }
 
-  /// Where to write up to `bytes` more.
+  /// Returns the write position, with space for `bytes` bytes behind it.
   std::byte*& room(std::size_t bytes) {
     if (static_cast<std::size_t>(end_ - at_) < bytes) [[unlikely]] {
       grow(bytes);
@@ -357,12 +364,12 @@ class Encoder {
     }
   }
 
-  std::byte* at_ = nullptr;   // the next byte
-  std::byte* end_ = nullptr;  // of bytes_, which is as large as its capacity until take()
+  std::byte* at_ = nullptr;   // the write position
+  std::byte* end_ = nullptr;  // the end of bytes_, whose size is its capacity until take()
   Bytes bytes_;
   std::vector<Buffer> buffers_;
   std::vector<Destination> destinations_;
-  std::vector<Sharing> sharing_;  // as Message has it
+  std::vector<Sharing> sharing_;  // as in Message
   IdentityMap seen_;
   IdentityMap storages_;
   std::uint32_t numbers_ = 0;
@@ -371,19 +378,19 @@ class Encoder {
   Code failure_code_ = Code::ok;
   struct Open {
     std::uint32_t number;
-    bool may_hold_itself;  // list and dict: they exist before their values do
+    bool may_hold_itself;  // true for a list and a dict, which the receiver makes before their values
   };
-  std::array<Open, max_depth> open_;  // around the next value; the first depth_ are set
+  std::array<Open, max_depth> open_;  // the containers around the next value; the first depth_ are set
 };
 
-/// Reads a payload value by value: `next()` says what comes and reads all of it but the values inside; the getters then
-/// give what it read, until the next `next()`. Not thread-safe.
+/// Reads a payload value by value. `next()` returns the tag of the next value, and reads all of the value except the
+/// values inside it. Until the next `next()`, the getters return what it has read. Not thread-safe.
 ///
-/// The bytes are a peer's. Every length, count, number and layout is checked before it is given out; containers cannot
-/// announce more values than there are bytes; nesting ends at `max_depth`. After a failure `next()` gives `invalid` for
-/// good, so a caller stops at the first `invalid` and looks at `status()` once.
+/// The bytes come from a peer and are not trusted. The Decoder checks each length, count, number and layout before it
+/// returns them. Containers cannot announce more values than there are bytes, and nesting ends at `max_depth`. After a
+/// failure `next()` always returns `invalid`, so a caller stops at the first `invalid` and then reads `status()`.
 ///
-/// Payload and buffers stay as they are until the Decoder and what it gave out are gone.
+/// Payload and buffers must outlive the Decoder and the views that it returns, and must not change meanwhile.
 class Decoder {
  public:
   static constexpr std::uint32_t unnumbered = 0xffffffff;
@@ -431,57 +438,61 @@ class Decoder {
         return composite(static_cast<Tag>(first));
     }
   }
-  /// After the last value of a tuple, list, dict, set, frozenset, record, pickled or sparse (also where it has none).
+  /// Ends a tuple, list, dict, set, frozenset, record, pickled or sparse value, after its last value. Call it also if
+  /// the container has no values.
   void leave() {
     if (depth_ != 0) --depth_;
   }
-  /// Reads one value with all that it holds and gives nothing out. False: failed.
+  /// Reads one value with all values inside, and returns nothing of it. False: failed.
   bool skip();
 
-  // ---- what next() read
+  // ---- the value that next() has read; each comment begins with the tags for which the getter is valid
   /// integer.
   [[nodiscard]] std::int64_t integer() const noexcept { return integer_; }
   /// real, complex.
   [[nodiscard]] double real() const noexcept { return real_; }
   [[nodiscard]] double imaginary() const noexcept { return imaginary_; }
-  /// text, bytes, bytearray; the magnitude of a big_integer (little-endian); the elements of an array; pickled: the
-  /// stream; device: its text. Lies in the payload, or in buffer far() (always in host memory).
+  /// text, bytes, bytearray: the bytes. big_integer: the magnitude, little-endian. array: the elements. pickled: the
+  /// stream. device: its text. published: the payload. The view lies in the payload, or in the buffer far(), which is
+  /// in host memory.
   [[nodiscard]] ByteView view() const noexcept { return view_; }
   [[nodiscard]] std::string_view text() const noexcept { return text_of(view_); }
-  /// Where view() is a whole buffer: which. Its owner may be taken to keep the bytes without a copy.
+  /// Returns the index of the buffer that view() is the whole of; nullopt if view() lies in the payload. The caller may
+  /// keep the buffer's owner, and so the bytes, without a copy.
   [[nodiscard]] std::optional<std::uint32_t> far() const noexcept { return far_; }
   /// big_integer.
   [[nodiscard]] bool negative() const noexcept { return negative_; }
-  /// Values that follow before leave(): tuple, list, set, frozenset; dict: pairs; record: fields; pickled and sparse:
-  /// parts. Never more than the payload has bytes left, over all containers together.
+  /// The number of values that follow before leave(). tuple, list, set, frozenset: the values. dict: the pairs. record:
+  /// the fields. pickled, sparse: the parts. All containers together announce no more values than the payload has
+  /// bytes.
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  /// The number of a value that can come `again`, else `unnumbered`; the caller keeps each in a table under its number:
-  /// lists and dicts at once, before their values; all others when they are complete.
+  /// The number of a value that `again` may name later, else `unnumbered`. The caller keeps such values in a table by
+  /// number: a list or dict before it reads the values inside, all others when they are complete.
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
-  /// again: the number of a value that began before, and (unless a list or dict) is complete.
+  /// again: the number of a value that has begun before. It is complete, unless it is a list or dict.
   [[nodiscard]] std::uint32_t referred() const noexcept { return referred_; }
-  /// Numbers given out so far.
+  /// The count of numbers assigned so far.
   [[nodiscard]] std::uint32_t numbers() const noexcept { return numbers_; }
-  /// tensor: a layout that validate() has passed for buffers[buffer()]. Which device that buffer is on is the buffer's
-  /// to say (it may have landed elsewhere than layout.device).
+  /// tensor: a layout that has passed validate() for buffers()[buffer()]. The tensor is on that buffer's device, which
+  /// may differ from the layout's.
   [[nodiscard]] const TensorLayout& tensor() const noexcept { return tensor_; }
   [[nodiscard]] std::uint32_t buffer() const noexcept { return buffer_; }
-  /// sparse: the parts' own layouts agree with nothing yet; who builds the tensor checks its invariants.
+  /// sparse. The Decoder does not check that the parts fit together: the code that makes the tensor does.
   [[nodiscard]] const SparseLayout& sparse() const noexcept { return sparse_; }
-  /// array: elements in view(), exactly as many as it says.
+  /// array: the layout, which has passed validate() for the bytes of view().
   [[nodiscard]] const ArrayLayout& array() const noexcept { return array_; }
   [[nodiscard]] const ReferenceRecord& reference() const noexcept { return reference_; }
-  /// published: view() is the payload, for a Decoder of its own; these are its buffers in buffers()[buffer()] (which is
-  /// there where there are parts): in order, apart, aligned, and all inside.
+  /// published: the value's buffers, as parts of buffers()[buffer()], which exists if there are parts. They are in
+  /// order, disjoint, aligned, and inside that buffer. The caller reads the payload, view(), with another Decoder.
   [[nodiscard]] std::span<const PublishedPart> parts() const noexcept { return parts_; }
-  /// record. A name or, not 0, a schema's number.
+  /// record. If schema() is not 0, it stands for the name.
   [[nodiscard]] RecordKind record_kind() const noexcept { return record_kind_; }
   [[nodiscard]] std::string_view record_name() const noexcept { return record_name_; }
   [[nodiscard]] std::uint32_t schema() const noexcept { return schema_; }
-  /// pickled: what was out of band, in order.
+  /// pickled: the out-of-band buffers of the pickle, in order.
   struct PickleBuffer {
     ByteView bytes;
-    std::optional<std::uint32_t> far;  // the buffer that `bytes` is the whole of
+    std::optional<std::uint32_t> far;  // the index of the message's buffer that `bytes` is the whole of
     bool read_only = false;
   };
   [[nodiscard]] std::span<const PickleBuffer> pickle_buffers() const noexcept { return pickle_buffers_; }
@@ -491,21 +502,21 @@ class Decoder {
   [[nodiscard]] MemoryFormatNumber memory_format() const noexcept { return static_cast<MemoryFormatNumber>(leaf_); }
   [[nodiscard]] std::span<const std::int64_t> size() const noexcept { return tensor_.sizes; }
 
-  // ---- outside of values, for envelopes
+  // ---- raw numbers and texts, for envelopes
   std::uint8_t raw_u8() { return checked_raw(reader_.get<std::uint8_t>()); }
   std::uint64_t raw_u64() { return checked_raw(reader_.get<std::uint64_t>()); }
   std::uint64_t raw_varint() { return checked_raw(reader_.varint()); }
   std::string_view raw_text() { return checked_raw(reader_.text()); }
-  /// A count of things of at least `least` bytes each, checked against what is left.
+  /// Reads a count of items of at least `least` bytes each. Fails if the remaining bytes cannot hold them.
   std::uint64_t raw_count(std::size_t least = 1) { return checked_raw(reader_.count(least)); }
 
   [[nodiscard]] std::span<const Buffer> buffers() const noexcept { return buffers_; }
   [[nodiscard]] bool failed() const noexcept { return failure_ != nullptr; }
-  /// ProtocolError, with what was wrong and where.
+  /// Returns Ok, or a ProtocolError that says what was wrong, and at which byte.
   [[nodiscard]] Status status() const;
-  /// The layer above found something wrong in a value (a name that is none, a key that cannot be one).
+  /// Fails the Decoder, for an error that the layer above has found in a value. Returns `invalid`.
   Tag fail(const char* why);
-  /// After the last value: fails where bytes are left over.
+  /// Ends the message after its last value: fails if bytes are left over. Returns status().
   Status finish();
 
  private:
@@ -522,7 +533,7 @@ class Decoder {
     }
     return value;
   }
-  /// `count` times `width` values follow.
+  /// Begins a container of `count` items of `width` values each.
   Tag enter(Tag tag, std::uint64_t count, std::size_t width, bool may_hold_itself) {
     if (reader_.failed()) [[unlikely]] {
       return fail("ends inside a value");
@@ -557,12 +568,12 @@ class Decoder {
 
   Reader reader_;
   std::span<const Buffer> buffers_;
-  /// A buffer holds the bytes of one string or array, or of tensors (many may lie in it): else a few bytes that name
-  /// one large buffer again and again would have the receiver copy it as often.
+  /// The use of a buffer: the bytes of exactly one value, or any number of tensors. Without this check, a short message
+  /// that names one large buffer many times could make the receiver copy it many times.
   enum class Use : std::uint8_t { none, bytes, tensors };
   std::vector<Use> uses_;
   std::size_t whole_;
-  std::uint64_t announceable_;  // values that containers may still announce: each takes a byte
+  std::uint64_t announceable_;  // how many values containers may still announce; each takes at least a byte
   std::size_t depth_ = 0;
   std::uint32_t numbers_ = 0;
   const char* failure_ = nullptr;

@@ -14,7 +14,7 @@ Tag Decoder::fail(const char* why) {
 
 Status Decoder::status() const {
   if (failure_ == nullptr) return {};
-  // A reader that ran out forgets where: only failures of our own know.
+  // If the reader ran out of bytes, failed_at_ is the end of the message: a failed Reader has no position.
   return {Code::protocol_error, formatted("a message {}{}{} (byte {} of {})", failure_, detail_.empty() ? "" : ": ",
                                           detail_, failed_at_, whole_)};
 }
@@ -159,7 +159,7 @@ void Decoder::read_dims(Dims& dims) {
     fail("has a tensor of more than 64 dimensions");
     return;
   }
-  // A number of 2^63 and more becomes a negative one, which validate() refuses.
+  // A number of 2^63 or more becomes negative, and validate() refuses it.
   for (std::size_t i = 0; i < rank; ++i) dims.push_back(static_cast<std::int64_t>(reader_.varint()));
 }
 
@@ -313,7 +313,7 @@ Tag Decoder::read_published() {
   }
   std::uint64_t end = 0;
   for (const auto& part : parts_) {
-    // One after another: else a few bytes would have the receiver copy the same ones again and again.
+    // Overlapping parts could make the receiver copy the same bytes many times for a short message.
     if (part.offset < end || part.offset % PublishedPart::alignment != 0 || part.offset > buffers_[index].bytes ||
         part.bytes > buffers_[index].bytes - part.offset) {
       return fail("has a published value whose buffers do not lie where it says");

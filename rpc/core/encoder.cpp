@@ -137,14 +137,15 @@ void Encoder::long_text(std::string_view value) {
   put_near(view_of(value));
 }
 
-/// A blob's first varint: twice its length, and its bytes behind; or twice a buffer's index, plus one.
+/// Writes a blob into the stream: twice its length as a varint, then the bytes. put_far() writes twice the index of a
+/// buffer, plus one.
 void Encoder::put_near(ByteView bytes) {
   raw_varint(std::uint64_t{bytes.size()} << 1);
   put_raw(room(bytes.size()), bytes.data(), bytes.size());
 }
 
 void Encoder::put_far(ByteView bytes, Owner owner) {
-  // Senders read buffers and never write them.
+  // The const_cast is safe, because senders only read buffers.
   auto* data = const_cast<std::byte*>(bytes.data());
   const auto index = add_buffer(Buffer{Device{}, data, bytes.size(), nullptr, std::move(owner)}, {});
   raw_varint(std::uint64_t{index} << 1 | 1);
@@ -174,7 +175,7 @@ bool Encoder::too_deep() {
 
 Status Encoder::status() const {
   if (failure_ != nullptr) return {failure_code_, failure_};
-  // Numbers of values are 32 bits wide, and no value is shorter than a byte.
+  // A shorter payload holds fewer than 2^32 values, because each takes at least a byte, so their numbers fit 32 bits.
   if (size() >= longest_payload)
     return {Code::invalid_argument, "more than 4 GiB of values outside of buffers cannot be sent"};
   return {};

@@ -1,4 +1,4 @@
-// At users: holds on others' objects, and forks of them on their way to somebody else.
+// The user's side: holds on peers' objects, and forks of them on their way to a receiver.
 #include <utility>
 
 #include "base/text.h"
@@ -102,7 +102,7 @@ void References::ended(std::span<const ForkId> forks, bool failed) {
     const auto child = children_.find(fork);
     if (child == children_.end()) continue;
     child->second.askable = true;
-    // It failed: nobody may be about to accept, so do not wait.
+    // After a failed call the receiver may not have the reference, so ask_now() does not wait a round.
     child->second.ripe = failed;
   }
   if (failed) {
@@ -119,7 +119,7 @@ void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
     const auto child = children_.find(fork);
     if (child == children_.end()) continue;
     child->second.call = call;
-    child->second.askable = call != 0;  // without a number its caller cannot tell
+    child->second.askable = call != 0;  // without its call's number the caller cannot answer the question
   }
   ask_later(transaction);
 }
@@ -135,7 +135,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   if (record.parent != sender || record.fork.incarnation != sender.incarnation) {
     return Status(Code::protocol_error, formatted("a reference from {} was passed on by somebody else", sender.name));
   }
-  if (sender.incarnation == self_.incarnation) {  // or somebody who says so
+  if (sender.incarnation == self_.incarnation) {  // a peer may have put this agent's incarnation into the record
     const auto child = children_.find(record.fork);
     if (child == children_.end() || child->second.receiver != self_ || child->second.object != record.object) {
       return Status(Code::protocol_error,
@@ -197,7 +197,7 @@ void References::drop(const Reference& reference) {
   Transaction transaction(*this);
   if (reference.is_owner()) {
     const auto object = objects_.find(reference.object());
-    if (object == objects_.end()) return;  // closed
+    if (object == objects_.end()) return;  // close() has run
     --object->second.locals;
     return free_if_unused(transaction, object);
   }
@@ -207,7 +207,8 @@ void References::drop(const Reference& reference) {
   release_if_done(transaction, hold);
 }
 
-/// The owner may be told that a hold has ended when it knows of the hold and nothing that was made of it is on its way.
+/// Ends a hold without handles, and tells the owner. Does nothing while the owner does not know of the hold, or while a
+/// fork that was made of it is on its way.
 void References::release_if_done(Transaction& transaction, Holds::iterator at) {
   auto& hold = at->second;
   if (hold.passing != 0) return;
@@ -225,7 +226,7 @@ void References::release_if_done(Transaction& transaction, Holds::iterator at) {
   holds_.erase(at);
 }
 
-/// A fork of ours is no longer under way: its receiver holds it by itself, or will never have it.
+/// Ends the transfer of a fork that this agent made: its receiver has accepted it, or will never have it.
 void References::drop_child(Transaction& transaction, const ForkId& fork, bool accepted) {
   const auto at = children_.find(fork);
   if (at == children_.end()) return;
@@ -237,7 +238,7 @@ void References::drop_child(Transaction& transaction, const ForkId& fork, bool a
     --hold->second.passing;
     return release_if_done(transaction, hold);
   }
-  // Ours: the fork is what kept the object. A receiver that is ourselves has taken a local hold.
+  // This agent owns the object, and the fork kept it alive. If the receiver is this agent too, it has a local hold.
   if (accepted && child.receiver.incarnation != self_.incarnation) return;
   const auto object = objects_.find(child.object);
   if (object == objects_.end()) return;
@@ -261,7 +262,7 @@ void References::ask_later(Transaction& transaction) {
   });
 }
 
-/// Asks after everything that was sent a while ago and has not been accepted.
+/// Asks the receivers of all forks that were sent a while ago and have not been accepted.
 void References::ask_now() {
   Transaction transaction(*this);
   bool more = false;

@@ -1,5 +1,4 @@
-/// How remote objects, and the handles that users hold on them, are named. The protocol that keeps them alive is
-/// references.h.
+/// The ids of remote objects and of the holds on them. references.h has the protocol that keeps objects alive.
 #pragma once
 
 #include <compare>
@@ -11,7 +10,7 @@
 
 namespace tensorferry {
 
-/// A number that no other agent, and no other life of this one, gives out.
+/// A number that no other agent, and no other incarnation of this one, gives out.
 template <class Kind>
 struct UniqueId {
   std::uint64_t incarnation = 0;  // of the agent that made it
@@ -20,9 +19,9 @@ struct UniqueId {
   auto operator<=>(const UniqueId&) const = default;
 };
 
-/// Names an object: made by whoever asked for its creation, who need not be the owner.
+/// Names an object. The agent that asks for the object's creation makes it, and need not be the owner.
 using RRefId = UniqueId<struct RRefIdKind>;
-/// Names one agent's hold on an object: made by whoever passed it on.
+/// Names one agent's hold on an object. The agent that passes the object on makes it.
 using ForkId = UniqueId<struct ForkIdKind>;
 
 /// The ids of a remote object that a call creates: `object`, and the caller's own hold on it.
@@ -32,7 +31,7 @@ struct Creation {
   bool operator==(const Creation&) const = default;
 };
 
-/// One life of one agent, by name (to call it) and incarnation (to know it is still the same).
+/// One incarnation of one agent: the name to call it by, and the incarnation that tells a restarted agent from it.
 struct AgentId {
   std::string name;
   std::uint64_t incarnation = 0;
@@ -40,14 +39,14 @@ struct AgentId {
   auto operator<=>(const AgentId&) const = default;
 };
 
-/// A reference inside a message: whose object, which, and the hold that the receiver gets with it.
+/// A reference inside a message: the object, its owner, and the hold that the receiver gets.
 struct ReferenceRecord {
   AgentId owner;
   RRefId object;
   ForkId fork;
-  AgentId parent;              // who passes it on, and keeps it alive until the receiver's hold is known to the owner
-  std::uint64_t receiver = 0;  // whom it is passed to, by incarnation: a next life must not take it
-  std::string type_hint;       // the type's name as the creator knew it, or ""
+  AgentId parent;              // the agent that passes it on, and holds it until the owner knows of the receiver's hold
+  std::uint64_t receiver = 0;  // the receiver's incarnation; another one must not take the reference
+  std::string type_hint;       // the name of the object's type, from its creator; "": not known
 
   bool operator==(const ReferenceRecord&) const = default;
 };

@@ -12,16 +12,16 @@ namespace tensorferry {
 
 inline constexpr std::size_t longest_reason = 1024;
 
-/// One thing that one agent's tables tell another's. Which fields have a meaning depends on the kind; all travel.
+/// One operation that one agent's tables ask of another's. The kind decides which fields have a meaning; all travel.
 struct ReferenceOp {
-  /// Numbers travel: never renumber.
+  /// The numbers travel: never renumber.
   enum class Kind : std::uint8_t {
     fork = 0,      // user to owner: I hold `object` by `fork`, which `parent` gave me
-    accept = 1,    // user to parent: the owner knows of `fork` (or the object is gone); you need not hold on for me
-    remove = 2,    // user to owner: I hold `object` by `fork` no more
+    accept = 1,    // user to parent: the owner knows of `fork`, or the object is gone; you need not keep it for me
+    remove = 2,    // user to owner: I have dropped my hold `fork` on `object`
     abandon = 3,   // creator to owner: I gave the creation of `object` up, because of `text`; my hold was `fork`
-    withdraw = 4,  // parent to user: has `fork` come, or can it still by the reply to your call `call`? Else refuse it
-    ping = 5,      // owner to anyone: are you there?
+    withdraw = 4,  // parent to user: has `fork` come, or can the reply to your call `call` bring it? If not, refuse it
+    ping = 5,      // owner to any agent: are you there?
     last = ping,
   };
   Kind kind = Kind::ping;
@@ -34,7 +34,7 @@ struct ReferenceOp {
                                      &ReferenceOp::object,       &ReferenceOp::parent,
                                      varint(&ReferenceOp::call), at_most(&ReferenceOp::text, longest_reason)};
 
-  /// Other fields are for the caller to set.
+  /// Makes an operation. The caller sets the other fields.
   static ReferenceOp of(Kind kind, const ForkId& fork = {}, const RRefId& object = {}) {
     ReferenceOp op;
     op.kind = kind;
@@ -45,31 +45,31 @@ struct ReferenceOp {
   bool operator==(const ReferenceOp&) const = default;
 };
 
-/// What became of one operation.
+/// The result of one operation.
 struct ReferenceResult {
-  /// Numbers travel.
+  /// The numbers travel: never renumber.
   enum class Code : std::uint8_t {
-    done = 0,     // also: there was nothing to do any more
-    gone = 1,     // fork: there is no such object (any more)
-    held = 2,     // withdraw: it has come
+    done = 0,     // also if there was nothing to do
+    gone = 1,     // fork: the object was freed, or never made
+    held = 2,     // withdraw: the fork has come
     maybe = 3,    // withdraw: that call is still under way
-    refused = 4,  // withdraw: it has not come and never will
+    refused = 4,  // withdraw: the fork has not come, and will be refused
     last = refused,
   };
   Code code = Code::done;
-  std::string text;  // gone: why
+  std::string text;  // the reason, if gone
   static constexpr std::tuple fields{&ReferenceResult::code, at_most(&ReferenceResult::text, longest_reason)};
 
   bool operator==(const ReferenceResult&) const = default;
 };
 
-/// Operations of one agent for another, in order. Batches of a pair are numbered from 1 and come one at a time: the
-/// next is sent when the last is answered, and one whose answer is not known is sent again under its number. So each is
-/// done once and in order, whatever the calls beneath do.
+/// Operations of one agent for another, in order. The batches of one sender to one receiver are numbered from 1. The
+/// sender sends the next batch when the last one is answered, and repeats a batch, under its number, until then. So
+/// each operation is executed once and in order, even if calls fail or arrive twice.
 struct ReferenceBatch {
   static constexpr std::size_t most_ops = 1024;
 
-  std::uint64_t receiver = 0;  // incarnation: another life of the receiver's must not take it
+  std::uint64_t receiver = 0;  // the receiver's incarnation; another one must not take the batch
   std::uint64_t number = 0;
   std::vector<ReferenceOp> ops;
   static constexpr std::tuple fields{&ReferenceBatch::receiver, &ReferenceBatch::number,
@@ -77,12 +77,12 @@ struct ReferenceBatch {
 };
 
 struct ReferenceAnswer {
-  /// Numbers travel.
+  /// The numbers travel: never renumber.
   enum class Kind : std::uint8_t {
-    done = 0,      // one result an operation
-    stranger = 1,  // I am not that incarnation
-    stale = 2,     // that number was done before the last one, or is not the next: nobody waits for this answer
-    dead = 3,      // I was told that you are dead, and have dropped what you held
+    done = 0,      // one result per operation follows
+    stranger = 1,  // this agent is another incarnation than the batch names
+    stale = 2,     // the number is neither the last one's nor the next
+    dead = 3,      // this agent was told that the sender is dead, and has dropped its holds
     last = dead,
   };
   Kind kind = Kind::done;

@@ -1,4 +1,4 @@
-// At the owner: objects, from their creation to the moment when nobody holds them.
+// The owner's side: objects, from their creation until the last hold on them ends.
 #include <utility>
 
 #include "base/text.h"
@@ -11,8 +11,8 @@ using references::Object;
 
 namespace {
 
-/// Objects that others know of and whose creation has not come. In a well-behaved cluster as many as there are
-/// creations under way; the bound is for one that is not.
+/// Bounds the objects that peers have named and whose create request has not come. There are normally no more of them
+/// than creations under way; the bound protects against a peer that names objects at will.
 constexpr std::size_t most_awaited = std::size_t{1} << 20;
 
 }  // namespace
@@ -104,7 +104,8 @@ void References::free_if_unused(Transaction& transaction, Objects::iterator at) 
   objects_.erase(at);
 }
 
-/// The object, awaited where its creation may still come; end() where it cannot any more (why_gone() says why).
+/// Returns the object. If it does not exist and its create request may still come, makes it in state `awaited`. Returns
+/// end() if the object is gone (why_gone() says why), or if too many are awaited.
 References::Objects::iterator References::find_or_await(const RRefId& id) {
   const auto object = objects_.find(id);
   if (object != objects_.end()) return object;

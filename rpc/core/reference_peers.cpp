@@ -1,4 +1,4 @@
-// What agents' tables tell one another: numbered batches, one at a time for each pair, and what each operation does.
+// The exchange between the reference tables of two agents: numbered batches, one at a time, and their operations.
 #include <algorithm>
 #include <utility>
 
@@ -42,7 +42,7 @@ void References::deliver(Transaction& transaction) {
   }
 }
 
-/// The next batch where there is one under way neither here nor in the queue; else the one under way again.
+/// Sends the batch under way again. If there is none, makes one of the queued operations and sends it.
 void References::send_batch(Transaction& transaction, Peer& peer) {
   if (peer.batch.empty()) {
     if (peer.queue.empty()) return;
@@ -71,7 +71,7 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
 
   if (!bytes.ok()) {
     peer.delay_ms = std::clamp<std::int64_t>(peer.delay_ms * 2, options_.retry.count(), options_.most_retry.count());
-    // Of one that dies before it is linked to us, nobody tells.
+    // No link reports the death of a peer that died before it had a link to this agent.
     const auto code = bytes.status().code();
     const bool missing = code == Code::not_found || code == Code::connection_lost;
     peer.missing_ms = missing ? peer.missing_ms + peer.delay_ms : 0;
@@ -135,7 +135,7 @@ Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
   if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (dead_.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
   auto& peer = peer_of(from);
-  if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // its first answer did not arrive
+  if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // a repeat: the first answer was lost
   if (batch->number != peer.done + 1) return refuse(ReferenceAnswer::Kind::stale);
   ReferenceAnswer answer;
   for (const auto& op : batch->ops) answer.results.push_back(apply(transaction, from, op));
@@ -179,7 +179,8 @@ ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& 
   const auto object = find_or_await(op.object);
   if (object == objects_.end()) return {ResultCode::gone, why_gone(op.object)};
   object->second.forks.try_emplace(op.fork, from.incarnation);
-  // Who passed an object on whose creation has not come: if it died before it reached us we would wait for ever.
+  // If the parent died before it had a link to this agent, no link reports that, and the object would be awaited for
+  // ever. An unanswered ping shows it.
   if (object->second.state == Object::State::awaited && !peers_.contains(op.parent.incarnation)) {
     post(transaction, op.parent, ReferenceOp::of(OpKind::ping));
   }
@@ -187,9 +188,9 @@ ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& 
 }
 
 ReferenceResult References::apply_withdraw(const AgentId& from, const ReferenceOp& op) {
-  if (op.fork.incarnation != from.incarnation) return {ResultCode::held, {}};  // not its to ask about
+  if (op.fork.incarnation != from.incarnation) return {ResultCode::held, {}};  // `from` did not make this fork
   if (holds_.contains(op.fork)) return {ResultCode::held, {}};
-  // Pairs with end_call(): where the group is empty, that call's reply has been received or never will be.
+  // Pairs with end_call(): if the group is empty, that call's reply has been decoded, or will never be.
   if (op.call != 0 && calls_[group_of(op.call)].load(std::memory_order_acquire) != 0) return {ResultCode::maybe, {}};
   peer_of(from).refused.insert(op.fork);
   return {ResultCode::refused, {}};

@@ -1,4 +1,4 @@
-/// What the reference protocol remembers. Data alone; references.h works on it, under its lock.
+/// The tables of the reference protocol: plain data, guarded by the lock of References (references.h).
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@
 
 namespace tensorferry {
 
-/// What an object came to: a value of the layer above, or what its creation raised. Kept as long as the object, given
-/// to everyone who asks.
+/// The outcome of an object's creation: a value of the layer above, or the exception that the creation raised. It lives
+/// as long as the object, and every fetch returns it.
 struct Outcome {
   std::shared_ptr<void> value;
   bool raised = false;
@@ -28,7 +28,7 @@ struct Outcome {
 
 namespace references {
 
-/// Remembers the last `most` keys that were added: a bound on what a peer can make us keep.
+/// Remembers the last `most` keys that were added. The bound limits the memory that a peer can take here.
 template <class Key>
 class RecentSet {
  public:
@@ -52,16 +52,16 @@ class RecentSet {
 /// At the owner: an object.
 struct Object {
   enum class State : std::uint8_t {
-    awaited,  // others know of it before its create request has come
-    running,  // being made
+    awaited,  // a peer has named it, but its create request has not come
+    running,  // its creation runs
     ready,
-    failed,  // will never be made
+    failed,  // it will never be made
   };
   State state = State::awaited;
-  Outcome outcome;                                  // ready
-  Status failure;                                   // failed
-  std::size_t locals = 0;                           // handles here, and a creation of our own under way
-  std::unordered_map<ForkId, std::uint64_t> forks;  // to the holder's incarnation
+  Outcome outcome;                                  // if ready
+  Status failure;                                   // if failed
+  std::size_t locals = 0;                           // the owner's own handles, and its own creation under way
+  std::unordered_map<ForkId, std::uint64_t> forks;  // fork to its holder's incarnation
   struct Waiter {
     std::uint64_t number;
     UniqueFunction<void(Result<Outcome>)> completion;
@@ -72,8 +72,8 @@ struct Object {
 /// At a user: its hold on another's object, by fork.
 struct Hold {
   enum class State : std::uint8_t {
-    creating,     // the create request is under way; it makes the fork known
-    unconfirmed,  // came with a message; the owner is being told
+    creating,     // the create request, which tells the owner of the fork, is under way
+    unconfirmed,  // it came with a message; the owner has not confirmed it yet
     confirmed,
     lost,  // `failure` says why
   };
@@ -82,39 +82,39 @@ struct Hold {
   AgentId owner;
   RRefId object;
   AgentId parent;
-  std::size_t passing = 0;  // forks made of it that are not accepted yet: it must stay known to the owner for them
+  std::size_t passing = 0;  // forks made of it that are not accepted yet; until then it keeps the object alive
   bool dropped = false;     // no handle is left
-  bool abandon = false;     // its creation failed: the owner is to be told
-  std::vector<UniqueFunction<void(Status)>> waiters;  // for confirmation
+  bool abandon = false;     // its creation failed, and the owner does not know it yet
+  std::vector<UniqueFunction<void(Status)>> waiters;  // completions of on_confirmed()
 };
 
 /// At a parent: a fork that it made and that its receiver has not accepted yet.
 struct Child {
   AgentId receiver;
   RRefId object;
-  ForkId via;              // the hold that it was made of; 0, 0: the object is ours
-  std::uint64_t call = 0;  // came by the reply to that call of the receiver's
-  bool askable = false;    // the message is over for us: the receiver may be asked
-  bool ripe = false;       // and it was so when last looked
+  ForkId via;              // the hold that it was made of; 0, 0: this agent owns the object
+  std::uint64_t call = 0;  // the receiver's call whose reply carried it; 0: a request carried it
+  bool askable = false;    // the message has ended here, so the receiver may be asked about the fork
+  bool ripe = false;       // it was askable at the last ask_now() already, so the next one asks
   bool asked = false;      // the question is under way
-  bool held = false;       // it has come: accept will follow
+  bool held = false;       // the receiver has it, and will accept it
 };
 
-/// Another agent's life.
+/// One incarnation of a peer.
 struct Peer {
   AgentId id;
-  // To it.
+  // Operations for the peer.
   std::deque<ReferenceOp> queue;
-  std::vector<ReferenceOp> batch;  // under way; sent again until answered
+  std::vector<ReferenceOp> batch;  // under way; sent again until it is answered
   std::uint64_t batch_number = 0;
   std::int64_t delay_ms = 0;    // before the batch is sent again
-  std::int64_t missing_ms = 0;  // for how long it has not been found
-  std::uint64_t objects = 0;    // that we asked it to create
-  // From it.
+  std::int64_t missing_ms = 0;  // how long the peer has been unreachable
+  std::uint64_t objects = 0;    // counter of the objects that this agent asked the peer to create
+  // Operations of the peer.
   std::uint64_t done = 0;     // the number of its last batch
-  Bytes answer;               // to that
-  IntervalSet created;        // its objects here that were created or abandoned
-  RecentSet<ForkId> refused;  // its forks that must not come any more
+  Bytes answer;               // the answer to that batch
+  IntervalSet created;        // the counters of its objects here that were created or abandoned
+  RecentSet<ForkId> refused;  // its forks that receive() must refuse
 };
 
 }  // namespace references

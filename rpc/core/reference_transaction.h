@@ -1,4 +1,4 @@
-/// For the sources of references.h: one hold of its lock.
+/// Transaction of References, for its source files alone.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace tensorferry {
 
-/// Takes the lock; at its end posts what is to be posted, lets the lock go, and only then runs completions and sends,
-/// and drops values: all of these may come back here.
+/// Holds the lock of References for one operation. The destructor delivers posted operations and releases the lock.
+/// Then it runs completions, sends messages and drops values, all of which may call References again.
 class References::Transaction {
  public:
   explicit Transaction(References& references) : references_(references), lock_(references.mutex_) {}
@@ -25,9 +25,9 @@ class References::Transaction {
   Transaction& operator=(const Transaction&) = delete;
 
   void later(UniqueFunction<void()> what) { later_.push_back(std::move(what)); }
-  /// Lets go of a value, later.
+  /// Drops `value` after the lock is released.
   void discard(std::shared_ptr<void> value) { discarded_.push_back(std::move(value)); }
-  /// This peer's queue has something new.
+  /// Notes that the queue of the peer of this incarnation has a new operation.
   void touch(std::uint64_t peer) { touched_.insert(peer); }
 
  private:

@@ -16,7 +16,7 @@ void Reference::on_confirmed(UniqueFunction<void(Status)> completion) const {
   references_->on_confirmed(*this, std::move(completion));
 }
 
-// ---- Passage
+// ---- ReferenceTransfer
 
 ReferenceTransfer& ReferenceTransfer::operator=(ReferenceTransfer&& other) noexcept {
   if (this == &other) return *this;
@@ -31,11 +31,11 @@ ReferenceTransfer& ReferenceTransfer::operator=(ReferenceTransfer&& other) noexc
 
 ReferenceTransfer::~ReferenceTransfer() { finish(); }
 
-bool ReferenceTransfer::telling() const { return !forks_.empty() && !references_->inherited(); }
+bool ReferenceTransfer::must_report() const { return !forks_.empty() && !references_->inherited(); }
 
 void ReferenceTransfer::finish() {
-  if (telling() && sent_) references_->ended(forks_, true);
-  if (telling() && !sent_) references_->take_back(forks_);
+  if (must_report() && sent_) references_->ended(forks_, true);
+  if (must_report() && !sent_) references_->take_back(forks_);
   forks_.clear();
 }
 
@@ -47,12 +47,12 @@ Result<ReferenceRecord> ReferenceTransfer::add(const Reference& reference) {
 }
 
 void ReferenceTransfer::ended(const Status& status) {
-  if (telling()) references_->ended(forks_, !status.ok());
+  if (must_report()) references_->ended(forks_, !status.ok());
   forks_.clear();
 }
 
 void ReferenceTransfer::replied(std::uint64_t call) {
-  if (telling()) references_->replied(forks_, call);
+  if (must_report()) references_->replied(forks_, call);
   forks_.clear();
 }
 
@@ -76,7 +76,7 @@ std::uint64_t References::begin_call() {
 }
 
 void References::end_call(std::uint64_t call) {
-  // Releases what receive() did for the reply to whoever finds the group empty.
+  // Release: apply_withdraw(), if it finds the group empty, sees the holds that receive() made for the reply.
   calls_[group_of(call)].fetch_sub(1, std::memory_order_release);
 }
 
@@ -108,7 +108,7 @@ bool References::settled() const {
 }
 
 void References::close() {
-  // Values are dropped, and completions run, when these go: after the lock.
+  // Declared before the lock, so that values are dropped after the lock is released.
   Objects objects;
   Holds holds;
   {

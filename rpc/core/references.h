@@ -1,21 +1,21 @@
-/// Remote objects: who owns them, who holds them, and the messages that keep each alive exactly as long as someone
-/// holds it. docs/codec.md ("The reference protocol") has the rules and why they suffice.
+/// Distributed reference counting of remote objects: tracks their owners and holders, and keeps each object alive
+/// exactly as long as an agent holds it. docs/codec.md ("The reference protocol") has the rules and a proof.
 ///
 /// An object lives at its owner. Every other agent that holds it has a *fork*, one for each time that the object was
-/// passed to it, which the owner knows by number and holder. An agent that passes an object on makes the number of the
-/// receiver's fork, and keeps its own hold until the receiver's is known to the owner. So an object is freed when no
-/// fork and no local handle is left, never before, in whatever order messages arrive; and the forks of an agent that
-/// died go with it.
+/// passed to it. The owner knows each fork by its number and its holder. An agent that passes an object on makes the
+/// number of the receiver's fork, and keeps its own hold until the owner knows of the receiver's. So the owner frees an
+/// object when no fork and no local handle is left, and never before, in whatever order messages arrive. When an agent
+/// dies, the owner drops its forks.
 ///
-/// Knows no torch, no Python and no agent: values are opaque, messages go through a `Network` (AgentNetwork in
-/// agent_network.h over real agents; the tests' own delays, repeats and loses). What carries values, and the calls that
-/// references ride in, are the layer's above, which tells References about both.
+/// Knows no torch, no Python and no agent. Values are opaque, and messages go through a `Network`: AgentNetwork
+/// (agent_network.h) in agents, a simulated one in tests. The layer above carries the values, makes the calls that hold
+/// references, and reports both here.
 ///
-/// Threads: everything may be called from any thread at once. No completion, no `Network` function and no value's
-/// destructor runs under a lock of ours; all may call in here again.
+/// Threads: any thread may call any function at any time. Completions, `Network` functions and destructors of values
+/// run under no lock of this class, and may call it again.
 ///
-/// In a forked child handles and passages may be dropped, which does nothing: the holds are the parent's. Nothing else
-/// may be called there.
+/// In a forked child, handles and transfers may be dropped, which does nothing, because the parent has the holds. The
+/// child must call nothing else.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ namespace tensorferry {
 
 class References;
 
-/// One hold on an object. The user handle (shared_ptr) of the layer above: the hold ends when the last copy is gone.
+/// One hold on an object. The layer above shares it as a shared_ptr; the hold ends when the last copy is destroyed.
 class Reference {
  public:
   ~Reference();
@@ -54,17 +54,17 @@ class Reference {
 
   [[nodiscard]] const AgentId& owner() const { return owner_; }
   [[nodiscard]] const RRefId& object() const { return ids_.object; }
-  /// What a create request carries. `fork` is 0, 0 at the owner, whose own holds have no number.
+  /// Returns the ids that a create request carries. At the owner `fork` is 0, 0, because its own holds have no number.
   [[nodiscard]] const Creation& ids() const { return ids_; }
   [[nodiscard]] const std::string& type_hint() const { return type_hint_; }
   [[nodiscard]] bool is_owner() const { return local_; }
 
-  /// Whether the owner knows of this hold (its own it always does).
+  /// Returns whether the owner knows of this hold. Always true at the owner.
   [[nodiscard]] bool confirmed() const;
-  /// Ok, or why the object cannot be had any more: ConnectionLost with the owner's name, what its creation failed with,
-  /// AgentClosed. Ask before a fetch; the owner's own outcome is not told here.
+  /// Returns Ok, or why the object is lost: ConnectionLost with the owner's name, the error of the object's creation,
+  /// or AgentClosed. Call it before a fetch. Always Ok at the owner: fetch() gives the object's outcome there.
   [[nodiscard]] Status status() const;
-  /// Runs once when confirmed, with Ok, or when it is known that it will not be, with status().
+  /// Runs `completion` once: with Ok when the owner has confirmed the hold, or with status() when the hold is lost.
   void on_confirmed(UniqueFunction<void(Status)> completion) const;
 
  private:
@@ -84,27 +84,29 @@ class Reference {
   const bool local_;
 };
 
-/// The references inside one message: made when its encoding begins, told how the message ended. Move-only.
+/// The references inside one message. It is made when the message's encoding begins, and learns how the message ended.
+/// Move-only.
 class ReferenceTransfer {
  public:
   ReferenceTransfer() = default;  // carries none
   ReferenceTransfer(ReferenceTransfer&& other) noexcept = default;
   ReferenceTransfer& operator=(ReferenceTransfer&& other) noexcept;
-  /// Not sent: takes all references back. Sent, and never told how it ended: as ended() with an error.
+  /// If the message was not sent, takes all references back. If it was sent, and neither ended() nor replied() was
+  /// called, acts as ended() with an error.
   ~ReferenceTransfer();
 
-  /// The record that travels; once for each time that the message holds the reference. InvalidArgument: of another
-  /// agent of this process; else the reference's status().
+  /// Returns the record to send. Call it once for each time that the message holds the reference. InvalidArgument: the
+  /// reference belongs to another agent of this process. Otherwise fails with the reference's status().
   Result<ReferenceRecord> add(const Reference& reference);
   [[nodiscard]] bool empty() const { return forks_.empty(); }
 
-  /// The message is about to be given to the agent: from now on the receiver may have the references.
+  /// Call it before the message goes to the agent: from then on the receiver may have the references.
   void sent() { sent_ = true; }
-  /// It was a request, and its call has ended so. On an error the receiver is asked whether it had come, and refuses
-  /// the references if it comes later.
+  /// The message was a request, and its call has ended with `status`. On an error, asks the receiver whether it has the
+  /// references; if not, the receiver refuses them from then on.
   void ended(const Status& status);
-  /// It was the reply to the peer's call `call` (RequestHead::call), about to be given to the agent. A reply may be
-  /// lost or dropped without anybody telling: after a while the caller is asked.
+  /// The message is the reply to the peer's call `call` (RequestHead::call), and goes to the agent next. A reply may be
+  /// lost or dropped without notice, so this side asks the caller after a while.
   void replied(std::uint64_t call);
 
  private:
@@ -113,8 +115,8 @@ class ReferenceTransfer {
       : references_(std::move(references)), receiver_(std::move(receiver)) {}
   void finish();
 
-  /// There is something to tell, and this is not a forked child's copy: the parent tells.
-  [[nodiscard]] bool telling() const;
+  /// Returns whether there are references to report. False in a forked child: the parent reports them.
+  [[nodiscard]] bool must_report() const;
 
   std::shared_ptr<References> references_;
   AgentId receiver_;
@@ -122,26 +124,26 @@ class ReferenceTransfer {
   bool sent_ = false;
 };
 
-/// The references of one agent. Handles keep it alive, so close() is what ends it.
+/// The reference tables of one agent. Handles keep the object alive; close() ends its work.
 class References final : public std::enable_shared_from_this<References> {
  public:
   /// Carries the protocol's messages.
   class Network {
    public:
     virtual ~Network() = default;
-    /// Takes `message` to References::receive_mail at `peer` and its answer to `done`; an error where it is not known
-    /// to have arrived (it may have; it may still). `done` runs once, on any thread, also inside send. Repeats and late
-    /// arrivals do no harm.
+    /// Delivers `message` to References::receive_mail at `peer`, and its answer to `done`. After an error the message
+    /// may have arrived, or may still arrive. `done` runs once, on any thread, perhaps inside send(). The protocol
+    /// tolerates repeated and late messages.
     virtual void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) = 0;
-    /// Runs `what` once after `delay`; drops it when the network has ended.
+    /// Runs `what` once after `delay`; drops it if the network ends before.
     virtual void after(Milliseconds delay, UniqueFunction<void()> what) = 0;
   };
 
   struct Options {
     Milliseconds retry{100};  // after a message failed; doubled each time
     Milliseconds most_retry{5000};
-    Milliseconds ask_after{5000};  // references that nobody has accepted are asked after
-    Milliseconds give_up{15000};   // a peer that cannot be reached for so long (NotFound, ConnectionLost) is dead
+    Milliseconds ask_after{5000};  // then the receiver of an unaccepted reference is asked about it
+    Milliseconds give_up{15000};   // a peer that cannot be reached (NotFound, ConnectionLost) for this long is dead
   };
 
   static std::shared_ptr<References> make(AgentId self, std::shared_ptr<Network> network, Options options);
@@ -153,66 +155,68 @@ class References final : public std::enable_shared_from_this<References> {
   References& operator=(const References&) = delete;
 
   // ---- at the owner
-  /// A new object of ours, with its value.
+  /// Makes an object of this agent that has its value already.
   std::shared_ptr<Reference> own(Outcome outcome, std::string type_hint = {});
-  /// A request of `creator`'s asks for an object (RequestHead::creation). On an error it must not run, and the reply is
-  /// that error: Cancelled (its creator has given it up), ConnectionLost (and is dead), ProtocolError.
+  /// Registers the object that a request of `creator` asks for (RequestHead::creation). On an error the request must
+  /// not run, and is answered with that error: Cancelled (the creator has given the creation up), ConnectionLost (the
+  /// creator is dead), ProtocolError, ResourceExhausted.
   Status create(const AgentId& creator, const Creation& ids);
-  /// What the object that create() admitted has become. Once.
+  /// Stores the outcome of an object that create() registered. Call it once.
   void fulfil(const RRefId& object, Outcome outcome);
-  /// Completes with the outcome of an object of ours when it is there; also of one whose creation is still under way to
-  /// us. NotFound: was freed, or never made. DeadlineExceeded: not there by `deadline`. Completes on the thread that
-  /// makes it so, at once where it is so already.
+  /// Completes with the outcome of an object of this agent, when there is one. Also waits for an object whose create
+  /// request has not come yet. NotFound: the object was freed, or never made. DeadlineExceeded: there was no outcome by
+  /// `deadline`. Completes at once if the outcome is known, else on the thread that provides it.
   void fetch(const RRefId& object, std::optional<Clock::time_point> deadline,
              UniqueFunction<void(Result<Outcome>)> completion);
 
   // ---- at the creator
-  /// A hold on an object that a request to `owner` will create: send its ids() with that request, then tell its end.
-  /// The reference can be passed on at once.
+  /// Makes a hold on an object that a request to `owner` will create. The caller sends its ids() with that request, and
+  /// calls end_creation() when the call has ended. The reference can be passed on at once.
   std::shared_ptr<Reference> begin_creation(const AgentId& owner, std::string type_hint = {});
-  /// How the create request's call ended: Ok when the owner answered that it has run. On an error the creation is given
-  /// up: if it should still happen, the object is freed at once.
+  /// Reports how the create request's call ended: Ok if the owner answered that it has run. An error gives the creation
+  /// up: if the owner makes the object nevertheless, it frees the object at once.
   void end_creation(const Reference& reference, const Status& status);
 
   // ---- passing on
-  /// For a message to `receiver`, whose incarnation must be known (RawAgent::find): its next life is not meant.
+  /// Returns an empty transfer for a message to `receiver`. Its incarnation must be known (RawAgent::find), because a
+  /// later incarnation must not take the references.
   ReferenceTransfer pass_to(AgentId receiver);
-  /// The hold that came with a record inside a message of `sender`'s. Errors: Cancelled (the message's call had failed
-  /// at the sender, who took the reference back), ProtocolError.
+  /// Returns the hold that came with a record in a message from `sender`. Errors: Cancelled (the message's call failed
+  /// at the sender, which took the reference back), NotFound (the object is gone), ProtocolError.
   Result<std::shared_ptr<Reference>> receive(const ReferenceRecord& record, const AgentId& sender);
 
-  /// Brackets each call that may bring references back: the result goes with the request (begin_request's `call`), and
-  /// end_call follows when the reply has been decoded or will not be. A few ns.
+  /// Begins a call whose reply may bring references. The returned number travels with the request (begin_request's
+  /// `call`). Call end_call() when the reply has been decoded, or will not be. Takes a few ns.
   std::uint64_t begin_call();
   void end_call(std::uint64_t call);
 
   // ---- from the network
-  /// A message of `from`'s References; returns the answer. ProtocolError on bytes that are none.
+  /// Handles a message from the References of `from`, and returns the answer. ProtocolError: the message is malformed.
   Result<Bytes> receive_mail(const AgentId& from, ByteView message);
-  /// This life of that agent has ended: its forks are dropped, its objects are lost.
+  /// Handles the end of an incarnation of a peer: drops its forks, and marks holds on its objects as lost.
   void peer_lost(const AgentId& peer, const Status& why);
 
   // ---- and besides
   struct Counts {
-    std::size_t objects = 0;                   // of ours, alive
-    std::size_t forks = 0;                     // that others hold on them
-    std::size_t passing = 0;                   // passed on by us, not yet accepted
-    std::map<std::string, std::size_t> holds;  // of ours on others' objects, by owner's name
+    std::size_t objects = 0;                   // objects of this agent
+    std::size_t forks = 0;                     // peers' forks of them
+    std::size_t passing = 0;                   // forks that this agent made and that are not accepted yet
+    std::map<std::string, std::size_t> holds;  // holds on peers' objects, by the owner's name
     bool operator==(const Counts&) const = default;
   };
   [[nodiscard]] Counts counts() const;
-  /// Nothing is under way: no message waits for its answer, no hold for its confirmation, nothing passed on for being
-  /// accepted. A graceful shutdown waits for it.
+  /// Returns whether nothing is under way: every message has been answered, every hold confirmed, and every reference
+  /// that was passed on accepted. A graceful shutdown waits for it.
   [[nodiscard]] bool settled() const;
 
-  /// Completes everything with AgentClosed and sends no more; objects are let go. Handles stay valid and are lost.
-  /// Idempotent.
+  /// Completes all waiters with AgentClosed, drops all objects, and sends nothing more. Handles stay valid, and count
+  /// as lost. Idempotent.
   void close();
 
  private:
   friend class Reference;
   friend class ReferenceTransfer;
-  class Transaction;  // one hold of the lock, and what is to run after it
+  class Transaction;  // holds the lock for one operation (reference_transaction.h)
   using Objects = std::unordered_map<RRefId, references::Object>;
   using Holds = std::unordered_map<ForkId, references::Hold>;
 
@@ -237,7 +241,7 @@ class References final : public std::enable_shared_from_this<References> {
   void free_if_unused(Transaction& transaction, Objects::iterator object);
   void expire(const RRefId& object, std::uint64_t waiter);
 
-  // Holds and what is passed on (reference_holds.cpp).
+  // Holds, and forks on their way to a receiver (reference_holds.cpp).
   void lose(Transaction& transaction, references::Hold& hold, Status why);
   void confirm(Transaction& transaction, references::Hold& hold);
   void release_if_done(Transaction& transaction, Holds::iterator hold);
@@ -262,18 +266,18 @@ class References final : public std::enable_shared_from_this<References> {
 
   [[nodiscard]] bool inherited() const noexcept { return process_ != tensorferry::forks(); }
 
-  const std::uint32_t process_ = tensorferry::forks();  // the one that it belongs to
+  const std::uint32_t process_ = tensorferry::forks();  // tells a forked child's copy from the original
   const AgentId self_;
   const std::shared_ptr<Network> network_;
   const Options options_;
 
   mutable std::mutex mutex_;
   bool closed_ = false;
-  std::uint64_t last_object_ = 0;  // of our own making, here
+  std::uint64_t last_object_ = 0;  // counter of the objects that this agent made itself
   std::uint64_t last_fork_ = 0;
   std::uint64_t last_waiter_ = 0;
-  std::size_t awaited_ = 0;  // objects in that state
-  bool asking_ = false;      // ask_now() is going to run
+  std::size_t awaited_ = 0;  // objects in state `awaited`
+  bool asking_ = false;      // ask_now() is scheduled
   Objects objects_;
   Holds holds_;
   std::unordered_map<ForkId, references::Child> children_;
@@ -281,8 +285,9 @@ class References final : public std::enable_shared_from_this<References> {
   references::RecentSet<std::uint64_t> dead_;                  // incarnations
   std::deque<ReferenceOp> to_self_;
 
-  /// Calls under way, counted in groups of 1024 that began one after another; groups 4096 apart share a counter. A
-  /// question after one call waits for its group: exact enough, and a call pays two increments for it.
+  /// Counts the calls under way, in groups of 1024 consecutive numbers; groups 4096 apart share a counter. A peer that
+  /// asks about one call is answered `maybe` until the call's whole group has ended. That is precise enough, and costs
+  /// a call two atomic increments.
   static constexpr std::size_t call_groups = 4096;
   [[nodiscard]] static std::size_t group_of(std::uint64_t call) { return (call / 1024) % call_groups; }
   std::atomic<std::uint64_t> last_call_{0};

@@ -137,7 +137,7 @@ TEST_F(CallRings, ReportEachWatchedSlotToTheCallerOnce) {
   EXPECT_FALSE(caller->watch(a)) << "it has been answered";
   EXPECT_TRUE(caller->watch(b));
   EXPECT_FALSE(caller->any_done());
-  EXPECT_EQ(callee->answer_by_socket(got_b->first), Answered::to_watcher);
+  EXPECT_EQ(callee->answer_by_socket(got_b->first), Answered::must_ring);
   ASSERT_TRUE(caller->any_done());
   const auto done = caller->next_done();
   ASSERT_TRUE(done);

@@ -48,7 +48,7 @@ TEST(CudaIpc, InvalidatedMemoryIsUnmappedByThePeer) {
   buffer = {};
   other.reset();
   EXPECT_LT(free_bytes() + large / 2, before) << "the peer has it mapped";
-  forget_cuda_memory(data, large);
+  invalidate_cuda_memory(data, large);
   EXPECT_TRUE(eventually([&] { return free_bytes() + large / 2 >= before; }));
 }
 

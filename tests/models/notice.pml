@@ -1,5 +1,5 @@
 /* Which thread takes the replies of calls with completions, from the first call over a new link on: Link::start,
- * attach, send_by_ring, expect_reply, expect_frames, scouts and expect_relaxed in agent/link*.cpp; Call::State::on_done
+ * attach, send_by_ring, expect_reply, expect_frames, become_sentinel and expect_lazy in agent/link*.cpp; Call::State::on_done
  * and hurry in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and
  * park.pml the sleep of pool threads.
  *
@@ -41,7 +41,7 @@ bool deferred[CALLS], outgoing, ring_ready;
 bool in_ring[CALLS], open[CALLS], done[CALLS];
 byte pending;
 byte sentinel = NO_CALL;
-bool lazy_ones;                         /* relaxed_ */
+bool lazy_ones;                         /* lazy_ */
 bool armed, interest, edge;
 
 /* the calls' completions */
