@@ -55,7 +55,8 @@ Bytes encode_body(const Record& record) {
 Result<Record> decode_body(ByteView bytes) {
   Reader in(bytes);
   if (const auto format = in.get<std::uint8_t>(); format != kFormat) {
-    return Status(Code::protocol_error, formatted("a record of format {}, this release reads {}", format, kFormat));
+    return Status(Code::protocol_error,
+                  formatted("the record has format {}, and this release reads format {}", format, kFormat));
   }
   Record record;
   record.left = (in.get<std::uint8_t>() & kLeft) != 0;
@@ -82,7 +83,7 @@ Result<Record> decode_body(ByteView bytes) {
   good = good && !in.failed() && check_name(record.name).ok() && record.rank >= -1 && record.incarnation != 0 &&
          printable(record.host, Record::kMostName) && printable(record.boot_id, Record::kMostName) &&
          printable(record.unix_address, kMostUnixAddress) && record.version_min <= record.version_max;
-  if (!good) return Status(Code::protocol_error, "a malformed record");
+  if (!good) return Status(Code::protocol_error, "the record is malformed");
   return record;
 }
 
@@ -132,7 +133,7 @@ Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view sl
   const auto seal = in.get<std::uint8_t>();
   const bool is_signed = seal == static_cast<std::uint8_t>(Seal::signed_by_key);
   if (!is_signed && seal != static_cast<std::uint8_t>(Seal::open)) {
-    return Status(Code::protocol_error, "a malformed record");
+    return Status(Code::protocol_error, "the record is malformed");
   }
   const auto signature = is_signed ? in.raw(sizeof(Digest)) : ByteView{};
   if (!key.empty() && (!is_signed || !verify(key, context_of(slot, generation), in.rest(), signature))) {

@@ -50,7 +50,7 @@ void bind_stores(py::module_& module) {
           },
           py::arg("key"), py::arg("value"))
       .def("get", &store_get, py::arg("key"), py::arg("timeout"),
-           "The value as bytes; None where it is not set in time.")
+           "The value as bytes, or None if it is not set in time.")
       .def(
           "add",
           [](Store& store, const std::string& key, std::int64_t amount) {

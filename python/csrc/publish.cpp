@@ -36,8 +36,8 @@ PyObject* repr(PyObject* self) {
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
   PyErr_SetString(PyExc_TypeError,
-                  "what rpc.publish() returns travels in the arguments and results of calls alone, there beside values "
-                  "that the codec knows: it cannot be pickled or copied");
+                  "the result of rpc.publish() can be sent only in the arguments and results of calls, and not inside "
+                  "a pickled value: it cannot be pickled or copied");
   return nullptr;
 }
 

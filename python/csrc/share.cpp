@@ -47,16 +47,14 @@ PyObject* get_attribute(PyObject* self, PyObject* name) {
   auto* const found = PyObject_GenericGetAttr(self, name);
   if (found == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
     PyErr_Format(PyExc_AttributeError,
-                 "tensorferry.share() marks a tensor for a call and is none itself: it has no '%U'; the tensor is its "
-                 ".tensor",
-                 name);
+                 "tensorferry.share() returns a marker, not a tensor: it has no '%U'; the tensor is its .tensor", name);
   }
   return found;
 }
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
   PyErr_SetString(PyExc_TypeError,
-                  "what tensorferry.share() returns goes as an argument or a result of a call alone: it cannot be "
+                  "the result of tensorferry.share() can only be an argument or a result of a call: it cannot be "
                   "pickled or copied (its .tensor can)");
   return nullptr;
 }

@@ -59,7 +59,7 @@ void wait_for_all(AgentCore& core, const std::vector<PeerInfo>& world, const std
       const bool gone = now.ok() ? now->incarnation != peer.incarnation : now.status().code() == Code::not_found;
       // Check again: the peer may have arrived and left since the first check.
       if (gone && !is_set(store, key + "/at/" + peer.name, {})) {
-        throw ConnectionLost("shutdown: \"" + peer.name + "\" was lost before it came here");
+        throw ConnectionLost("shutdown: \"" + peer.name + "\" was lost before it reached the shutdown");
       }
       missing += (missing.empty() ? "" : ", ") + peer.name;
     }
