@@ -62,7 +62,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
     if (!address) return address.status();
     if (!address->loopback && !of.own_key)
       return {Code::unauthenticated, "listening on " + address->address + " (" + address->interface +
-                                         "), which other hosts reach, needs a key of your own:\n  " +
+                                         "), which other hosts can reach, needs a key of your own:\n  " +
                                          std::string(how_to_set_a_key())};
     const auto ports = parse_ports(of.options.ports);
     if (!ports) return ports.status();
@@ -156,7 +156,7 @@ asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor,
   acceptor->handshakes.remove(socket);
   const auto engine = acceptor->engine.lock();
   if (!status.ok() && engine && !engine->leaving)
-    log_warning(std::string("turned a connection away: transport=") + (local ? "unix " : "tcp ") + status.text());
+    log_warning(std::string("refused a connection: transport=") + (local ? "unix " : "tcp ") + status.text());
 }
 
 asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
@@ -165,7 +165,9 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
   error_code error;
   auto token = asio::redirect_error(asio::use_awaitable, error);
-  const auto cut = [&] { return Status(Code::connection_lost, "ended within the greeting: " + error.message()); };
+  const auto cut = [&] {
+    return Status(Code::connection_lost, "the connection ended during the handshake: " + error.message());
+  };
   std::size_t got = 0;
 
   Terms terms;
@@ -202,7 +204,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (error) co_return cut();
   const auto theirs = wire::Header::decode(head);
   if (!theirs) co_return theirs.status();
-  if (theirs->kind != wire::Kind::hello) co_return Status(Code::protocol_error, "the first frame is no hello");
+  if (theirs->kind != wire::Kind::hello) co_return Status(Code::protocol_error, "the first frame is not a hello");
   Bytes body(theirs->length);
   co_await asio::async_read(*socket, asio::buffer(body), token);
   if (error) co_return cut();
@@ -211,7 +213,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (auto status = check_name(hello->name); !status)
     co_return Status(Code::protocol_error, std::string(status.what()));
   if (hello->expected != 0 && hello->expected != engine->self.incarnation) {
-    co_return Status(Code::connection_lost, "\"" + hello->name + "\" means an earlier agent of this name");
+    co_return Status(Code::connection_lost, "\"" + hello->name + "\" expects an earlier incarnation of this agent");
   }
   FileDescriptor fd(socket->release(error));
   pollfd ended{fd.get(), POLLRDHUP, 0};
@@ -221,7 +223,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   do {  // a link that ends at this moment does not take the connection: try the link that replaces it
     link = engine->link_of({hello->name, hello->rank, hello->incarnation},
                            hello->purpose == wire::Hello::Purpose::calls, gone);
-    if (!link) co_return Status(Code::connection_lost, "an earlier life of \"" + hello->name + "\", which has ended");
+    if (!link) co_return Status(Code::connection_lost, "this incarnation of \"" + hello->name + "\" has ended");
   } while (!link->attach(fd, local, false, *hello) && fd && link->closed() && !engine->leaving);
   co_return Status();
 }

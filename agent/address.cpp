@@ -128,7 +128,7 @@ std::optional<std::uint16_t> parse_port(std::string_view text) {
 
 Result<SocketAddress> numeric_address(const std::string& address, std::uint16_t port) {
   const auto found = resolve(address, port, AI_NUMERICHOST);
-  if (found.empty()) return Status(Code::invalid_argument, formatted("\"{}\" is no numeric IP address", address));
+  if (found.empty()) return Status(Code::invalid_argument, formatted("\"{}\" is not a numeric IP address", address));
   return found.front();
 }
 
@@ -176,12 +176,14 @@ Status check_directory(const std::string& path) {
   }
   struct stat about {};
   if (::stat(path.c_str(), &about) != 0 || !S_ISDIR(about.st_mode)) {
-    return {Code::invalid_argument, formatted("TENSORFERRY_SOCKET_DIR={} is no directory", path)};
+    return {Code::invalid_argument, formatted("TENSORFERRY_SOCKET_DIR={} is not a directory", path)};
   }
   if (about.st_uid != ::geteuid()) {
-    return {Code::permission_denied, formatted("socket directory {} belongs to uid {}, not to this process's ({}): "
-                                               "choose one of this user's own",
-                                               path, about.st_uid, ::geteuid())};
+    return {
+        Code::permission_denied,
+        formatted(
+            "socket directory {} belongs to uid {}, not to this process's user ({}): choose a directory of this user",
+            path, about.st_uid, ::geteuid())};
   }
   if ((about.st_mode & 077) != 0) {
     return {Code::permission_denied, formatted("socket directory {} is open to other users: chmod 700 {}", path, path)};
@@ -290,7 +292,7 @@ Result<PortRange> parse_ports(std::string_view text) {
   if (!first || !last || *last < *first) {
     return Status(
         Code::invalid_argument,
-        formatted("\"{}\" is no port or range of ports: \"7000\" or \"7000-7099\", within 1 and 65535", text));
+        formatted("\"{}\" is not a port or a range of ports: write \"7000\" or \"7000-7099\", from 1 to 65535", text));
   }
   return PortRange{*first, *last};
 }
@@ -307,7 +309,8 @@ Result<HostPort> split_host_port(std::string_view text) {
   const auto port = colon == std::string_view::npos ? std::nullopt : parse_port(text.substr(colon + 1));
   const bool plain = host.find_first_of("[]") == std::string_view::npos;
   if (host.empty() || !port || !plain || (!brackets && host.find(':') != std::string_view::npos)) {
-    return Status(Code::invalid_argument, formatted("\"{}\" is no address: \"host:port\" or \"[ipv6]:port\"", text));
+    return Status(Code::invalid_argument,
+                  formatted("\"{}\" is not an address: write \"host:port\" or \"[ipv6]:port\"", text));
   }
   return HostPort{std::string(host), *port};
 }

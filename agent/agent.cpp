@@ -33,7 +33,7 @@ class RawAgent::Impl final {
 Status RawAgent::Impl::learn_key() {
   auto& options = engine->options;
   if (!options.store)
-    return {Code::invalid_argument, "an agent needs a store to meet the others in: set AgentOptions::store"};
+    return {Code::invalid_argument, "an agent needs a store to find its peers: set AgentOptions::store"};
   auto cluster = cluster_key(*options.store, options.prefix, options.key);
   if (!cluster) return cluster.status();
   engine->key = std::move(cluster->key);
@@ -59,7 +59,8 @@ Status RawAgent::Impl::find_drivers() {
   if (options.channels.empty()) options.channels = environment::channels.value();
   auto drivers = options.registry.drivers(options.channels);
   if (!drivers) return drivers.status();
-  if (drivers->size() > Engine::most_drivers) return {Code::invalid_argument, "more channels than an agent can have"};
+  if (drivers->size() > Engine::most_drivers)
+    return {Code::invalid_argument, "the list of channels is longer than an agent can use"};
   engine->drivers = std::move(*drivers);
   for (const auto& driver : engine->drivers) {
     wire::Hello::Driver said{std::string(driver->name()), {}};

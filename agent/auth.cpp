@@ -74,17 +74,18 @@ Result<Agreement> agree(const Preamble& mine, const Preamble& theirs) {
 Status key_at_both_ends(const Preamble& mine, const Preamble& theirs) {
   if (!mine.has_key) {
     return {Code::unauthenticated,
-            formatted("the peer asks for the cluster key and this process has none. {}", how_to_set_a_key())};
+            formatted("the peer demands the cluster key, but this process has none. {}", how_to_set_a_key())};
   }
   if (!theirs.has_key) {
     return {Code::unauthenticated,
-            formatted("the peer has no cluster key, which this process asks for. {}", how_to_set_a_key())};
+            formatted("this process demands the cluster key, but the peer has none. {}", how_to_set_a_key())};
   }
   return {};
 }
 
 Status another_key() {
-  return {Code::unauthenticated, formatted("the peer's cluster key is not this process's. {}", how_to_set_a_key())};
+  return {Code::unauthenticated,
+          formatted("the peer has another cluster key than this process. {}", how_to_set_a_key())};
 }
 
 uid_t overflow_uid() {
@@ -125,7 +126,7 @@ Result<Key> Key::from_file(const std::string& path) {
   if (::fstat(file.get(), &about) != 0) return failed(Code::internal, std::strerror(errno));
   if (!S_ISREG(about.st_mode)) return failed(Code::invalid_argument, "not a regular file");
   if (about.st_uid != ::geteuid() && about.st_uid != 0) {
-    return failed(Code::permission_denied, formatted("belongs to uid {}, who could change it", about.st_uid));
+    return failed(Code::permission_denied, formatted("belongs to uid {}, which could change it", about.st_uid));
   }
   if ((about.st_mode & 077) != 0) {
     return failed(Code::permission_denied, formatted("others can read or write it: chmod 600 {}", path));
@@ -275,7 +276,8 @@ DiallerHandshake::DiallerHandshake(Terms terms)
     : terms_(std::move(terms)), mine_(preamble_of(terms_)), hello_(mine_.encode()) {}
 
 Result<Digest> DiallerHandshake::answer(ByteView bytes) {
-  if (bytes.size() != kAnswerBytes) return Status(Code::protocol_error, "an answer to a greeting has another size");
+  if (bytes.size() != kAnswerBytes)
+    return Status(Code::protocol_error, "the acceptor's answer in the handshake has a wrong size");
   const auto encoded = bytes.first(Preamble::kBytes);
   const auto theirs = Preamble::decode(encoded);
   if (!theirs) return theirs.status();
@@ -317,14 +319,14 @@ Result<AcceptorHandshake::AcceptorReply> AcceptorHandshake::answer(ByteView hell
 }
 
 Status AcceptorHandshake::check(ByteView bytes) const {
-  if (bytes.size() != sizeof(Digest)) return {Code::protocol_error, "a proof has another size"};
+  if (bytes.size() != sizeof(Digest)) return {Code::protocol_error, "the proof in the handshake has a wrong size"};
   if (agreement_.proven && !same(expected_, bytes)) return another_key();
   return {};
 }
 
 Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
-    return Status(status.code(), formatted("greeting a peer: {}", status.what()));
+    return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
   };
   DiallerHandshake handshake(std::move(terms));
   std::array<std::byte, DiallerHandshake::kAnswerBytes> answer;
@@ -338,7 +340,7 @@ Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
 
 Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline) {
   const auto during = [](const Status& status) {
-    return Status(status.code(), formatted("greeting a peer that dialled: {}", status.what()));
+    return Status(status.code(), formatted("the handshake with a peer that dialled failed: {}", status.what()));
   };
   AcceptorHandshake handshake(std::move(terms));
   std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;

@@ -64,7 +64,8 @@ class ChannelSet::ChannelBinding final : public Wire {
   }
   void read(Buffer destination, Completion landed) override {
     if (reading == nullptr) {
-      return complete(std::move(landed), {Code::protocol_error, "a ticket names bytes behind a frame that has none"});
+      return complete(std::move(landed),
+                      {Code::protocol_error, "the ticket names bytes behind the frame, but the frame has none"});
     }
     reading->read(std::move(destination), std::move(landed));
   }

@@ -202,10 +202,11 @@ Status ChannelSet::on_control(std::uint64_t id, ByteView payload, Descriptors de
   Reader in(payload);
   const auto operation = static_cast<ChannelBinding::Control>(in.get<std::uint8_t>());
   const auto code = in.get<std::uint32_t>();
-  if (in.failed()) return {Code::protocol_error, "a control frame without a channel"};
-  if (id != controls_received_ + 1) return {Code::protocol_error, "a control frame out of order"};
+  if (in.failed()) return {Code::protocol_error, "the control frame names no channel"};
+  if (id != controls_received_ + 1) return {Code::protocol_error, "the control frame is out of order"};
   auto* binding = binding_of_code(code);
-  if (binding == nullptr) return {Code::protocol_error, "a control frame for a channel that does not reach"};
+  if (binding == nullptr)
+    return {Code::protocol_error, "the control frame is for a channel that does not reach this device"};
   switch (operation) {
     case ChannelBinding::Control::open:
       break;  // binding_of_code() has opened it
@@ -219,7 +220,7 @@ Status ChannelSet::on_control(std::uint64_t id, ByteView payload, Descriptors de
       binding->channel->control(in.rest(), std::move(descriptors));
       break;
     default:
-      return {Code::protocol_error, "a control frame of unknown operation"};
+      return {Code::protocol_error, "the control frame has an unknown operation"};
   }
   std::vector<std::function<void(const Status&)>> due;
   {
@@ -254,7 +255,7 @@ void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRe
     if (closed_)
       failed = status_;
     else if (!bulk_reads_.try_emplace({code, sequence}, std::move(read)).second)
-      failed = {Code::protocol_error, "two tickets for the same bulk bytes"};
+      failed = {Code::protocol_error, "two tickets name the same bulk bytes"};
   }
   if (!failed.ok())
     complete(std::move(read.landed), failed);
@@ -264,7 +265,8 @@ void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRe
 
 Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::Header& header) {
   auto* binding = binding_of_code(header.channel);
-  if (binding == nullptr) return Status(Code::protocol_error, "bulk bytes of a channel that does not reach");
+  if (binding == nullptr) return
+    Status(Code::protocol_error, "the bulk bytes are of a channel that does not reach this device");
   BulkRead read;
   {
     const std::lock_guard lock(mutex_);
@@ -274,7 +276,7 @@ Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::He
     bulk_reads_.erase(it);
   }
   if (read.destination.bytes != header.trailing) {
-    const Status wrong(Code::protocol_error, "bulk bytes of another size than their ticket says");
+    const Status wrong(Code::protocol_error, "the bulk bytes have another size than their ticket says");
     complete(std::move(read.landed), wrong);
     return wrong;
   }

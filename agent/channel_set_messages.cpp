@@ -84,16 +84,16 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     this->record(builder, std::move(record), binding, std::get<Ticket>(std::move(offer)));
     if (fell_back) {
       const auto what = text_of(buffer.device) + " -> " + text_of(destination);
-      warn_once(std::string(binding->name()) + what, "peer=" + link_.peer().name +
-                                                         " channel=" + std::string(binding->name()) +
-                                                         " fallback: faster ones cannot carry " + what + ":" + reasons);
+      warn_once(std::string(binding->name()) + what,
+                "peer=" + link_.peer().name + " channel=" + std::string(binding->name()) +
+                    " fallback: faster channels cannot carry " + what + ":" + reasons);
     }
     return {};
   }
   for (const auto& [name, reason] : order.reasons) {
     if (require.empty() || name == require) reasons += "\n  " + name + ": " + reason;
   }
-  if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists those that are";
+  if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists the channels";
   const std::string_view what =
       sharing == Sharing::shared ? "no channel shares memory without a copy, " : "no channel carries ";
   return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + link_.peer().name + " " +
@@ -345,7 +345,8 @@ void ChannelSet::land_spilled(Received spill, const std::vector<Buffer>& into, I
   Reader in(ByteView(body.data, body.bytes));
   const auto count = in.get<std::uint32_t>();
   std::vector<wire::BufferRecord> records;
-  auto status = in.failed() ? Status(Code::protocol_error, "malformed frame: a buffer too short to hold the rest of it")
+  auto status = in.failed() ? Status(Code::protocol_error,
+                                     "malformed frame: the buffer is too short to hold the rest of the frame")
                             : wire::BufferRecord::decode_all(in, count, records);
   if (!status.ok()) {
     link_.close(status);
@@ -373,7 +374,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
   }
   auto* binding = binding_of_peer(record.channel, {record.source, record.destination});
   if (binding == nullptr || !binding->channel) {
-    return landed({Code::protocol_error, "a ticket of a channel that does not reach"});
+    return landed({Code::protocol_error, "the ticket is of a channel that does not reach this device"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
   engine_.bytes_received[binding->driver()] += record.net_bytes();

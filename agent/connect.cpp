@@ -33,7 +33,7 @@ Result<wire::Hello> read_hello(int fd, Clock::time_point deadline) {
   if (auto status = read_exactly(fd, head, deadline); !status) return status;
   const auto header = wire::Header::decode(head);
   if (!header) return header.status();
-  if (header->kind != wire::Kind::hello) return Status(Code::protocol_error, "the first frame is no hello");
+  if (header->kind != wire::Kind::hello) return Status(Code::protocol_error, "the first frame is not a hello");
   Bytes body(header->length);
   if (auto status = read_exactly(fd, body, deadline); !status) return status;
   return wire::Hello::decode(body);
@@ -86,8 +86,8 @@ Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point 
     auto connected = run_handshake(engine, std::move(*socket), false, deadline);
     if (connected || !may_unix || connected.status().code() != Code::unauthenticated) return connected;
     // A living agent would have answered at its unix address: another process has the port of an agent that has ended.
-    return Status(Code::connection_lost,
-                  formatted("{}, and somebody else answers at {}: {}", why.what(), address, connected.status().what()));
+    return Status(Code::connection_lost, formatted("{}, but another process answers at {}: {}", why.what(), address,
+                                                   connected.status().what()));
   }
   return why;
 }
@@ -122,12 +122,12 @@ void Engine::dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose) {
           engine->directory->find(link->peer().name, std::clamp(link->patience(), Milliseconds(0), Milliseconds(100)));
       Status why = found.status();
       if (found && link->incarnation() != 0 && link->incarnation() != found->incarnation) {
-        return link->close({Code::connection_lost, "it was started anew"});
+        return link->close({Code::connection_lost, "it was restarted"});
       }
       if (found) {
         auto connected = dial_agent(*engine, *found, purpose, Clock::now() + std::chrono::seconds(10));
         if (connected && link->attach(connected->socket, connected->local, true, connected->hello)) return;
-        why = connected ? Status(Code::connection_lost, "the connection was not wanted") : connected.status();
+        why = connected ? Status(Code::connection_lost, "the link refused the connection") : connected.status();
       }
       // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers
       // at its address, a retry may succeed: another process has the port of a peer that has ended.

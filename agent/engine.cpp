@@ -16,9 +16,9 @@ Engine::Engine(RawAgentOptions agent_options) : options(std::move(agent_options)
 Engine::~Engine() = default;
 
 Status Engine::used_after_fork() const {
-  return {Code::agent_closed, "the agent \"" + self.name +
-                                  "\" belongs to the process that this one was forked from: a child starts an agent of "
-                                  "its own, under another name"};
+  return {Code::agent_closed,
+          "the agent \"" + self.name +
+              "\" belongs to the parent of this forked process: start another agent here, under another name"};
 }
 
 std::shared_ptr<Link> Engine::link_to(std::string_view name) {
@@ -67,7 +67,7 @@ std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gon
   }
   if (old)
     old->close(
-        {Code::connection_lost, old->incarnation() == peer.incarnation ? "it dialled anew" : "it was started anew"});
+        {Code::connection_lost, old->incarnation() == peer.incarnation ? "it dialled again" : "it was restarted"});
   return link_to(peer.name);
 }
 
@@ -135,7 +135,7 @@ void Engine::run_handler(std::shared_ptr<const Function> function, const std::st
     const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
     const std::string called(shown_name(function ? function->name : name));
     return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,
-                       "\"" + called + "\": " + (expired ? "its deadline had passed" : "its caller had given it up") +
+                       "\"" + called + "\": " + (expired ? "its deadline had passed" : "its caller had cancelled it") +
                            " before it could run on \"" + self.name + "\""});
   }
   if (!function) {

@@ -440,7 +440,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       const std::lock_guard lock(connect_mutex_);
       return bulk_in_.get() == &stream;
     }();
-    if (!bulk) return Status(Code::protocol_error, "a bulk frame on a connection for calls");
+    if (!bulk) return Status(Code::protocol_error, "a bulk frame arrived on a connection for calls");
     return channels_.on_bulk(stream, header);
   }
   auto frame = wire::Frame::decode(header, body);
@@ -457,17 +457,18 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
   switch (header.kind) {
     case wire::Kind::request:
       status = from_caller ? on_request(*frame, {incoming, header.call, 0, nullptr, {}})
-                           : Status(Code::protocol_error, "a request where replies belong");
+                           : Status(Code::protocol_error, "a request arrived on a connection for replies");
       break;
     case wire::Kind::reply:
-      status = !from_caller ? on_reply(&stream, *frame) : Status(Code::protocol_error, "a reply where requests belong");
+      status = !from_caller ? on_reply(&stream, *frame)
+                            : Status(Code::protocol_error, "a reply arrived on a connection for requests");
       break;
     case wire::Kind::cancel:
       if (from_caller) on_cancel(header.call);
       break;
     case wire::Kind::control:
       status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
-                           : Status(Code::protocol_error, "a control frame where replies belong");
+                           : Status(Code::protocol_error, "a control frame arrived on a connection for replies");
       break;
     case wire::Kind::ring:
       status = on_ring(stream, frame->payload, std::move(descriptors));
@@ -486,10 +487,10 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       leaving_ = true;
       break;
     default:
-      status = {Code::protocol_error, "a frame that has no place on an open connection"};
+      status = {Code::protocol_error, "a frame of this kind is not allowed on an open connection"};
   }
   if (status.ok() && stream.unclaimed() != 0)
-    status = {Code::protocol_error, "more bytes stand behind a frame than its buffers have"};
+    status = {Code::protocol_error, "more bytes follow the frame than its buffers have"};
   if (!status.ok()) return status;
   return Taken::yes;
 }
@@ -536,8 +537,8 @@ bool Link::keep_alive(Clock::time_point now) {
   last_look_ = now;
   if (silent_ > 3 * interval) {
     close({Code::connection_lost,
-           "nothing was heard of it for " +
-               std::to_string(std::chrono::duration_cast<Milliseconds>(now - at(heard)).count()) + " ms"});
+           "it sent nothing for " + std::to_string(std::chrono::duration_cast<Milliseconds>(now - at(heard)).count()) +
+               " ms"});
     return false;
   }
   if (silent_ > interval && now - last_pinged_ > interval) {

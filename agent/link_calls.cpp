@@ -59,7 +59,8 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
       }
     }
     if (until && Clock::now() >= *until) {
-      return {Code::deadline_exceeded, "\"" + peer_.name + "\" did not take in what was sent to it before (" +
+      return {Code::deadline_exceeded, "\"" + peer_.name +
+                                           "\" did not read the messages that were sent to it before (" +
                                            std::to_string(engine_->options.max_bytes_in_flight) +
                                            " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
     }
@@ -364,7 +365,7 @@ Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
     channels_.discard(stream, frame);
     return {};
   }
-  if (again) return {Code::protocol_error, "a second reply to one call"};
+  if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     const std::lock_guard lock(numbers_mutex_);
     numbers_[call->function] = frame.function_number;

@@ -49,7 +49,7 @@ bool IncomingRing::serve_one() {
   if (!link) return true;
   if (request) peer_cpu_.store(request->cpu, std::memory_order_relaxed);
   auto status = request ? link->on_ring_request(ByteView(*buffer).first(request->bytes), request->slot)
-                        : Status(Code::protocol_error, "nonsense in the memory it shares");
+                        : Status(Code::protocol_error, "the shared memory of the ring has invalid contents");
   if (!status.ok()) link->close(status);
   return true;
 }
@@ -69,7 +69,7 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
   const auto header = wire::Header::decode(bytes.first(wire::Header::size));
   if (!header) return header.status();
   if (header->kind != wire::Kind::request || header->trailing != 0 || header->descriptors != 0) {
-    return {Code::protocol_error, "a frame in shared memory that does not belong there"};
+    return {Code::protocol_error, "a frame in a ring is not a request, or has bytes or file descriptors behind it"};
   }
   auto frame = wire::Frame::decode(*header, bytes.subspan(wire::Header::size));
   if (!frame) return frame.status();
@@ -144,14 +144,15 @@ Status Link::read_ring_reply(const std::shared_ptr<Call::State>& call) {
   ring_out_->spin.met(ring_out_->calls->cpu_of(call->slot));
   bool valid = true;
   const auto bytes = ring_out_->calls->take(call->slot, valid);
-  if (!valid) return {Code::protocol_error, "a reply in shared memory that is longer than its slot"};
+  if (!valid) return {Code::protocol_error, "a reply in shared memory is longer than its slot"};
   if (!bytes) return {};
   const ByteView view(*bytes);
-  if (view.size() < wire::Header::size) return {Code::protocol_error, "a reply in shared memory that is no frame"};
+  if (view.size() < wire::Header::size)
+    return {Code::protocol_error, "a reply in shared memory is shorter than a header"};
   const auto header = wire::Header::decode(view.first(wire::Header::size));
   if (!header) return header.status();
   if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call->id)
-    return {Code::protocol_error, "a frame in a reply's slot that does not belong there"};
+    return {Code::protocol_error, "a frame in a reply's slot is not the reply to its call"};
   auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
@@ -243,12 +244,12 @@ bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> unti
 
 /// Offers a ring to the peer on a local connection that this side dialled. Frames go by socket until the peer accepts.
 void Link::offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello) {
-  if (!stream->local()) return no_ring_because("no unix socket leads to the peer");
+  if (!stream->local()) return no_ring_because("no unix socket connects this agent to the peer");
   if (!engine_->options.shared_memory) return no_ring_because("shared memory is switched off by this agent's options");
   const auto& bell = engine_->pool->doorbell();
-  if (!bell.shareable()) return no_ring_because("this process can share no memory");
+  if (!bell.shareable()) return no_ring_because("this process cannot share memory");
   if ((hello.features & wire::feature::ring) == 0)
-    return no_ring_because("the peer shares no memory, by its options or its system");
+    return no_ring_because("the peer shares no memory, because of its options or its system");
   if (key_needed(unix_peer_uid(stream->fd()), ::geteuid())) return no_ring_because("the peer is another user's");
   std::uint64_t nonce = 0;
   fill_random(std::as_writable_bytes(std::span(&nonce, 1)));
@@ -274,7 +275,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   Reader in(payload);
   const auto operation = in.get<std::uint8_t>();
   const auto nonce = in.get<std::uint64_t>();
-  if (in.failed()) return {Code::protocol_error, "malformed frame: a ring frame that ends early"};
+  if (in.failed()) return {Code::protocol_error, "malformed frame: the ring frame is truncated"};
   std::shared_ptr<FrameStream> incoming;
   bool have = false;
   {
@@ -284,7 +285,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   }
   if (incoming.get() == &stream) {
     if (operation != offered || descriptors.size() != 2 || have || !stream.local())
-      return {Code::protocol_error, "a ring frame out of place"};
+      return {Code::protocol_error, "a ring frame arrived out of order"};
     return on_ring_offered(incoming, nonce, std::move(descriptors));
   }
   std::shared_ptr<CallRing> ring;
@@ -292,13 +293,14 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     const std::lock_guard lock(ring_mutex_);
     if (ring_nonce_ == nonce) ring = ring_offered_;
   }
-  if (!ring) return {Code::protocol_error, "an answer to memory that was not offered"};
+  if (!ring) return {Code::protocol_error, "a ring frame answers an offer that was not made"};
   if (operation == declined) {
     no_ring_because("the peer: " + std::string(text_of(in.rest())));
     withdraw_ring();
     return {};
   }
-  if (operation != accepted || descriptors.size() != 1) return {Code::protocol_error, "a ring frame out of place"};
+  if (operation != accepted || descriptors.size() != 1)
+    return {Code::protocol_error, "a ring frame arrived out of order"};
   auto bell = Doorbell::map(std::move(descriptors[0]));
   if (!bell) return bell.status();
   ring->close_descriptor();
@@ -327,9 +329,9 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
     return Status();
   };
   if (!engine_->options.shared_memory) return decline("its options forbid shared memory");
-  if (key_needed(unix_peer_uid(stream->fd()), ::geteuid())) return decline("it maps no memory of another user's");
+  if (key_needed(unix_peer_uid(stream->fd()), ::geteuid())) return decline("it does not map memory of another user");
   const auto& bell = engine_->pool->doorbell();
-  if (!bell.shareable()) return decline("it can share no memory");
+  if (!bell.shareable()) return decline("it cannot share memory");
   auto ring = CallRing::map(std::move(descriptors[0]), nonce);
   if (!ring) return decline(ring.status().what());
   auto callers_bell = Doorbell::map(std::move(descriptors[1]));

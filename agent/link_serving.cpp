@@ -32,7 +32,7 @@ Reply& Reply::operator=(Reply&& other) noexcept {
 }
 
 Reply::~Reply() {
-  if (state_) fail({Code::internal, "the handler ended without an answer"});
+  if (state_) fail({Code::internal, "the handler ended without a reply"});
 }
 
 void Reply::send(Message message) {
@@ -42,7 +42,7 @@ void Reply::send(Message message) {
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   if (late)
     state->link->refuse(state->route,
-                        {expired ? Code::deadline_exceeded : Code::cancelled, "the answer came too late"});
+                        {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
   else
     state->link->answer(state->route, std::move(message));
   state->link->end_incoming(state->route.call, *state->incoming);
@@ -85,9 +85,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
     function = engine_->functions.find(header.function);
     if (!function)
       return {Code::protocol_error,
-              "a request for function number " + std::to_string(header.function) + ", which was never given"};
+              "a request names function number " + std::to_string(header.function) + ", which was never assigned"};
   } else if (name.empty()) {
-    return {Code::protocol_error, "a request without a function"};
+    return {Code::protocol_error, "a request names no function"};
   } else {
     function = engine_->functions.find(name);
   }
@@ -98,7 +98,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     if (!incoming_calls_.emplace(header.call, incoming).second)
-      return {Code::protocol_error, "a request under the id of one that has not been answered"};
+      return {Code::protocol_error, "a request has the id of another request that is still open"};
     if (closed()) incoming->cancelled = true;  // close() may have cancelled the requests before this one was added
     if (incoming->order_ticket) ordered_[header.order].push_back(incoming->order_ticket);
   }

@@ -19,7 +19,7 @@ Result<Device> arrival(Device from, const Placement& placement, std::span<const 
   if (wanted) {
     std::string all;
     for (const auto device : theirs) all += (all.empty() ? "" : ", ") + text_of(device);
-    return Status(Code::invalid_argument, "a tensor is to land on " + text_of(*wanted) + " of \"" + std::string(peer) +
+    return Status(Code::invalid_argument, "a tensor cannot land on " + text_of(*wanted) + " of \"" + std::string(peer) +
                                               "\", which has " + (all.empty() ? "cpu" : all));
   }
   const auto first =

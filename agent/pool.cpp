@@ -35,7 +35,9 @@ constexpr int own_threads =
 /// Ends a forked child that has returned from the job in which it was forked: the child has none of the pool's threads
 /// and must not use its locks.
 [[noreturn]] void end_child() {
-  log_warning("a process forked by a function that was called returned from it, and is ended: end it by os._exit()");
+  log_warning(
+      "a child process returned from the called function that forked it, and was terminated: end the child by "
+      "os._exit()");
   ::_exit(EXIT_FAILURE);
 }
 

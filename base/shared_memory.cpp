@@ -88,7 +88,7 @@ const char* objection_to(int fd, std::size_t bytes) {
   if (has < 0 || (has & seals) != seals) return "is not sealed against a change of its size";
   struct stat file {};
   if (::fstat(fd, &file) != 0 || file.st_size < 0 || static_cast<std::size_t>(file.st_size) != bytes) {
-    return "has another size than announced";
+    return "has another size than was announced";
   }
   return nullptr;
 }
@@ -188,9 +188,9 @@ Result<SharedMemory> SharedMemory::map(FileDescriptor received, std::size_t byte
 }
 
 Result<FileDescriptor> SharedMemory::share() const {
-  if (!descriptor_) return Status(Code::invalid_argument, "this memory is not to be shared further");
+  if (!descriptor_) return Status(Code::invalid_argument, "this memory may not be shared further");
   FileDescriptor copy(::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return failure("no descriptor to share memory by");
+  if (!copy) return failure("no file descriptor is left to share memory");
   return copy;
 }
 

@@ -23,7 +23,7 @@ Result<Offers::OfferedMemory> Offers::begin_copy(std::uint64_t number, std::uint
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.state != Entry::waiting || found->second.buffer.bytes != bytes) {
     return Status(Code::protocol_error,
-                  formatted("ticket names offer {} of {} bytes, which is not open", number, bytes));
+                  formatted("the ticket names offer {} of {} bytes, which is not open", number, bytes));
   }
   found->second.state = Entry::copying;
   return OfferedMemory{found->second.buffer, found->second.shared};

@@ -77,10 +77,9 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     if (!contains(list, name)) list.push_back(name);
   }
   if (!allowed.empty() && !removed.empty()) {
-    return Status(Code::invalid_argument,
-                  formatted("\"{}\" both allows and removes channels; name those to allow, or those to remove with a "
-                            "minus sign before each",
-                            choice));
+    return Status(Code::invalid_argument, formatted("\"{}\" both allows and removes channels: name the channels to "
+                                                    "allow, or the channels to remove with a minus sign before each",
+                                                    choice));
   }
   if (allowed.empty()) {
     for (const auto& entry : entries_) {
@@ -93,7 +92,7 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     auto driver = entry->factory ? entry->factory() : nullptr;
     // Frames use the driver's name, and options use the registry's name: the two must be equal.
     if (!driver || driver->name() != name) {
-      return Status(Code::invalid_argument, formatted("what is registered as channel \"{}\" made {}", name,
+      return Status(Code::invalid_argument, formatted("the factory of channel \"{}\" made {}", name,
                                                       driver ? formatted("\"{}\"", driver->name()) : "nothing"));
     }
     drivers.push_back(std::move(driver));

@@ -218,7 +218,7 @@ class CudaMemory final : public Memory {
       buffer.data = static_cast<std::byte*>(landed->data.get());
     } catch (const c10::Error& error) {  // out of memory, or no working GPU
       TORCH_WARN_ONCE("tensorferry: no memory on ", text_of(device),
-                      " for a tensor that came: ", error.what_without_backtrace());
+                      " for a received tensor: ", error.what_without_backtrace());
       return Buffer{device, nullptr, bytes, nullptr, nullptr};
     }
     return buffer;
@@ -291,7 +291,7 @@ class CudaConverter final : public Converter {
       auto* const data = buffer.data;
       return storage_of(buffer.bytes, at::DataPtr(data, new Owner(std::move(buffer.owner)), &drop_owner, device));
     }
-    if (!landed->data) return Status(Code::internal, "a received buffer was made a tensor twice");
+    if (!landed->data) return Status(Code::internal, "a received buffer was turned into a tensor twice");
     if (bytes_on != current.stream()) allocator::recordStream(landed->data, current);
     return storage_of(buffer.bytes, std::exchange(landed->data, at::DataPtr()));
   }

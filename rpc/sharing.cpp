@@ -22,7 +22,7 @@ Status cannot_share(std::string why) { return {Code::invalid_argument, "cannot s
 Result<at::Tensor> empty_to_share(std::span<const std::int64_t> sizes, at::ScalarType type) {
   std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(type));
   for (const auto size : sizes) {
-    if (size < 0) return Status(Code::invalid_argument, "a tensor's sizes are not negative");
+    if (size < 0) return Status(Code::invalid_argument, "a tensor cannot have a negative size");
   }
   for (const auto size : sizes) {
     if (__builtin_mul_overflow(bytes, size, &bytes))

@@ -411,7 +411,7 @@ Result<at::Tensor> TensorReader::read_sparse(Decoder& in) {
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < layout.parts(); ++i) {
     if (const auto tag = in.next(); tag != Tag::tensor) {
-      if (tag != Tag::invalid) in.fail("has a sparse tensor made of something else than tensors");
+      if (tag != Tag::invalid) in.fail("has a sparse tensor whose parts are not all tensors");
       return in.status();
     }
     auto part = strided(in.tensor(), in.buffer());
@@ -436,7 +436,7 @@ Result<at::Tensor> TensorReader::read_sparse(Decoder& in) {
     if ((layout.flags & SparseLayout::requires_grad) != 0) tensor.set_requires_grad(true);
     return tensor;
   } catch (const c10::Error& error) {
-    return Status(Code::protocol_error, std::string("a sparse tensor arrived whose parts do not fit together: ") +
+    return Status(Code::protocol_error, std::string("the parts of a received sparse tensor do not fit together: ") +
                                             error.what_without_backtrace());
   }
 }

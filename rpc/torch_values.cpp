@@ -11,10 +11,10 @@ namespace tensorferry {
 Tensor from_torch(const at::Tensor& tensor) {
   if (!tensor.defined()) throw InvalidArgument("an undefined at::Tensor cannot be sent");
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
-    throw InvalidArgument("an at::Tensor travels from C++ where it is strided and in host memory: send tensor.cpu()");
+    throw InvalidArgument("C++ sends only at::Tensors that are strided and in host memory: send tensor.cpu()");
   }
   const auto dtype = dtype_of(tensor.scalar_type());
-  if (!dtype) throw InvalidArgument("an at::Tensor of that dtype does not travel");
+  if (!dtype) throw InvalidArgument("an at::Tensor of that dtype cannot be sent");
   const auto plain = std::make_shared<at::Tensor>(tensor.detach().resolve_conj().resolve_neg());
   return Tensor::from_memory(plain->data_ptr(), plain->sizes().vec(), *dtype, plain, plain->strides().vec());
 }

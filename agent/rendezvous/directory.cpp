@@ -73,8 +73,9 @@ std::string Directory::counter_key(std::string_view slot) const { return formatt
 
 Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
   if (up_to < 0 || up_to > kMostGenerations) {
-    return Status(Code::protocol_error, formatted("the store counts {} claims of \"{}\": something else writes there",
-                                                  up_to, slot.substr(2)));
+    return Status(
+        Code::protocol_error,
+        formatted("the store counts {} claims of \"{}\": another program writes to this key", up_to, slot.substr(2)));
   }
   const auto deadline = deadline_after(grace);
   Newest found;
@@ -153,7 +154,7 @@ Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& aliv
 
 Status Directory::join(const Record& record, const Alive& alive) {
   if (auto status = check_name(record.name); !status) return status;
-  if (record.rank < -1) return {Code::invalid_argument, formatted("{} is no rank", record.rank)};
+  if (record.rank < -1) return {Code::invalid_argument, formatted("{} is not a rank", record.rank)};
   // A restarted agent finds its predecessor in both slots, and dials it once for both.
   std::map<std::uint64_t, bool> known;
   const Alive ask_once = [&](const Record& other) {
@@ -314,7 +315,7 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   }
   Status verdict;
   if (!missing.empty()) {
-    verdict = {Code::deadline_exceeded, formatted("{} of {} agents did not come to the barrier within {}: {}",
+    verdict = {Code::deadline_exceeded, formatted("{} of {} agents did not reach the barrier within {}: {}",
                                                   missing.size(), world.size(), seconds_of(timeout), listed(missing))};
   }
   const auto leader = world.front().incarnation;
@@ -360,9 +361,9 @@ Status Directory::follow(const std::string& barrier, const std::vector<Record>& 
       if (!arrived && !absent(arrived.status())) return arrived.status();
       if (!arrived) missing.push_back(who(member));
     }
-    if (missing.empty()) missing.push_back(who(leader) + ", which did not finish it");
+    if (missing.empty()) missing.push_back(who(leader) + ", which did not complete the barrier");
     return {Code::deadline_exceeded,
-            formatted("{} of {} agents did not come to the barrier within {}: {}{}", missing.size(), world.size(),
+            formatted("{} of {} agents did not reach the barrier within {}: {}{}", missing.size(), world.size(),
                       seconds_of(timeout), listed(missing), left ? "; rank 0 has left" : "")};
   }
 }

@@ -29,12 +29,12 @@ std::string context_of(std::string_view slot, std::int64_t generation) {
 // Skips bytes behind the last field: a later release may add fields.
 Result<Record> decode_body(ByteView bytes) {
   if (!bytes.empty() && bytes.front() != std::byte{Record::tag}) {
-    return Status(Code::protocol_error, formatted("a record of format {}, this release reads {}",
+    return Status(Code::protocol_error, formatted("the record has format {}, and this release reads format {}",
                                                   std::to_integer<int>(bytes.front()), Record::tag));
   }
   Reader in(bytes);
   auto record = read<Record>(in);
-  if (in.failed()) return Status(Code::protocol_error, "a malformed record");
+  if (in.failed()) return Status(Code::protocol_error, "the record is malformed");
   return record;
 }
 
@@ -92,7 +92,7 @@ Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view sl
   const auto seal = in.get<std::uint8_t>();
   const bool is_signed = seal == static_cast<std::uint8_t>(Seal::signed_by_key);
   if (!is_signed && seal != static_cast<std::uint8_t>(Seal::open)) {
-    return Status(Code::protocol_error, "a malformed record");
+    return Status(Code::protocol_error, "the record is malformed");
   }
   const auto signature = is_signed ? in.raw(sizeof(Digest)) : ByteView{};
   if (!key.empty() && (!is_signed || !verify(key, context_of(slot, generation), in.rest(), signature))) {

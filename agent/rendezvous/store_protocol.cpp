@@ -9,7 +9,7 @@ namespace tensorferry::store_protocol {
 namespace {
 
 Status malformed(std::string_view what) {
-  return {Code::protocol_error, formatted("a malformed {} of the store", what)};
+  return {Code::protocol_error, formatted("the {} of the store is malformed", what)};
 }
 
 Bytes framed(const auto& message) {
@@ -40,7 +40,7 @@ Result<std::uint32_t> parse_length(ByteView header) {
   if (in.failed() || !in.empty()) return malformed("header");
   if (length > kMostBody) {
     return Status(Code::protocol_error,
-                  formatted("a store's message of {} bytes: at most {} are taken", length, kMostBody));
+                  formatted("a message of the store has {} bytes, and at most {} are allowed", length, kMostBody));
   }
   return length;
 }

@@ -207,7 +207,7 @@ asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
       continue;
     }
     if (connections_ >= bounds_.connections) {
-      log_warning(formatted("store port={}: turned a client away, {} are connected", port_, connections_));
+      log_warning(formatted("store port={}: refused a client, because {} are connected", port_, connections_));
       continue;
     }
     ++connections_;
@@ -227,7 +227,7 @@ asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
   error_code ignored;
   session->socket.close(ignored);
   // Logs a client that broke the protocol, was too slow or did not know the key, but not one that just left.
-  if (session->slow) status = Status(Code::deadline_exceeded, "stopped in the middle of a message");
+  if (session->slow) status = Status(Code::deadline_exceeded, "the client stopped in the middle of a message");
   if (status.code() == Code::connection_lost) co_return;
   log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
 }
@@ -242,7 +242,7 @@ Status Server::same_user(Session& session) const {
 }
 
 asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) {
-  const Status gone(Code::connection_lost, "left during the greeting");
+  const Status gone(Code::connection_lost, "the client closed the connection during the handshake");
   AcceptorHandshake handshake({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
 
   std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;
@@ -250,7 +250,7 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) 
   auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), kAwait);
   if (no_magic) co_return gone;
   if (text_of(ByteView(hello).first(4)) != "TFRY") {
-    co_return Status(Code::protocol_error, "does not speak the tensorferry protocol");
+    co_return Status(Code::protocol_error, "the client does not speak the tensorferry protocol");
   }
   auto [no_hello, hello_bytes] =
       co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), kAwait);
@@ -266,7 +266,8 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) 
   Digest proof;
   auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), kAwait);
   if (no_proof && handshake.agreement().proven && !session->slow) {
-    co_return Status(Code::unauthenticated, "left when it saw this store's proof: its key is another");
+    co_return Status(Code::unauthenticated,
+                     "the client closed the connection after this store's proof: its key differs");
   }
   if (no_proof) co_return gone;
   co_return handshake.check(proof);

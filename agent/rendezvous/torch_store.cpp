@@ -115,7 +115,7 @@ Status TorchStore::connect(Deadline deadline) {
     failure = write_all(socket->get(), hello, deadline);
     if (failure.ok()) failure = read_exactly(socket->get(), answer, deadline);
     if (failure.ok() && std::memcmp(answer.data(), &nonce, sizeof nonce) != 0) {
-      failure = {Code::protocol_error, "what listens there is no store of torch's"};
+      failure = {Code::protocol_error, "the server there is not a store of torch"};
     }
     if (!failure.ok()) continue;
     socket_ = *std::move(socket);

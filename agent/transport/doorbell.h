@@ -71,7 +71,7 @@ class Doorbell final {
   /// Returns the present value of `sequence`.
   [[nodiscard]] std::uint32_t ticket() const { return page_->sequence.load(std::memory_order_seq_cst); }
 
-  /// Returns false if this process can share no memory.
+  /// Returns false if this process cannot share memory.
   [[nodiscard]] bool shareable() const noexcept { return static_cast<bool>(memory_); }
   /// Returns a descriptor for a peer to map. Fails with ResourceExhausted if the system has no descriptor left. Fails
   /// with InvalidArgument if the page is not shareable(), or after close_descriptor().

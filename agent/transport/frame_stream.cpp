@@ -120,7 +120,7 @@ bool FrameStream::write_queue(std::vector<Written>& written) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
       if (errno == EFAULT) {  // no error of the socket: the reading thread would never see it
-        log_warning("a buffer's memory was gone before it had been sent: its connection ends");
+        log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
         ::shutdown(fd_.get(), SHUT_RDWR);
       }
       return true;
@@ -288,10 +288,10 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
         }
         return std::nullopt;
       }
-      error = {Code::protocol_error, "malformed frame: a body on a bulk connection"};
+      error = {Code::protocol_error, "malformed frame: it has a body on a bulk connection"};
     }
     if (error.ok() && header->descriptors > descriptors_.size()) {
-      error = {Code::protocol_error, "malformed frame: it names file descriptors that did not come"};
+      error = {Code::protocol_error, "malformed frame: it names file descriptors that did not arrive"};
     }
     if (error.ok()) {
       Descriptors descriptors;
@@ -320,8 +320,7 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
 void FrameStream::read(Buffer destination, Completion landed) {
   if (destination.bytes > unclaimed_) {
     unclaimed_ = 0;
-    return complete(std::move(landed),
-                    {Code::protocol_error, "fewer bytes stand behind the frame than its buffers have"});
+    return complete(std::move(landed), {Code::protocol_error, "fewer bytes follow the frame than its buffers have"});
   }
   unclaimed_ -= destination.bytes;
   behind_.push_back({std::move(destination), 0, std::move(landed)});

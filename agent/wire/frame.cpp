@@ -32,9 +32,9 @@ Result<Header> Header::decode(ByteView bytes) {
   if (header.extensions > header.length) return malformed("extension records longer than the body");
   const bool message = header.kind == Kind::request || header.kind == Kind::reply;
   if (header.trailing != 0 && header.kind != Kind::bulk && !(message && header.buffers != 0)) {
-    return malformed("bytes behind a frame that carries no buffers");
+    return malformed("bytes follow a frame that carries no buffers");
   }
-  if (header.trailing >= most_bytes) return malformed("2^62 bytes or more behind it");
+  if (header.trailing >= most_bytes) return malformed("2^62 bytes or more follow it");
   return header;
 }
 
@@ -118,7 +118,7 @@ Status read_parts(Reader& in, BufferRecord& record) {
   const auto count = in.count(2);
   if (in.failed() || count == 0) return malformed("a bundle of no buffers");
   if (record.channel == BufferRecord::inline_channel || record.source != Device() || record.destination != Device()) {
-    return malformed("a bundle that is not in host memory by a channel");
+    return malformed("a bundle is inline, or not in host memory");
   }
   record.parts.reserve(count);
   std::uint64_t next = 0, end = 0;
@@ -132,7 +132,7 @@ Status read_parts(Reader& in, BufferRecord& record) {
     if (next > most_in_bundles) break;
   }
   if (in.failed() || record.parts.size() != count || end != record.bytes) {
-    return malformed("a bundle whose buffers do not lie in it");
+    return malformed("the buffers of a bundle do not lie in it");
   }
   return {};
 }
@@ -143,7 +143,7 @@ Status place(std::vector<BufferRecord>& records) {
   for (const auto& record : records) {
     for (const auto& part : record.parts) {
       if (part.index >= taken.size() || taken[part.index])
-        return malformed("two bundles with the same buffer, or one that the message does not have");
+        return malformed("a bundle names a buffer of another bundle, or a buffer that the message does not have");
       taken[part.index] = true;
     }
   }
@@ -179,7 +179,7 @@ Result<BufferRecord> read_record(Reader& in) {
 }  // namespace
 
 Status BufferRecord::decode_all(Reader& in, std::size_t count, std::vector<BufferRecord>& records) {
-  if (count > in.rest().size() / size) return malformed("more buffers than fit its body");
+  if (count > in.rest().size() / size) return malformed("it names more buffers than fit its body");
   records.reserve(count);
   bool bundles = false;
   for (std::size_t i = 0; i < count; ++i) {
@@ -193,17 +193,17 @@ Status BufferRecord::decode_all(Reader& in, std::size_t count, std::vector<Buffe
 }
 
 Result<Frame> Frame::decode(const Header& header, ByteView body) {
-  if (body.size() != header.length) return malformed("body of another length than its header says");
+  if (body.size() != header.length) return malformed("the body has another length than the header says");
   Frame frame;
   frame.header = header;
   if (auto status = read_extensions(Reader(body.first(header.extensions)), frame); !status) return status;
   Reader in(body.subspan(header.extensions));
   if (auto status = BufferRecord::decode_all(in, header.buffers, frame.buffers); !status) return status;
   if ((header.flags & flag::spilled) != 0 && (frame.buffers.size() != 1 || !frame.buffers.front().parts.empty())) {
-    return malformed("one buffer is said to hold the rest of it, and there is another number of them");
+    return malformed("a spilled frame must have exactly one buffer");
   }
   if ((header.flags & flag::spilled) != 0 && frame.buffers.front().destination != Device()) {
-    return malformed("the buffer that holds the rest of it is for " + text_of(frame.buffers.front().destination));
+    return malformed("the buffer with the rest of the frame is for " + text_of(frame.buffers.front().destination));
   }
   frame.payload = in.rest();
   return frame;
@@ -212,11 +212,11 @@ Result<Frame> Frame::decode(const Header& header, ByteView body) {
 Result<Hello> Hello::decode(ByteView bytes) {
   Reader in(bytes);
   auto hello = read<Hello>(in);  // a later version may append more bytes
-  if (in.failed()) return malformed("a hello that ends early or has more devices or channels than any agent");
+  if (in.failed()) return malformed("the hello is truncated, or has too many devices or channels");
   if (hello.purpose != Hello::Purpose::calls && hello.purpose != Hello::Purpose::bulk) {
-    return malformed("a hello of unknown purpose " + std::to_string(static_cast<int>(hello.purpose)));
+    return malformed("the hello has the unknown purpose " + std::to_string(static_cast<int>(hello.purpose)));
   }
-  if (hello.name.empty() || hello.incarnation == 0) return malformed("a hello without a name or an incarnation");
+  if (hello.name.empty() || hello.incarnation == 0) return malformed("the hello has no name or no incarnation");
   return hello;
 }
 

@@ -89,7 +89,7 @@ class CmaChannel final : public Channel {
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     const auto ended = [&] { return Refusal{formatted("the link to {} has ended", wire_.peer())}; };
     if (!end().ok()) return ended();
-    if (refused_) return Refusal{"the kernel did not let the peer's memory be read"};
+    if (refused_) return Refusal{"the kernel did not allow reads of the peer's memory"};
     const auto after = answered_in_.load(std::memory_order_acquire);
     if (after == 0) return Refusal{"its probe is under way", true};
     if (buffer.bytes == 0) {
@@ -97,7 +97,7 @@ class CmaChannel final : public Channel {
       return Ticket{.bytes = 0, .opaque = encode(cma::Nothing{})};
     }
     if (buffer.bytes < options_.least_bytes && !message.last_resort())
-      return Refusal{formatted("below {} bytes others are faster", options_.least_bytes), true};
+      return Refusal{formatted("below {} bytes other channels are faster", options_.least_bytes), true};
     const auto number = offers_->add(buffer, std::move(released));
     if (!number) return ended();
     const auto address_in = cma::SourceAddress{*number, reinterpret_cast<std::uintptr_t>(buffer.data)};
@@ -206,7 +206,7 @@ class CmaChannel final : public Channel {
     auto found = std::make_shared<const SenderMemory>(std::move(*process), answer.address, ~challenge_);
     if (const int failed = found->check(); failed == ESRCH) {
       return {Code::channel_unavailable,
-              formatted("process {} is not the peer, or has ended: what it was to write is not in its memory",
+              formatted("process {} is not the peer, or has ended: its memory does not hold the word of the probe",
                         answer.process.pid)};
     } else if (failed != 0) {
       refused_ = true;
@@ -267,7 +267,7 @@ std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
   const auto self = cma::own_identity();
   const auto pids = own_namespace("pid"), users = own_namespace("user");
   if (host.empty() || !self || pids == 0 || users == 0)
-    return Refusal{"the system does not say who this process is: /proc is missing, or another pid namespace's"};
+    return Refusal{"the system does not identify this process: /proc is missing, or belongs to another pid namespace"};
   if (auto refusal = cma::own_scope_refusal()) return Refusal{std::move(*refusal)};
   return encode(cma::Descriptor{::geteuid(), pids, users, *self, host});
 }
@@ -280,7 +280,7 @@ std::optional<Refusal> CmaDriver::reaches(ByteView mine, ByteView theirs) {
   if (ours->user_namespace != others->user_namespace) return Refusal{"another user namespace"};
   if (ours->uid != others->uid) return Refusal{formatted("another user: uid {}, here {}", others->uid, ours->uid)};
   if (ours->process == others->process && !state_->options.within_process)
-    return Refusal{"the same process, within which xth carries"};
+    return Refusal{"the same process: xth carries there"};
   return std::nullopt;
 }
 

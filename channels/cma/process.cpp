@@ -71,7 +71,7 @@ std::optional<std::uint64_t> started_of(std::int32_t pid) { return started_by(fo
 std::optional<std::string> scope_refusal(int scope, bool capable) {
   if (scope <= 0 || (scope < 3 && capable)) return std::nullopt;
   return formatted("kernel.yama.ptrace_scope is {}, so processes may not read each other's memory: set it to 0{}",
-                   scope, scope < 3 ? ", or give both CAP_SYS_PTRACE" : " and boot again");
+                   scope, scope < 3 ? ", or give both processes CAP_SYS_PTRACE" : " and reboot");
 }
 
 std::optional<std::string> own_scope_refusal() {
@@ -84,8 +84,9 @@ bool is_refusal(int error) noexcept { return error == EPERM || error == EACCES |
 
 std::string text_of_refusal(int error) {
   return formatted(
-      "the kernel does not let its memory be read (process_vm_readv: {}): allow that to this user (in a container: "
-      "--cap-add=SYS_PTRACE, and a seccomp profile that has process_vm_readv), or leave it, and others carry",
+      "the kernel does not allow reads of the other process's memory (process_vm_readv: {}): allow them (in a "
+      "container: "
+      "--cap-add=SYS_PTRACE, and a seccomp profile that permits process_vm_readv), or let other channels carry",
       std::strerror(error));
 }
 
@@ -93,14 +94,14 @@ Result<Process> Process::find(Identity identity) {
   const auto gone = [&](std::string_view why) {
     return Status(Code::connection_lost, formatted("process {} {}", identity.pid, why));
   };
-  if (identity.pid <= 0) return gone("is none");
+  if (identity.pid <= 0) return gone("does not exist");
   FileDescriptor pidfd(static_cast<int>(::syscall(SYS_pidfd_open, identity.pid, 0)));
   if (!pidfd && errno == ESRCH) return gone("has ended");
   // Reads the start time after opening the pidfd: if the start time matches, the pidfd refers to that process, or to an
   // earlier one of the same pid that has ended, and alive() is false.
   const auto started = started_of(identity.pid);
   if (!started) return gone("has ended");
-  if (*started != identity.started) return gone("is another one by now: the one that was meant has ended");
+  if (*started != identity.started) return gone("is a later process with the same pid: the peer has ended");
   return Process(identity, std::move(pidfd));
 }
 

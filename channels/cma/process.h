@@ -35,7 +35,7 @@ std::optional<std::string> own_scope_refusal();
 
 /// Returns whether process_vm_readv's `error` is a refusal of the kernel that the next buffer would meet too.
 bool is_refusal(int error) noexcept;
-/// Returns "the kernel does not let its memory be read (...)", with advice for the user.
+/// Returns "the kernel does not allow reads of the other process's memory (...)", with advice for the user.
 std::string text_of_refusal(int error);
 
 /// A handle of one process. Thread-safe. A forked child may use its copy.

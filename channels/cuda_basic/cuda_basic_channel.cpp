@@ -261,7 +261,7 @@ class CudaBasicChannel final : public Channel {
 
 std::variant<Bytes, Refusal> CudaBasicDriver::descriptor(Device device) {
   if (device.type != DeviceType::cuda && device.type != DeviceType::cpu)
-    return Refusal{formatted("cuda_basic carries GPU memory and the CPU's, not {}", text_of(device))};
+    return Refusal{formatted("cuda_basic carries GPU memory and CPU memory, not {}", text_of(device))};
   if (device.type == DeviceType::cuda && cuda::api() == nullptr) return Refusal{cuda::why_missing()};
   return encode(cuda_basic::Descriptor{device.type});
 }

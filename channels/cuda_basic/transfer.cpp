@@ -26,13 +26,14 @@ Result<std::uint64_t> Queue::append(DrivenPtr driven) {
 
 Status Queue::insert(std::uint64_t first, DrivenPtr driven) {
   if (closed()) return closed_;
-  if (waiting_.size() == most) return {Code::protocol_error, "too many buffers stand behind one that never came"};
+  if (waiting_.size() == most)
+    return {Code::protocol_error, "too many buffers wait behind a buffer that has not arrived"};
   const auto chunks = driven->chunks_left();
   const auto behind = waiting_.lower_bound(first);
   const bool before =
       behind == waiting_.begin() || std::prev(behind)->first + std::prev(behind)->second->chunks_left() <= first;
   const bool after = first + chunks > first && (behind == waiting_.end() || first + chunks <= behind->first);
-  if (first < next_ || !before || !after) return {Code::protocol_error, "two tickets for the same bytes"};
+  if (first < next_ || !before || !after) return {Code::protocol_error, "two tickets name the same bytes"};
   waiting_.emplace(first, std::move(driven));
   return {};
 }

@@ -129,7 +129,7 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
     mine = shared->probe_memory;
   }
   const auto speed = mine ? cuda_ipc::probe(std::move(memory), asked.nonce, shared->device, *mine)
-                          : Result<double>(Status(Code::channel_unavailable, "there is no memory to probe with"));
+                          : Result<double>(Status(Code::channel_unavailable, "there is no memory for the probe"));
   mine.reset();
   shared->has_probed(shared->tried);
   shared->use->with([](Wire& wire) { wire.control(encode(cuda_ipc::Probed{}), {}); });
@@ -183,7 +183,7 @@ class CudaIpcChannel final : public Channel {
     if (order == cuda::Order::capturing) return Refusal{"a CUDA graph is being captured on the buffer's stream"};
     if (order == cuda::Order::busy) {
       const auto used = words->write_on(static_cast<CUstream>(buffer.stream));
-      if (!used) return Refusal{"all stream words are in use", true};
+      if (!used) return Refusal{"all stream semaphores are in use", true};
       parsed.word = used->word;
       parsed.value = used->value;
     }
@@ -303,7 +303,8 @@ class CudaIpcChannel final : public Channel {
 
   void on(const cuda_ipc::Words&, Descriptors descriptors) {
     if (descriptors.size() != 1)
-      return shared_->ready({Code::channel_unavailable, "the link passes no descriptors (no unix socket in common)"});
+      return shared_->ready(
+          {Code::channel_unavailable, "file descriptors cannot be passed: the link has no unix socket"});
     cuda::background().submit(
         [shared = shared_, page = std::move(descriptors.front())]() mutable { map_words(shared, std::move(page)); });
   }
@@ -356,7 +357,7 @@ std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
   if (cuda::api() == nullptr) return Refusal{cuda::why_missing()};
   const auto gpu = cuda::uuid_of(device.index);
   const auto host = boot_id();
-  if (!gpu || host.empty()) return Refusal{"the system does not say which GPU or host this is"};
+  if (!gpu || host.empty()) return Refusal{"the system does not identify this GPU or this host"};
   return encode(cuda_ipc::Descriptor{host, *gpu, xth::nonce_of_this_process()});
 }
 
@@ -365,7 +366,7 @@ std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->boot_id != others->boot_id) return Refusal{"another host"};
   if (ours->process == others->process && !options_.within_process)
-    return Refusal{"the same process, within which cuda_xth carries"};
+    return Refusal{"the same process: cuda_xth carries there"};
   const auto here = cuda::device_of(ours->gpu), there = cuda::device_of(others->gpu);
   // If this process does not see one of the GPUs, the probe decides.
   if (!here || !there || *here == *there) return std::nullopt;

@@ -63,7 +63,7 @@ std::variant<const Exports::Export*, Refusal> Exports::export_at(CUdeviceptr add
   allocation.bytes = allocation.chunk ? found.mapping_bytes : found.range_bytes;
   allocation.memory = allocation.chunk ? found.block_id : found.buffer_id;
   if (allocation.bytes == 0 || address - allocation.base >= allocation.bytes)
-    return Refusal{"the driver does not say which allocation the buffer lies in"};
+    return Refusal{"the driver does not name the allocation of the buffer"};
   base = allocation.base;
   const auto at = exports_.find(base);
   if (at != exports_.end()) {

@@ -34,7 +34,7 @@ Result<std::shared_ptr<Mapping>> Mapping::open(const Handle& handle, int device)
   CUpointer_attribute name = CU_POINTER_ATTRIBUTE_RANGE_SIZE;
   void* value = &mapped;
   if (api()->pointer_get_attributes(1, &name, &value, begin) != CUDA_SUCCESS || mapped < handle.bytes)
-    return Status(Code::protocol_error, "the peer's handle is of less memory than it says");
+    return Status(Code::protocol_error, "the peer's handle covers less memory than was announced");
   return mapping;
 }
 
@@ -103,7 +103,7 @@ Result<std::shared_ptr<Window>> Imports::window_of(std::uint64_t number) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = windows_.find(number); it != windows_.end()) return it->second;
-    if (windows_.size() >= most_windows) return Status(Code::resource_exhausted, "too many windows of one peer's");
+    if (windows_.size() >= most_windows) return Status(Code::resource_exhausted, "one peer has too many windows");
   }
   const DeviceGuard here(device_);
   if (!here.status().ok()) return here.status();
@@ -167,7 +167,9 @@ void Imports::clear() {
 
 std::optional<Result<Imports::ImportedMemory>> Imports::lookup(const CudaIpcTicket& ticket) {
   const auto failed = [] { return Status(Code::channel_unavailable, "the peer's GPU memory could not be mapped"); };
-  const auto unknown = [] { return Status(Code::protocol_error, "a ticket names GPU memory that was not told of"); };
+  const auto unknown = [] {
+    return Status(Code::protocol_error, "the ticket names GPU memory that was not announced");
+  };
   if (cleared_) return Status(Code::connection_lost, "the link has ended");
   ImportedMemory source;
   if (!ticket.chunked) {

@@ -41,7 +41,7 @@ Result<std::shared_ptr<ProbeMemory>> ProbeMemory::make(int device, std::uint64_t
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "exporting memory");
   cuda::CopyTimer timer;
   timer.copy(made->begin_, cuda::address_of(&nonce), sizeof nonce);
-  if (auto status = timer.wait("writing what the peer is to read"); !status.ok()) return status;
+  if (auto status = timer.wait("writing the probe's bytes"); !status.ok()) return status;
   return made;
 }
 
@@ -66,7 +66,8 @@ Result<double> probe(FileDescriptor memory, std::uint64_t nonce, int device, con
   timer.copy(cuda::address_of(&found), mine.copies(), sizeof found);
   if (auto status = timer.wait("copying from the peer's GPU"); !status.ok()) return status;
   if (found != nonce)
-    return Status(Code::channel_unavailable, "what was copied from the peer's GPU is not what it wrote");
+    return Status(Code::channel_unavailable,
+                  "the bytes copied from the peer's GPU are not the bytes that the peer wrote");
   return speed;
 }
 

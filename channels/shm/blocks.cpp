@@ -68,8 +68,8 @@ Blocks::~Blocks() {
 
 std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_resort) {
   if (bytes > limits_.held_bytes) {
-    return Refusal{
-        formatted("the buffer is larger than what receivers may hold, {} MB", fixed(megabytes(limits_.held_bytes), 0))};
+    return Refusal{formatted("the buffer is larger than the {} MB that receivers may hold",
+                             fixed(megabytes(limits_.held_bytes), 0))};
   }
   const auto index = size_class::of(bytes);
   const auto size = size_class::bytes_of(index);
@@ -77,7 +77,7 @@ std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_r
   if (closed_) return Refusal{formatted("the link to {} has ended", wire_.peer())};
   collect();
   if (const auto held = usage_->held.load(std::memory_order_relaxed); held + size > limits_.held_bytes) {
-    return Refusal{formatted("receivers hold {} MB of shared memory, of {} that they may", fixed(megabytes(held), 0),
+    return Refusal{formatted("receivers hold {} MB of shared memory, and may hold {}", fixed(megabytes(held), 0),
                              fixed(megabytes(limits_.held_bytes), 0))};
   }
   auto& of_size = classes_[index];

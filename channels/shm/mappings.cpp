@@ -55,7 +55,7 @@ Status Mappings::map_ledger(FileDescriptor descriptor, std::uint64_t nonce) {
   auto memory = SharedMemory::map(std::move(descriptor), Ledger::bytes, SharedMemory::InChild::inherited);
   if (!memory.ok()) return memory.status();
   if (word_at(*memory, Ledger::nonce_at).load(std::memory_order_acquire) != nonce) {
-    return {Code::protocol_error, "shared memory does not hold what it was said to"};
+    return {Code::protocol_error, "the shared memory does not hold the announced nonce"};
   }
   word_at(*memory, Ledger::answer_at).store(~nonce, std::memory_order_release);
   const std::lock_guard lock(mutex_);
@@ -90,7 +90,7 @@ Result<std::shared_ptr<Mappings::Mapping>> Mappings::find(std::uint32_t slot) {
   if (closed_) return Status(Code::connection_lost, "the link has ended");
   const auto found = slots_.find(slot);
   if (found == slots_.end()) {
-    return Status(Code::protocol_error, formatted("a ticket names slot {} of shared memory, which is empty", slot));
+    return Status(Code::protocol_error, formatted("the ticket names slot {} of shared memory, which is empty", slot));
   }
   if (found->second.mapping == nullptr) {
     return Status(Code::resource_exhausted, "the shared memory of a buffer could not be mapped");
@@ -105,13 +105,14 @@ Result<Buffer> Mappings::claim(const Lending& lending, std::uint64_t bytes) {
   const auto& mapping = *found;
   const auto size = mapping->geometry.block_bytes;
   if (lending.block >= mapping->geometry.blocks || bytes == 0 || bytes > size) {
-    return Status(Code::protocol_error, formatted("a ticket names {} bytes of block {} in slot {}, which has {} of {}",
-                                                  bytes, lending.block, lending.slot, mapping->geometry.blocks, size));
+    return Status(Code::protocol_error,
+                  formatted("the ticket names {} bytes of block {} in slot {}, which has {} blocks of {} bytes", bytes,
+                            lending.block, lending.slot, mapping->geometry.blocks, size));
   }
   auto& block = mapping->blocks[lending.block];
   if (block.held.load(std::memory_order_acquire) || block.generation == lending.generation) {
-    return Status(Code::protocol_error, formatted("a ticket names block {} in slot {}, which is {}", lending.block,
-                                                  lending.slot, block.held ? "lent already" : "given back already"));
+    return Status(Code::protocol_error, formatted("the ticket names block {} in slot {}, which is {}", lending.block,
+                                                  lending.slot, block.held ? "lent already" : "returned already"));
   }
   block.generation = lending.generation;
   block.held.store(true, std::memory_order_relaxed);
@@ -174,13 +175,13 @@ Result<Buffer> Mappings::claim(const Handed& handed, std::uint64_t bytes, bool& 
   const auto region = regions_.find(handed.region);
   if (region == regions_.end()) {
     return Status(Code::protocol_error,
-                  formatted("a ticket names region {} of shared memory, which was not handed over", handed.region));
+                  formatted("the ticket names region {} of shared memory, which was not handed over", handed.region));
   }
   memory = count(region);
   if (memory == nullptr) return Status(Code::resource_exhausted, "shared memory could not be mapped");
   if (bytes == 0 || handed.offset > memory->bytes() || bytes > memory->bytes() - handed.offset) {
-    return Status(Code::protocol_error, formatted("a ticket names {} bytes at {} of region {}, which has {}", bytes,
-                                                  handed.offset, handed.region, memory->bytes()));
+    return Status(Code::protocol_error, formatted("the ticket names {} bytes at {} of region {}, which has {} bytes",
+                                                  bytes, handed.offset, handed.region, memory->bytes()));
   }
   shared = !memory->frozen();
   if (!shared) {

@@ -76,7 +76,7 @@ class ShmChannel final : public Channel {
   }
 
   Offer offer_bundle(std::span<const Buffer* const> parts, Outgoing&, Completion released) override {
-    if (!end().ok() || blocks_ == nullptr) return Refusal{"shm is not there"};
+    if (!end().ok() || blocks_ == nullptr) return Refusal{"shm has not opened, or the link has ended"};
     const auto bytes = Bundle::bytes(parts);
     auto taken = blocks_->take(bytes, false);
     if (auto* refusal = std::get_if<Refusal>(&taken)) return std::move(*refusal);
@@ -139,10 +139,10 @@ class ShmChannel final : public Channel {
 
   /// Offers a buffer that lies in a region. Completes `released` if it succeeds, and leaves it alone otherwise.
   Offer hand_over(const Buffer& buffer, bool frozen, Completion& released) {
-    if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
+    if (buffer.bytes == 0) return Refusal{"the buffer has no bytes to share"};
     const auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
     if (!found || found->region->memory().frozen() != frozen)
-      return Refusal{"only memory that was made to be shared can be"};
+      return Refusal{"only memory that was made to be shared can be shared"};
     const auto told = handovers_->hand(found->region);
     if (const auto* refusal = std::get_if<Refusal>(&told)) return *refusal;
     complete(std::move(released), {});
@@ -167,7 +167,8 @@ class ShmChannel final : public Channel {
     if (sink.adopt(*claimed)) return {};
     if (shared) {
       return {Code::channel_unavailable,
-              formatted("{} shares memory, which cannot land in memory that is there already", wire_.peer())};
+              formatted("{} shares memory, and shared memory cannot land in memory that the caller provides",
+                        wire_.peer())};
     }
     const auto mine = sink.reserve(ticket.bytes);
     if (!mine || mine->bytes < ticket.bytes) return no_memory(ticket.bytes);
@@ -182,7 +183,7 @@ class ShmChannel final : public Channel {
   void on(const shm::Hello& hello, FileDescriptor descriptor) {
     std::string failure;
     if (!descriptor) {
-      failure = "descriptors cannot travel: no unix socket in common";
+      failure = "file descriptors cannot be passed: the link has no unix socket";
     } else if (const auto status = mappings_.map_ledger(std::move(descriptor), hello.nonce); !status.ok()) {
       failure = std::string(status.what());
     }
@@ -192,7 +193,7 @@ class ShmChannel final : public Channel {
     if (blocks_ == nullptr || std::exchange(probed_, true)) return;
     if (!probed.failure.empty()) return wire_.ready({Code::channel_unavailable, probed.failure});
     if (!blocks_->answered(nonce_))
-      return wire_.ready({Code::channel_unavailable, "the peer did not find the memory that it was sent"});
+      return wire_.ready({Code::channel_unavailable, "the peer did not find the memory of the probe"});
     wire_.ready({});
   }
   void on(const shm::Segment& segment, FileDescriptor descriptor) {

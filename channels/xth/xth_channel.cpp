@@ -31,9 +31,9 @@ class XthChannel final : public Channel {
     if (buffer.bytes > 0 && buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     auto offered = buffer;
     if (sharing == Sharing::shared) {
-      if (buffer.bytes == 0) return Refusal{"there are no bytes to share"};
+      if (buffer.bytes == 0) return Refusal{"the buffer has no bytes to share"};
       auto found = Regions::of_this_process().find(buffer.data, buffer.bytes);
-      if (!found) return Refusal{"only memory that was made to be shared can be"};
+      if (!found) return Refusal{"only memory that was made to be shared can be shared"};
       offered.owner = std::move(found->region);
     }
     const auto number = offers_->add(std::move(offered), std::move(released), sharing == Sharing::shared);
@@ -78,9 +78,9 @@ class XthChannel final : public Channel {
       const bool taken = sink.adopt(source->buffer);
       (*theirs)->end_copy(parsed->number);
       if (taken) return {};
-      return Status(Code::channel_unavailable, formatted("{} shares memory, which cannot land in memory that is there "
-                                                         "already",
-                                                         wire_.peer()));
+      return Status(Code::channel_unavailable,
+                    formatted("{} shares memory, and shared memory cannot land in memory that the caller provides",
+                              wire_.peer()));
     }
     const auto destination = sink.reserve(ticket.bytes);
     const bool fits = destination && destination->bytes >= ticket.bytes;
@@ -99,7 +99,7 @@ class XthChannel final : public Channel {
     auto found = Directory::of_this_process().find(end);
     if (!found) {  // no ProtocolError: more likely an agent just left than a peer invents tickets
       return Status(Code::connection_lost,
-                    formatted("the end of {} that offered the buffer is closed, or never was", wire_.peer()));
+                    formatted("the end of {} that offered the buffer is closed, or never existed", wire_.peer()));
     }
     theirs_id_ = end;
     theirs_ = found;

@@ -70,7 +70,7 @@ Result<tensorpipe::Context*> Contexts::of(DeviceType type) {
 
 std::string Contexts::why_not(Device device) {
   if (device.type != DeviceType::cpu && device.type != DeviceType::cuda)
-    return formatted("tensorpipe carries the CPU's memory and GPU memory, not {}", text_of(device));
+    return formatted("tensorpipe carries CPU memory and GPU memory, not {}", text_of(device));
   if (device.type == DeviceType::cuda && !gpu::why_missing().empty()) return gpu::why_missing();
   const std::lock_guard lock(mutex_);
   const auto& found = entry(device.type);

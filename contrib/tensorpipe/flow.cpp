@@ -108,7 +108,7 @@ void Flow::read_next(const Pipe& pipe) {
 void Flow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
   auto incoming = take(descriptor);
   if (!incoming)
-    return fail({Code::protocol_error, formatted("{} sent by TensorPipe what it was not asked for", peer_)});
+    return fail({Code::protocol_error, formatted("{} sent bytes by TensorPipe that this end did not request", peer_)});
   tensorpipe::Allocation allocation;
   allocation.tensors.push_back({pair_.local.type == DeviceType::cuda
                                     ? gpu::buffer_of(incoming->memory)

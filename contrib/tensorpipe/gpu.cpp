@@ -52,7 +52,7 @@ std::variant<Buffer, Refusal> held(const Buffer& buffer) {
   auto ready = cuda::ready_of(buffer);
   if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
   if (!exports(buffer))
-    return Refusal{"TensorPipe carries memory of cudaMalloc's alone, not expandable segments or memory pools"};
+    return Refusal{"TensorPipe carries only memory of cudaMalloc, not of expandable segments or memory pools"};
   auto source = std::make_shared<CopySource>(CopySource{buffer.owner, std::move(std::get<cuda::Event>(ready))});
   auto held = buffer;
   held.stream = static_cast<Stream>(source->ready.get());

@@ -68,7 +68,7 @@ void Meeting::hear(const Listening& listening) {
     if (ended_ || !heard_hello_ || theirs_ < mine_ || std::exchange(heard_address_, true)) return;
   }
   if (!is_address(listening.address))
-    return fail({Code::protocol_error, formatted("{} says that it listens at what is no address", peer_)});
+    return fail({Code::protocol_error, formatted("{} announced an invalid address", peer_)});
   Contexts::of_this_process().background().submit(
       [self = shared_from_this(), address = listening.address] { self->dial(address); });
 }
@@ -104,7 +104,7 @@ void Meeting::accept_next() {
   }
   listener->accept([self = shared_from_this()](const Error& error, Pipe pipe) {
     if (error)
-      return self->fail({Code::channel_unavailable, formatted("TensorPipe listens no more: {}", error.what())});
+      return self->fail({Code::channel_unavailable, formatted("TensorPipe stopped listening: {}", error.what())});
     self->accept_next();
     self->accepted(std::move(pipe));
   });
@@ -157,11 +157,11 @@ void Meeting::dial(const std::string& address) {
       pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from, const Descriptor* handshake) {
         if (error) {
           return self->fail(
-              {Code::channel_unavailable, formatted("TensorPipe reaches nobody at {}: {}", address, error.what())});
+              {Code::channel_unavailable, formatted("TensorPipe reaches no process at {}: {}", address, error.what())});
         }
         if (handshake == nullptr || handshake->metadata != text_of(self->mine_))
           return self->fail(
-              {Code::channel_unavailable, formatted("at {} there is another process than {}", address, self->peer_)});
+              {Code::channel_unavailable, formatted("the process at {} is not {}", address, self->peer_)});
         self->finish_with(from);
       });
 }

@@ -58,7 +58,7 @@ class TensorpipeChannel final : public Channel {
       complete(std::move(released), {});
       return Ticket{.bytes = 0, .opaque = encode(tp::TensorpipeTicket{})};
     }
-    if (!flow_->ready() && !message.last_resort()) return Refusal{"its pipe is being made", true};
+    if (!flow_->ready() && !message.last_resort()) return Refusal{"its pipe is not connected yet", true};
     auto held = buffer;
     if (pair_.local.type == DeviceType::cuda) {
       auto found = tp::gpu::held(buffer);
@@ -106,7 +106,7 @@ class TensorpipeChannel final : public Channel {
   }
 
   [[nodiscard]] std::string describe() const override {
-    return flow_->ready() ? "a pipe of TensorPipe's" : "its pipe is being made";
+    return flow_->ready() ? "a pipe of TensorPipe" : "its pipe is not connected yet";
   }
 
   void close(Status status) noexcept override {
@@ -140,8 +140,8 @@ class TensorpipeDriver final : public Driver {
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
     const auto ours = decode<tp::Endpoint>(mine), others = decode<tp::Endpoint>(theirs);
     if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
-    if (ours->agent == others->agent) return Refusal{"a pipe has two ends, and a call to oneself has one"};
-    if (ours->type != others->type) return Refusal{"tensorpipe carries nothing between a GPU and a CPU"};
+    if (ours->agent == others->agent) return Refusal{"an agent has no pipe to itself"};
+    if (ours->type != others->type) return Refusal{"tensorpipe does not carry between a GPU and a CPU"};
     return std::nullopt;
   }
 

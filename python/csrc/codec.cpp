@@ -118,7 +118,7 @@ bool unpack(const Object& value, Codec::Arguments& out) {
       PyTuple_CheckExact(PyTuple_GET_ITEM(value.get(), 0)) &&
       (PyTuple_GET_ITEM(value.get(), 1) == Py_None || PyDict_CheckExact(PyTuple_GET_ITEM(value.get(), 1)));
   if (!fits) {
-    set_error(Status(Code::protocol_error, "a request came whose arguments are not a tuple and a dict"));
+    set_error(Status(Code::protocol_error, "the arguments of a request are not a tuple and a dict"));
     return false;
   }
   out.args = borrow(PyTuple_GET_ITEM(value.get(), 0));
@@ -186,7 +186,8 @@ bool Codec::write_request(const Invocation& call, MessageReferences* references,
     Encoder encoder;
     if (is_published(call.args)) {
       if (call.first != nullptr || call.kwargs != nullptr) {
-        PyErr_SetString(PyExc_TypeError, "published arguments go to a function that is called by name, and alone");
+        PyErr_SetString(PyExc_TypeError,
+                        "published arguments must be the only arguments, and the function must be called by name");
         return false;
       }
       begin_packed_request(encoder, call.creation, call.call);

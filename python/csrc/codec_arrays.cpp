@@ -54,7 +54,7 @@ const Numpy* imported_numpy() {
   const Object module(PyImport_ImportModule("numpy"));
   if (!module) return nullptr;
   const auto* numpy = loaded_numpy();
-  if (numpy == nullptr) PyErr_SetString(PyExc_ImportError, "numpy is not wholly imported");
+  if (numpy == nullptr) PyErr_SetString(PyExc_ImportError, "numpy is only partly imported");
   return numpy;
 }
 
@@ -140,7 +140,7 @@ Object dtype_from(const ArrayLayout& layout, const Numpy& numpy) {
   Object dtype(PyObject_CallFunction(numpy.dtype, "s", layout.dtype.c_str()));
   if (!dtype) return nullptr;
   if (number_attribute(dtype.get(), "itemsize") != static_cast<long>(layout.item_bytes)) {
-    PyErr_Format(PyExc_ValueError, "a numpy array arrived of dtype %s with elements of %u bytes", layout.dtype.c_str(),
+    PyErr_Format(PyExc_ValueError, "a received numpy array has dtype %s and elements of %u bytes", layout.dtype.c_str(),
                  layout.item_bytes);
     return nullptr;
   }

@@ -220,7 +220,7 @@ PyObject* part(PyObject* /*module*/, PyObject* number) {
   const auto index = PyLong_AsSize_t(number);
   if (PyErr_Occurred() != nullptr) return nullptr;
   if (index >= parts_of_load.size()) {
-    PyErr_SetString(PyExc_ValueError, "a pickle asks for a part that did not come with it");
+    PyErr_SetString(PyExc_ValueError, "a pickle names a part that its message does not have");
     return nullptr;
   }
   return Py_NewRef(parts_of_load[index].get());
@@ -230,7 +230,7 @@ PyObject* tensor_part(PyObject* number) {
   auto* const tensor = part(nullptr, number);
   if (tensor == nullptr || is_tensor(tensor)) return tensor;
   Py_DECREF(tensor);
-  PyErr_SetString(PyExc_ValueError, "a pickle takes a part for a tensor that is none");
+  PyErr_SetString(PyExc_ValueError, "a pickle names a part as a tensor, but the part is not one");
   return nullptr;
 }
 

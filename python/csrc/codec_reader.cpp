@@ -134,7 +134,7 @@ Object PythonValueReader::read(Tag tag) {
     case Tag::pickled:
       return read_pickled();
     case Tag::reference:
-      if (references_ == nullptr) return failed("holds a reference, where there can be none");
+      if (references_ == nullptr) return failed("holds a reference where none is allowed");
       return numbered(in_->number(), Object(references_->read(in_->reference())));
     case Tag::dtype:
       return known(dtype_object(in_->dtype()), "names a dtype that this version of torch does not have");
@@ -264,7 +264,7 @@ Object PythonValueReader::read_array() {
 
 Object PythonValueReader::read_pickled() {
   if (!codec_->takes_pickle()) {
-    set_error(Status(Code::permission_denied, "a pickle came, and this agent reads none"));
+    set_error(Status(Code::permission_denied, "the message holds a pickle, and this agent reads none"));
     return nullptr;
   }
   const auto number = in_->number();
@@ -288,7 +288,7 @@ Object PythonValueReader::read_pickled() {
 }
 
 Object PythonValueReader::read_published() {
-  if (published_) return failed("holds a published value inside of one");
+  if (published_) return failed("holds a published value inside another one");
   const auto number = in_->number();
   const auto buffers = published_buffers(*in_);
   Decoder inside(in_->view(), buffers);
@@ -311,7 +311,7 @@ Object PythonValueReader::read_record() {
   const auto found = codec_->records().find(in_->record_kind(), in_->record_name(), codec_->takes_pickle());
   if (!found.type) return nullptr;
   if (const auto tag = in_->next(); tag != Tag::text)
-    return tag == Tag::invalid ? failed() : failed("holds a record that does not say its fields");
+    return tag == Tag::invalid ? failed() : failed("holds a record without its fields");
   const auto fields = in_->text();
   std::vector<Object> values;
   values.reserve(count - 1);

@@ -277,7 +277,7 @@ bool RecordClass::assign(PyObject* object, const Field& field, PyObject* value) 
 Object RecordClass::put_tuple_together(PyTypeObject* type, std::string_view fields,
                                        const std::vector<Object>& values) const {
   if (fields != fields_ || values.size() != members_.size()) {
-    return refuse(Code::invalid_argument, "a named tuple " + in_quotes(name_) + " came with the fields " +
+    return refuse(Code::invalid_argument, "a named tuple " + in_quotes(name_) + " arrived with the fields " +
                                               in_quotes(fields) + "; here it has " + in_quotes(fields_) +
                                               ": another version of it?");
   }
@@ -320,7 +320,7 @@ Object RecordClass::put_together(PyTypeObject* type, std::string_view fields, co
     if (&field == &members_.back() && rest.empty() && used == values.size()) return object;
   }
   if (rest.empty() && used == values.size() && fits(object.get())) return object;
-  return refuse(Code::invalid_argument, "a dataclass " + in_quotes(name_) + " came with the fields " +
+  return refuse(Code::invalid_argument, "a dataclass " + in_quotes(name_) + " arrived with the fields " +
                                             in_quotes(fields) + "; here it has " + in_quotes(fields_) +
                                             ": another version of it?");
 }
@@ -361,7 +361,7 @@ const RecordClasses::Path* RecordClasses::path_to(std::string_view name, bool im
   }
   if (!loaded) {
     return refuse(Code::not_found, "no module " + in_quotes(module) + (imports ? "" : " has been imported here") +
-                                       ", which the class of a value that came is in: " + not_here);
+                                       ", which has the class of a received value: " + not_here);
   }
   Path path{std::move(key), std::move(loaded), path_of(name.substr(colon + 1))};
   if (path.names.empty()) return nullptr;
@@ -379,7 +379,7 @@ Object RecordClasses::look_for(std::string_view name, bool imports, bool exposed
     const auto type = exposed_->class_named(name.substr(0, colon), name.substr(std::min(colon + 1, name.size())));
     if (type) return borrow(type.ptr());
     return refuse(Code::permission_denied,
-                  "the class " + in_quotes(name) + " of a value that came was not exposed here");
+                  "the class " + in_quotes(name) + " of a received value was not exposed here");
   }
   const auto* const path = path_to(name, imports);
   if (path == nullptr) return nullptr;

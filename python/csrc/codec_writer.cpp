@@ -390,7 +390,7 @@ bool PythonValueWriter::write_set(PyObject* value, Kind kind, const void* identi
 
 bool PythonValueWriter::write_published(PyObject* value, const void* identity) {
   if (references_ == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "what rpc.publish() returned cannot be sent in this message, or published again");
+    PyErr_SetString(PyExc_TypeError, "the result of rpc.publish() cannot be sent in this message, or published again");
     return false;
   }
   published_in(value).write(*out_, identity);
@@ -427,7 +427,7 @@ bool PythonValueWriter::write_part(PyObject* part) {
 bool PythonValueWriter::write_pickled(PyObject* value) {
   if (!codec_->takes_pickle()) {
     PyErr_Format(PyExc_TypeError,
-                 "this agent sends no pickles, and the codec has no form for something in a value of type %.200s",
+                 "this agent sends no pickles, and the codec cannot encode a part of a value of type %.200s",
                  Py_TYPE(value)->tp_name);
     return false;
   }

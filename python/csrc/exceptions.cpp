@@ -11,7 +11,7 @@ std::string text_of_object(py::handle object) {
   try {
     return py::str(object).cast<std::string>();
   } catch (py::error_already_set&) {
-    return "<its text cannot be had: __str__ raised>";
+    return "<no text: __str__ raised>";
   }
 }
 

@@ -198,7 +198,7 @@ py::object Future::wait(std::optional<double> timeout) {
         const Interruption interruption;
         let_go();
         interruption.rethrow();
-        raise_time_out("the future has not completed within wait(timeout=); its call goes on");
+        raise_time_out("the future has not completed within wait(timeout=); its call continues");
       }
       complete(call().take());
     } else if (!wait_completed(until)) {
@@ -218,8 +218,7 @@ void Future::escalate() {
 bool Future::wait_completed(std::optional<Clock::time_point> until) {
   if (forks_ != forks()) {
     raise(Status(Code::agent_closed,
-                 "the future belongs to the process that this one was forked from, and will not "
-                 "complete here"));
+                 "the future belongs to the parent of this forked process, and will not complete here"));
   }
   const auto what = pending_.call ? pending_.text() : "a future that a callback or another future completes";
   const auto wait_for = [&](bool arrival_too) {
@@ -345,7 +344,7 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
     }
   }
   interruption.rethrow();
-  if (stopped) raise_time_out("not all futures have completed within wait_all(timeout=); their calls go on");
+  if (stopped) raise_time_out("not all futures have completed within wait_all(timeout=); their calls continue");
 
   py::list values(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {

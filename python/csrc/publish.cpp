@@ -35,10 +35,9 @@ PyObject* repr(PyObject* self) {
 }
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
-  PyErr_SetString(
-      PyExc_TypeError,
-      "the result of rpc.publish() can only be in the arguments and results of calls, beside values that the "
-      "codec knows: it cannot be pickled or copied");
+  PyErr_SetString(PyExc_TypeError,
+                  "the result of rpc.publish() can be sent only in the arguments and results of calls, and not inside "
+                  "a pickled value: it cannot be pickled or copied");
   return nullptr;
 }
 

@@ -146,7 +146,7 @@ py::object RemoteObjects::create(const std::string& owner,
   try {
     prepared = prepare(reference->ids());
   } catch (...) {
-    tables_->end_creation(*reference, Status(Code::cancelled, "the call that was to make the object was never made"));
+    tables_->end_creation(*reference, Status(Code::cancelled, "the call that creates the object was never sent"));
     throw;
   }
   end_call(reference, agent_.start(std::move(prepared)));
@@ -162,8 +162,7 @@ void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, Pendin
     // The object keeps the exception that its function raised. So an exception in the reply means that no object
     // exists.
     if (status.ok() && (reply->payload.empty() || reply->payload.front() != std::byte{0})) {
-      status =
-          Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that was to make the object");
+      status = Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that creates the object");
     }
     agent->objects().tables().end_creation(*reference, status);
     agent->end_call(pending, status);
@@ -181,7 +180,7 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
     slot->outcome = std::move(outcome);
     slot->gate.open();
   });
-  slot->gate.wait(std::nullopt, "an object that is being made here");  // the fetch enforces the deadline
+  slot->gate.wait(std::nullopt, "an object that is created here");  // the fetch enforces the deadline
   const auto outcome = value_or_raise(*std::move(slot->outcome));
   auto value = object_of(outcome);
   if (!outcome.raised) return value;

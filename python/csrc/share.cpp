@@ -46,19 +46,16 @@ PyObject* repr(PyObject* self) { return PyUnicode_FromFormat("tensorferry.share(
 PyObject* get_attribute(PyObject* self, PyObject* name) {
   auto* const found = PyObject_GenericGetAttr(self, name);
   if (found == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
-    PyErr_Format(
-        PyExc_AttributeError,
-        "the result of tensorferry.share() marks a tensor, and is not one: it has no '%U'; the tensor is its .tensor",
-        name);
+    PyErr_Format(PyExc_AttributeError,
+                 "tensorferry.share() returns a marker, not a tensor: it has no '%U'; the tensor is its .tensor", name);
   }
   return found;
 }
 
 PyObject* reduce(PyObject* /*self*/, PyObject* /*protocol*/) {
-  PyErr_SetString(
-      PyExc_TypeError,
-      "the result of tensorferry.share() can only be an argument or a result of a call: it cannot be pickled "
-      "or copied (its .tensor can)");
+  PyErr_SetString(PyExc_TypeError,
+                  "the result of tensorferry.share() can only be an argument or a result of a call: it cannot be "
+                  "pickled or copied (its .tensor can)");
   return nullptr;
 }
 

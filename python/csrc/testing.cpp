@@ -107,7 +107,8 @@ py::tuple decode_request(const CodecFixture& fixture, const Encoded& encoded) {
   Codec::Arguments arguments;
   const auto received = deliver(encoded.message, *fixture.memory);
   if (!fixture.codec->read_request(received, fixture.references.get(), arguments)) throw py::error_already_set();
-  if (arguments.creation != Creation{{1, 2}, {3, 4}} || arguments.call != 5) throw py::value_error("another head came");
+  if (arguments.creation != Creation{{1, 2}, {3, 4}} || arguments.call != 5)
+    throw py::value_error("the request has another head");
   return py::make_tuple(steal(std::move(arguments.args)), or_none(std::move(arguments.kwargs)));
 }
 

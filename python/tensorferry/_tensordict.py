@@ -18,5 +18,5 @@ def put_together(kind: type, parts: tuple[Any, ...]) -> Any:
     """Returns the TensorDict of the parts that a peer sent. The constructor of TensorDict checks them."""
     source, batch_size, device, names, locked = parts
     if type(source) is not dict or type(locked) is not bool:
-        raise TypeError("a TensorDict came that is made of something else than a dict")
+        raise TypeError("a received TensorDict is not made of a dict")
     return kind(source, batch_size=batch_size, device=device, names=names, lock=locked)

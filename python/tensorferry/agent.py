@@ -419,7 +419,7 @@ class Agent(Calls):
             raise errors.InvalidArgument("shutdown() inside a function that a peer called waits for itself")
         try:
             if graceful and not self._left:
-                with _interruptible("everybody's calls to end, and for everybody to shut down"):
+                with _interruptible("the calls of all agents to end, and for all agents to shut down"):
                     _finish(self, timeout)
         finally:
             self.leave()
@@ -510,7 +510,7 @@ def _wait_for_all(agent: Agent, key: str, patience: _Patience) -> None:
         for name in missing:
             # Reads the key a second time: the peer may have arrived and left since the first.
             if (why := _why_gone(agent, name)) and store.get(f"{key}/at/{name}", 0) is None:
-                raise errors.ConnectionLost(f'shutdown: "{name}" was lost before it came here ({why})')
+                raise errors.ConnectionLost(f'shutdown: "{name}" was lost before it reached the shutdown ({why})')
         if patience.over():
             raise errors.DeadlineExceeded(f"shutdown: still waiting for {', '.join(missing) or 'the store'}")
 

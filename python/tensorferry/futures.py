@@ -63,7 +63,7 @@ def _take(completed: SimpleQueue[AnyFuture], count: int, until: float | None) ->
         except Empty:
             raise errors.DeadlineExceeded(
                 f"{count - taken} of {count} futures have not completed within as_completed(timeout=); "
-                "their calls go on"
+                "their calls continue"
             ) from None
         yield future
         del future  # keeps no reference to it while waiting for the next one
@@ -168,4 +168,6 @@ def report_unseen(what: str, error: BaseException) -> None:
         what: the failed call: ``the call of "f" to "b" failed``.
         error: the future's exception.
     """
-    _log.warning("%s, and its future was dropped unseen: %s: %s", what, type(error).__name__, error)
+    _log.warning(
+        "%s, and its future was dropped before its exception was retrieved: %s: %s", what, type(error).__name__, error
+    )

@@ -43,7 +43,7 @@ def empty(
         assert weights.mean() == 1  # worker1 wrote into these weights
     """
     if device is not None and torch.device(device).type != "cpu":
-        raise ValueError(f"tensorferry.empty() makes memory on the CPU; sharing that of {device} is not there yet")
+        raise ValueError(f"tensorferry.empty() makes memory on the CPU; memory of {device} cannot be shared yet")
     if not size:
         raise TypeError("empty() needs a size: empty(2, 3), empty((2, 3)), or empty(()) for a scalar")
     given = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size

@@ -189,7 +189,9 @@ def next_item(iterator: Any, seconds: float) -> tuple[Any, ...] | Awaitable[tupl
     if hasattr(iterator, "__anext__"):
         return _next_of_async(iterator, seconds)
     if not hasattr(iterator, "__next__"):
-        raise TypeError(f"rpc_stream calls a generator, or what returns an iterator, not a {type(iterator).__name__}")
+        raise TypeError(
+            f"rpc_stream calls a generator, or a function that returns an iterator, not a {type(iterator).__name__}"
+        )
     try:
         if not seconds:
             return (next(iterator),)

@@ -87,7 +87,7 @@ Tag Decoder::composite(Tag tag) {
       return read_record();
     case Tag::dtype:
       leaf_ = reader_.get<std::uint8_t>();
-      return size_of(dtype()) != 0 ? checked(tag) : fail("names a dtype that there is not");
+      return size_of(dtype()) != 0 ? checked(tag) : fail("names an unknown dtype");
     case Tag::layout:
       return read_leaf(tag, static_cast<std::uint8_t>(LayoutNumber::jagged));
     case Tag::memory_format:
@@ -107,7 +107,7 @@ Tag Decoder::composite(Tag tag) {
 
 Tag Decoder::read_leaf(Tag tag, std::uint8_t most) {
   leaf_ = reader_.get<std::uint8_t>();
-  return leaf_ <= most ? checked(tag) : fail("names a torch constant that there is not");
+  return leaf_ <= most ? checked(tag) : fail("names an unknown torch constant");
 }
 
 Tag Decoder::read_big_integer() {
@@ -139,7 +139,7 @@ bool Decoder::read_blob(ByteView& view, std::optional<std::uint32_t>& far) {
   }
   const auto& buffer = buffers_[index];
   if (buffer.device.type != DeviceType::cpu) {
-    fail("has bytes on a device where only tensors can be");
+    fail("has bytes on a device that can hold only tensors");
     return false;
   }
   if (uses_[index] != Use::none) {
@@ -181,7 +181,7 @@ Tag Decoder::read_tensor() {
   if ((flags & Encoder::tensor_has_device) != 0) {
     const auto type = reader_.get<std::uint8_t>();
     if (type > static_cast<std::uint8_t>(DeviceType::cuda))
-      return fail("wants a tensor on a device of an unknown type");
+      return fail("places a tensor on a device of an unknown type");
     tensor_.device = {static_cast<DeviceType>(type), reader_.get<std::uint8_t>()};
   }
   read_dims(tensor_.sizes);
@@ -202,7 +202,7 @@ Tag Decoder::read_tensor() {
   uses_[index] = Use::tensors;
   if (auto valid = validate(tensor_, buffers_[index].bytes); !valid.ok()) {
     detail_ = valid.what();
-    return fail("has a tensor that cannot be");
+    return fail("has an invalid tensor");
   }
   buffer_ = static_cast<std::uint32_t>(index);
   number_ = numbers_++;
@@ -231,12 +231,12 @@ Tag Decoder::read_array() {
   const auto item_bytes = reader_.varint();
   read_dims(array_.sizes);
   if (!read_blob(view_, far_)) return Tag::invalid;
-  if (dtype.size() > 32 || item_bytes > 0x7fffffff) return fail("has an array of a dtype that cannot be");
+  if (dtype.size() > 32 || item_bytes > 0x7fffffff) return fail("has an array of an invalid dtype");
   array_.dtype = dtype;
   array_.item_bytes = static_cast<std::uint32_t>(item_bytes);
   if (auto valid = validate(array_, view_.size()); !valid.ok()) {
     detail_ = valid.what();
-    return fail("has an array that cannot be");
+    return fail("has an invalid array");
   }
   number_ = numbers_++;
   return Tag::array;
@@ -251,7 +251,7 @@ Tag Decoder::read_pickled() {
   for (std::uint64_t i = 0; i < buffers; ++i) {
     PickleBuffer buffer;
     const auto read_only = reader_.get<std::uint8_t>();
-    if (read_only > 1) return fail("has a buffer of pickle's of an unknown kind");
+    if (read_only > 1) return fail("has a pickle buffer of an unknown kind");
     buffer.read_only = read_only == 1;
     if (!read_blob(buffer.bytes, buffer.far)) return Tag::invalid;
     pickle_buffers_.push_back(buffer);
@@ -308,7 +308,7 @@ Tag Decoder::read_published() {
   if (count != 0) {
     if (index >= buffers_.size()) return fail("names a buffer that it does not have");
     if (uses_[index] != Use::none) return fail("names one buffer as the bytes of two values");
-    if (buffers_[index].device.type != DeviceType::cpu) return fail("has bytes on a device where only tensors can be");
+    if (buffers_[index].device.type != DeviceType::cpu) return fail("has bytes on a device that can hold only tensors");
     uses_[index] = Use::bytes;
   }
   std::uint64_t end = 0;
@@ -316,7 +316,7 @@ Tag Decoder::read_published() {
     // Overlapping parts could make the receiver copy the same bytes many times for a short message.
     if (part.offset < end || part.offset % PublishedPart::alignment != 0 || part.offset > buffers_[index].bytes ||
         part.bytes > buffers_[index].bytes - part.offset) {
-      return fail("has a published value whose buffers do not lie where it says");
+      return fail("has a published value whose buffers do not lie at their stated places");
     }
     end = part.offset + part.bytes;
   }
@@ -328,10 +328,10 @@ Tag Decoder::read_published() {
 Tag Decoder::read_again() {
   const auto number = reader_.varint();
   if (checked(Tag::again) == Tag::invalid) return Tag::invalid;
-  if (number >= numbers_) return fail("refers to a value that has not come yet");
+  if (number >= numbers_) return fail("refers to a value that comes later");
   for (std::size_t i = 0; i < depth_; ++i) {
     if (open_[i].number == number && !open_[i].may_hold_itself) {
-      return fail("has a value that holds itself, through something else than lists and dicts");
+      return fail("has a value that holds itself by other means than lists and dicts");
     }
   }
   referred_ = static_cast<std::uint32_t>(number);

@@ -70,7 +70,7 @@ bool Encoder::begin_sparse(const SparseLayout& layout, const void* identity) {
 
 void Encoder::tensor(const TensorLayout& layout, std::uint32_t buffer, const void* identity) {
   if (buffer >= buffers_.size() || !validate(layout, buffers_[buffer].bytes).ok()) {
-    return fail(Code::internal, "a tensor was to be sent that does not lie in its buffer");
+    return fail(Code::internal, "a tensor that does not lie in its buffer cannot be sent");
   }
   const bool strided = !layout.is_contiguous();
   const bool elsewhere = layout.device != Device{};
@@ -159,8 +159,7 @@ void Encoder::put_dims(std::span<const std::int64_t> dims) {
 bool Encoder::put_again(std::uint32_t number) {
   for (std::size_t i = 0; i < depth_; ++i) {
     if (open_[i].number == number && !open_[i].may_hold_itself) {
-      fail(Code::invalid_argument,
-           "a value that holds itself, through something else than lists and dicts, cannot be sent");
+      fail(Code::invalid_argument, "a value that holds itself by other means than lists and dicts cannot be sent");
     }
   }
   put_tag(Tag::again);

@@ -71,7 +71,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
     return Status(Code::invalid_argument, "a reference can be sent only to an agent whose incarnation is known");
   }
   if (dead_.contains(receiver.incarnation)) {
-    return Status(Code::connection_lost, formatted("{}, to whom a reference was to be sent, is gone", receiver.name));
+    return Status(Code::connection_lost, formatted("{}, the receiver of a reference, is gone", receiver.name));
   }
   const ForkId fork{self_.incarnation, last_fork_ + 1};
   Child child;
@@ -128,23 +128,25 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   Transaction transaction(*this);
   if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
   if (record.receiver != self_.incarnation) {
-    return Status(Code::protocol_error, formatted("a reference from {} was meant for another agent than {}, or for an "
-                                                  "earlier life of it",
-                                                  sender.name, self_.name));
+    return Status(
+        Code::protocol_error,
+        formatted("a reference from {} was meant for another agent than {}, or for an earlier incarnation of it",
+                  sender.name, self_.name));
   }
   if (record.parent != sender || record.fork.incarnation != sender.incarnation) {
-    return Status(Code::protocol_error, formatted("a reference from {} was passed on by somebody else", sender.name));
+    return Status(Code::protocol_error, formatted("a reference from {} was passed on by another agent", sender.name));
   }
   if (sender.incarnation == self_.incarnation) {  // a peer may have put this agent's incarnation into the record
     const auto child = children_.find(record.fork);
     if (child == children_.end() || child->second.receiver != self_ || child->second.object != record.object) {
       return Status(Code::protocol_error,
-                    formatted("a reference came to {} from itself, and was never sent", self_.name));
+                    formatted("a reference arrived at {} from itself, but was never sent", self_.name));
     }
   }
   const auto parent = peers_.find(sender.incarnation);
   if (parent != peers_.end() && parent->second.refused.contains(record.fork)) {
-    return Status(Code::cancelled, formatted("a reference from {} came after its call had failed there", sender.name));
+    return Status(Code::cancelled,
+                  formatted("a reference from {} arrived after its call had failed there", sender.name));
   }
   auto accept = ReferenceOp::of(ReferenceOp::Kind::accept, record.fork);
 
@@ -157,7 +159,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   }
 
   const auto [at, is_new] = holds_.try_emplace(record.fork);
-  if (!is_new) return Status(Code::protocol_error, formatted("a reference from {} came twice", sender.name));
+  if (!is_new) return Status(Code::protocol_error, formatted("a reference from {} arrived twice", sender.name));
   auto& hold = at->second;
   hold.state = Hold::State::unconfirmed;
   hold.owner = record.owner;

@@ -43,7 +43,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   if (creator.incarnation == self_.incarnation) {  // begin_creation() has made it
     const auto object = objects_.find(ids.object);
     if (object == objects_.end() || object->second.state != Object::State::awaited) {
-      return {Code::cancelled, "the creation of this object was given up"};
+      return {Code::cancelled, "the creation of this object was cancelled"};
     }
     begin_running(object);
     return {};
@@ -52,14 +52,14 @@ Status References::create(const AgentId& creator, const Creation& ids) {
     return {Code::protocol_error, formatted("{} asks for a hold under another agent's number", creator.name)};
   }
   if (dead_.contains(creator.incarnation)) {
-    return {Code::connection_lost, formatted("{} asked for an object and is gone", creator.name)};
+    return {Code::connection_lost, formatted("{} asked for an object, and has ended", creator.name)};
   }
   auto& created = peer_of(creator).created;
-  if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was given up"};
+  if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was cancelled"};
   const auto object = find_or_await(ids.object);
   if (object == objects_.end()) return {Code::resource_exhausted, "too many objects are awaited"};
   if (object->second.state != Object::State::awaited)
-    return {Code::cancelled, "the creation of this object was given up"};
+    return {Code::cancelled, "the creation of this object was cancelled"};
   created.insert(ids.object.counter);
   begin_running(object);
   object->second.forks.emplace(ids.fork, creator.incarnation);

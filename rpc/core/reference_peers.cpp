@@ -84,8 +84,7 @@ void References::answered(const AgentId& from, std::uint64_t number, const Resul
   }
   const auto answer = decode<ReferenceAnswer>(*bytes);
   if (!answer || answer->kind != ReferenceAnswer::Kind::done || answer->results.size() != peer.batch.size()) {
-    return lose_peer(transaction, from,
-                     {Code::connection_lost, formatted("{} is not the agent that it was", from.name)});
+    return lose_peer(transaction, from, {Code::connection_lost, formatted("{} has another incarnation", from.name)});
   }
   peer.missing_ms = 0;
   const auto ops = std::exchange(peer.batch, {});
@@ -127,7 +126,7 @@ void References::apply_result(Transaction& transaction, const AgentId& from, con
 
 Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
   const auto batch = decode<ReferenceBatch>(message);
-  if (!batch) return Status(Code::protocol_error, formatted("{} sent a reference message that is none", from.name));
+  if (!batch) return Status(Code::protocol_error, formatted("{} sent an invalid reference message", from.name));
   const auto refuse = [](ReferenceAnswer::Kind kind) { return encode(ReferenceAnswer{kind, {}}); };
   if (batch->receiver != self_.incarnation) return refuse(ReferenceAnswer::Kind::stranger);
 
@@ -204,7 +203,7 @@ void References::apply_abandon(Transaction& transaction, const AgentId& from, co
   object->second.forks.erase(op.fork);
   if (object->second.state != Object::State::awaited) return free_if_unused(transaction, object);
   finish(transaction, object,
-         Status(Code::cancelled, formatted("{} gave the creation of this object up: {}", from.name, op.text)));
+         Status(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text)));
 }
 
 // ---- the end of a peer

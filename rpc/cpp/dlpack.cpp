@@ -60,7 +60,7 @@ struct Export {
 }  // namespace
 
 Tensor from_dlpack(dlpack::ManagedTensor* managed) {
-  if (managed == nullptr) throw InvalidArgument("no DLPack tensor was given");
+  if (managed == nullptr) throw InvalidArgument("the DLPack tensor is null");
   const std::shared_ptr<void> owner(managed, [](dlpack::ManagedTensor* done) {
     if (done->deleter != nullptr) done->deleter(done);
   });

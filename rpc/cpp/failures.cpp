@@ -71,7 +71,7 @@ Status describe_thrown(const std::exception_ptr& thrown, const std::string& self
   } catch (...) {
     const auto* type = abi::__cxa_current_exception_type();
     described.qualname = type != nullptr ? name_of_type(*type) : "unknown";
-    described.text = "an exception that is no std::exception";
+    described.text = "an exception that is not a std::exception";
   }
   return {};
 }

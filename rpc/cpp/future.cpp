@@ -15,7 +15,7 @@ std::string text_of(const std::exception_ptr& exception) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -23,7 +23,8 @@ std::string text_of(const std::exception_ptr& exception) {
 
 void log_unheard(const char* where, const std::exception_ptr& exception) noexcept {
   try {
-    log_warning(std::string(where) + " threw, and its future was dropped unseen: " + text_of(exception));
+    log_warning(std::string(where) +
+                " threw, and its future was dropped before its exception was retrieved: " + text_of(exception));
   } catch (...) {  // no memory for the log line
   }
 }
@@ -32,14 +33,14 @@ void run_guarded(Continuation& next) noexcept {
   try {
     next.run();
   } catch (...) {
-    log_unheard("what waited for a future", std::current_exception());
+    log_unheard("a continuation of a future", std::current_exception());
   }
 }
 
 void throw_used_future() { throw InvalidArgument("the future is empty, or its result was taken already"); }
 
 std::exception_ptr broken_promise() {
-  return std::make_exception_ptr(Cancelled("the promise of this result was dropped without one"));
+  return std::make_exception_ptr(Cancelled("the promise was dropped without a result"));
 }
 
 class Event::State {

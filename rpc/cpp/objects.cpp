@@ -29,9 +29,8 @@ void run_method(const RemoteValue* thing, const MethodTarget& target, Reading& r
   }
   const auto* object = dynamic_cast<const SharedObject*>(thing);
   if (object == nullptr) {
-    return answer.fail({Code::invalid_argument, "the object on \"" + here +
-                                                    "\" is a plain value of C++'s without "
-                                                    "methods: use to_here()"});
+    return answer.fail(
+        {Code::invalid_argument, "the object on \"" + here + "\" is a plain C++ value without methods: use to_here()"});
   }
   const auto found = object->methods.find(target.method);
   if (found == object->methods.end()) {

@@ -20,7 +20,7 @@ int number_of(const std::string& text, const std::string& what) {
   int number = 0;
   const auto* const end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stopped != end || number < 0) throw InvalidArgument(what + " is no number: " + text);
+  if (error != std::errc() || stopped != end || number < 0) throw InvalidArgument(what + " is not a number: " + text);
   return number;
 }
 
@@ -63,8 +63,8 @@ void connect_to_torch(Meeting& meeting, const StoreAddress& address, bool from_e
   torch.timeout = options.join_timeout;
   if (meeting.rank == 0 && !by_torchrun) {
     throw InvalidArgument(
-        "rank 0 serves torch's store at tcp:// and env://, which C++ does not do: let rank 0 be a "
-        "Python process, or meet at store://host:port");
+        "rank 0 serves torch's store at tcp:// and env://, which C++ does not do: let rank 0 be a Python process, or "
+        "use store://host:port");
   }
   meeting.store = value_or_throw(connect_torch_store(address.host, address.port, torch));
 }

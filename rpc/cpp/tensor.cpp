@@ -26,7 +26,7 @@ std::size_t count_of(const Tensor::Shape& shape, DType dtype) {
   std::size_t count = 1;
   bool none = false;
   for (const auto size : shape) {
-    if (size < 0) throw InvalidArgument("a tensor of shape " + text_of(shape) + " cannot be: a size is negative");
+    if (size < 0) throw InvalidArgument("a tensor of shape " + text_of(shape) + " is invalid: a size is negative");
     none = none || size == 0;
     const bool overflows = size != 0 && __builtin_mul_overflow(count, static_cast<std::size_t>(size), &count);
     if (overflows || count > PTRDIFF_MAX / each) {
@@ -92,7 +92,7 @@ Tensor Tensor::from_memory(void* data, Shape shape, DType dtype, std::shared_ptr
     throw InvalidArgument(std::to_string(strides.size()) + " strides do not fit the shape " + text_of(shape));
   }
   if (std::any_of(strides.begin(), strides.end(), [](auto stride) { return stride < 0; })) {
-    throw InvalidArgument("negative strides do not travel: copy the tensor first");
+    throw InvalidArgument("negative strides cannot be sent: copy the tensor first");
   }
   if (data == nullptr && out.size_ != 0) throw InvalidArgument("a tensor with elements needs memory");
   out.dtype_ = dtype;
@@ -132,7 +132,7 @@ void Tensor::check_one() const {
 Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
 
 Tensor Tensor::clone() const {
-  if (device_.type != DeviceType::cpu) throw InvalidArgument("a " + text() + " is copied in host memory alone");
+  if (device_.type != DeviceType::cpu) throw InvalidArgument("a " + text() + " can be copied only in host memory");
   auto out = empty(shape_, dtype_);
   if (size_ == 0) return out;
   auto* to = static_cast<std::byte*>(out.data_);

@@ -69,7 +69,7 @@ Status Session::wait_for_all(const std::string& key, const Patience& patience, c
       if (*here) continue;
       if (why) {
         return {Code::connection_lost,
-                formatted("shutdown: \"{}\" was lost before it came here ({})", peer.name, *why)};
+                formatted("shutdown: \"{}\" was lost before it reached the shutdown ({})", peer.name, *why)};
       }
       missing += (missing.empty() ? "" : ", ") + peer.name;
     }

@@ -78,7 +78,7 @@ TEST_P(AgentCalls, AreRefusedByTheResolverUntilTheNameIsServed) {
   EXPECT_EQ(asked, 4);
 }
 
-TEST_P(AgentCalls, ToOneselfWork) {
+TEST_P(AgentCalls, ToTheSameAgentWork) {
   serve_echo(*a);
   auto message = message_of("me");
   message.buffers = {patterned(1'000'000)};
@@ -146,12 +146,12 @@ TEST_P(AgentCalls, ThatTakeTooLongFailWithoutHarmToTheNextCall) {
   }
 }
 
-TEST_P(AgentCalls, ToAnUnknownFunctionOrPeerSaySo) {
+TEST_P(AgentCalls, ToAnUnknownFunctionOrPeerFail) {
   EXPECT_EQ(call_sync(*a, "b", "nothing", {}).status().code(), Code::not_found);
   EXPECT_EQ(call_sync(*a, "nobody", "nothing", {}).status().code(), Code::not_found);
 }
 
-TEST_P(AgentCalls, WhoseHandlerNeverAnswersFail) {
+TEST_P(AgentCalls, WhoseHandlerNeverRepliesFail) {
   b->serve("drop", [](const Request&, const Reply&) {});
   EXPECT_EQ(call_sync(*a, "b", "drop", {}).status().code(), Code::internal);
 }

@@ -238,13 +238,13 @@ TEST(Handshake, WithDifferentKeysFailsAtBothEndsWithAdvice) {
   }
 }
 
-TEST(Handshake, SaysWhichEndHasNoKey) {
+TEST(Handshake, NamesTheEndWithoutAKey) {
   const auto key = Key::random();
   const auto without = run_handshake(terms(nullptr, false), terms(&key));
   EXPECT_EQ(without.dialler.status().code(), Code::unauthenticated);
   EXPECT_THAT(std::string(without.dialler.status().what()), HasSubstr("this process has none"));
   EXPECT_EQ(without.acceptor.status().code(), Code::unauthenticated);
-  EXPECT_THAT(std::string(without.acceptor.status().what()), HasSubstr("the peer has no cluster key"));
+  EXPECT_THAT(std::string(without.acceptor.status().what()), HasSubstr("but the peer has none"));
 }
 
 TEST(Handshake, WithDifferentPurposesFails) {

@@ -94,7 +94,7 @@ class BadInput : public ::testing::Test {
   }
   ~BadInput() override {
     const int before = answered_;
-    EXPECT_TRUE(eventually([&] { return answered_ > before + 2; })) << "calls go on";
+    EXPECT_TRUE(eventually([&] { return answered_ > before + 2; })) << "calls continue";
     enough_ = true;
     for (auto& caller : callers_) caller.join();
     EXPECT_EQ(failed_, 0);
@@ -123,7 +123,7 @@ class BadInput : public ::testing::Test {
       if (then_closes) stranger.half_close();
       const auto lines = log_until_ended(stranger);
       ASSERT_EQ(lines.size(), 1U);
-      EXPECT_THAT(lines[0], HasSubstr("turned a connection away: transport=" + std::string(by_unix ? "unix" : "tcp")));
+      EXPECT_THAT(lines[0], HasSubstr("refused a connection: transport=" + std::string(by_unix ? "unix" : "tcp")));
       EXPECT_THAT(lines[0], HasSubstr(why));
     }
   }
@@ -165,7 +165,7 @@ TEST_F(BadInput, BeforeTheHandshakeEndsTheConnectionUnparsed) {
   expect_turned_away("noise", noise(5000), "does not speak the tensorferry protocol");
   expect_turned_away("http", bytes_of("GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8.0 (x86_64)\r\n\r\n"),
                      "does not speak");
-  expect_turned_away("half", noise(20), "ended within the greeting", true);
+  expect_turned_away("half", noise(20), "the connection ended during the handshake", true);
   Preamble other_version;
   other_version.version_min = other_version.version_max = 9;
   const auto later = other_version.encode();
@@ -201,7 +201,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   ASSERT_TRUE(stranger.write(hello_frame(raw_hello("spy"))).ok());
   const auto lines = log_until_ended(stranger);
   ASSERT_EQ(lines.size(), 1U);
-  EXPECT_THAT(lines[0], HasSubstr("Unauthenticated: the peer's cluster key is not this process's"));
+  EXPECT_THAT(lines[0], HasSubstr("Unauthenticated: the peer has another cluster key than this process"));
   EXPECT_TRUE(stranger.ended());
 }
 
@@ -216,7 +216,7 @@ TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
     if (then_closes) connection.half_close();
     const auto lines = log_until_ended(connection);
     ASSERT_EQ(lines.size(), 1U);
-    EXPECT_THAT(lines[0], HasSubstr("turned a connection away"));
+    EXPECT_THAT(lines[0], HasSubstr("refused a connection"));
     EXPECT_THAT(lines[0], HasSubstr(why));
   };
   const auto hello = [](const std::function<void(wire::Hello&)>& change) {
@@ -225,21 +225,22 @@ TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
     return hello_frame(changed);
   };
   send("noise", Bytes(100, std::byte{0xff}), "malformed frame: unknown kind 255");
-  send("a request", request_frame(1, "echo"), "the first frame is no hello");
-  send("half a header", Bytes(10), "ended within the greeting", true);
+  send("a request", request_frame(1, "echo"), "the first frame is not a hello");
+  send("half a header", Bytes(10), "the connection ended during the handshake", true);
   send("half a hello", raw_header([](auto& h) { h.kind = wire::Kind::hello, h.length = 1000; }, 10),
-       "ended within the greeting", true);
+       "the connection ended during the handshake", true);
   send("4 GB", raw_header([](auto& h) { h.kind = wire::Kind::hello, h.length = 0xffffffff; }),
        "body of 4294967295 bytes");
   send("garbage inside", raw_header([](auto& h) { h.kind = wire::Kind::hello, h.length = 200; }, 200),
        "malformed frame");
-  send("no name", hello([](auto& h) { h.name.clear(); }), "without a name");
+  send("no name", hello([](auto& h) { h.name.clear(); }), "no name");
   send("two lines", hello([](auto& h) { h.name = "x\ntensorferry warning: all is well"; }), "name");
   send("a long name", hello([](auto& h) { h.name = std::string(256, 'x'); }), "name");
   send("no incarnation", hello([](auto& h) { h.incarnation = 0; }), "incarnation");
   send("another purpose", hello([](auto& h) { h.purpose = static_cast<wire::Hello::Purpose>(9); }),
        "unknown purpose 9");
-  send("for somebody else", hello([](auto& h) { h.expected = 12345; }), "means an earlier agent of this name");
+  send("for an earlier incarnation", hello([](auto& h) { h.expected = 12345; }),
+       "expects an earlier incarnation of this agent");
 }
 
 TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
@@ -289,20 +290,20 @@ TEST_F(BadInput, InFramesEndsTheLink) {
   expect_lost("kind 0", raw_header([](auto& h) { h.kind = static_cast<wire::Kind>(0); }), "unknown kind 0");
   expect_lost("extensions outside", raw_header([](auto& h) { h.length = 4, h.extensions = 5; }, 4),
               "extension records longer");
-  expect_lost("descriptors that did not come", raw_header([](auto& h) { h.descriptors = 3; }),
-              "file descriptors that did not come");
-  expect_lost("a second hello", hello_frame(raw_hello("again")), "no place on an open connection");
+  expect_lost("descriptors that did not arrive", raw_header([](auto& h) { h.descriptors = 3; }),
+              "file descriptors that did not arrive");
+  expect_lost("a second hello", hello_frame(raw_hello("again")), "not allowed on an open connection");
   expect_lost("bulk on a connection for calls",
               raw_header([](auto& h) { h.kind = wire::Kind::bulk, h.trailing = 10; }, 10), "a bulk frame");
-  expect_lost("a reply", reply_frame(1), "a reply where requests belong");
+  expect_lost("a reply", reply_frame(1), "a reply arrived on a connection for requests");
 }
 
 TEST_F(BadInput, InRequestsEndsTheLink) {
   expect_lost("an unknown number", raw_header([](auto& h) { h.function = 4711; }),
-              "function number 4711, which was never given");
-  expect_lost("no function", raw_header([](auto&) {}), "a request without a function");
+              "function number 4711, which was never assigned");
+  expect_lost("no function", raw_header([](auto&) {}), "a request names no function");
   expect_lost("the same id twice", joined({request_frame(7, "hang"), request_frame(7, "hang")}),
-              "the id of one that has not been answered");
+              "the id of another request that is still open");
   expect_lost("more buffers than fit", raw_header([](auto& h) { h.buffers = 0xffff, h.length = 100; }, 100),
               "more buffers than fit");
   const auto one = [](const Bytes& record, std::uint64_t trailing = 0) {
@@ -314,18 +315,18 @@ TEST_F(BadInput, InRequestsEndsTheLink) {
   expect_lost("an inline buffer that ends outside",
               one(record_frame(1 << 20, noise(8), wire::BufferRecord::inline_channel)), "ends outside its frame");
   expect_lost("too few bytes behind", joined({one(record_frame(100, appended_ticket), 99), Bytes(99)}),
-              "fewer bytes stand behind the frame");
+              "fewer bytes follow the frame");
   expect_lost("too many bytes behind", joined({one(record_frame(100, appended_ticket), 101), Bytes(101)}),
-              "more bytes stand behind a frame");
+              "more bytes follow the frame");
   expect_lost("bytes behind that no buffer has",
               joined({one(record_frame(3, noise(3), wire::BufferRecord::inline_channel), 50), Bytes(50)}),
-              "more bytes stand behind");
-  expect_lost("two tickets for the same bytes",
+              "more bytes follow");
+  expect_lost("two tickets name the same bytes",
               request_frame(1, "echo", joined({record_frame(10, bulk_ticket(1)), record_frame(10, bulk_ticket(1))}), 2),
-              "two tickets for the same bulk bytes");
+              "two tickets name the same bulk bytes");
   auto gpu = record_frame(10, appended_ticket);
   gpu[1] = std::byte{1};
-  expect_lost("a device that nobody has", joined({one(gpu, 10), Bytes(10)}), "a channel that does not reach");
+  expect_lost("a device that no agent has", joined({one(gpu, 10), Bytes(10)}), "a channel that does not reach");
 }
 
 TEST_F(BadInput, InBodiesReadAsBuffersEndsTheLink) {
@@ -334,7 +335,7 @@ TEST_F(BadInput, InBodiesReadAsBuffersEndsTheLink) {
   expect_lost("4 billion records", spilled(spill_of(0xffffffff, Bytes(64))), "more buffers than fit");
   expect_lost("half a record", spilled(spill_of(1, Bytes(40, std::byte{0xff}))), "ends outside its frame");
   expect_lost("bytes behind, which cannot be told apart", spilled(spill_of(1, record_frame(10, appended_ticket))),
-              "that has none");
+              "but the frame has none");
   expect_lost("an unknown channel", spilled(spill_of(1, record_frame(10, noise(4), 9))),
               "a channel that does not reach");
 }
@@ -351,7 +352,7 @@ TEST_F(BadInput, InDevicesOfHostReadBytesEndsTheLink) {
   auto frame =
       request_frame(1, "echo", for_device(record_frame(body.size(), body, wire::BufferRecord::inline_channel)), 1);
   frame[1] = static_cast<std::byte>(wire::flag::spilled);
-  expect_lost("a spilled body", frame, "the rest of it");
+  expect_lost("a spilled body", frame, "the rest of the frame is for");
 }
 
 TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryUnchanged) {
@@ -376,11 +377,11 @@ TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryUnchanged) {
 }
 
 TEST_F(BadInput, InControlFramesEndsTheLink) {
-  expect_lost("nothing", plain_frame(wire::Kind::control, 1), "a control frame without a channel");
+  expect_lost("nothing", plain_frame(wire::Kind::control, 1), "the control frame names no channel");
   expect_lost("out of order", control_frame(5, 4, 0), "out of order");
   expect_lost("again", joined({control_frame(1, 1, 0), control_frame(1, 1, 0)}), "out of order");
   expect_lost("an unknown channel", control_frame(1, 4, 9U << 24), "a channel that does not reach");
-  expect_lost("devices that nobody has", control_frame(1, 1, 1U << 20 | 200U << 12 | 1U << 8 | 7U), "does not reach");
+  expect_lost("devices that no agent has", control_frame(1, 1, 1U << 20 | 200U << 12 | 1U << 8 | 7U), "does not reach");
   expect_lost("an unknown operation", control_frame(1, 77, 0), "unknown operation");
 }
 
@@ -457,9 +458,11 @@ TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
   answer(
       "noise", [](auto) { return Bytes(500, std::byte{0xcc}); }, "unknown kind 204", broken);
   answer(
-      "request", [](auto) { return request_frame(1, "echo"); }, "a request where replies belong", broken);
+      "request", [](auto) { return request_frame(1, "echo"); }, "a request arrived on a connection for replies",
+      broken);
   answer(
-      "control", [](auto) { return control_frame(1, 1, 0); }, "a control frame where replies belong", broken);
+      "control", [](auto) { return control_frame(1, 1, 0); }, "a control frame arrived on a connection for replies",
+      broken);
   answer("ticket", with(record_frame(100, noise(30))), "ticket", broken);
   answer("channel", with(record_frame(100, noise(30), 9)), "does not reach", broken);
   answer("few", with(record_frame(100, appended_ticket), 50), "fewer bytes", broken);
@@ -475,7 +478,7 @@ TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
       [](auto id) {
         return joined({reply_frame(id, record_frame(100, bulk_ticket(1)), 1), reply_frame(id)});
       },
-      "a second reply to one call", broken);
+      "a second reply to one call arrived", broken);
   answer(
       "error",
       [](auto id) {

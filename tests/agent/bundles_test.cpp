@@ -128,7 +128,7 @@ TEST_P(Bundles, OfMoreBuffersThanAFrameCanNameAreSpilled) {
   }
 }
 
-TEST_P(Bundles, AreReadBeforeTheCallSaysSent) {
+TEST_P(Bundles, AreReadBeforeTheCallReportsSent) {
   const auto buffers = leaves(60, 20'000);
   warm_up(buffers);
   std::vector<Buffer> memory;

@@ -129,7 +129,7 @@ TEST_F(ChannelChoice, ExplainGivesAReasonForEveryChannelThatIsNotChosen) {
   accepting.join();
 }
 
-TEST_F(ChannelChoice, ExplainOfAnUnknownPeerSaysSo) {
+TEST_F(ChannelChoice, ExplainOfAnUnknownPeerFails) {
   a = join(store, "a");
   EXPECT_EQ(a->explain("nobody").status().code(), Code::not_found);
 }
@@ -163,11 +163,11 @@ TEST_F(ChannelChoice, SharedBlocksThatAreRequiredDoNotWaitUntilTheyAreWarm) {
   EXPECT_EQ(sent_by("shm"), 1'000'000U);
 }
 
-TEST_F(ChannelChoice, SharedBlocksNeedAUnixSocketAndExplainSaysSo) {
+TEST_F(ChannelChoice, SharedBlocksNeedAUnixSocket) {
   join_both({}, {}, Ways{"tcp", "shm,basic"});
   EXPECT_TRUE(eventually([&] {
     const auto route = a->explain("b");
-    return route.ok() && reason_of(*route, "shm").find("no unix socket in common") != std::string::npos;
+    return route.ok() && reason_of(*route, "shm").find("the link has no unix socket") != std::string::npos;
   }));
   ASSERT_TRUE(echo(1'000'000).ok());
   EXPECT_EQ(sent_by("basic"), 1'000'000U);
@@ -257,7 +257,7 @@ TEST_F(ChannelChoice, ACallWaitsForTheProbeOfItsRequiredChannel) {
   KeptBack probes;
   join_both(probes.mail());
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
-  EXPECT_TRUE(echo(10'000).ok()) << "others go on";
+  EXPECT_TRUE(echo(10'000).ok()) << "other calls continue";
   EXPECT_FALSE(call.wait(Clock::now() + milliseconds(50)));
   probes.release();
   ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));

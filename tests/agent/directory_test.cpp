@@ -364,7 +364,7 @@ TEST_P(DirectoryTest, CounterWithAForeignValueEndsTheJoin) {
   ASSERT_TRUE(store_->add("job/gen/n/a", std::int64_t{1} << 40).ok());
   const auto status = directory()->join(record_of("a"), kUnasked);
   EXPECT_EQ(status.code(), Code::protocol_error);
-  EXPECT_THAT(what(status), HasSubstr("something else writes there"));
+  EXPECT_THAT(what(status), HasSubstr("another program writes to this key"));
 }
 
 TEST_P(DirectoryTest, RecordsSignedByAnotherKeyAreNeitherFoundNorReplaced) {

@@ -283,7 +283,7 @@ TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
 }
 
 TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
-  if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process is there, and may go on";
+  if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process exists, and may continue";
   const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(100); };
   me->leave();
   me = join_as("me", short_beat);
@@ -303,11 +303,11 @@ TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
   ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
   EXPECT_GE(since.passed(), milliseconds(200));
   EXPECT_LT(since.passed(), seconds(3));
-  EXPECT_THAT(what(call.take().status()), HasSubstr("\"b\" has ended: nothing was heard of it for "));
+  EXPECT_THAT(what(call.take().status()), HasSubstr("\"b\" has ended: it sent nothing for "));
   EXPECT_TRUE(eventually([&] { return cancelled == 1; }, seconds(3))) << "it is lost as a caller, too";
   b->signal(SIGCONT);
   EXPECT_TRUE(eventually([&] { return call_sync(*me, "b", "echo", {}).ok(); }))
-      << "and is reached again when it goes on";
+      << "and is reached again when it continues";
 }
 
 TEST_P(Faults, AStoppedProcessKeepsItsLinksWhenItContinues) {
@@ -322,7 +322,7 @@ TEST_P(Faults, AStoppedProcessKeepsItsLinksWhenItContinues) {
     b->signal(SIGCONT);
     std::this_thread::sleep_for(milliseconds(300));
   }
-  EXPECT_EQ(numbers_of(call_sync(*me, "b", "seen", {})), std::vector<int>({0, 0, 0})) << "b lost nobody";
+  EXPECT_EQ(numbers_of(call_sync(*me, "b", "seen", {})), std::vector<int>({0, 0, 0})) << "b lost no peer";
 }
 
 // ---- Joining and leaving
@@ -382,7 +382,7 @@ TEST_P(Faults, AgentsThatJoinAndLeaveAtAnyTimeLeakNothing) {
       << " of " << ::testing::PrintToString(theirs) << " descriptors and threads there";
 }
 
-TEST_P(Faults, APeerThatLeavesSaysSo) {
+TEST_P(Faults, APeerThatLeavesIsReportedAsLeft) {
   const auto b = start("b");
   auto call = me->call("b", "hang", {});
   ASSERT_TRUE(eventually([&] { return numbers_of(call_sync(*me, "b", "seen", {})) == std::vector<int>({1, 0, 0}); }));
@@ -492,7 +492,7 @@ TEST_P(ReadMemory, ALaterRefusalByTheKernelLosesNoCallAndIsExplained) {
   const auto& cma = route->candidates.at(0);
   EXPECT_EQ(cma.channel, "cma");
   EXPECT_FALSE(cma.usable);
-  EXPECT_THAT(cma.reason, HasSubstr("at the peer: the kernel does not let its memory be read"));
+  EXPECT_THAT(cma.reason, HasSubstr("at the peer: the kernel does not allow reads of the other process's memory"));
   const auto before = sent_by("cma");
   ASSERT_TRUE(call_sync(*me, "b", "echo", with_buffer(bytes)).ok());
   EXPECT_EQ(sent_by("cma"), before);

@@ -47,8 +47,9 @@ TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
   ASSERT_TRUE(second.done());
   const auto status = second.take().status();
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
-  EXPECT_THAT(what(status),
-              HasSubstr("\"lazy\" did not take in what was sent to it before (1000000 bytes may be in flight)"));
+  EXPECT_THAT(
+      what(status),
+      HasSubstr("\"lazy\" did not read the messages that were sent to it before (1000000 bytes may be in flight)"));
   EXPECT_FALSE(first.done());
 }
 

@@ -1,5 +1,5 @@
 // Agents across fork(). A forked child cannot use its parent's agent, and each attempt fails with that reason. The
-// parent's agent goes on.
+// parent's agent continues.
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -60,10 +60,11 @@ INSTANTIATE_TEST_SUITE_P(Over, Forks, ::testing::Values(Ways{"ring", ""}, Ways{"
 
 /// Returns whether `status` says that the agent belongs to the parent.
 bool says_so(const Status& status) {
-  return status.code() == Code::agent_closed && status.what().find("was forked from") != std::string_view::npos;
+  return status.code() == Code::agent_closed &&
+         status.what().find("the parent of this forked process") != std::string_view::npos;
 }
 
-TEST_P(Forks, AChildIsToldAtItsFirstUse) {
+TEST_P(Forks, AChildGetsAnErrorAtItsFirstUse) {
   EXPECT_TRUE(a->usable_here().ok());
   const auto result = in_child([&] {
     if (!says_so(a->usable_here())) return 1;

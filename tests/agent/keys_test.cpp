@@ -135,7 +135,7 @@ TEST_F(Keys, AnotherAgentAtThePortOfADepartedAgentIsRefused) {
   ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
   const auto status = call(*caller, "victim");
   EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
-  EXPECT_THAT(what(status), HasSubstr("somebody else answers at " + record.tcp_addresses.at(0)));
+  EXPECT_THAT(what(status), HasSubstr("another process answers at " + record.tcp_addresses.at(0)));
 }
 
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
@@ -182,7 +182,7 @@ TEST_F(Keys, ListeningBeyondLoopbackNeedsAConfiguredKey) {
   const auto refused = refusal([&](RawAgentOptions& options) { options.interface = outer; });
   EXPECT_EQ(refused.code(), Code::unauthenticated);
   EXPECT_THAT(what(refused),
-              AllOf(HasSubstr("(" + outer + "), which other hosts reach, needs a key of your own"),
+              AllOf(HasSubstr("(" + outer + "), which other hosts can reach, needs a key of your own"),
                     HasSubstr("export TENSORFERRY_KEY_FILE=~/.tensorferry.key"), HasSubstr("head -c 32 /dev/urandom")));
   const auto on_outer = [&](RawAgentOptions& options) {
     options.interface = outer;

@@ -144,7 +144,7 @@ TEST(Sharing, FailsIfNoChannelShares) {
     ASSERT_EQ(reply.status().code(), Code::channel_unavailable) << reply.status().text();
     const std::string what(reply.status().what());
     EXPECT_THAT(what, HasSubstr("shares memory without a copy, cpu -> b cpu"));
-    EXPECT_THAT(what, HasSubstr("no unix socket in common"));
+    EXPECT_THAT(what, HasSubstr("the link has no unix socket"));
     EXPECT_THAT(what, HasSubstr("basic copies bytes"));
   }
 }

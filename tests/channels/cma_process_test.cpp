@@ -118,7 +118,7 @@ TEST_F(CmaProcess, AnEndedProcessIsNotReached) {
   ::close(pipe[1]);
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
-  EXPECT_FALSE(process->alive()) << "nobody has reaped it yet";
+  EXPECT_FALSE(process->alive()) << "it has not been reaped yet";
   std::byte byte{};
   EXPECT_EQ(process->read(&byte, reinterpret_cast<std::uintptr_t>(&byte), 1), ESRCH);
   ::waitpid(pid, nullptr, 0);
@@ -188,7 +188,7 @@ TEST_F(CmaProcess, ProcOfAnotherPidNamespaceGivesNoDescriptor) {
   ASSERT_TRUE(std::holds_alternative<Refusal>(said));
   const auto reason = std::get<Refusal>(said).reason;
   if (reason.empty()) GTEST_SKIP() << "this process may not make a pid namespace";
-  EXPECT_THAT(reason, HasSubstr("/proc is missing, or another pid namespace's"));
+  EXPECT_THAT(reason, HasSubstr("/proc is missing, or belongs to another pid namespace"));
 }
 
 TEST_F(CmaProcess, AnotherUserNamespaceIsNotReached) {

@@ -196,7 +196,7 @@ TEST(CmaScope, TheKernelsPtraceScopeIsNamedWithAdvice) {
   EXPECT_FALSE(cma::scope_refusal(2, true).has_value());
   EXPECT_THAT(cma::scope_refusal(1, false).value_or(""), HasSubstr("ptrace_scope is 1"));
   EXPECT_THAT(cma::scope_refusal(2, false).value_or(""), HasSubstr("CAP_SYS_PTRACE"));
-  EXPECT_THAT(cma::scope_refusal(3, true).value_or(""), HasSubstr("boot again"));
+  EXPECT_THAT(cma::scope_refusal(3, true).value_or(""), HasSubstr("and reboot"));
 }
 
 // ---- One hostile end
@@ -290,7 +290,7 @@ TEST_F(CmaHostile, AProcessWithAReusedPidIsNotRead) {
   tell(cma::WordAddress{{self.pid, self.started - 1}, address_of(word)});
   ASSERT_EQ(wire.probed.size(), 1U);
   EXPECT_EQ(wire.probed[0].code(), Code::channel_unavailable);
-  EXPECT_THAT(std::string(wire.probed[0].what()), HasSubstr("is another one by now"));
+  EXPECT_THAT(std::string(wire.probed[0].what()), HasSubstr("is a later process with the same pid"));
 }
 
 TEST_F(CmaHostile, AnUnusedPidIsNotRead) {

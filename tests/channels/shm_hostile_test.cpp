@@ -167,7 +167,7 @@ TEST_F(ShmHostile, WithoutADescriptorTheProbeFailsWithTheReason) {
   tell(Hello{5});
   const auto answer = wire.next<Probed>();
   ASSERT_TRUE(answer.has_value());
-  EXPECT_NE(answer->first.failure.find("no unix socket in common"), std::string::npos);
+  EXPECT_NE(answer->first.failure.find("the link has no unix socket"), std::string::npos);
   tell(Probed{answer->first.failure});
   EXPECT_EQ(wire.probed->what(), answer->first.failure);
 }
@@ -394,7 +394,7 @@ TEST_F(ShmHostileReceiver, AnUnmappableSegmentIsNotOfferedAgain) {
   EXPECT_TRUE(offer(6 * kilobyte).has_value());
 }
 
-TEST(ShmDescriptor, SaysWhyAnotherProcessIsNotReached) {
+TEST(ShmDescriptor, GivesTheReasonIfAnotherProcessIsNotReached) {
   ShmDriver driver;
   const auto mine = std::get<Bytes>(driver.descriptor({}));
   EXPECT_FALSE(driver.reaches(mine, mine).has_value());

@@ -187,7 +187,7 @@ TEST(TensorpipeMeeting, AnotherProcessAtTheAddressIsRefused) {
   both.dials.meeting->hear(tp::Listening{listener->address("uv")});
   const auto failure = both.dials.failure();
   EXPECT_EQ(failure.code(), Code::channel_unavailable);
-  EXPECT_NE(failure.what().find("another process"), std::string_view::npos) << failure.text();
+  EXPECT_NE(failure.what().find("is not"), std::string_view::npos) << failure.text();
   stranger.context.join();
 }
 
@@ -240,7 +240,7 @@ TEST_F(Tensorpipe, OtherChannelsCarryUntilThePipeIsConnected) {
   Letter letter(lonely);
   letter.only_channel = false;
   EXPECT_FALSE(letter.offer(memory->filled(1000, 1)));
-  EXPECT_NE(letter.refusal.find("pipe is being made"), std::string::npos);
+  EXPECT_NE(letter.refusal.find("pipe is not connected yet"), std::string::npos);
   letter.only_channel = true;
   EXPECT_TRUE(letter.offer(memory->filled(1000, 1)));
 }
@@ -268,7 +268,7 @@ TEST_F(Tensorpipe, AnAgentHasNoPipeToItself) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
   const auto refusal = driver->reaches(mine, mine);
   ASSERT_TRUE(refusal);
-  EXPECT_NE(refusal->reason.find("oneself"), std::string::npos);
+  EXPECT_NE(refusal->reason.find("itself"), std::string::npos);
   EXPECT_FALSE(driver->reaches(mine, std::get<Bytes>(make_tensorpipe_driver()->descriptor({}))));
 }
 

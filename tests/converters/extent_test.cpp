@@ -28,7 +28,7 @@ TEST(Extent, OfAColumnHasGaps) {
   EXPECT_EQ(extent.span, 99 * 7 + 1);
 }
 
-TEST(Extent, OfNoElementsIsEmptyWhateverTheStrides) {
+TEST(Extent, OfNoElementsIsEmptyForAnyStrides) {
   const auto extent = extent_of(Numbers{3, 0, 1 << 30}, Numbers{1 << 30, 1 << 30, 1 << 30});
   EXPECT_TRUE(extent.gapless);
   EXPECT_EQ(extent.span, 0);

@@ -322,7 +322,7 @@ def test_third_party_types_keep_their_type(value):
     assert repr(got) == repr(value) if isinstance(value, ValueError) else got == value
 
 
-def test_arrays_and_tensors_inside_pickled_objects_do_not_go_through_pickle():
+def test_arrays_and_tensors_inside_pickled_objects_are_not_pickled():
     shared = torch.randn(100_000)
     value = Observation(np.arange(100_000), 1.0, {"tensor": shared, "raw": pickle.PickleBuffer(bytearray(50_000))})
     encoded = codec.encode([value, shared])

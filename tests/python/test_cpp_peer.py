@@ -240,7 +240,7 @@ def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path, rank_of_pytho
     assert done.returncode == 0 and "the sum is 5" in done.stdout, done.stdout + done.stderr
 
 
-def test_cpp_meets_python_at_the_built_in_store() -> None:
+def test_cpp_and_python_join_by_the_built_in_store() -> None:
     server = tensorferry.StoreServer("127.0.0.1", 0)
     store = tensorferry.connect_store("127.0.0.1", server.port)
     with tensorferry.Agent("here", store=store) as here:

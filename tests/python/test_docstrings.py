@@ -168,7 +168,7 @@ def test_docstrings_name_every_argument(public: Public) -> None:
 
 
 @of_each
-def test_docstrings_name_what_is_raised(public: Public) -> None:
+def test_docstrings_name_the_exceptions(public: Public) -> None:
     exempt = public.is_property or public.is_error or dataclasses.is_dataclass(public.thing)
     if exempt or public.name in RAISES_NOTHING:
         return

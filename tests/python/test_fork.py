@@ -1,4 +1,4 @@
-"""What a forked child may do with its parent's agent: nothing, and it is told so; the parent's goes on."""
+"""A forked child cannot use its parent's agent, and gets an error that says so; the parent's agent continues."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def in_child(life, timeout=60):
     return text or f"the child said nothing and ended with {os.waitstatus_to_exitcode(ended)}"
 
 
-TOLD = r'AgentClosed: the agent "\w+" belongs to the process that this one was forked from'
+TOLD = r'AgentClosed: the agent "\w+" belongs to the parent of this forked process'
 
 
 def slow(seconds):
@@ -105,12 +105,12 @@ def make_here():
     return rpc.RRef(Thing())
 
 
-def test_a_child_is_told_at_its_first_use(pair):
+def test_a_child_gets_an_error_at_its_first_use(pair):
     a, _ = pair
     for name, use in uses(a).items():
         said = in_child(use)
         if name == "then":
-            assert "AgentClosed: the future belongs to the process that this one was forked from" in said
+            assert "AgentClosed: the future belongs to the parent of this forked process" in said
         else:
             assert re.search(TOLD, said), (name, said)
     assert a.rpc_sync("b", max, (1, 2)) == 2
@@ -146,7 +146,7 @@ def use_the_default_agent():
         try:
             said.append(use())
         except errors.AgentClosed as error:
-            said.append("belongs to the process that this one was forked from" in str(error))
+            said.append("belongs to the parent of this forked process" in str(error))
         except tensorferry.Error as error:
             said.append(error)
     return said, rpc._is_current_rpc_agent_set()

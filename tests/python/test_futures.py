@@ -1,4 +1,4 @@
-"""Futures: ours and torch's in one, taken by whoever waits, completed by the pool where nobody does."""
+"""Futures: subclasses of torch's, completed by the waiting thread, or by the pool if no thread waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_torchs_functions_take_them(pair):
     assert [future.value() for future in collected] == [3**i for i in range(5)]
 
 
-def test_torchs_functions_raise_what_the_call_raised(pair):
+def test_torchs_functions_raise_the_exception_of_the_call(pair):
     futures = [pair[0].rpc_async("b", power, (2, 1)), pair[0].rpc_async("b", fail, ("torch",))]
     with pytest.raises(KeyError, match="torch"):
         torch.futures.wait_all(futures)
@@ -157,7 +157,7 @@ def test_wait_all_raises_the_first_in_order(pair):
 def test_a_wait_can_end_before_the_call(pair):
     future = pair[0].rpc_async("b", time.sleep, (1.5,))
     start = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded, match="goes on"):
+    with pytest.raises(errors.DeadlineExceeded, match="call continues"):
         future.wait(timeout=0.05)
     assert time.monotonic() - start < 1.2
     with pytest.raises(TimeoutError):
@@ -353,8 +353,8 @@ INTERRUPTED = {
     "to_here": 'an object on "b"',
     "method": 'the method "late" of an object on "b"',
     "method's future": 'the method "late" of an object on "b"',
-    "local_value": "an object that is being made here",
-    "shutdown": "everybody's calls to end, and for everybody to shut down",
+    "local_value": "an object that is created here",
+    "shutdown": "the calls of all agents to end, and for all agents to shut down",
 }
 
 

@@ -1,4 +1,4 @@
-"""out=: the tensor that a call returns lands in memory of the caller's."""
+"""out=: the result of a call lands in a tensor that the caller provides."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_results_of_any_layout_land_in_the_given_tensor(cluster, function, size)
 
 def test_shared_memory_cannot_land_elsewhere(cluster):
     cluster.start(1)
-    with pytest.raises(errors.ChannelUnavailable, match="cannot land in memory that is there already"):
+    with pytest.raises(errors.ChannelUnavailable, match="cannot land in memory that the caller provides"):
         rpc.rpc_sync("worker1", shared, (3, 5), out=torch.zeros(3, 5))
     assert torch.equal(rpc.rpc_sync("worker1", shared, (3, 5)), count_up(3, 5))
 

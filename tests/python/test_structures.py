@@ -20,7 +20,7 @@ from tensorferry import errors
 from tensorferry._C import _testing
 
 codec = _testing.Codec()
-closed = _testing.Codec()  # reads and writes no pickle: what it takes goes by the codec
+closed = _testing.Codec()  # reads and writes no pickle: it takes only values that the codec encodes
 closed.refuse_pickle()
 
 
@@ -166,7 +166,7 @@ def batch():
     return Batch(torch.arange(5.0), np.arange(3), {"nested": Frozen([1, Pair(2, None)])}, 4)
 
 
-# ---- What travels
+# ---- Values that the codec encodes
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_dataclass_keeps_every_kind_of_field():
     assert np.array_equal(got.labels, given.labels)
     assert got.meta == given.meta and type(got.meta["nested"].value[1]) is Pair
     assert got.made == "made with 4"
-    assert "total" not in vars(got) and got.total == 0  # as at the sender, where the class has it
+    assert "total" not in vars(got) and got.total == 0  # a class attribute, as at the sender
     given.total = 9
     assert there_and_back(given).total == 9
 
@@ -262,7 +262,7 @@ def test_records_can_be_keys():
     assert there_and_back({Pair(1, 2): 3, Frozen(4): 5}) == {Pair(1, 2): 3, Frozen(4): 5}
 
 
-# ---- What is left to pickle
+# ---- Values that are pickled
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_changed_class_is_inspected_again():
     assert by_pickle(Changed(1)).value == 2
 
 
-# ---- What a reader finds
+# ---- Reading
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_another_version_of_the_class_is_a_clear_error(module, fields, maker):
     encoded = codec.encode(module.add("Versioned", ["x", "y"], maker)(1, 2))
     module.add("Versioned", fields, maker)
     with pytest.raises(
-        errors.InvalidArgument, match=r'Versioned" came with the fields "x,y"; here it has .*another version'
+        errors.InvalidArgument, match=r'Versioned" arrived with the fields "x,y"; here it has .*another version'
     ):
         codec.decode(encoded)
 

@@ -329,7 +329,7 @@ def test_storages_travel_and_share():
 # ---- Sharing
 
 
-def test_tensors_that_share_a_whole_storage_share_it_whatever_the_order():
+def test_tensors_that_share_a_whole_storage_share_it_in_any_order():
     base = torch.arange(100)
     row, column, every = base.view(10, 10)[3], base.view(10, 10)[:, 4], base[::7]
     for sent in (
@@ -598,7 +598,7 @@ def test_received_tensors_can_be_shared_with_a_child(received):
     assert received[4] != -5
 
 
-def test_received_tensors_go_to_numpy_and_share(received):
+def test_received_tensors_share_memory_with_numpy(received):
     array = received.numpy()
     array[0] = 42
     assert received[0] == 42

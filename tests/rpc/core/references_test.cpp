@@ -420,7 +420,7 @@ TEST_F(ReferencesTest, AnObjectWhoseCreatorDiesBeforeItReachesTheOwnerFails) {
   EXPECT_EQ(fetch(*owner_, passed->object())->status().code(), Code::connection_lost);
 }
 
-TEST_F(ReferencesTest, AnAgentThatCountsAsDeadIsTold) {
+TEST_F(ReferencesTest, AnAgentThatCountsAsDeadGetsAnError) {
   auto theirs = create(*user_, *owner_);
   owner_->references->peer_lost(user_->id, {Code::connection_lost, "silent"});
   EXPECT_TRUE(freed());
@@ -517,7 +517,7 @@ TEST_F(ReferencesTest, AValueMayCallBackDuringItsDestruction) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
-TEST(IntervalSet, HoldsWhatWasInserted) {
+TEST(IntervalSet, HoldsInsertedNumbers) {
   IntervalSet set;
   for (const std::uint64_t number : {5, 3, 4, 9, 1, 1, 2}) set.insert(number);
   for (std::uint64_t number = 0; number < 12; ++number) {
