@@ -35,11 +35,29 @@ std::vector<std::shared_ptr<PythonAgent>>& living() {
 thread_local PythonAgent* serving_agent = nullptr;
 thread_local Reply* serving_reply = nullptr;
 
-// The time-out of lookups: long enough for a name that is being registered at the same time, short enough to report a
-// wrong name soon.
-constexpr Milliseconds lookup_patience{2000};
-
 bool leaves_storages() { return closing(); }
+
+class GilLock final : public RuntimeLock {
+ public:
+  void* release() override { return PyEval_SaveThread(); }
+  void acquire(void* released) override { take_gil(static_cast<PyThreadState*>(released)); }
+  bool interrupted(void* released) override { return python::interrupted(static_cast<PyThreadState*>(released)); }
+};
+GilLock& gil_lock = *new GilLock;  // never destroyed, as the agents
+
+/// Converts the time-out of joining or of leaving: no more than 0 seconds is none.
+Milliseconds long_wait(double seconds) {
+  if (!(seconds > 0) || seconds > 1e9) return Milliseconds(0);
+  return Milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+}
+
+/// Raises the error of `status` if it is one. If a signal handler's exception ended the wait, raises that exception.
+void check_wait(const Status& status) {
+  if (PyErr_Occurred() == nullptr) return check(status);
+  constexpr std::string_view prefix = "interrupted while waiting for ";  // describe_interruption() adds it too
+  describe_interruption(status.what().substr(prefix.size()));
+  throw py::error_already_set();
+}
 
 py::object python_text(std::string_view text) {
   return py::reinterpret_steal<py::object>(
@@ -68,8 +86,8 @@ PythonAgent* ServingScope::agent() {
 PythonAgent::PythonAgent(double default_timeout) : default_timeout_(default_timeout) {}
 PythonAgent::~PythonAgent() = default;
 
-std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, double default_timeout, Trust trust,
-                                                 const Exposed& exposed, DeviceMaps device_maps) {
+std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, int world_size, double default_timeout,
+                                                 Trust trust, const Exposed& exposed, DeviceMaps device_maps) {
   auto self = std::make_shared<PythonAgent>(60.0);
   self->set_default_timeout(default_timeout);
   const auto converters = std::make_shared<Converters>();
@@ -94,35 +112,22 @@ std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, double
   if (trust == Trust::registered) self->codec_->refuse_pickle();
   self->exposed_ = exposed;
   if (trust == Trust::registered) self->codec_->records().take_only(self->exposed_);
-  Result<std::shared_ptr<RawAgent>> created{nullptr};
-  {
-    GilReleased gil;
-    created = RawAgent::create(std::move(options));
-  }
-  self->agent_ = value_or_raise(std::move(created));
+  self->session_ = value_or_raise(Session::create(std::move(options), world_size, &gil_lock));
   self->objects_ = std::make_unique<RemoteObjects>(*self);
-  self->agent_->on_peer_lost([weak = std::weak_ptr(self)](const PeerInfo& peer, const Status& why) {
-    const auto agent = weak.lock();
-    if (!agent) return;
-    agent->peers_stale_ = true;
-    agent->objects_->tables().peer_lost({peer.name, peer.incarnation}, why);
-    const std::lock_guard lock(agent->lost_mutex_);
-    agent->lost_.push_back({peer, std::string(why.what())});
-  });
   serve_python(self);
   for (const auto& [name, callable] : self->exposed_.functions()) serve_exposed(self, name, callable);
   living().push_back(self);
   return self;
 }
 
-void PythonAgent::announce() {
-  Status status;
-  {
-    GilReleased gil;
-    status = agent_->announce();
-  }
-  check(status);
+void PythonAgent::announce() { check(session_->announce()); }
+
+void PythonAgent::wait_for_world(double timeout) {
+  check_wait(session_->wait_for_world(long_wait(timeout)));
+  for (const auto& peer : session_->world()) names_by_rank_[peer.rank] = python_text(peer.name);
 }
+
+void PythonAgent::finish(double timeout) { check_wait(session_->finish(long_wait(timeout))); }
 
 void PythonAgent::expose(const std::string& name, const py::object& callable) {
   exposed_.add(name, callable);
@@ -144,15 +149,11 @@ bool PythonAgent::is_serving() { return ServingScope::reply() != nullptr; }
 std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
 void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
 
-void PythonAgent::check_usable_here() const { check(agent_->usable_here()); }
+void PythonAgent::check_usable_here() const { check(agent().usable_here()); }
 
 void PythonAgent::leave() {
-  if (!agent_->usable_here() || std::exchange(left_, true)) return;
-  {
-    GilReleased gil;
-    objects_->tables().close();
-    agent_->leave();
-  }
+  if (!agent().usable_here() || std::exchange(left_, true)) return;
+  session_->leave();
   loop_.attr("stop")();
   std::erase(living(), shared_from_this());
 }
@@ -222,55 +223,37 @@ void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject
 void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
                         const std::optional<Creation>& creation) {
   PythonReferenceMarshaller marshaller(*this, out.peer_name);
-  out.number = objects_->tables().begin_call();
-  out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, out.number);
-  if (!codec_->write_request({first, args, kwargs, creation, out.number}, &marshaller, out.message)) {
-    objects_->tables().end_call(out.number);
+  out.call.begin(*session_);
+  const auto number = out.call.number();
+  out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, number);
+  if (!codec_->write_request({first, args, kwargs, creation, number}, &marshaller, out.message)) {
     throw py::error_already_set();
   }
-  out.transfer = marshaller.take();
+  out.call.carry(marshaller.take());
 }
 
-PendingCall PythonAgent::start(Prepared prepared) {
-  prepared.transfer.sent();
-  // Only a message with bytes may have to wait for the bound on bytes in flight.
-  const auto make = [&] {
-    return agent_->call(prepared.peer_name, prepared.function->name, std::move(prepared.message),
-                        std::move(prepared.options));
-  };
-  const auto label = prepared.options.label;
-  Call call;
-  if (prepared.message.bytes() == 0) {
-    call = make();
-  } else {
-    GilReleased gil;
-    call = make();
-  }
-  return {std::move(call),
-          std::move(prepared.function),
-          label,
-          std::string(prepared.peer_name),
-          std::move(prepared.transfer),
-          prepared.number,
-          std::move(prepared.out),
-          {},
+namespace {
+
+PendingCall pending_of(PythonAgent::Prepared& prepared) {
+  return {std::move(prepared.call),        std::move(prepared.function), prepared.options.label,
+          std::string(prepared.peer_name), std::move(prepared.out),      {},
           std::move(prepared.range)};
 }
 
+}  // namespace
+
+PendingCall PythonAgent::start(Prepared prepared) {
+  auto pending = pending_of(prepared);
+  pending.start(*session_, pending.peer, pending.function->name, std::move(prepared.message),
+                std::move(prepared.options));
+  return pending;
+}
+
 py::object PythonAgent::call(Prepared prepared) {
-  prepared.transfer.sent();
-  PendingCall pending{{},
-                      prepared.function,
-                      prepared.options.label,
-                      std::string(prepared.peer_name),
-                      std::move(prepared.transfer),
-                      prepared.number,
-                      std::move(prepared.out),
-                      {},
-                      std::move(prepared.range)};
+  auto pending = pending_of(prepared);
   const auto call = [&] {
-    pending.call =
-        agent_->call(pending.peer, prepared.function->name, std::move(prepared.message), std::move(prepared.options));
+    pending.send(*session_, pending.peer, pending.function->name, std::move(prepared.message),
+                 std::move(prepared.options));
   };
   // Releasing the GIL beside a busy thread costs 5 ms (the switch interval). Only a message with bytes may have to wait
   // for room, and so needs to release it here.
@@ -295,31 +278,25 @@ py::object PythonAgent::call(Prepared prepared) {
       (void)pending.call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
     }
     PyErr_Clear();
-    end_call(pending, Status(Code::cancelled, "interrupted"));
+    pending.end(Status(Code::cancelled, "interrupted"));
     throw py::error_already_set(interruption);
   }
   return decode_reply(pending, pending.call.take());
 }
 
-void PythonAgent::end_call(PendingCall& pending, const Status& status) {
-  pending.range.reset();
-  pending.transfer.ended(status);
-  objects_->tables().end_call(pending.number);
-}
-
 py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> reply) {
   if (!reply.ok()) {
-    end_call(pending, reply.status());
+    pending.end(reply.status());
     raise(reply.status());
   }
   Codec::DecodedReply outcome;
   PythonReferenceMarshaller marshaller(*this, pending.peer);
   if (!codec_->read_reply(*reply, &marshaller, outcome)) {
     py::error_already_set unreadable;
-    end_call(pending, {});
+    pending.end({});
     throw unreadable;
   }
-  end_call(pending, {});
+  pending.end({});
   if (outcome.described) {
     raise_remote(*outcome.described, py::reinterpret_steal<py::object>(outcome.exception.release()),
                  registered() ? &exposed_ : nullptr);
@@ -367,33 +344,11 @@ std::string_view PythonAgent::peer_name(py::handle to, py::object& keep) {
 }
 
 py::object PythonAgent::name_of_rank(int rank) {
-  forget_stale_peers();
+  if (const auto lost = session_->peers_lost(); std::exchange(peers_lost_, lost) != lost) names_by_rank_.clear();
   if (const auto known = names_by_rank_.find(rank); known != names_by_rank_.end()) return known->second;
-  Result<PeerInfo> found = PeerInfo{};
-  {
-    GilReleased gil;
-    found = agent_->find(rank, lookup_patience);
-  }
-  const auto name = python_text(value_or_raise(std::move(found)).name);
+  const auto name = python_text(value_or_raise(session_->find(rank)).name);
   names_by_rank_[rank] = name;
   return name;
-}
-
-void PythonAgent::forget_stale_peers() {
-  if (!peers_stale_.exchange(false)) return;
-  names_by_rank_.clear();
-}
-
-AgentId PythonAgent::id_of(const std::string& peer) {
-  if (peer == self().name) return {peer, self().incarnation};
-  // An incarnation found earlier may have ended since: without a link, this agent does not learn of it.
-  if (const auto linked = agent_->linked(peer)) return {peer, linked->incarnation};
-  Result<PeerInfo> found = PeerInfo{};
-  {
-    GilReleased gil;
-    found = agent_->find(peer, lookup_patience);
-  }
-  return {peer, value_or_raise(std::move(found)).incarnation};
 }
 
 double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
@@ -402,7 +357,7 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
   options.wait_for_ready = true;
   const bool bounded = options.timeout.count() != 0;
   const auto until = Clock::now() + options.timeout;
-  auto call = agent_->call(peer, "tf:here", {}, std::move(options));
+  auto call = agent().call(peer, "tf:here", {}, std::move(options));
   bool answered = false;
   {
     GilReleased gil;
@@ -420,30 +375,7 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
 PeerInfo PythonAgent::find(py::handle to) {
   py::object keep;
   const std::string name(peer_name(to, keep));
-  if (name == self().name) return self();
-  Result<PeerInfo> found = PeerInfo{};
-  {
-    GilReleased gil;
-    found = agent_->find(name, lookup_patience);
-  }
-  return value_or_raise(std::move(found));
-}
-
-std::vector<PeerInfo> PythonAgent::wait_for_world(int size, double timeout) {
-  const auto patience = timeout_of(timeout);
-  Result<std::vector<PeerInfo>> found = std::vector<PeerInfo>{};
-  {
-    GilReleased gil;
-    found = agent_->wait_for_world(size, patience);
-  }
-  auto world = value_or_raise(std::move(found));
-  for (const auto& peer : world) names_by_rank_[peer.rank] = python_text(peer.name);
-  return world;
-}
-
-std::vector<PythonAgent::LostPeer> PythonAgent::lost_peers() {
-  const std::lock_guard lock(lost_mutex_);
-  return lost_;
+  return name == self().name ? self() : value_or_raise(session_->find(name));
 }
 
 }  // namespace tensorferry::python

@@ -4,10 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,7 +18,8 @@
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
 #include "python/csrc/profile.h"
-#include "rpc/core/references.h"
+#include "rpc/session/outgoing_call.h"
+#include "rpc/session/session.h"
 
 namespace tensorferry::python {
 
@@ -47,19 +46,20 @@ struct Invocation {
   std::uint32_t order = 0;  // as in RawCallOptions
 };
 
-/// A call in flight, with the state to release when it ends: the references in its arguments, its profiler range, and
-/// its number in the reference tables.
-struct PendingCall {
-  Call call;
+/// A call in flight, with the state to release when it ends.
+struct PendingCall : OutgoingCall {
   std::shared_ptr<const WireName> function;
   std::string label;  // as in RawCallOptions
   std::string peer;
-  ReferenceTransfer transfer;
-  std::uint64_t number = 0;                  // from References::begin_call
   at::Tensor out;                            // receives the result; undefined: the result is a new tensor
   std::vector<WeakStorage> device_storages;  // the result's memory on GPUs, once it has been decoded
   std::unique_ptr<CallRange> range;          // the profiler's range, until the call ends; null: no profiler is active
 
+  /// Ends the call as OutgoingCall::end(), and its profiler range. Needs no GIL.
+  void end(const Status& status) {
+    range.reset();
+    OutgoingCall::end(status);
+  }
   /// Returns the function's name for errors.
   [[nodiscard]] std::string shown() const { return label.empty() ? std::string(shown_name(function->name)) : label; }
   /// Describes the call for messages: the function and the peer.
@@ -76,10 +76,17 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   enum class Trust : std::uint8_t { full, registered };
   /// Makes an agent that serves `exposed`. Peers cannot find it before announce(). Releases the GIL while the agent
   /// starts. The process keeps the agent alive until leave(). Raises the error of RawAgent::create().
-  static std::shared_ptr<PythonAgent> create(RawAgentOptions options, double default_timeout, Trust trust,
-                                             const Exposed& exposed, DeviceMaps device_maps);
+  /// `world_size`: as in Session::create().
+  static std::shared_ptr<PythonAgent> create(RawAgentOptions options, int world_size, double default_timeout,
+                                             Trust trust, const Exposed& exposed, DeviceMaps device_maps);
   /// Lets peers find and call the agent. Releases the GIL meanwhile. Raises the error of RawAgent::announce().
   void announce();
+  /// Waits until the world has joined, without the GIL; Ctrl-C ends the wait. `timeout` is in seconds; 0: none. Raises
+  /// the errors of Session::wait_for_world.
+  void wait_for_world(double timeout);
+  /// Waits until the agent may leave, without the GIL; Ctrl-C ends the wait. `timeout` is in seconds; 0: none. Raises
+  /// the errors of Session::finish.
+  void finish(double timeout);
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
 
@@ -98,8 +105,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     std::shared_ptr<const WireName> function;
     Message message;
     RawCallOptions options;
-    ReferenceTransfer transfer;
-    std::uint64_t number = 0;
+    OutgoingCall call;
     at::Tensor out;
     std::unique_ptr<CallRange> range;
   };
@@ -117,10 +123,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Sends the call. May block, without the GIL, until the bound on bytes in flight leaves room.
   PendingCall start(Prepared prepared);
   /// Decodes the reply and returns its value; raises the error of the call, or the exception that the function raised.
-  /// Each call in flight needs exactly one decode_reply() or end_call().
   py::object decode_reply(PendingCall& pending, Result<Received> reply);
-  /// Releases the state of a call that has ended with `status`, without reading its reply. Needs no GIL.
-  void end_call(PendingCall& pending, const Status& status);
 
   /// Returns the name of the peer `to`: a name, a rank, or an object with an attribute `name`. The result is valid
   /// while `keep` lives. A rank that is not known yet is looked up, for 2 s at most, without the GIL.
@@ -135,11 +138,6 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Waits until `peer` answers, for `timeout` seconds at most. Returns the seconds left, at least 0.001; 0 if there is
   /// no time-out. Raises DeadlineExceeded.
   double wait_until_ready(const std::string& peer, double timeout);
-  /// Returns the name and the incarnation of `peer` that a call now would reach. Looks it up, for 2 s at most, if no
-  /// link to the peer is up.
-  AgentId id_of(const std::string& peer);
-  /// Waits until the agents of ranks 0 to `size` - 1 have joined. `timeout` is in seconds.
-  std::vector<PeerInfo> wait_for_world(int size, double timeout);
 
   /// Returns the event loop that runs the coroutines which peers call (tensorferry.serving.HandlerLoop). It starts with
   /// the first such call.
@@ -167,29 +165,19 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Returns the GPUs that the agent uses, in the form that torch's futures take.
   [[nodiscard]] const std::vector<c10::Device>& gpus() const { return gpus_; }
 
-  [[nodiscard]] RawAgent& agent() const { return *agent_; }
-  [[nodiscard]] const PeerInfo& self() const { return agent_->self(); }
+  [[nodiscard]] Session& session() const { return *session_; }
+  [[nodiscard]] RawAgent& agent() const { return session_->agent(); }
+  [[nodiscard]] References& references() const { return session_->references(); }
+  [[nodiscard]] const PeerInfo& self() const { return session_->self(); }
   [[nodiscard]] const Codec& codec() const { return *codec_; }
   [[nodiscard]] RemoteObjects& objects() { return *objects_; }
-  /// A peer whose incarnation has ended.
-  struct LostPeer {
-    PeerInfo peer;
-    std::string why;
-  };
-  /// Returns the lost peers, the most recent last. Needs no GIL.
-  std::vector<LostPeer> lost_peers();
-
-  /// Counts the calls with a future or a remote object whose reply has not been processed, and the served calls whose
-  /// handler's future has not completed.
-  std::atomic<std::int64_t> unfinished{0};
 
  private:
   void write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
              const std::optional<Creation>& creation);
-  void forget_stale_peers();
   py::object name_of_rank(int rank);
 
-  std::shared_ptr<RawAgent> agent_;
+  std::shared_ptr<Session> session_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<RemoteObjects> objects_;
   Trust trust_ = Trust::full;
@@ -201,10 +189,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   py::object loop_;
   std::map<int, py::object> names_by_rank_;
-  std::atomic<bool> peers_stale_{false};  // a peer was lost: its rank may come back under another name
-  std::mutex lost_mutex_;
-  std::vector<LostPeer> lost_;
-  bool gil_is_dear_ = false;  // the last call waited long to take the GIL back; guarded by the GIL
+  std::uint64_t peers_lost_ = 0;  // when names_by_rank_ began: the rank of a lost peer may return under another name
+  bool gil_is_dear_ = false;      // the last call waited long to take the GIL back; guarded by the GIL
 };
 
 /// Makes `agent` the current one of this thread while the scope lives: PythonAgent::current() returns it. `agent`

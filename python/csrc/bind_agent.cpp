@@ -125,6 +125,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   std::vector<int> gpus;
   take("gpus", gpus);
   known.add("device_maps");
+  known.add("world_size");
   for (const auto index : gpus) options.devices.push_back(device_of({1, index}));
   options.heartbeat = milliseconds(heartbeat);
   for (const auto& [key, value] : given) {
@@ -162,7 +163,7 @@ py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local,
 py::dict counters(PythonAgent& agent) {
   agent.check_usable_here();
   const auto now = agent.agent().counters();
-  const auto held = agent.objects().tables().counts();
+  const auto held = agent.references().counts();
   using namespace py::literals;
   return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
                   "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
@@ -181,8 +182,9 @@ void bind_agent(py::module_& module) {
   agent
       .def(py::init([](const std::string& name, int rank, std::shared_ptr<Store> store, double timeout,
                        const py::dict& options, const std::string& trust, const Exposed& exposed) {
-             return PythonAgent::create(options_of(name, rank, std::move(store), options), timeout, trust_of(trust),
-                                        exposed, device_maps_of(options));
+             return PythonAgent::create(options_of(name, rank, std::move(store), options),
+                                        options["world_size"].cast<int>(), timeout, trust_of(trust), exposed,
+                                        device_maps_of(options));
            }),
            py::arg("name"), py::arg("rank"), py::arg("store"), py::arg("timeout"), py::arg("options"), py::arg("trust"),
            py::arg("exposed"))
@@ -195,22 +197,12 @@ void bind_agent(py::module_& module) {
       .def_property_readonly("_usable_here", [](const PythonAgent& self) { return self.agent().usable_here().ok(); })
       .def_property_readonly("_self", [](PythonAgent& self) { return python_peer(self.self()); })
       .def("_find", [](PythonAgent& self, py::handle to) { return python_peer(self.find(to)); })
-      .def("_wait_for_world",
-           [](PythonAgent& self, int size, double timeout) {
-             std::vector<std::tuple<std::string, int, std::uint64_t>> world;
-             for (const auto& peer : self.wait_for_world(size, timeout)) world.push_back(python_peer(peer));
-             return world;
-           })
+      .def("_wait_for_world", &PythonAgent::wait_for_world, py::arg("timeout"))
+      .def("_finish", &PythonAgent::finish, py::arg("timeout"))
       .def("_in_flight",
-           [](PythonAgent& self) {
-             const auto [made, served] = self.agent().in_flight();
-             return py::make_tuple(made, served, self.unfinished.load(), !self.objects().tables().settled());
-           })
-      .def("_lost_peers",
-           [](PythonAgent& self) {
-             std::vector<std::tuple<std::string, std::uint64_t, std::string>> lost;
-             for (const auto& [peer, why] : self.lost_peers()) lost.emplace_back(peer.name, peer.incarnation, why);
-             return lost;
+           [](const PythonAgent& self) {
+             const auto now = self.session().in_flight();
+             return py::make_tuple(now.made, now.served, now.unread, now.references);
            })
       .def("_link_state",
            [](const PythonAgent& self, const std::string& peer) { return self.agent().link_state(peer); })

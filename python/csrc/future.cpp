@@ -111,7 +111,7 @@ std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCa
   auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get(), agent->gpus()));
   future->agent_ = std::move(agent);
   future->pending_ = std::move(pending);
-  ++future->agent_->unfinished;
+  ++future->agent_->session().unread;
   future->complete_on_arrival();
   return future;
 }
@@ -179,7 +179,7 @@ void Future::complete(Result<Received> reply) {
   } else {
     fut->markCompleted(holding(value), std::move(pending_.device_storages));
   }
-  --agent_->unfinished;
+  --agent_->session().unread;
 }
 
 void Future::let_go() { complete_on_arrival(); }

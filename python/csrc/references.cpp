@@ -48,7 +48,7 @@ py::object object_of(const Outcome& outcome) { return *static_cast<py::object*>(
 
 RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::current()) {
   agent_->check_usable_here();
-  reference_ = agent_->objects().tables().own(outcome_of(std::move(value), false), text_of_type_hint(type_hint));
+  reference_ = agent_->references().own(outcome_of(std::move(value), false), text_of_type_hint(type_hint));
 }
 
 py::object RRef::to_here(double timeout, const py::object& out, const py::object& device) {
@@ -62,9 +62,8 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
     return destination.defined() ? bring_into(destination, value) : value;
   }
   check(reference_->status());
-  auto& tables = agent_->objects().tables();
   PythonAgent::Prepared prepared;
-  prepared.number = tables.begin_call();
+  prepared.call.begin(agent_->session());
   prepared.peer_name = reference_->owner().name;  // valid while this reference lives
   prepared.function = fetch_name();
   prepared.options.timeout = patience;
@@ -74,7 +73,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.number});
+  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));
@@ -122,13 +121,6 @@ PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, co
 
 // ---- objects
 
-RemoteObjects::RemoteObjects(PythonAgent& agent)
-    : agent_(agent),
-      tables_(References::make({agent.self().name, agent.self().incarnation},
-                               std::make_shared<AgentNetwork>(agent.agent()))) {
-  serve_references(agent.agent(), tables_);
-}
-
 py::object RemoteObjects::create(const Invocation& invocation) {
   py::object keep;
   const std::string owner(agent_.peer_name(invocation.to, keep));
@@ -141,12 +133,13 @@ py::object RemoteObjects::create(const std::string& owner,
                                  const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare) {
   agent_.check_usable_here();
   if (agent_.left()) raise(Status(Code::agent_closed, "the agent \"" + agent_.self().name + "\" was shut down"));
-  auto reference = tables_->begin_creation(agent_.id_of(owner));
+  auto reference = agent_.references().begin_creation(value_or_raise(agent_.session().id_of(owner)));
   PythonAgent::Prepared prepared;
   try {
     prepared = prepare(reference->ids());
   } catch (...) {
-    tables_->end_creation(*reference, Status(Code::cancelled, "the call that creates the object was never sent"));
+    agent_.references().end_creation(*reference,
+                                     Status(Code::cancelled, "the call that creates the object was never sent"));
     throw;
   }
   end_call(reference, agent_.start(std::move(prepared)));
@@ -155,7 +148,7 @@ py::object RemoteObjects::create(const std::string& owner,
 
 void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, PendingCall pending) {
   auto call = std::move(pending.call);
-  ++agent_.unfinished;
+  ++agent_.session().unread;
   call.on_done([agent = agent_.shared_from_this(), reference,
                 pending = std::move(pending)](Result<Received> reply) mutable {
     auto status = reply.status();
@@ -164,9 +157,9 @@ void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, Pendin
     if (status.ok() && (reply->payload.empty() || reply->payload.front() != std::byte{0})) {
       status = Status(Code::remote_error, "\"" + pending.peer + "\" could not read the call that creates the object");
     }
-    agent->objects().tables().end_creation(*reference, status);
-    agent->end_call(pending, status);
-    --agent->unfinished;
+    agent->references().end_creation(*reference, status);
+    pending.end(status);
+    --agent->session().unread;
   });
 }
 
@@ -176,7 +169,7 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
     std::optional<Result<Outcome>> outcome;
   };
   const auto slot = std::make_shared<FetchedObject>();
-  tables_->fetch(object, until, [slot](Result<Outcome> outcome) {
+  agent_.references().fetch(object, until, [slot](Result<Outcome> outcome) {
     slot->outcome = std::move(outcome);
     slot->gate.open();
   });
@@ -192,12 +185,7 @@ py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_
 
 bool PythonReferenceMarshaller::write(PyObject* object, ReferenceRecord& record) {
   try {
-    if (!opened_) {
-      const auto receiver = id_ != nullptr ? *id_ : agent_.id_of(std::string(peer_));
-      transfer_ = agent_.objects().tables().pass_to(receiver);
-      opened_ = true;
-    }
-    record = value_or_raise(transfer_.add(py::handle(object).cast<RRef&>().reference()));
+    record = value_or_raise(references_.add(py::handle(object).cast<RRef&>().reference()));
     return true;
   } catch (py::error_already_set& error) {
     error.restore();
@@ -207,9 +195,7 @@ bool PythonReferenceMarshaller::write(PyObject* object, ReferenceRecord& record)
 
 PyObject* PythonReferenceMarshaller::read(const ReferenceRecord& record) {
   try {
-    // A reply comes from the incarnation of the peer that the call went to; only the record names it.
-    const auto sender = id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation};
-    auto reference = value_or_raise(agent_.objects().tables().receive(record, sender));
+    auto reference = value_or_raise(references_.receive(record));
     return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference))).release().ptr();
   } catch (py::error_already_set& error) {
     error.restore();

@@ -10,8 +10,7 @@
 #include <string_view>
 
 #include "python/csrc/agent.h"
-#include "rpc/core/agent_network.h"
-#include "rpc/core/references.h"
+#include "rpc/session/reference_marshaller.h"
 
 namespace tensorferry::python {
 
@@ -53,7 +52,7 @@ class RRef {
 /// The remote objects of one agent, and its references.
 class RemoteObjects {
  public:
-  explicit RemoteObjects(PythonAgent& agent);
+  explicit RemoteObjects(PythonAgent& agent) : agent_(agent) {}
 
   /// Implements rpc.remote(): makes a call whose result stays at the callee, and returns the caller's RRef to it. If
   /// the call has `wait_for_ready`, waits for the peer first.
@@ -65,13 +64,10 @@ class RemoteObjects {
   /// the exception of its creation.
   py::object await(const RRefId& object, std::optional<Clock::time_point> until);
 
-  [[nodiscard]] References& tables() { return *tables_; }
-
  private:
   void end_call(const std::shared_ptr<Reference>& reference, PendingCall pending);
 
   PythonAgent& agent_;
-  std::shared_ptr<References> tables_;
 };
 
 /// Convert between a Python value (or a raised exception) and the opaque form in the reference tables.
@@ -81,21 +77,18 @@ py::object object_of(const Outcome& outcome);
 /// Writes or reads the references in one message to or from `peer`.
 class PythonReferenceMarshaller final : public MessageReferences {
  public:
-  /// `id` is the peer's name and incarnation, if known already; it must outlive this object, as must `peer`.
+  /// As ReferenceMarshaller's.
   PythonReferenceMarshaller(PythonAgent& agent, std::string_view peer, const AgentId* id = nullptr)
-      : agent_(agent), peer_(peer), id_(id) {}
+      : agent_(agent), references_(agent.session(), peer, id) {}
 
   bool write(PyObject* object, ReferenceRecord& record) override;
   PyObject* read(const ReferenceRecord& record) override;
   /// Returns the references that were written, as one ReferenceTransfer.
-  ReferenceTransfer take() { return std::move(transfer_); }
+  ReferenceTransfer take() { return references_.take(); }
 
  private:
   PythonAgent& agent_;
-  std::string_view peer_;
-  const AgentId* id_;
-  bool opened_ = false;
-  ReferenceTransfer transfer_;
+  ReferenceMarshaller references_;
 };
 
 void bind_references(py::module_& module);

@@ -22,54 +22,27 @@ namespace tensorferry::python {
 
 // ---- answers
 
-bool PythonReply::begin(std::uint64_t call, const std::optional<Creation>& creation) {
-  call_ = call;
-  if (!creation) return true;
-  if (const auto refused = agent_->objects().tables().create(caller_, *creation); !refused.ok()) {
-    fail(refused);
-    return false;
-  }
-  creation_ = creation;
-  return true;
-}
-
-void PythonReply::send(Message message, ReferenceTransfer transfer) {
-  transfer.sent();
-  transfer.replied(call_);
-  if (message.bytes() == 0) return reply_.send(std::move(message));
-  GilReleased gil;  // a message with bytes may wait for the bound on bytes in flight
-  reply_.send(std::move(message));
-}
-
 void PythonReply::value(py::handle result) {
-  if (creation_) {
-    agent_->objects().tables().fulfil(creation_->object, outcome_of(py::reinterpret_borrow<py::object>(result), false));
-    creation_.reset();
-    result = Py_None;
-  }
+  if (call_.creates()) return call_.keep(outcome_of(py::reinterpret_borrow<py::object>(result), false));
   Message message;
-  PythonReferenceMarshaller marshaller(*agent_, caller_.name, &caller_);
+  PythonReferenceMarshaller marshaller(*agent_, call_.caller().name, &call_.caller());
   if (!agent_->codec().write_result(result.ptr(), &marshaller, message)) {
     py::error_already_set unsendable;
     return error(unsendable);
   }
-  send(std::move(message), marshaller.take());
+  call_.send(std::move(message), marshaller.take());
 }
 
 void PythonReply::error(py::error_already_set& raised) {
-  if (creation_) {
-    agent_->objects().tables().fulfil(creation_->object, outcome_of(raised.value(), true));
-    creation_.reset();
-    return value(py::none());
-  }
+  if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   auto described = describe_exception(raised, agent_->self().name);
   Message message;
-  PythonReferenceMarshaller marshaller(*agent_, caller_.name, &caller_);
+  PythonReferenceMarshaller marshaller(*agent_, call_.caller().name, &call_.caller());
   if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &marshaller, message)) {
     PyErr_Clear();
     return fail(Status(Code::internal, "no memory for the exception that the function raised"));
   }
-  send(std::move(message), marshaller.take());
+  call_.send(std::move(message), marshaller.take());
 }
 
 void PythonReply::outcome(const Result<Outcome>& outcome) {
@@ -81,10 +54,8 @@ void PythonReply::outcome(const Result<Outcome>& outcome) {
   error(raised);
 }
 
-void PythonReply::fail(const Status& status) { reply_.fail(status); }
-
 void PythonReply::refuse(const Status& why) {
-  if (!creation_) return fail(why);
+  if (!call_.creates()) return fail(why);
   set_error(why);
   py::error_already_set refusal;
   error(refusal);  // gives the error to agents that the object was passed on to
@@ -100,7 +71,7 @@ void PythonReply::future(py::object future) {
     py::object future;
   };
   auto& torch_future = *future.cast<TorchFuture&>().fut;
-  ++agent_->unfinished;
+  ++agent_->session().unread;
   auto pending = share_with_any_thread(Pending{std::move(*this), std::move(future)});
   torch_future.addCallback(
       [pending](c10::ivalue::Future& completed) {
@@ -114,7 +85,7 @@ void PythonReply::future(py::object future) {
         } catch (py::error_already_set& raised) {
           answer.error(raised);
         }
-        --answer.agent().unfinished;
+        --answer.agent().session().unread;
       },
       /*uses_future=*/false);
 }
@@ -141,14 +112,15 @@ struct Incoming {
 /// error, or Refused.
 std::optional<Incoming> read_arguments(const Received& received, PythonReply& answer) {
   Codec::Arguments arguments;
-  PythonReferenceMarshaller marshaller(answer.agent(), answer.caller().name, &answer.caller());
+  const auto& caller = answer.call().caller();
+  PythonReferenceMarshaller marshaller(answer.agent(), caller.name, &caller);
   std::optional<py::error_already_set> unreadable;
   if (!answer.agent().codec().read_request(received, &marshaller, arguments)) unreadable.emplace();
   if (unreadable && answer.agent().registered() &&
       unreadable->matches(attribute_of("tensorferry.errors", "PermissionDenied"))) {
     throw Refused(py::str(unreadable->value()).cast<std::string>());
   }
-  if (!answer.begin(arguments.call, arguments.creation)) return std::nullopt;
+  if (!answer.call().begin(arguments.call, arguments.creation)) return std::nullopt;
   if (unreadable) throw py::error_already_set(*unreadable);
   return Incoming{py::reinterpret_steal<py::tuple>(arguments.args.release()),
                   py::reinterpret_steal<py::object>(arguments.kwargs.release())};
@@ -166,10 +138,10 @@ void run(const ServedFunction::Found& found, const py::tuple& args, const py::ob
 }
 
 /// Begins a range of torch's profiler for the run of a function, with the same sequence number as the caller's range.
-std::unique_ptr<CallRange> range_of(std::string_view function, const PythonReply& answer) {
-  const auto& caller = answer.caller();
+std::unique_ptr<CallRange> range_of(std::string_view function, PythonReply& answer) {
+  const auto& caller = answer.call().caller();
   return CallRange::begin("rpc_handler", function, caller.name, answer.agent().self().name, caller.incarnation,
-                          answer.call());
+                          answer.call().number());
 }
 
 void run_function(ServedFunction& function, const Received& received, PythonReply& answer) {
@@ -182,31 +154,23 @@ void run_function(ServedFunction& function, const Received& received, PythonRepl
       answer);
 }
 
-Status other_life(const PythonAgent& agent) {
-  return {Code::connection_lost, "the object was on an earlier \"" + agent.self().name + "\", which has ended"};
-}
-
-MethodTarget target_of(py::handle bytes) {
+MethodTarget target_of(py::handle bytes, PythonReply& answer) {
   char* data = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
-  auto target = decode<MethodTarget>(view_of(std::string_view(data, static_cast<std::size_t>(size))));
-  if (!target) throw py::value_error("tf:method without a method");
-  return *std::move(target);
+  return value_or_raise(answer.call().target_of(view_of(std::string_view(data, static_cast<std::size_t>(size)))));
 }
 
 /// Returns the object that `target` names; waits for it until the call's deadline.
 py::object object_of_target(const MethodTarget& target, PythonReply& answer) {
-  auto& agent = answer.agent();
-  if (target.owner != agent.self().incarnation) raise(other_life(agent));
-  return agent.objects().await(target.object, answer.reply().deadline());
+  return answer.agent().objects().await(target.object, answer.reply().deadline());
 }
 
 void run_method(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto range = range_of(method_function, answer);
-  const auto target = target_of(incoming->first("tf:method without a target"));
+  const auto target = target_of(incoming->first("tf:method without a target"), answer);
   const auto object = object_of_target(target, answer);
   const auto& agent = answer.agent();
   const auto method = agent.registered() ? agent.exposed().method(object, target.method)
@@ -217,7 +181,7 @@ void run_method(const Received& received, PythonReply& answer) {
 void run_next(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
-  const auto target = target_of(incoming->first("tf:next without a target"));
+  const auto target = target_of(incoming->first("tf:next without a target"), answer);
   const auto object = object_of_target(target, answer);
   auto* const kind = Py_TYPE(object.ptr());
   const bool generator = kind == &PyGen_Type || kind == &PyAsyncGen_Type;
@@ -229,15 +193,12 @@ void run_next(const Received& received, PythonReply& answer) {
 }
 
 void answer_fetch(const Received& received, PythonReply answer) {
-  Decoder in(received.payload, received.buffers);
-  const auto fetch = read_fetch(in);
-  if (const auto malformed = in.finish(); !malformed.ok()) return answer.fail(malformed);
-  if (!answer.begin(fetch.call, std::nullopt)) return;
+  const auto fetch = answer.call().begin_fetch(received);
+  if (!fetch.ok()) return answer.fail(fetch.status());
   auto& agent = answer.agent();
-  if (fetch.owner != agent.self().incarnation) return answer.fail(other_life(agent));
   const auto deadline = answer.reply().deadline();
   const auto pending = share_with_any_thread(std::move(answer));
-  agent.objects().tables().fetch(fetch.object, deadline, [pending](const Result<Outcome>& outcome) {
+  agent.references().fetch(fetch->object, deadline, [pending](const Result<Outcome>& outcome) {
     if (closing()) return;
     GilHeld gil;
     const ServingScope serving(&pending->agent(), pending->reply());

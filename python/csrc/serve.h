@@ -3,6 +3,7 @@
 #pragma once
 
 #include "python/csrc/agent.h"
+#include "rpc/session/incoming_call.h"
 
 namespace tensorferry::python {
 
@@ -22,13 +23,10 @@ void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string&
 class PythonReply {
  public:
   PythonReply(std::shared_ptr<PythonAgent> agent, const PeerInfo& caller, Reply reply)
-      : agent_(std::move(agent)), caller_{caller.name, caller.incarnation}, reply_(std::move(reply)) {}
+      : agent_(std::move(agent)), call_(agent_->session(), caller, std::move(reply)) {}
   PythonReply(PythonReply&&) noexcept = default;
   PythonReply& operator=(PythonReply&&) noexcept = default;
 
-  /// Takes the head of the request. False: the head asks for an object that must not be made, and the call has been
-  /// answered with the error.
-  bool begin(std::uint64_t call, const std::optional<Creation>& creation);
   /// Answers with `result`, or with the error of encoding it. If the call creates an object, the object keeps `result`,
   /// and the reply is None.
   void value(py::handle result);
@@ -40,24 +38,17 @@ class PythonReply {
   /// Answers with the value or exception of one of the agent's objects.
   void outcome(const Result<Outcome>& outcome);
   /// Fails the call with `status`.
-  void fail(const Status& status);
+  void fail(const Status& status) { call_.fail(status); }
   /// Answers with PermissionDenied. An object that the call was to create gets that error too.
   void refuse(const Status& why);
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
-  [[nodiscard]] const AgentId& caller() const { return caller_; }
-  [[nodiscard]] Reply& reply() { return reply_; }
-  /// Returns the caller's number for the call; valid after begin().
-  [[nodiscard]] std::uint64_t call() const { return call_; }
+  [[nodiscard]] IncomingCall& call() { return call_; }
+  [[nodiscard]] Reply& reply() { return call_.reply(); }
 
  private:
-  void send(Message message, ReferenceTransfer transfer);
-
   std::shared_ptr<PythonAgent> agent_;
-  AgentId caller_;
-  Reply reply_;
-  std::uint64_t call_ = 0;
-  std::optional<Creation> creation_;
+  IncomingCall call_;
 };
 
 }  // namespace tensorferry::python

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import threading
-import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +16,7 @@ from .peers import Peer
 from .rendezvous import meet
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from .calls import DeviceChoice, DeviceLike, PeerLike
     from .rendezvous import Meeting
@@ -244,6 +241,7 @@ class Agent(Calls):
         options["gpus"] = _gpus(devices)
         options["device_maps"] = _device_maps(device_maps)
         meeting = meet(init_method, store, rank, world_size)
+        options["world_size"] = meeting.world_size or 0
         if "prefix" not in options:
             options["prefix"] = _prefix(meeting)
         options.setdefault("reaches", meeting.host)
@@ -253,13 +251,11 @@ class Agent(Calls):
             name = f"worker{meeting.rank}"
         super().__init__(name, meeting.rank, meeting.store, timeout, options, trust, exposing.everywhere)
         self._meeting = meeting
-        self._prefix = options["prefix"]
         with _lock:
             _living.add(self)
         try:
             self._announce()
-            if meeting.world_size:
-                self._world = self._meet_world(meeting.world_size, join_timeout)
+            self._wait_for_world(join_timeout)
         except BaseException:
             self.leave()
             raise
@@ -388,16 +384,6 @@ class Agent(Calls):
         """
         return exposing.expose_with(self._expose, fn, name)
 
-    def _meet_world(self, size: int, timeout: float) -> list[str]:
-        patience = _Patience(timeout)
-        with _interruptible(f"a world of {size} to join"):
-            while True:
-                try:
-                    return [peer[0] for peer in self._wait_for_world(size, patience.slice() or 0.001)]
-                except errors.DeadlineExceeded as error:
-                    if patience.over():
-                        raise errors.DeadlineExceeded(f"after {timeout:g} s {error}") from None
-
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
         """Waits for calls under way, and leaves. Afterwards, the agent's futures and references raise
         :class:`AgentClosed`.
@@ -419,8 +405,7 @@ class Agent(Calls):
             raise errors.InvalidArgument("shutdown() inside a function that a peer called waits for itself")
         try:
             if graceful and not self._left:
-                with _interruptible("the calls of all agents to end, and for all agents to shut down"):
-                    _finish(self, timeout)
+                self._finish(timeout)
         finally:
             self.leave()
 
@@ -432,101 +417,6 @@ class Agent(Calls):
         self._leave()
         with _lock:
             _living.discard(self)
-
-
-@contextmanager
-def _interruptible(what: str) -> Iterator[None]:
-    """Adds ``what`` to a KeyboardInterrupt that is raised inside, as the text that says what the wait was for."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        error.args = error.args or (f"interrupted while waiting for {what}",)
-        raise
-
-
-class _Patience:
-    """The time left of a time-out in seconds; a time-out of 0 never ends."""
-
-    def __init__(self, timeout: float) -> None:
-        self._until = time.monotonic() + timeout if timeout > 0 else None
-
-    def slice(self) -> float:
-        """Returns the seconds to wait next: at most 0.5, so that the caller notices a dead peer or Ctrl-C."""
-        return 0.5 if self._until is None else max(0.0, min(0.5, self._until - time.monotonic()))
-
-    def over(self) -> bool:
-        return self._until is not None and time.monotonic() >= self._until
-
-
-def _finish(agent: Agent, timeout: float) -> None:
-    """Waits until no call is under way: at this agent, or at all agents of its world.
-
-    In each round, every agent waits until it is idle, and then until all others have arrived in the round. If no agent
-    made or served a call between its arrivals in two successive rounds, all were idle at once in between. Then no call
-    is under way that could begin another.
-    """
-    patience = _Patience(timeout)
-    if not agent.world_size:
-        _wait_until_idle(agent, patience)
-        return
-    store = agent._meeting.store
-    before: object = None
-    for number in itertools.count():
-        _wait_until_idle(agent, patience)
-        now = agent.counters()
-        key = f"{agent._prefix}/shutdown/{number}"
-        if (now.calls_sent, now.calls_served) != before:
-            store.add(f"{key}/busy", 1)
-        before = (now.calls_sent, now.calls_served)
-        _wait_for_all(agent, key, patience)
-        if store.add(f"{key}/busy", 0) == 0:
-            break
-    # Rank 0 may serve the store that the others still read.
-    done = f"{agent._prefix}/shutdown/done"
-    store.add(done, 1)
-    until = time.monotonic() + 5
-    while agent._self[1] == 0 and store.add(done, 0) < agent.world_size and time.monotonic() < until:
-        time.sleep(0.001)
-
-
-def _wait_until_idle(agent: Agent, patience: _Patience) -> None:
-    pause = 0.0002
-    while any(counts := agent._in_flight()):
-        if patience.over():
-            made, served, *_ = counts
-            raise errors.DeadlineExceeded(f"shutdown: {made} calls made and {served} served here are still under way")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.01)
-
-
-def _wait_for_all(agent: Agent, key: str, patience: _Patience) -> None:
-    store = agent._meeting.store
-    assert agent.world_size is not None
-    store.set(f"{key}/at/{agent.name}", "")
-    if store.add(f"{key}/arrived", 1) == agent.world_size:
-        store.set(f"{key}/go", "")
-    while store.get(f"{key}/go", patience.slice()) is None:
-        missing = [name for name in agent._world if store.get(f"{key}/at/{name}", 0) is None]
-        for name in missing:
-            # Reads the key a second time: the peer may have arrived and left since the first.
-            if (why := _why_gone(agent, name)) and store.get(f"{key}/at/{name}", 0) is None:
-                raise errors.ConnectionLost(f'shutdown: "{name}" was lost before it reached the shutdown ({why})')
-        if patience.over():
-            raise errors.DeadlineExceeded(f"shutdown: still waiting for {', '.join(missing) or 'the store'}")
-
-
-def _why_gone(agent: Agent, name: str) -> str | None:
-    """Returns why the agent of that name will not arrive any more; None: it still may."""
-    try:
-        incarnation = agent._find(name)[2]
-    except errors.NotFound:
-        return "it has left"
-    except errors.Error:
-        incarnation = None
-    for lost, ended, why in agent._lost_peers():
-        if lost == name and incarnation in (None, ended):
-            return why
-    return None
 
 
 # Runs before the interpreter ends, because no thread of ours may enter it afterwards. Quick, even if calls still run.

@@ -63,7 +63,8 @@ Status Session::wait_for_world(Milliseconds timeout) {
       return {};
     }
     if (world.status().code() != Code::deadline_exceeded) return world.status();
-    if (unlocked.interrupted()) return {Code::cancelled, "interrupted while waiting for the world"};
+    if (unlocked.interrupted())
+      return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};
     if (patience.over()) {
       return {Code::deadline_exceeded,
               formatted("after {} s {}",

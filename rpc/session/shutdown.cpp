@@ -10,7 +10,9 @@
 namespace tensorferry {
 namespace {
 
-Status interruption() { return {Code::cancelled, "interrupted while waiting to shut down"}; }
+Status interruption() {
+  return {Code::cancelled, "interrupted while waiting for everybody's calls to end, and for everybody to shut down"};
+}
 
 Result<bool> is_set(Store& store, const std::string& key, Milliseconds timeout) {
   const auto value = store.get(key, timeout);
@@ -102,7 +104,8 @@ Status Session::finish_world(const Patience& patience, const Unlocked& unlocked)
   // Rank 0 may serve the store, which the other agents still read: it waits up to 5 s for them.
   auto done = store_->add(base + "done", 1);
   const auto until = Clock::now() + std::chrono::seconds(5);
-  while (self().rank == 0 && done.ok() && *done < world_size_ && Clock::now() < until && !unlocked.interrupted()) {
+  while (self().rank == 0 && done.ok() && *done < world_size_ && Clock::now() < until) {
+    if (unlocked.interrupted()) return interruption();
     std::this_thread::sleep_for(Milliseconds(1));
     done = store_->add(base + "done", 0);
   }

@@ -1,0 +1,140 @@
+// Sessions of one process that begin and end together.
+#include "rpc/session/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "agent/rendezvous/memory_store.h"
+#include "rpc/session/outgoing_call.h"
+
+namespace tensorferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A runtime's lock that counts the threads that have released it, and whose signal handler ends every wait.
+class InterruptingLock final : public RuntimeLock {
+ public:
+  void* release() override {
+    ++released;
+    return this;
+  }
+  void acquire(void* state) override {
+    EXPECT_EQ(state, this);
+    --released;
+  }
+  bool interrupted(void* state) override {
+    EXPECT_EQ(state, this);
+    EXPECT_EQ(released, 1);
+    return true;
+  }
+  int released = 0;
+};
+
+class Sessions : public ::testing::Test {
+ protected:
+  std::shared_ptr<Session> make(int rank, int world_size, RuntimeLock* lock = nullptr) {
+    RawAgentOptions options;
+    options.name = "w" + std::to_string(rank);
+    options.rank = rank;
+    options.store = store_;
+    auto made = Session::create(std::move(options), world_size, lock);
+    EXPECT_TRUE(made.ok()) << made.status().text();
+    auto session = *std::move(made);
+    EXPECT_TRUE(session->announce().ok());
+    return session;
+  }
+  std::pair<std::shared_ptr<Session>, std::shared_ptr<Session>> make_pair() {
+    auto one = make(0, 2), two = make(1, 2);
+    EXPECT_TRUE(one->wait_for_world(Milliseconds(10000)).ok());
+    EXPECT_TRUE(two->wait_for_world(Milliseconds(10000)).ok());
+    return {one, two};
+  }
+
+ private:
+  std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
+};
+
+TEST_F(Sessions, FinishTogetherWhenAllCallsHaveEnded) {
+  const auto [one, two] = make_pair();
+  std::atomic<bool> served = false;
+  two->agent().serve("slow", [&](const Request&, Reply reply) {
+    std::this_thread::sleep_for(Milliseconds(200));
+    served = true;
+    reply.send({});
+  });
+  auto call = one->agent().call("w1", "slow", {});
+  std::thread other([&session = *two] { EXPECT_TRUE(session.finish({}).ok()); });
+  EXPECT_TRUE(one->finish({}).ok());
+  EXPECT_TRUE(served);
+  EXPECT_TRUE(call.done());
+  other.join();
+}
+
+TEST_F(Sessions, FinishWaitsForUnreadReplies) {
+  const auto session = make(0, 0);
+  session->unread = 1;
+  EXPECT_EQ(session->finish(Milliseconds(20)).code(), Code::deadline_exceeded);
+  session->unread = 0;
+  EXPECT_TRUE(session->finish(Milliseconds(1000)).ok());
+}
+
+TEST_F(Sessions, FinishNamesTheMembersThatHaveNotCome) {
+  const auto [one, two] = make_pair();
+  const auto status = one->finish(Milliseconds(50));
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("w1"));
+}
+
+TEST_F(Sessions, FinishNamesAMemberThatLeftBefore) {
+  const auto [one, two] = make_pair();
+  two->leave();
+  const auto status = one->finish({});
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("\"w1\" was lost before it came here (it has left)"));
+}
+
+TEST_F(Sessions, ASignalEndsLongWaits) {
+  InterruptingLock lock;
+  const auto session = make(0, 2, &lock);
+  EXPECT_EQ(session->wait_for_world({}).code(), Code::cancelled);
+  session->unread = 1;
+  EXPECT_EQ(session->finish({}).code(), Code::cancelled);
+  EXPECT_EQ(lock.released, 0);
+  session->leave();
+}
+
+TEST_F(Sessions, AWorldThatDoesNotComeNamesTheMissingRanks) {
+  const auto status = make(0, 2)->wait_for_world(Milliseconds(50));
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("rank 1"));
+}
+
+TEST_F(Sessions, IdentitiesAreTheIncarnationsThatACallReaches) {
+  const auto [one, two] = make_pair();
+  const auto own = one->id_of("w0"), other = one->id_of("w1");
+  ASSERT_TRUE(own.ok() && other.ok());
+  EXPECT_EQ(own->incarnation, one->self().incarnation);
+  EXPECT_EQ(other->incarnation, two->self().incarnation);
+  two->leave();
+  EXPECT_EQ(one->id_of("w1").status().code(), Code::not_found);
+}
+
+TEST_F(Sessions, ACallThatIsNeverSentTakesItsReferencesBack) {
+  const auto [one, two] = make_pair();
+  const auto object = one->references().own({std::make_shared<int>(1), false});
+  {
+    OutgoingCall call;
+    call.begin(*one);
+    auto transfer = one->references().pass_to(*one->id_of("w1"));
+    ASSERT_TRUE(transfer.add(*object).ok());
+    call.carry(std::move(transfer));
+    EXPECT_EQ(one->references().counts().forks, 1U);
+  }
+  EXPECT_EQ(one->references().counts().forks, 0U);
+}
+
+}  // namespace
+}  // namespace tensorferry
