@@ -12,6 +12,7 @@
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/references.h"
+#include "rpc/session/rendezvous.h"
 #include "rpc/store_adapter.h"
 
 namespace tensorferry::python {
@@ -80,6 +81,22 @@ void bind_stores(py::module_& module) {
             unlocked([&] { return connect_tcp_store(host, port, std::move(key), milliseconds(timeout)); }));
       },
       py::arg("host"), py::arg("port"), py::arg("key"), py::arg("timeout"));
+
+  py::class_<Rendezvous>(module, "Rendezvous", "The store that an init_method names, and the rank and the world size.")
+      .def(py::init([](const std::string& method, int rank, int world_size) {
+             return value_or_raise(find_rendezvous(method, rank, world_size));
+           }),
+           py::arg("method"), py::arg("rank"), py::arg("world_size"))
+      .def_property_readonly("built_in", [](const Rendezvous& self) { return self.kind == Rendezvous::Kind::own; })
+      .def_readonly("host", &Rendezvous::host)
+      .def_readonly("port", &Rendezvous::port)
+      .def_readonly("path", &Rendezvous::path)
+      .def_readonly("torchrun", &Rendezvous::torchrun)
+      .def_readonly("place", &Rendezvous::place)
+      .def_readonly("rank", &Rendezvous::rank)
+      .def_readonly("world_size", &Rendezvous::world_size);
+  module.def("session_prefix", &session_prefix, py::arg("place"), py::arg("world_size"), py::arg("rank"),
+             "The prefix of the keys of an agent's session.");
 }
 
 // ---- the agent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,10 +15,9 @@ from .peers import Peer
 from .rendezvous import meet
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from .calls import DeviceChoice, DeviceLike, PeerLike
-    from .rendezvous import Meeting
 
     DeviceMap: TypeAlias = "Mapping[DeviceLike, DeviceLike]"
 
@@ -113,25 +111,8 @@ class Counters:
     references_held: dict[str, int] = field(default_factory=dict)
 
 
-_sessions: Counter[Hashable] = Counter()  # worlds that this process has joined, by place, size and rank
 _living: set[Agent] = set()  # keeps every agent alive until it leaves, even if the program drops it
-_lock = threading.Lock()  # guards both
-
-
-def _prefix(meeting: Meeting) -> str:
-    """Returns the prefix of this session's keys in the store.
-
-    The agents of a world begin together, each of them once per session. One process may begin the next session while
-    another still ends the previous one, so each session has keys of its own. Ranks are counted apart, because one
-    process can have several. World sizes are counted apart, because a rank can be in worlds of several sizes.
-    """
-    if not meeting.world_size:
-        return "tensorferry"
-    world = meeting.place, meeting.world_size, meeting.rank
-    with _lock:
-        session = _sessions[world]
-        _sessions[world] += 1
-    return f"tensorferry/{meeting.world_size}/{session}"
+_lock = threading.Lock()  # guards _living
 
 
 _KINDS = {"cpu": 0, "cuda": 1}
@@ -241,9 +222,9 @@ class Agent(Calls):
         options["gpus"] = _gpus(devices)
         options["device_maps"] = _device_maps(device_maps)
         meeting = meet(init_method, store, rank, world_size)
-        options["world_size"] = meeting.world_size or 0
+        options["world_size"] = meeting.world_size
         if "prefix" not in options:
-            options["prefix"] = _prefix(meeting)
+            options["prefix"] = _C.session_prefix(meeting.place, meeting.world_size, meeting.rank)
         options.setdefault("reaches", meeting.host)
         if name is None:
             if meeting.rank < 0:
@@ -278,7 +259,7 @@ class Agent(Calls):
     @property
     def world_size(self) -> int | None:
         """The number of agents that began together; None if agents join and leave at any time."""
-        return self._meeting.world_size
+        return self._meeting.world_size or None
 
     @property
     def timeout(self) -> float:

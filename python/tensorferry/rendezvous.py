@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
 
 import torch.distributed as dist
 
@@ -15,7 +14,7 @@ from . import _C
 from .errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
 
@@ -66,53 +65,26 @@ def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) ->
 
 @dataclass
 class Meeting:
-    """A store, this agent's rank there, the world size, and the host of the store."""
+    """A store, this agent's rank there, the world size (0: agents join and leave at any time), and the store's host."""
 
     store: _C.Store
     rank: int
-    world_size: int | None
+    world_size: int
     host: str
-    place: Hashable  # equal for meetings at the same place, even if each makes a new store object
+    place: str  # equal for meetings at the same place, even if each makes a new store object
     iterator: Iterator[Any] | None = None  # of torch.distributed.rendezvous; keeps the store's server alive
 
 
-def _number(name: str) -> int | None:
-    text = os.environ.get(name)
-    return int(text) if text else None
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stores without an address
+_count = itertools.count()
 
 
-def _place_of(store: Any) -> Hashable:
+def _place_of(store: Any) -> str:
     if isinstance(store, dist.TCPStore):
-        return store.host, store.port
+        return f"{store.host}:{store.port}"
     if isinstance(store, dist.FileStore):
         return str(getattr(store, "path"))  # noqa: B009, torch's stubs lack it
-    return weakref.ref(store)
-
-
-def _static(init_method: str, rank: int, world_size: int, host: str) -> Meeting:
-    place = init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    iterator = dist.rendezvous(init_method, rank=rank, world_size=world_size)
-    store, rank, world_size = next(iterator)
-    return Meeting(_C.adapt_store(store), rank, world_size, host, place, iterator)
-
-
-def _dynamic(init_method: str, rank: int, host: str) -> Meeting:
-    """Returns the meeting of a group that agents join and leave at any time.
-
-    With ``env://`` and ``tcp://``, the agent of rank 0 serves the store, unless torchrun does.
-    """
-    url = urlparse(init_method)
-    if url.scheme == "file":
-        return Meeting(_C.adapt_store(dist.FileStore(url.path, -1)), rank, None, host, init_method)
-    port = url.port if url.scheme == "tcp" else _number("MASTER_PORT")
-    if not host or not port:
-        raise InvalidArgument(f"{init_method} needs a host and a port: tcp://host:port, or MASTER_ADDR and MASTER_PORT")
-    torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and url.scheme == "env"
-    store = dist.TCPStore(
-        host, port, None, is_master=rank == 0 and not torchrun, timeout=timedelta(seconds=300),
-        wait_for_workers=False, multi_tenant=True,
-    )  # fmt: skip
-    return Meeting(_C.adapt_store(store), rank, None, host, init_method)
+    return f"store {_numbers.setdefault(store, next(_count))}"
 
 
 def meet(init_method: str | None, store: Any, rank: int, world_size: int | None) -> Meeting:
@@ -129,19 +101,20 @@ def meet(init_method: str | None, store: Any, rank: int, world_size: int | None)
     if store is not None:
         adapted = store if isinstance(store, _C.Store) else _C.adapt_store(store)
         host = getattr(store, "host", "")
-        return Meeting(adapted, rank, world_size, host if isinstance(host, str) else "", _place_of(store))
+        return Meeting(adapted, rank, world_size or 0, host if isinstance(host, str) else "", _place_of(store))
     init_method = init_method or "env://"
-    scheme = urlparse(init_method).scheme
-    if scheme not in ("env", "tcp", "file"):
-        raise InvalidArgument(f"init_method={init_method!r}: env://, tcp://host:port and file:///path are known")
-    host = urlparse(init_method).hostname or ""
-    if scheme == "env":
-        host = os.environ.get("MASTER_ADDR", "")
-        if rank < 0:
-            rank = -1 if (found := _number("RANK")) is None else found
-            world_size = world_size or _number("WORLD_SIZE")
-    if world_size:
-        if rank < 0:
-            raise InvalidArgument(f"a world of {world_size} needs this process's rank: rank=, or RANK (environment)")
-        return _static(init_method, rank, world_size, host)
-    return _dynamic(init_method, rank, host)
+    found = _C.Rendezvous(init_method, rank, world_size or 0)
+    if found.built_in:
+        raise InvalidArgument(f"{init_method}: pass store=tensorferry.connect_store(host, port) instead")
+    iterator = None
+    if found.world_size:
+        iterator = dist.rendezvous(init_method, rank=found.rank, world_size=found.world_size)
+        store = next(iterator)[0]
+    elif found.path:
+        store = dist.FileStore(found.path, -1)
+    else:  # the agent of rank 0 serves the store, unless torchrun does
+        store = dist.TCPStore(
+            found.host, found.port, None, is_master=found.rank == 0 and not found.torchrun,
+            timeout=timedelta(seconds=300), wait_for_workers=False, multi_tenant=True,
+        )  # fmt: skip
+    return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place, iterator)

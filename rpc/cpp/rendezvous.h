@@ -1,4 +1,4 @@
-/// The rendezvous of C++ agents, by the same rules as Python's (python/tensorferry/rendezvous.py).
+/// The store of C++ agents: opens the one that rpc/session/rendezvous.h finds.
 #pragma once
 
 #include <memory>
