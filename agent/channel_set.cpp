@@ -265,8 +265,8 @@ void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRe
 
 Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::Header& header) {
   auto* binding = binding_of_code(header.channel);
-  if (binding == nullptr) return
-    Status(Code::protocol_error, "the bulk bytes are of a channel that does not reach this device");
+  if (binding == nullptr)
+    return Status(Code::protocol_error, "the bulk bytes are of a channel that does not reach this device");
   BulkRead read;
   {
     const std::lock_guard lock(mutex_);

@@ -129,7 +129,7 @@ void Engine::look_after() {
   }
 }
 
-void Engine::run_handler(std::shared_ptr<const Function> function, const std::string& name,
+void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
                          const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
   if (reply.cancelled()) {
     const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();

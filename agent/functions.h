@@ -15,7 +15,7 @@
 namespace tensorferry {
 
 /// One served function. Immutable: the table replaces it as a whole, and a running handler keeps the old one.
-struct Function {
+struct RawFunction {
   std::string name;
   std::uint32_t number = 0;
   Handler handler;
@@ -26,20 +26,21 @@ struct Function {
 class Functions final {
  public:
   /// Makes `name` callable; replaces an earlier function of that name.
-  std::shared_ptr<const Function> serve(std::string name, Handler handler, HandlerOptions options) {
+  std::shared_ptr<const RawFunction> serve(std::string name, Handler handler, HandlerOptions options) {
     const std::lock_guard lock(mutex_);
     auto [it, fresh] = numbers_.try_emplace(std::move(name), static_cast<std::uint32_t>(by_number_.size()));
     if (fresh) by_number_.emplace_back();
-    auto function = std::make_shared<const Function>(Function{it->first, it->second, std::move(handler), options});
+    auto function =
+        std::make_shared<const RawFunction>(RawFunction{it->first, it->second, std::move(handler), options});
     by_number_[it->second] = function;
     return function;
   }
   /// Returns the function, or null if it was never served here.
-  [[nodiscard]] std::shared_ptr<const Function> find(std::uint32_t number) const {
+  [[nodiscard]] std::shared_ptr<const RawFunction> find(std::uint32_t number) const {
     const std::lock_guard lock(mutex_);
     return number < by_number_.size() ? by_number_[number] : nullptr;
   }
-  [[nodiscard]] std::shared_ptr<const Function> find(std::string_view name) const {
+  [[nodiscard]] std::shared_ptr<const RawFunction> find(std::string_view name) const {
     const std::lock_guard lock(mutex_);
     const auto it = numbers_.find(name);
     return it == numbers_.end() ? nullptr : by_number_[it->second];
@@ -48,8 +49,8 @@ class Functions final {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::uint32_t, std::less<>> numbers_;
-  std::vector<std::shared_ptr<const Function>> by_number_ =
-      std::vector<std::shared_ptr<const Function>>(1);  // 0: by name
+  std::vector<std::shared_ptr<const RawFunction>> by_number_ =
+      std::vector<std::shared_ptr<const RawFunction>>(1);  // 0: by name
 };
 
 }  // namespace tensorferry

@@ -41,9 +41,9 @@ class Connection final : public Readable {
 
 /// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
 /// holds the process's sockets.
-class Process final : public Readable {
+class PeerProcess final : public Readable {
  public:
-  explicit Process(std::weak_ptr<Link> link) : link_(std::move(link)) {}
+  explicit PeerProcess(std::weak_ptr<Link> link) : link_(std::move(link)) {}
   void on_readable() override {
     if (const auto link = link_.lock()) link->close({Code::connection_lost, "its process has ended"});
   }
@@ -140,7 +140,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   last_heard_ = now_count();
   const auto self = weak_from_this();
   auto& pool = *engine_->pool;
-  if (pidfd >= 0) pool.add(pidfd, std::make_shared<Process>(self), Pool::Watch::always);
+  if (pidfd >= 0) pool.add(pidfd, std::make_shared<PeerProcess>(self), Pool::Watch::always);
   const auto report = bulk ? (dialled ? &Link::on_bulk_out_readable : &Link::on_bulk_readable)
                            : (dialled ? &Link::on_replies : &Link::on_requests);
   const auto watch = dialled ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
@@ -255,7 +255,7 @@ bool Link::close(const Status& status, bool unless_awaited) {
     if (!taken_out_of_ring(*call)) fail(call, why);
   }
   drop_rings();
-  std::vector<std::shared_ptr<IncomingCall>> incoming_calls;
+  std::vector<std::shared_ptr<IncomingRequest>> incoming_calls;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);

@@ -34,7 +34,7 @@ struct OrderTicket {
 };
 
 /// A request that the callee has not answered yet.
-struct IncomingCall {
+struct IncomingRequest {
   std::atomic<bool> cancelled{false};
   UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
   std::optional<Clock::time_point> deadline;
@@ -96,11 +96,11 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
   /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
-  void on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told);
+  void on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told);
   /// Marks the request as cancelled, and runs its callback.
-  void cancel_incoming(IncomingCall& incoming);
+  void cancel_incoming(IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped, and starts the next request of its order key.
-  void end_incoming(std::uint64_t call, const IncomingCall& incoming);
+  void end_incoming(std::uint64_t call, const IncomingRequest& incoming);
 
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
@@ -231,7 +231,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void take_ring_replies();
   [[nodiscard]] bool taken_out_of_ring(const Call::State& call) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
-  void dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply);
+  void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply);
   void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
@@ -283,7 +283,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
 
   std::mutex incoming_calls_mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<IncomingCall>> incoming_calls_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<IncomingRequest>> incoming_calls_;
   std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
 
   std::mutex flow_mutex_;

@@ -10,12 +10,12 @@ namespace tensorferry {
 
 class Reply::State final {
  public:
-  State(std::shared_ptr<Link> to, ReplyRoute by, std::shared_ptr<IncomingCall> of)
+  State(std::shared_ptr<Link> to, ReplyRoute by, std::shared_ptr<IncomingRequest> of)
       : link(std::move(to)), route(std::move(by)), incoming(std::move(of)) {}
 
   std::shared_ptr<Link> link;
   ReplyRoute route;
-  std::shared_ptr<IncomingCall> incoming;
+  std::shared_ptr<IncomingRequest> incoming;
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
@@ -41,8 +41,7 @@ void Reply::send(Message message) {
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   if (late)
-    state->link->refuse(state->route,
-                        {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
+    state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
   else
     state->link->answer(state->route, std::move(message));
   state->link->end_incoming(state->route.call, *state->incoming);
@@ -79,7 +78,7 @@ std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state
 
 Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
-  std::shared_ptr<const Function> function;
+  std::shared_ptr<const RawFunction> function;
   std::string name(text_of(frame.function_name));
   if (header.function != 0) {
     function = engine_->functions.find(header.function);
@@ -91,7 +90,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
-  auto incoming = std::make_shared<IncomingCall>();
+  auto incoming = std::make_shared<IncomingRequest>();
   if (header.remaining_ms != 0) incoming->deadline = Clock::now() + Milliseconds(header.remaining_ms);
   incoming->order = header.order;
   if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
@@ -123,7 +122,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   return {};
 }
 
-void Link::dispatch(std::shared_ptr<const Function> function, std::string name, Received arguments, Reply reply) {
+void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply) {
   auto& pool = *engine_->pool;
   if (pool.saturated()) {
     return reply.fail({Code::resource_exhausted, "all " + std::to_string(engine_->options.max_threads) +
@@ -167,7 +166,7 @@ void Link::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket
 }
 
 void Link::on_cancel(std::uint64_t call) {
-  std::shared_ptr<IncomingCall> incoming;
+  std::shared_ptr<IncomingRequest> incoming;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
@@ -175,7 +174,7 @@ void Link::on_cancel(std::uint64_t call) {
   if (incoming) cancel_incoming(*incoming);
 }
 
-void Link::cancel_incoming(IncomingCall& incoming) {
+void Link::cancel_incoming(IncomingRequest& incoming) {
   UniqueFunction<void()> on_cancelled;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
@@ -185,7 +184,7 @@ void Link::cancel_incoming(IncomingCall& incoming) {
   if (on_cancelled) on_cancelled();
 }
 
-void Link::on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFunction<void()> told) {
+void Link::on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     if (!incoming->cancelled) {
@@ -196,7 +195,7 @@ void Link::on_cancelled(const std::shared_ptr<IncomingCall>& incoming, UniqueFun
   told();
 }
 
-void Link::end_incoming(std::uint64_t call, const IncomingCall& incoming) {
+void Link::end_incoming(std::uint64_t call, const IncomingRequest& incoming) {
   {
     const std::lock_guard lock(incoming_calls_mutex_);
     incoming_calls_.erase(call);

@@ -50,7 +50,7 @@ function(tensorferry_archive name component file)
 endfunction()
 
 tensorferry_archive(tensorferry_core core tensorferry
-  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_session tensorferry_cpp
+  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_member tensorferry_cpp
   LINK OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 set(torch_headers PATTERN "torch.h" EXCLUDE)
 if(TENSORFERRY_TORCH)
@@ -76,7 +76,7 @@ foreach(name channel_suite device_memory ending_cases lane process_cases transfe
 endforeach()
 set(copies)
 set(from_tensorferry
-  "s,^#include \"(include/tensorferry/|tests/)?(base/|channels/|conformance/|device),#include \"tensorferry/\\2,")
+  "s,^#include \"(include/tensorferry/|tests/)?(base/|channels/|conformance/|device|error_codes),#include \"tensorferry/\\2,")
 foreach(file IN LISTS published)
   string(REGEX REPLACE "^(include/tensorferry|tests)/" "" copy "${file}")
   set(copy "${PROJECT_BINARY_DIR}/include/tensorferry/${copy}")

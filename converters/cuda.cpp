@@ -196,7 +196,7 @@ Landed* landed_in(const Owner& owner) {
 
 /// Sets this thread's capture mode to relaxed for a scope, because another thread may be capturing a graph. The calls
 /// in the scope do not touch that capture.
-struct CaptureModeGuard {
+struct AllocatorCaptureModeGuard {
   c10::cuda::CUDAStreamCaptureModeGuard mode{cudaStreamCaptureModeRelaxed};
 };
 
@@ -207,7 +207,7 @@ class CudaMemory final : public Memory {
     try {
       auto* const gpu = Gpus::of_this_process().find(device);
       if (gpu == nullptr || bytes > gpu->memory()) return buffer;
-      const CaptureModeGuard outside;
+      const AllocatorCaptureModeGuard outside;
       const CUDAGuard guard(index_of(device));
       auto* const landed = new Landed(*gpu);
       buffer.owner = Owner(landed, DropLanded());
@@ -283,7 +283,7 @@ class CudaConverter final : public Converter {
     if (auto status = check_not_capturing(current, "receive"); !status.ok()) return status;
     auto* const bytes_on = static_cast<cudaStream_t>(buffer.stream);
     {
-      const CaptureModeGuard outside;
+      const AllocatorCaptureModeGuard outside;
       if (bytes_on != current.stream()) gpu->order(bytes_on, current.stream());
     }
     auto* const landed = landed_in(buffer.owner);

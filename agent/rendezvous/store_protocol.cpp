@@ -23,7 +23,7 @@ Bytes framed(const auto& message) {
 
 }  // namespace
 
-Result<Bytes> encode(const Request& request) {
+Result<Bytes> encode(const StoreRequest& request) {
   if (!request.valid()) {
     return Status(Code::invalid_argument,
                   formatted("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", kMostKey,
@@ -32,7 +32,7 @@ Result<Bytes> encode(const Request& request) {
   return framed(request);
 }
 
-Bytes encode(const Reply& reply) { return framed(reply); }
+Bytes encode(const StoreReply& reply) { return framed(reply); }
 
 Result<std::uint32_t> parse_length(ByteView header) {
   Reader in(header);
@@ -45,14 +45,14 @@ Result<std::uint32_t> parse_length(ByteView header) {
   return length;
 }
 
-Result<Request> parse_request(ByteView body) {
-  const auto request = decode<Request>(body);
+Result<StoreRequest> parse_request(ByteView body) {
+  const auto request = decode<StoreRequest>(body);
   if (!request) return malformed("request");
   return *request;
 }
 
-Result<Reply> parse_reply(ByteView body) {
-  const auto reply = decode<Reply>(body);
+Result<StoreReply> parse_reply(ByteView body) {
+  const auto reply = decode<StoreReply>(body);
   if (!reply) return malformed("reply");
   return *reply;
 }

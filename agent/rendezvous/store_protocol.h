@@ -18,38 +18,38 @@ constexpr std::size_t kHeaderBytes = sizeof(std::uint32_t);
 enum class Op : std::uint8_t { set = 1, get = 2, add = 3, last = add };
 
 /// A request. Its views point into the bytes that it was parsed from; to encode it, into the caller's bytes.
-struct Request {
+struct StoreRequest {
   Op op = Op::get;
   std::string_view key{};
   ByteView value{};                // set
   std::uint32_t milliseconds = 0;  // get: how long the server may wait before it answers DeadlineExceeded
   std::int64_t amount = 0;         // add
-  static constexpr std::tuple fields{&Request::op, &Request::key, &Request::value, &Request::milliseconds,
-                                     &Request::amount};
+  static constexpr std::tuple fields{&StoreRequest::op, &StoreRequest::key, &StoreRequest::value,
+                                     &StoreRequest::milliseconds, &StoreRequest::amount};
   [[nodiscard]] bool valid() const {
     return op >= Op::set && !key.empty() && key.size() <= kMostKey && value.size() <= kMostValue;
   }
 };
 
 /// A reply; its view as a request's.
-struct Reply {
+struct StoreReply {
   Code code = Code::ok;
   std::int64_t sum = 0;  // ok, add
   ByteView value{};      // ok, get: the value; not ok: the error's text
-  static constexpr std::tuple fields{any_value(&Reply::code), &Reply::sum, &Reply::value};
+  static constexpr std::tuple fields{any_value(&StoreReply::code), &StoreReply::sum, &StoreReply::value};
   [[nodiscard]] bool valid() const { return code <= Code::internal && value.size() <= kMostValue; }
 };
 
 /// Encodes a request with its length in front. InvalidArgument: the key is empty, or the key or the value is too long.
-Result<Bytes> encode(const Request& request);
+Result<Bytes> encode(const StoreRequest& request);
 /// Encodes a reply with its length in front.
-Bytes encode(const Reply& reply);
+Bytes encode(const StoreReply& reply);
 
 /// Parses the length of a body; the receiver calls it before it allocates memory for the body. ProtocolError: longer
 /// than kMostBody.
 Result<std::uint32_t> parse_length(ByteView header);
 /// Parses a body. ProtocolError: malformed, out of bounds, or bytes are left over.
-Result<Request> parse_request(ByteView body);
-Result<Reply> parse_reply(ByteView body);
+Result<StoreRequest> parse_request(ByteView body);
+Result<StoreReply> parse_reply(ByteView body);
 
 }  // namespace tensorferry::store_protocol

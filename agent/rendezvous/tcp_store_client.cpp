@@ -56,7 +56,7 @@ class Client final : public Store {
     Bytes value;
     std::int64_t sum = 0;
   };
-  Result<StoreReply> exchange(const store_protocol::Request& request, Deadline deadline);
+  Result<StoreReply> exchange(const store_protocol::StoreRequest& request, Deadline deadline);
   Result<StoreReply> exchange_on(int fd, ByteView request, Deadline deadline) const;
   struct Connection {
     FileDescriptor socket;
@@ -120,7 +120,7 @@ Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
   }
 }
 
-Result<Client::StoreReply> Client::exchange(const store_protocol::Request& request, Deadline deadline) {
+Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& request, Deadline deadline) {
   const auto bytes = encode(request);
   if (!bytes) return bytes.status();
   for (bool again = false;; again = true) {

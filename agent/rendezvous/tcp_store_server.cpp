@@ -111,9 +111,9 @@ class Table {
 };
 
 /// A connection, and the watchdog that closes it if its client stops in the middle of a message.
-class Session {
+class StoreConnection {
  public:
-  explicit Session(tcp::socket connected) : socket(std::move(connected)), watchdog_(socket.get_executor()) {
+  explicit StoreConnection(tcp::socket connected) : socket(std::move(connected)), watchdog_(socket.get_executor()) {
     error_code error;
     const auto remote = socket.remote_endpoint(error);
     peer = error ? "?" : join_host_port(remote.address().to_string(), remote.port());
@@ -122,7 +122,7 @@ class Session {
   }
 
   /// Closes the connection after `time`, unless limit() or unlimited() is called before.
-  static void limit(const std::shared_ptr<Session>& session, milliseconds time) {
+  static void limit(const std::shared_ptr<StoreConnection>& session, milliseconds time) {
     session->watchdog_.expires_after(time);
     session->watchdog_.async_wait([session](error_code error) {
       // The limit may have been moved between the timer's expiry and this handler: the newest expiry counts.
@@ -151,12 +151,12 @@ class Server final : public TcpStoreServer {
 
  private:
   asio::awaitable<void> accept_all(tcp::acceptor acceptor);
-  asio::awaitable<void> serve(std::shared_ptr<Session> session);
-  asio::awaitable<Status> run_handshake(std::shared_ptr<Session> session);
-  asio::awaitable<Status> serve_one(std::shared_ptr<Session> session);
-  asio::awaitable<Bytes> answer(store_protocol::Request request);
+  asio::awaitable<void> serve(std::shared_ptr<StoreConnection> session);
+  asio::awaitable<Status> run_handshake(std::shared_ptr<StoreConnection> session);
+  asio::awaitable<Status> serve_one(std::shared_ptr<StoreConnection> session);
+  asio::awaitable<Bytes> answer(store_protocol::StoreRequest request);
 
-  [[nodiscard]] Status same_user(Session& session) const;
+  [[nodiscard]] Status same_user(StoreConnection& session) const;
 
   const Key key_;
   const TcpStoreBounds bounds_;
@@ -211,15 +211,16 @@ asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
       continue;
     }
     ++connections_;
-    co_spawn(*io_, serve(std::make_shared<Session>(std::move(socket))), [this](const std::exception_ptr& failure) {
-      --connections_;
-      if (failure) log_warning(formatted("store port={}: out of memory for a client", port_));
-    });
+    co_spawn(*io_, serve(std::make_shared<StoreConnection>(std::move(socket))),
+             [this](const std::exception_ptr& failure) {
+               --connections_;
+               if (failure) log_warning(formatted("store port={}: out of memory for a client", port_));
+             });
   }
 }
 
-asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
-  Session::limit(session, bounds_.handshake);
+asio::awaitable<void> Server::serve(std::shared_ptr<StoreConnection> session) {
+  StoreConnection::limit(session, bounds_.handshake);
   auto status = co_await run_handshake(session);
   session->unlimited();
   while (status) status = co_await serve_one(session);
@@ -232,7 +233,7 @@ asio::awaitable<void> Server::serve(std::shared_ptr<Session> session) {
   log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
 }
 
-Status Server::same_user(Session& session) const {
+Status Server::same_user(StoreConnection& session) const {
   const auto uid = tcp_peer_uid(session.socket.native_handle());
   if (uid && !key_needed(uid, ::geteuid())) return {};
   // Without a key, the store (and the cluster key in it) is for this user alone.
@@ -241,7 +242,7 @@ Status Server::same_user(Session& session) const {
                     uid ? formatted("uid {}", *uid) : std::string("an unknown user"), ::geteuid(), how_to_set_a_key())};
 }
 
-asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) {
+asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> session) {
   const Status gone(Code::connection_lost, "the client closed the connection during the handshake");
   AcceptorHandshake handshake({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
 
@@ -273,12 +274,12 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<Session> session) 
   co_return handshake.check(proof);
 }
 
-asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
+asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> session) {
   const Status gone(Code::connection_lost, "left");
   auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, kAwait);  // idle time has no limit
   if (ended) co_return gone;
 
-  Session::limit(session, bounds_.handshake);
+  StoreConnection::limit(session, bounds_.handshake);
   std::array<std::byte, store_protocol::kHeaderBytes> header;
   auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), kAwait);
   if (no_header) co_return gone;
@@ -292,7 +293,7 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
   const auto request = store_protocol::parse_request(body);
   if (!request) co_return request.status();
   const auto reply = co_await answer(*request);
-  Session::limit(session, bounds_.handshake);
+  StoreConnection::limit(session, bounds_.handshake);
   auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), kAwait);
   session->unlimited();
   if (no_reply) co_return gone;
@@ -300,18 +301,18 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<Session> session) {
 }
 
 // `request` views bytes of the calling coroutine, which waits until this one has ended.
-asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
+asio::awaitable<Bytes> Server::answer(store_protocol::StoreRequest request) {
   using store_protocol::Op;
   const auto failed = [](const Status& status) {
-    return encode(store_protocol::Reply{.code = status.code(), .value = view_of(status.what())});
+    return encode(store_protocol::StoreReply{.code = status.code(), .value = view_of(status.what())});
   };
   if (request.op == Op::set) {
     const auto status = table_.set(request.key, request.value);
-    co_return status ? encode(store_protocol::Reply{}) : failed(status);
+    co_return status ? encode(store_protocol::StoreReply{}) : failed(status);
   }
   if (request.op == Op::add) {
     const auto sum = table_.add(request.key, request.amount);
-    co_return sum ? encode(store_protocol::Reply{.sum = *sum}) : failed(sum.status());
+    co_return sum ? encode(store_protocol::StoreReply{.sum = *sum}) : failed(sum.status());
   }
   const auto* value = table_.find(request.key);
   if (value == nullptr && request.milliseconds > 0) {
@@ -321,7 +322,7 @@ asio::awaitable<Bytes> Server::answer(store_protocol::Request request) {
     value = table_.find(request.key);
   }
   if (value == nullptr) co_return failed(Status(Code::deadline_exceeded, "not set"));
-  co_return encode(store_protocol::Reply{.value = *value});
+  co_return encode(store_protocol::StoreReply{.value = *value});
 }
 
 }  // namespace

@@ -8,14 +8,12 @@
 #include "base/record.h"
 #include "base/text.h"
 #include "channels/completion.h"
+#include "channels/empty_buffer.h"
 
 namespace tensorferry {
 
 namespace {
 
-struct Nothing {  // the buffer is empty
-  static constexpr std::uint8_t tag = 0;
-};
 struct Appended {  // the bytes follow the frame
   static constexpr std::uint8_t tag = 1;
 };
@@ -24,7 +22,7 @@ struct InBulk {  // the bytes go on the bulk connection
   std::uint64_t sequence = 0;
   static constexpr std::tuple fields{varint(&InBulk::sequence)};
 };
-using BasicTicket = std::variant<Nothing, Appended, InBulk>;
+using BasicTicket = std::variant<EmptyBuffer, Appended, InBulk>;
 
 /// The only control message: bulk data of a withdrawn ticket, which the receiver reads and drops.
 struct Dropped {
@@ -36,7 +34,7 @@ struct Dropped {
 
 std::optional<BasicTicket> parse(const Ticket& ticket) {
   auto parsed = decode<BasicTicket>(ticket.opaque);
-  if (parsed && std::holds_alternative<Nothing>(*parsed) != (ticket.bytes == 0)) parsed.reset();
+  if (parsed && std::holds_alternative<EmptyBuffer>(*parsed) != (ticket.bytes == 0)) parsed.reset();
   return parsed;
 }
 
@@ -58,7 +56,7 @@ class BasicChannel final : public Channel {
       return Refusal{formatted("basic carries CPU memory, not {}", text_of(buffer.device))};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(Nothing{})};
+      return Ticket{.bytes = 0, .opaque = encode(EmptyBuffer{})};
     }
     if (buffer.data == nullptr) return Refusal{"the buffer has a size but no address"};
     if (message.appends() && (buffer.bytes < BasicDriver::bulk_from || message.leads())) {
@@ -129,7 +127,7 @@ class BasicChannel final : public Channel {
   static constexpr int most_dropped_at_once = 1 << 16;
 
   void receive(const BasicTicket& parsed, Buffer destination, Completion landed) {
-    if (std::holds_alternative<Nothing>(parsed)) return complete(std::move(landed), {});
+    if (std::holds_alternative<EmptyBuffer>(parsed)) return complete(std::move(landed), {});
     if (const auto* bulk = std::get_if<InBulk>(&parsed))
       return wire_.receive_bulk(bulk->sequence, std::move(destination), std::move(landed));
     wire_.read(std::move(destination), std::move(landed));

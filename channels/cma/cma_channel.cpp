@@ -22,9 +22,9 @@ namespace tensorferry {
 
 /// State that all channels of a driver share.
 struct CmaDriver::State {
-  explicit State(cma::Options o) : options(o) {}
+  explicit State(cma::CmaOptions o) : options(o) {}
 
-  const cma::Options options;
+  const cma::CmaOptions options;
   Copier copier;
 };
 
@@ -76,7 +76,7 @@ class SenderMemory {
 
 class CmaChannel final : public Channel {
  public:
-  CmaChannel(Wire& wire, const cma::Options& options, Copier& copier)
+  CmaChannel(Wire& wire, const cma::CmaOptions& options, Copier& copier)
       : wire_(wire), options_(options), copier_(copier) {
     wire_.control(encode(cma::Challenge{challenge_}), {});
   }
@@ -94,7 +94,7 @@ class CmaChannel final : public Channel {
     if (after == 0) return Refusal{"its probe is under way", true};
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return Ticket{.bytes = 0, .opaque = encode(cma::Nothing{})};
+      return Ticket{.bytes = 0, .opaque = encode(EmptyBuffer{})};
     }
     if (buffer.bytes < options_.least_bytes && !message.last_resort())
       return Refusal{formatted("below {} bytes other channels are faster", options_.least_bytes), true};
@@ -238,7 +238,7 @@ class CmaChannel final : public Channel {
   }
 
   Wire& wire_;
-  const cma::Options options_;
+  const cma::CmaOptions options_;
   Copier& copier_;
   const std::uint32_t born_in_ = forks();
   const std::uint64_t challenge_ = random_word();
@@ -258,7 +258,7 @@ class CmaChannel final : public Channel {
 
 }  // namespace
 
-CmaDriver::CmaDriver(cma::Options options) : state_(std::make_unique<State>(options)) {}
+CmaDriver::CmaDriver(cma::CmaOptions options) : state_(std::make_unique<State>(options)) {}
 CmaDriver::~CmaDriver() = default;
 
 std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
@@ -269,11 +269,11 @@ std::variant<Bytes, Refusal> CmaDriver::descriptor(Device device) {
   if (host.empty() || !self || pids == 0 || users == 0)
     return Refusal{"the system does not identify this process: /proc is missing, or belongs to another pid namespace"};
   if (auto refusal = cma::own_scope_refusal()) return Refusal{std::move(*refusal)};
-  return encode(cma::Descriptor{::geteuid(), pids, users, *self, host});
+  return encode(cma::CmaDescriptor{::geteuid(), pids, users, *self, host});
 }
 
 std::optional<Refusal> CmaDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = decode<cma::Descriptor>(mine), others = decode<cma::Descriptor>(theirs);
+  const auto ours = decode<cma::CmaDescriptor>(mine), others = decode<cma::CmaDescriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->boot_id != others->boot_id) return Refusal{"another host"};
   if (ours->pid_namespace != others->pid_namespace) return Refusal{"another pid namespace (another container)"};

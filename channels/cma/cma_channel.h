@@ -14,7 +14,7 @@ namespace tensorferry {
 
 namespace cma {
 
-struct Options {
+struct CmaOptions {
   std::size_t least_bytes = std::size_t{16} << 10;  // smaller buffers are refused, unless cma is the last resort
   bool within_process = false;                      // also reach this process itself; for tests
 };
@@ -44,7 +44,7 @@ struct Options {
 /// A forked child cannot use the driver or its channels. In the child they leave the parent's resources alone.
 class CmaDriver final : public Driver {
  public:
-  explicit CmaDriver(cma::Options options = {});
+  explicit CmaDriver(cma::CmaOptions options = {});
   ~CmaDriver() override;
 
   [[nodiscard]] std::string_view name() const override { return "cma"; }

@@ -8,19 +8,20 @@
 
 #include "base/record.h"
 #include "channels/cma/process.h"
+#include "channels/empty_buffer.h"
 
 namespace tensorferry::cma {
 
 /// The channel's descriptor. Its tag is the version of these records.
-struct Descriptor {
+struct CmaDescriptor {
   static constexpr std::uint8_t tag = 1;
   std::uint32_t uid = 0;
   std::uint64_t pid_namespace = 0;
   std::uint64_t user_namespace = 0;
   Identity process;
   std::string_view boot_id;
-  static constexpr std::tuple fields{&Descriptor::uid, &Descriptor::pid_namespace, &Descriptor::user_namespace,
-                                     &Descriptor::process, &Descriptor::boot_id};
+  static constexpr std::tuple fields{&CmaDescriptor::uid, &CmaDescriptor::pid_namespace, &CmaDescriptor::user_namespace,
+                                     &CmaDescriptor::process, &CmaDescriptor::boot_id};
 };
 
 /// Control messages.
@@ -47,15 +48,12 @@ struct Resend {
 using Control = std::variant<Challenge, WordAddress, Resend>;
 
 /// A ticket: an empty buffer, or the place of the buffer in the sender's memory.
-struct Nothing {
-  static constexpr std::uint8_t tag = 0;
-};
 struct SourceAddress {
   static constexpr std::uint8_t tag = 1;
   std::uint64_t offer = 0;
   std::uint64_t address = 0;
   static constexpr std::tuple fields{varint(&SourceAddress::offer), &SourceAddress::address};
 };
-using CmaTicket = std::variant<Nothing, SourceAddress>;
+using CmaTicket = std::variant<EmptyBuffer, SourceAddress>;
 
 }  // namespace tensorferry::cma

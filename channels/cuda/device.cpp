@@ -61,8 +61,8 @@ DeviceGuard::~DeviceGuard() {
   api()->ctx_pop_current(&popped);
 }
 
-Event Event::record(int device, Stream stream) {
-  Event event;
+GpuEvent GpuEvent::record(int device, Stream stream) {
+  GpuEvent event;
   event.device_ = device;
   auto& state = state_of(device);
   {
@@ -77,20 +77,20 @@ Event Event::record(int device, Stream stream) {
   return event;
 }
 
-Event& Event::operator=(Event&& other) noexcept {
+GpuEvent& GpuEvent::operator=(GpuEvent&& other) noexcept {
   std::swap(event_, other.event_);
   std::swap(device_, other.device_);
   return *this;
 }
 
-Event::~Event() {
+GpuEvent::~GpuEvent() {
   if (event_ == nullptr) return;
   auto& state = state_of(device_);
   const std::lock_guard lock(state.mutex);
   state.events.push_back(event_);
 }
 
-std::optional<Status> Event::done() const {
+std::optional<Status> GpuEvent::done() const {
   const auto result = api()->event_query(event_);
   if (result == CUDA_ERROR_NOT_READY) return std::nullopt;
   return status_of(result, "the device's work");
@@ -104,18 +104,18 @@ Order order_of(Stream stream) {
   return api()->stream_query(handle) == CUDA_SUCCESS ? Order::idle : Order::busy;
 }
 
-std::variant<Event, Refusal> ready_of(const Buffer& buffer) {
+std::variant<GpuEvent, Refusal> ready_of(const Buffer& buffer) {
   const DeviceGuard here(buffer.device.index);
   if (!here.status().ok()) return Refusal{std::string(here.status().what())};
   switch (order_of(buffer.stream)) {
     case Order::idle:
-      return Event();
+      return GpuEvent();
     case Order::capturing:
       return Refusal{"a CUDA graph is being captured on the buffer's stream"};
     case Order::busy:
       break;
   }
-  auto event = Event::record(buffer.device.index, buffer.stream);
+  auto event = GpuEvent::record(buffer.device.index, buffer.stream);
   if (!event) return Refusal{"the CUDA driver records no event"};
   return event;
 }

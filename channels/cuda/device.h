@@ -54,17 +54,17 @@ inline CUdeviceptr address_of(const void* data) { return reinterpret_cast<CUdevi
 
 /// A CUDA event that marks a point in a stream's order. Movable. The destructor returns the event to a pool of its
 /// device. An event is recorded only on streams of its device; streams of any device may wait for it.
-class Event {
+class GpuEvent {
  public:
-  Event() noexcept = default;
+  GpuEvent() noexcept = default;
   /// Records an event behind all work that `stream` of `device` has been given so far. Returns an empty Event if the
   /// driver fails. Call inside DeviceGuard(device).
-  static Event record(int device, Stream stream);
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
-  Event& operator=(Event&& other) noexcept;
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event();
+  static GpuEvent record(int device, Stream stream);
+  GpuEvent(GpuEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
+  GpuEvent& operator=(GpuEvent&& other) noexcept;
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+  ~GpuEvent();
 
   explicit operator bool() const noexcept { return event_ != nullptr; }
   [[nodiscard]] CUevent get() const noexcept { return event_; }
@@ -89,7 +89,7 @@ Order order_of(Stream stream);
 
 /// Returns an event after which the buffer's bytes are valid; an empty Event if they are valid already. Refuses if a
 /// CUDA graph is being captured on the buffer's stream, or if the driver fails. Makes the device current itself.
-std::variant<Event, Refusal> ready_of(const Buffer& buffer);
+std::variant<GpuEvent, Refusal> ready_of(const Buffer& buffer);
 
 /// Returns the refusal for a buffer that the GPU-only channels (cuda_xth, cuda_ipc) never carry: it is on another type
 /// of device, or it has a size but no address. Streams are checked by ready_of() and order_of().

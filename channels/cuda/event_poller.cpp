@@ -34,10 +34,10 @@ EventPoller& EventPoller::of_this_process() {
 }
 
 void EventPoller::when_done(Watch watch, int device, Stream stream, Completion then) {
-  when_done(watch, Event::record(device, stream), std::move(then));
+  when_done(watch, GpuEvent::record(device, stream), std::move(then));
 }
 
-void EventPoller::when_done(Watch watch, Event event, Completion then) {
+void EventPoller::when_done(Watch watch, GpuEvent event, Completion then) {
   if (!event) return complete(std::move(then), {Code::internal, "the CUDA driver records no event"});
   const auto now = Clock::now();
   submit(incoming_, {std::move(event), std::move(then), watch, now, now + patience}, watch == Watch::closely);

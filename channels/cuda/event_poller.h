@@ -37,7 +37,7 @@ class EventPoller final {
   /// records no event, `then` runs with an error on the caller's thread. Call inside DeviceGuard(device).
   void when_done(Watch watch, int device, Stream stream, Completion then);
   /// The same for a recorded event; an empty one is the error.
-  void when_done(Watch watch, Event event, Completion then);
+  void when_done(Watch watch, GpuEvent event, Completion then);
 
   /// Polls all events on the caller's thread, and runs the completions of those that are done.
   void poll_now();
@@ -51,7 +51,7 @@ class EventPoller final {
  private:
   using Clock = std::chrono::steady_clock;
   struct PolledEvent {
-    Event event;
+    GpuEvent event;
     Completion then;
     Watch watch;
     Clock::time_point since, next;  // when it was added; when it is polled next, if watched loosely

@@ -83,7 +83,7 @@ class CudaBasicChannel final : public Channel {
     }
     auto ready = ready_of(buffer);
     if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
-    Transfer transfer{buffer, std::move(std::get<cuda::Event>(ready)), {}, std::move(released)};
+    Transfer transfer{buffer, std::move(std::get<cuda::GpuEvent>(ready)), {}, std::move(released)};
     const auto kind = ring_ready_.load() ? FlowKind::ring : FlowKind::bulk;
     const auto first = out_.by(kind).send(std::move(transfer));
     if (kind == FlowKind::bulk) make_ring();
@@ -101,7 +101,7 @@ class CudaBasicChannel final : public Channel {
       return finish({Code::protocol_error, formatted("{} sent a ticket that cuda_basic cannot read", wire_.peer())});
     auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
     if (ticket.bytes == 0) return finish(memory.status());
-    auto ready = memory.ok() ? ready_of(*memory) : std::variant<cuda::Event, Refusal>(cuda::Event());
+    auto ready = memory.ok() ? ready_of(*memory) : std::variant<cuda::GpuEvent, Refusal>(cuda::GpuEvent());
     auto status = memory.status();
     if (auto* refusal = std::get_if<Refusal>(&ready)) status = {Code::channel_unavailable, refusal->reason};
     if (!status.ok()) {
@@ -110,7 +110,7 @@ class CudaBasicChannel final : public Channel {
       return complete(std::move(landed), std::move(status));
     }
     receive(*parsed,
-            {std::move(*memory), std::move(std::get<cuda::Event>(ready)), std::move(landed), std::move(consumed)});
+            {std::move(*memory), std::move(std::get<cuda::GpuEvent>(ready)), std::move(landed), std::move(consumed)});
   }
 
   void discard(const Ticket& ticket) override {
@@ -153,8 +153,8 @@ class CudaBasicChannel final : public Channel {
 
  private:
   /// Returns the event after which the buffer's bytes may be read, or its memory written; empty on the CPU.
-  [[nodiscard]] std::variant<cuda::Event, Refusal> ready_of(const Buffer& buffer) const {
-    if (pair_.local.type == DeviceType::cpu) return cuda::Event();
+  [[nodiscard]] std::variant<cuda::GpuEvent, Refusal> ready_of(const Buffer& buffer) const {
+    if (pair_.local.type == DeviceType::cpu) return cuda::GpuEvent();
     return cuda::ready_of(buffer);
   }
 
@@ -263,11 +263,12 @@ std::variant<Bytes, Refusal> CudaBasicDriver::descriptor(Device device) {
   if (device.type != DeviceType::cuda && device.type != DeviceType::cpu)
     return Refusal{formatted("cuda_basic carries GPU memory and CPU memory, not {}", text_of(device))};
   if (device.type == DeviceType::cuda && cuda::api() == nullptr) return Refusal{cuda::why_missing()};
-  return encode(cuda_basic::Descriptor{device.type});
+  return encode(cuda_basic::CudaBasicDescriptor{device.type});
 }
 
 std::optional<Refusal> CudaBasicDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = decode<cuda_basic::Descriptor>(mine), others = decode<cuda_basic::Descriptor>(theirs);
+  const auto ours = decode<cuda_basic::CudaBasicDescriptor>(mine),
+             others = decode<cuda_basic::CudaBasicDescriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->type == DeviceType::cpu && others->type == DeviceType::cpu)
     return Refusal{"no GPU memory is at either end"};

@@ -11,10 +11,10 @@
 namespace tensorferry::cuda_basic {
 
 /// The channel's descriptor. Its tag is the version of these records.
-struct Descriptor {
+struct CudaBasicDescriptor {
   static constexpr std::uint8_t tag = 3;
   DeviceType type = DeviceType::cpu;
-  static constexpr std::tuple fields{any_value(&Descriptor::type)};
+  static constexpr std::tuple fields{any_value(&CudaBasicDescriptor::type)};
 };
 
 /// How a buffer's bytes travel.

@@ -93,7 +93,7 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollR
   const bool out = direction_ == Direction::out;
   auto result = api()->memcpy_async(out ? there : mine, out ? mine : there, chunk.bytes, stream_);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "cuda_basic's copy");
-  auto copied = cuda::Event::record(device_.index, stream_);
+  auto copied = cuda::GpuEvent::record(device_.index, stream_);
   if (!copied) return {Code::internal, "the CUDA driver records no event"};
   auto& driven = *chunk.driven;
   if (!out && driven.chunks_left() == 0) {

@@ -43,7 +43,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   /// A chunk whose copy is on the stream.
   struct CopyInFlight {
     Ring::Chunk at;
-    cuda::Event copied;
+    cuda::GpuEvent copied;
     DrivenPtr driven;
   };
   /// The result of one poll(); its completions run with no lock held.

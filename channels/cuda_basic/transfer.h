@@ -36,10 +36,10 @@ constexpr std::uint64_t chunks_of(std::size_t buffer, std::size_t begun = 0) {
 
 /// A buffer to send or receive; never an empty one.
 struct Transfer {
-  Buffer memory;      // null data (receiver only): the bytes are dropped
-  cuda::Event ready;  // the memory may be read or written after this event; empty: now
-  Completion landed;  // when receiving: the bytes are usable in the order of the memory's stream
-  Completion done;    // the memory is no longer read or written
+  Buffer memory;         // null data (receiver only): the bytes are dropped
+  cuda::GpuEvent ready;  // the memory may be read or written after this event; empty: now
+  Completion landed;     // when receiving: the bytes are usable in the order of the memory's stream
+  Completion done;       // the memory is no longer read or written
 };
 
 /// A transfer and its progress. The flow calls `finish` once, when the transfer is over.

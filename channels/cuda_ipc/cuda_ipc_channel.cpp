@@ -34,8 +34,8 @@ using cuda_ipc::SignalSemaphores;
 using cuda_ipc::WaitSemaphores;
 
 /// The state that the channel shares with jobs on the background thread; may outlive the channel.
-struct Shared {
-  Shared(Wire& wire, int d, bool within_process)
+struct ChannelState {
+  ChannelState(Wire& wire, int d, bool within_process)
       : device(d),
         use(std::make_shared<WireUse>(wire)),
         exports(std::make_shared<Exports>(use, within_process)),
@@ -79,10 +79,10 @@ struct Shared {
     if (complete) ready({});
   }
 };
-using SharedPtr = std::shared_ptr<Shared>;
+using ChannelStatePtr = std::shared_ptr<ChannelState>;
 
 /// Makes the page of words and the probe's memory, and passes both to the peer. Background thread only.
-void begin_probe(const SharedPtr& shared) {
+void begin_probe(const ChannelStatePtr& shared) {
   auto page = SharedMemory::create(cuda_ipc::words_bytes);
   auto pinned = page.ok() ? cuda::Pinned::lock(std::move(*page), shared->device) : Result<cuda::Pinned>(page.status());
   if (!pinned.ok()) return shared->ready(pinned.status());
@@ -110,7 +110,7 @@ void begin_probe(const SharedPtr& shared) {
   });
 }
 
-void map_words(const SharedPtr& shared, FileDescriptor received) {
+void map_words(const ChannelStatePtr& shared, FileDescriptor received) {
   auto page = SharedMemory::map(std::move(received), cuda_ipc::words_bytes);
   auto pinned = page.ok() ? cuda::Pinned::lock(std::move(*page), shared->device) : Result<cuda::Pinned>(page.status());
   if (!pinned.ok()) return shared->ready(pinned.status());
@@ -122,7 +122,7 @@ void map_words(const SharedPtr& shared, FileDescriptor received) {
   shared->ready_when_complete();
 }
 
-void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescriptor memory) {
+void run_probe(const ChannelStatePtr& shared, const cuda_ipc::Probe& asked, FileDescriptor memory) {
   std::shared_ptr<cuda_ipc::ProbeMemory> mine;
   {
     const std::lock_guard lock(shared->mutex);
@@ -132,7 +132,7 @@ void run_probe(const SharedPtr& shared, const cuda_ipc::Probe& asked, FileDescri
                           : Result<double>(Status(Code::channel_unavailable, "there is no memory for the probe"));
   mine.reset();
   shared->has_probed(shared->tried);
-  shared->use->with([](Wire& wire) { wire.control(encode(cuda_ipc::Probed{}), {}); });
+  shared->use->with([](Wire& wire) { wire.control(encode(cuda_ipc::MemoryProbed{}), {}); });
   if (!speed.ok()) return shared->ready(speed.status());
   {
     const std::lock_guard lock(shared->mutex);
@@ -147,7 +147,7 @@ class CudaIpcChannel final : public Channel {
   CudaIpcChannel(Wire& wire, DevicePair pair, bool within_process)
       : wire_(wire),
         pair_(pair),
-        shared_(std::make_shared<Shared>(wire, pair.local.index, within_process)),
+        shared_(std::make_shared<ChannelState>(wire, pair.local.index, within_process)),
         on_invalidated_([exports = shared_->exports](const std::byte* base, std::size_t bytes) {
           exports->invalidate(base, bytes);
         }) {
@@ -262,7 +262,7 @@ class CudaIpcChannel final : public Channel {
 
  private:
   /// Enqueues the copy on the stream of `memory`.
-  static void copy(const SharedPtr& shared, const CudaIpcTicket& parsed, Result<Imports::ImportedMemory> source,
+  static void copy(const ChannelStatePtr& shared, const CudaIpcTicket& parsed, Result<Imports::ImportedMemory> source,
                    Buffer memory, Completion landed, Completion consumed) {
     const DeviceGuard here(shared->device);
     auto status = source.ok() ? here.status() : source.status();
@@ -316,11 +316,13 @@ class CudaIpcChannel final : public Channel {
     });
   }
 
-  void on(const cuda_ipc::Probed&, const Descriptors&) {
+  void on(const cuda_ipc::MemoryProbed&, const Descriptors&) {
     cuda::background().submit([shared = shared_] { shared->has_probed(shared->peer_probed); });
   }
 
-  void on(const cuda_ipc::Handle& handle, const Descriptors&) { shared_->imports->add(handle, tell_opened(handle.id)); }
+  void on(const cuda_ipc::AllocationHandle& handle, const Descriptors&) {
+    shared_->imports->add(handle, tell_opened(handle.id));
+  }
 
   void on(const cuda_ipc::Chunk& chunk, Descriptors descriptors) {
     if (descriptors.size() != 1) return tell_opened(chunk.id)(false);
@@ -328,7 +330,7 @@ class CudaIpcChannel final : public Channel {
   }
 
   void on(const cuda_ipc::Opened& opened, const Descriptors&) { shared_->exports->opened(opened); }
-  void on(const cuda_ipc::Gone& gone, const Descriptors&) { shared_->imports->remove(gone); }
+  void on(const cuda_ipc::AllocationFreed& gone, const Descriptors&) { shared_->imports->remove(gone); }
 
   [[nodiscard]] Imports::Resolved tell_opened(std::uint64_t id) const {
     return [use = shared_->use, id](bool ok) {
@@ -344,7 +346,7 @@ class CudaIpcChannel final : public Channel {
   Wire& wire_;
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
-  const SharedPtr shared_;
+  const ChannelStatePtr shared_;
   const cuda::InvalidationListener on_invalidated_;
   bool probing_ = false;  // used by the reading thread alone
 };
@@ -358,11 +360,11 @@ std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
   const auto gpu = cuda::uuid_of(device.index);
   const auto host = boot_id();
   if (!gpu || host.empty()) return Refusal{"the system does not identify this GPU or this host"};
-  return encode(cuda_ipc::Descriptor{host, *gpu, xth::nonce_of_this_process()});
+  return encode(cuda_ipc::CudaIpcDescriptor{host, *gpu, xth::nonce_of_this_process()});
 }
 
 std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = decode<cuda_ipc::Descriptor>(mine), others = decode<cuda_ipc::Descriptor>(theirs);
+  const auto ours = decode<cuda_ipc::CudaIpcDescriptor>(mine), others = decode<cuda_ipc::CudaIpcDescriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->boot_id != others->boot_id) return Refusal{"another host"};
   if (ours->process == others->process && !options_.within_process)

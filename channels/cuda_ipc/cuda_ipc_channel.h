@@ -12,7 +12,7 @@
 namespace tensorferry {
 
 namespace cuda_ipc {
-struct Options {
+struct CudaIpcOptions {
   /// For tests: allows both ends in one process. The channel then refuses cudaMalloc's memory.
   bool within_process = false;
 };
@@ -35,7 +35,7 @@ struct Options {
 /// sender's memory, runs when the copy is done.
 class CudaIpcDriver final : public Driver {
  public:
-  explicit CudaIpcDriver(cuda_ipc::Options options = {}) : options_(options) {}
+  explicit CudaIpcDriver(cuda_ipc::CudaIpcOptions options = {}) : options_(options) {}
   [[nodiscard]] std::string_view name() const override { return "cuda_ipc"; }
   std::variant<Bytes, Refusal> descriptor(Device device) override;
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override;
@@ -43,7 +43,7 @@ class CudaIpcDriver final : public Driver {
   std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override;
 
  private:
-  const cuda_ipc::Options options_;
+  const cuda_ipc::CudaIpcOptions options_;
 };
 
 }  // namespace tensorferry

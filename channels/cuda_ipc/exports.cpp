@@ -88,7 +88,7 @@ std::variant<Exports::Export, Refusal> Exports::make_handle(const Allocation& al
   if (const auto failed = api()->ipc_get_mem_handle(&handle, allocation.base); failed != CUDA_SUCCESS)
     return Refusal{formatted("the driver exports no handle: {}", cuda::name_of(failed))};
   Export made{.id = next_++, .bytes = allocation.bytes, .memory = allocation.memory};
-  Handle message{.id = made.id, .bytes = allocation.bytes};
+  AllocationHandle message{.id = made.id, .bytes = allocation.bytes};
   static_assert(sizeof message.handle == sizeof handle);
   std::memcpy(message.handle.data(), &handle, sizeof handle);
   wire_->with([&](Wire& wire) { made.told_in = wire.control(encode(message), {}); });
@@ -161,7 +161,7 @@ void Exports::invalidate(const std::byte* base, std::size_t bytes) {
 }
 
 void Exports::take_back(const Export& gone) {
-  wire_->with([&](Wire& wire) { wire.control(encode(Gone{gone.id}), {}); });
+  wire_->with([&](Wire& wire) { wire.control(encode(AllocationFreed{gone.id}), {}); });
 }
 
 }  // namespace tensorferry::cuda_ipc

@@ -21,7 +21,7 @@ Window::~Window() {
   if (here.status().ok()) api()->mem_address_free(begin_, window_bytes);
 }
 
-Result<std::shared_ptr<Mapping>> Mapping::open(const Handle& handle, int device) {
+Result<std::shared_ptr<Mapping>> Mapping::open(const AllocationHandle& handle, int device) {
   const DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   CUipcMemHandle theirs{};
@@ -80,7 +80,7 @@ bool Imports::enter(std::uint64_t id, const Import& import) {
   return true;
 }
 
-void Imports::add(const Handle& handle, Resolved opened) {
+void Imports::add(const AllocationHandle& handle, Resolved opened) {
   if (!enter(handle.id, {0, 0, handle.bytes, false, nullptr, false})) return opened(false);
   cuda::background().submit([self = shared_from_this(), handle, opened = std::move(opened)]() mutable {
     self->resolve(handle.id, Mapping::open(handle, self->device_), std::move(opened));
@@ -139,7 +139,7 @@ void Imports::resolve(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped,
   for (auto& [waiting, result] : due) waiting.found(std::move(result));
 }
 
-void Imports::remove(const Gone& gone) {
+void Imports::remove(const AllocationFreed& gone) {
   std::shared_ptr<Mapping> mapping;
   const std::lock_guard lock(mutex_);
   const auto it = imports_.find(gone.id);

@@ -38,7 +38,7 @@ class Mapping final {
  public:
   /// Maps cudaMalloc's memory by its handle. Takes milliseconds. ProtocolError: the handle's memory is smaller than the
   /// peer says.
-  static Result<std::shared_ptr<Mapping>> open(const Handle& handle, int device);
+  static Result<std::shared_ptr<Mapping>> open(const AllocationHandle& handle, int device);
   /// Maps a chunk at its offset in the window. Takes milliseconds.
   static Result<std::shared_ptr<Mapping>> map(FileDescriptor memory, std::shared_ptr<Window> window,
                                               std::uint64_t offset, std::uint64_t bytes);
@@ -66,10 +66,10 @@ class Imports final : public std::enable_shared_from_this<Imports> {
   /// Maps an exported allocation on the background thread, then runs `opened` there. If the peer's message is invalid
   /// or exceeds a limit, `opened(false)` runs at once on the caller's thread.
   using Resolved = UniqueFunction<void(bool ok)>;
-  void add(const Handle& handle, Resolved opened);
+  void add(const AllocationHandle& handle, Resolved opened);
   void add(const Chunk& chunk, FileDescriptor memory, Resolved opened);
   /// Drops an import. The memory stays mapped until the sources that hold it are dropped.
-  void remove(const Gone& gone);
+  void remove(const AllocationFreed& gone);
   /// Drops all imports, and fails the waiting and all later calls of find().
   void clear();
 

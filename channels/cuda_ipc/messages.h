@@ -13,12 +13,12 @@
 namespace tensorferry::cuda_ipc {
 
 /// The channel's descriptor. Its tag is the version of these records.
-struct Descriptor {
+struct CudaIpcDescriptor {
   static constexpr std::uint8_t tag = 2;
   std::string_view boot_id;
   std::string_view gpu;  // its UUID
   xth::Id process{};     // drawn by the process
-  static constexpr std::tuple fields{&Descriptor::boot_id, &Descriptor::gpu, &Descriptor::process};
+  static constexpr std::tuple fields{&CudaIpcDescriptor::boot_id, &CudaIpcDescriptor::gpu, &CudaIpcDescriptor::process};
 };
 
 /// The size of a window of the sender's address space. The receiver reserves a whole window for the chunks in it, so
@@ -40,16 +40,17 @@ struct Probe {
   static constexpr std::tuple fields{&Probe::nonce, varint(&Probe::bytes), &Probe::gpu};
 };
 /// Says that the probe has succeeded or failed: its memory is no longer needed.
-struct Probed {
+struct MemoryProbed {
   static constexpr std::uint8_t tag = 3;
 };
 /// Exports a cudaMalloc allocation. Ids count up.
-struct Handle {
+struct AllocationHandle {
   static constexpr std::uint8_t tag = 4;
   std::uint64_t id = 0;
   std::uint64_t bytes = 0;
   std::array<std::byte, 64> handle{};
-  static constexpr std::tuple fields{varint(&Handle::id), varint(&Handle::bytes), &Handle::handle};
+  static constexpr std::tuple fields{varint(&AllocationHandle::id), varint(&AllocationHandle::bytes),
+                                     &AllocationHandle::handle};
 };
 /// Exports a chunk of physical memory and passes its descriptor. The sender has mapped it at `offset` of `window`.
 struct Chunk {
@@ -69,12 +70,12 @@ struct Opened {
   static constexpr std::tuple fields{varint(&Opened::id), &Opened::ok};
 };
 /// Withdraws a handle or chunk: the receiver unmaps it.
-struct Gone {
+struct AllocationFreed {
   static constexpr std::uint8_t tag = 7;
   std::uint64_t id = 0;
-  static constexpr std::tuple fields{varint(&Gone::id)};
+  static constexpr std::tuple fields{varint(&AllocationFreed::id)};
 };
-using Control = std::variant<Words, Probe, Probed, Handle, Chunk, Opened, Gone>;
+using Control = std::variant<Words, Probe, MemoryProbed, AllocationHandle, Chunk, Opened, AllocationFreed>;
 
 /// The content of a ticket. Offer 0 is the empty buffer.
 struct CudaIpcTicket {

@@ -15,14 +15,14 @@
 namespace tensorferry {
 namespace {
 
-using xth::Directory;
+using xth::ChannelEnds;
 using xth::Id;
 using xth::XthTicket;
 
 /// The owner of an offered source: keeps the caller's owner, and the event after which the bytes are valid.
 struct HeldSource {
   Owner owner;
-  cuda::Event ready;  // empty: the bytes are valid already
+  cuda::GpuEvent ready;  // empty: the bytes are valid already
 };
 
 /// The measured GB/s from one device of the process to another: of the first copy of `least` bytes or more.
@@ -58,7 +58,7 @@ class Speeds {
 class CudaXthChannel final : public Channel {
  public:
   CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair) {
-    Directory::of_this_process().enter(id_, offers_);
+    ChannelEnds::of_this_process().enter(id_, offers_);
   }
   ~CudaXthChannel() override { CudaXthChannel::close({}); }
 
@@ -69,7 +69,7 @@ class CudaXthChannel final : public Channel {
     if (buffer.bytes > 0) {
       auto ready = cuda::ready_of(buffer);
       if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
-      source->ready = std::move(std::get<cuda::Event>(ready));
+      source->ready = std::move(std::get<cuda::GpuEvent>(ready));
     }
     auto offered = buffer;
     offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // pull() waits for this event
@@ -97,7 +97,7 @@ class CudaXthChannel final : public Channel {
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
   void close(Status status) noexcept override {
-    Directory::of_this_process().leave(id_);
+    ChannelEnds::of_this_process().leave(id_);
     closed_.store(true);
     offers_->close(std::move(status));
   }
@@ -109,7 +109,7 @@ class CudaXthChannel final : public Channel {
     const auto parsed = decode<XthTicket>(ticket.opaque);
     if (!parsed) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
     if (closed_.load()) return {Code::connection_lost, formatted("the link to {} has ended", wire_.peer())};
-    const auto theirs = Directory::of_this_process().find(parsed->end);
+    const auto theirs = ChannelEnds::of_this_process().find(parsed->end);
     const auto source = theirs ? theirs->begin_copy(parsed->number, ticket.bytes)
                                : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
     if (!source.ok() && source.status().code() != Code::protocol_error) {

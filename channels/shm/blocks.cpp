@@ -174,7 +174,7 @@ void Blocks::retire(std::uint32_t slot) {
   std::erase(of_size.open, segment.get());
   of_size.bytes -= segment->geometry.words_at();
   usage_->idle.fetch_sub(segment->free.size() * segment->geometry.block_bytes, std::memory_order_relaxed);
-  wire_.control(encode(Drop{slot}), {});
+  wire_.control(encode(SegmentDropped{slot}), {});
   free_slots_.push_back(slot);
   background_.submit([segment = std::move(segment)]() mutable { segment.reset(); });
 }

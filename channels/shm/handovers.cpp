@@ -44,7 +44,7 @@ void Handovers::gone(std::uint64_t region) noexcept {
   const std::lock_guard lock(mutex_);
   const auto known = regions_.extract(region);
   if (closed_ || known.empty()) return;
-  wire_.control(encode(Gone{region, known.mapped().tickets}), {});
+  wire_.control(encode(RegionEnded{region, known.mapped().tickets}), {});
 }
 
 void Handovers::close() noexcept {

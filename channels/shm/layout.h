@@ -10,6 +10,7 @@
 
 #include "base/record.h"
 #include "base/shared_memory.h"
+#include "channels/empty_buffer.h"
 #include "channels/size_class.h"
 
 namespace tensorferry::shm {
@@ -90,36 +91,33 @@ struct Ledger {
 };
 
 /// The channel's descriptor. Its tag is the version of these records and of the memory's layout.
-struct Descriptor {
+struct ShmDescriptor {
   static constexpr std::uint8_t tag = 1;
   std::uint32_t uid = 0;
   std::string_view boot_id;
-  static constexpr std::tuple fields{&Descriptor::uid, &Descriptor::boot_id};
+  static constexpr std::tuple fields{&ShmDescriptor::uid, &ShmDescriptor::boot_id};
 };
 
 /// The content of a ticket.
-struct Nothing {  // an empty buffer
-  static constexpr std::uint8_t tag = 0;
-};
 struct Handed {  // a buffer in a region, which both sides go on using
   static constexpr std::uint8_t tag = 2;
   std::uint64_t region = 0;
   std::uint64_t offset = 0;
   static constexpr std::tuple fields{varint(&Handed::region), varint(&Handed::offset)};
 };
-using ShmTicket = std::variant<Nothing, Lending, Handed>;
+using ShmTicket = std::variant<EmptyBuffer, Lending, Handed>;
 
 /// Control messages.
 inline constexpr std::size_t longest_reason = 1024;
-struct Hello {  // with a descriptor: the ledger
+struct LedgerOffer {  // with a descriptor: the ledger
   static constexpr std::uint8_t tag = 1;
   std::uint64_t nonce = 0;
-  static constexpr std::tuple fields{&Hello::nonce};
+  static constexpr std::tuple fields{&LedgerOffer::nonce};
 };
-struct Probed {  // the answer to Hello
+struct LedgerProbed {  // the answer to Hello
   static constexpr std::uint8_t tag = 2;
   std::string failure;  // empty: the receiver has read the nonce and answered it
-  static constexpr std::tuple fields{at_most(&Probed::failure, longest_reason)};
+  static constexpr std::tuple fields{at_most(&LedgerProbed::failure, longest_reason)};
 };
 struct Segment {  // with a descriptor: the segment's memory
   static constexpr std::uint8_t tag = 3;
@@ -135,10 +133,10 @@ struct Handover {  // with a descriptor: the region's memory
   static constexpr std::tuple fields{varint(&Handover::region), varint(&Handover::bytes)};
   [[nodiscard]] bool valid() const { return bytes > 0 && bytes <= size_class::largest; }
 };
-struct Drop {  // the sender no longer uses the slot
+struct SegmentDropped {  // the sender no longer uses the slot
   static constexpr std::uint8_t tag = 5;
   std::uint32_t slot = 0;
-  static constexpr std::tuple fields{varint(&Drop::slot)};
+  static constexpr std::tuple fields{varint(&SegmentDropped::slot)};
   [[nodiscard]] bool valid() const { return slot < most_slots; }
 };
 struct Unmapped {  // from the receiver: it could not map the slot
@@ -148,11 +146,11 @@ struct Unmapped {  // from the receiver: it could not map the slot
   static constexpr std::tuple fields{varint(&Unmapped::slot), at_most(&Unmapped::why, longest_reason)};
   [[nodiscard]] bool valid() const { return slot < most_slots; }
 };
-struct Gone {  // the region has ended at the sender, which sends no more tickets for it
+struct RegionEnded {  // the region has ended at the sender, which sends no more tickets for it
   static constexpr std::uint8_t tag = 7;
   std::uint64_t region = 0;
   std::uint64_t tickets = 0;  // how many were sent in all: the receiver keeps the region until all have come
-  static constexpr std::tuple fields{varint(&Gone::region), varint(&Gone::tickets)};
+  static constexpr std::tuple fields{varint(&RegionEnded::region), varint(&RegionEnded::tickets)};
 };
 struct Missed {  // from the receiver: it could not map the region
   static constexpr std::uint8_t tag = 8;
@@ -160,6 +158,7 @@ struct Missed {  // from the receiver: it could not map the region
   std::string why;
   static constexpr std::tuple fields{varint(&Missed::region), at_most(&Missed::why, longest_reason)};
 };
-using Control = std::variant<Hello, Probed, Segment, Handover, Drop, Unmapped, Gone, Missed>;
+using Control =
+    std::variant<LedgerOffer, LedgerProbed, Segment, Handover, SegmentDropped, Unmapped, RegionEnded, Missed>;
 
 }  // namespace tensorferry::shm

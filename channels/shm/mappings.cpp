@@ -137,7 +137,7 @@ Status Mappings::map(const Handover& handover, FileDescriptor descriptor) {
   return mapped.status();
 }
 
-void Mappings::gone(const Gone& gone) {
+void Mappings::gone(const RegionEnded& gone) {
   std::shared_ptr<const SharedMemory> dropped;
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(gone.region);

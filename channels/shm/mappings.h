@@ -38,7 +38,7 @@ class Mappings final {
   Status map(const Handover& handover, FileDescriptor descriptor);
   /// Drops the region once the last of its tickets has come. Tickets may come after this message, because they may
   /// travel by a ring.
-  void gone(const Gone& gone);
+  void gone(const RegionEnded& gone);
   /// Counts a ticket of the region that the receiver discards.
   void skip(const Handed& handed);
 

@@ -49,7 +49,7 @@ class ShmChannel final : public Channel {
     blocks_ = std::make_shared<shm::Blocks>(wire_, std::move(*ledger), limits, std::move(usage), background);
     Descriptors descriptors;
     descriptors.push_back(std::move(*descriptor));
-    wire_.control(encode(shm::Hello{nonce_}), std::move(descriptors));
+    wire_.control(encode(shm::LedgerOffer{nonce_}), std::move(descriptors));
   }
   ~ShmChannel() override { ShmChannel::close({}); }
 
@@ -65,7 +65,7 @@ class ShmChannel final : public Channel {
     }
     if (buffer.bytes == 0) {
       complete(std::move(released), {});
-      return ticket_of(0, shm::Nothing{}, 0);
+      return ticket_of(0, EmptyBuffer{}, 0);
     }
     auto taken = blocks_->take(buffer.bytes, message.last_resort());
     if (auto* refusal = std::get_if<Refusal>(&taken)) return std::move(*refusal);
@@ -152,7 +152,7 @@ class ShmChannel final : public Channel {
   Status fetch(const Ticket& ticket, Sink& sink) {
     if (auto ended = end(); !ended.ok()) return ended;
     const auto parsed = decode<ShmTicket>(ticket.opaque);
-    const bool nothing = parsed && std::holds_alternative<shm::Nothing>(*parsed);
+    const bool nothing = parsed && std::holds_alternative<EmptyBuffer>(*parsed);
     if (!parsed || nothing != (ticket.bytes == 0)) {
       return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
     }
@@ -180,16 +180,16 @@ class ShmChannel final : public Channel {
     return {Code::resource_exhausted, formatted("no memory for a buffer of {} bytes from {}", bytes, wire_.peer())};
   }
 
-  void on(const shm::Hello& hello, FileDescriptor descriptor) {
+  void on(const shm::LedgerOffer& hello, FileDescriptor descriptor) {
     std::string failure;
     if (!descriptor) {
       failure = "file descriptors cannot be passed: the link has no unix socket";
     } else if (const auto status = mappings_.map_ledger(std::move(descriptor), hello.nonce); !status.ok()) {
       failure = std::string(status.what());
     }
-    wire_.control(encode(shm::Probed{std::move(failure)}), {});
+    wire_.control(encode(shm::LedgerProbed{std::move(failure)}), {});
   }
-  void on(const shm::Probed& probed, FileDescriptor) {
+  void on(const shm::LedgerProbed& probed, FileDescriptor) {
     if (blocks_ == nullptr || std::exchange(probed_, true)) return;
     if (!probed.failure.empty()) return wire_.ready({Code::channel_unavailable, probed.failure});
     if (!blocks_->answered(nonce_))
@@ -203,9 +203,9 @@ class ShmChannel final : public Channel {
     const auto mapped = mappings_.map(handover, std::move(descriptor));
     if (!mapped.ok()) wire_.control(encode(shm::Missed{handover.region, std::string(mapped.what())}), {});
   }
-  void on(const shm::Gone& gone, FileDescriptor) { mappings_.gone(gone); }
+  void on(const shm::RegionEnded& gone, FileDescriptor) { mappings_.gone(gone); }
   void on(const shm::Missed& missed, FileDescriptor) { handovers_->missed(missed.region); }
-  void on(const shm::Drop& drop, FileDescriptor) { mappings_.drop(drop.slot); }
+  void on(const shm::SegmentDropped& drop, FileDescriptor) { mappings_.drop(drop.slot); }
   void on(const shm::Unmapped& unmapped, FileDescriptor) {
     if (blocks_) blocks_->unmapped(unmapped.slot, unmapped.why);
   }
@@ -247,11 +247,11 @@ std::variant<Bytes, Refusal> ShmDriver::descriptor(Device device) {
   if (const auto memory = SharedMemory::create(shm::page); !memory.ok()) {
     return Refusal{formatted("there is no shared memory: {}", memory.status().what())};
   }
-  return encode(shm::Descriptor{::geteuid(), host});
+  return encode(shm::ShmDescriptor{::geteuid(), host});
 }
 
 std::optional<Refusal> ShmDriver::reaches(ByteView mine, ByteView theirs) {
-  const auto ours = decode<shm::Descriptor>(mine), others = decode<shm::Descriptor>(theirs);
+  const auto ours = decode<shm::ShmDescriptor>(mine), others = decode<shm::ShmDescriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->boot_id != others->boot_id) return Refusal{"another host"};
   if (ours->uid != others->uid) return Refusal{formatted("another user: uid {}, here {}", others->uid, ours->uid)};

@@ -31,9 +31,9 @@ Id nonce_of_this_process();
 
 /// Holds the channel ends of this process by id. Thread-safe. It is global, because the two ends of a link meet nowhere
 /// else.
-class Directory {
+class ChannelEnds {
  public:
-  static Directory& of_this_process();
+  static ChannelEnds& of_this_process();
 
   void enter(const Id& id, std::shared_ptr<Offers> offers);
   void leave(const Id& id);

@@ -16,13 +16,13 @@ namespace tensorferry {
 
 namespace {
 
-using xth::Directory;
+using xth::ChannelEnds;
 using xth::Id;
 using xth::XthTicket;
 
 class XthChannel final : public Channel {
  public:
-  explicit XthChannel(Wire& wire) : wire_(wire) { Directory::of_this_process().enter(id_, offers_); }
+  explicit XthChannel(Wire& wire) : wire_(wire) { ChannelEnds::of_this_process().enter(id_, offers_); }
   ~XthChannel() override { XthChannel::close({}); }
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
@@ -53,7 +53,7 @@ class XthChannel final : public Channel {
   }
 
   void close(Status status) noexcept override {
-    Directory::of_this_process().leave(id_);
+    ChannelEnds::of_this_process().leave(id_);
     {
       std::lock_guard lock(mutex_);
       closed_ = true;
@@ -96,7 +96,7 @@ class XthChannel final : public Channel {
     std::lock_guard lock(mutex_);
     if (closed_) return Status(Code::connection_lost, formatted("the link to {} has ended", wire_.peer()));
     if (theirs_ && theirs_id_ == end) return theirs_;
-    auto found = Directory::of_this_process().find(end);
+    auto found = ChannelEnds::of_this_process().find(end);
     if (!found) {  // no ProtocolError: more likely an agent just left than a peer invents tickets
       return Status(Code::connection_lost,
                     formatted("the end of {} that offered the buffer is closed, or never existed", wire_.peer()));

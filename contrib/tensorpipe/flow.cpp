@@ -9,7 +9,7 @@
 
 namespace tensorferry::tp {
 
-void Flow::use(Pipe pipe) {
+void PipeFlow::use(Pipe pipe) {
   std::vector<Outgoing> unsent;
   bool late = false;
   {
@@ -25,17 +25,17 @@ void Flow::use(Pipe pipe) {
   read_next(pipe);
 }
 
-bool Flow::ready() const {
+bool PipeFlow::ready() const {
   const std::lock_guard lock(mutex_);
   return pipe_ != nullptr;
 }
 
-Status Flow::end() const {
+Status PipeFlow::end() const {
   const std::lock_guard lock(mutex_);
   return end_;
 }
 
-void Flow::send(std::uint64_t offer, Buffer source, Completion done) {
+void PipeFlow::send(std::uint64_t offer, Buffer source, Completion done) {
   Outgoing outgoing{offer, std::move(source), std::move(done)};
   Pipe pipe;
   Status ended;
@@ -52,7 +52,7 @@ void Flow::send(std::uint64_t offer, Buffer source, Completion done) {
   write(pipe, std::move(outgoing));
 }
 
-void Flow::write(const Pipe& pipe, Outgoing outgoing) {
+void PipeFlow::write(const Pipe& pipe, Outgoing outgoing) {
   tensorpipe::Message message;
   message.metadata = tensorferry::text_of(encode(Metadata{outgoing.offer}));
   auto& tensor = message.tensors.emplace_back();
@@ -73,7 +73,7 @@ void Flow::write(const Pipe& pipe, Outgoing outgoing) {
               [self = shared_from_this(), shared](const tensorpipe::Error& error) { self->sent(*shared, error); });
 }
 
-void Flow::sent(Outgoing& outgoing, const tensorpipe::Error& error) {
+void PipeFlow::sent(Outgoing& outgoing, const tensorpipe::Error& error) {
   if (!error && pair_.local.type == DeviceType::cuda)
     return sending_.when_read(outgoing.source,
                               [self = shared_from_this(), source = outgoing.source, done = std::move(outgoing.done)](
@@ -81,7 +81,7 @@ void Flow::sent(Outgoing& outgoing, const tensorpipe::Error& error) {
   complete(std::move(outgoing.done), error ? status_of(error) : Status());
 }
 
-bool Flow::receive(std::uint64_t offer, Buffer& memory, Completion& landed, Completion& consumed) {
+bool PipeFlow::receive(std::uint64_t offer, Buffer& memory, Completion& landed, Completion& consumed) {
   Status ended;
   {
     const std::lock_guard lock(mutex_);
@@ -97,7 +97,7 @@ bool Flow::receive(std::uint64_t offer, Buffer& memory, Completion& landed, Comp
   return true;
 }
 
-void Flow::read_next(const Pipe& pipe) {
+void PipeFlow::read_next(const Pipe& pipe) {
   pipe->readDescriptor([self = shared_from_this(), weak = std::weak_ptr(pipe)](
                            const tensorpipe::Error& error, const tensorpipe::Descriptor& descriptor) {
     if (error) return self->fail(self->status_of(error));
@@ -105,7 +105,7 @@ void Flow::read_next(const Pipe& pipe) {
   });
 }
 
-void Flow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
+void PipeFlow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
   auto incoming = take(descriptor);
   if (!incoming)
     return fail({Code::protocol_error, formatted("{} sent bytes by TensorPipe that this end did not request", peer_)});
@@ -119,7 +119,7 @@ void Flow::read(const Pipe& pipe, const tensorpipe::Descriptor& descriptor) {
   read_next(pipe);
 }
 
-std::optional<Flow::Incoming> Flow::take(const tensorpipe::Descriptor& descriptor) {
+std::optional<PipeFlow::Incoming> PipeFlow::take(const tensorpipe::Descriptor& descriptor) {
   const auto metadata = decode<Metadata>(view_of(descriptor.metadata));
   if (!metadata || !descriptor.payloads.empty() || descriptor.tensors.size() != 1) return std::nullopt;
   const auto& tensor = descriptor.tensors.front();
@@ -135,7 +135,7 @@ std::optional<Flow::Incoming> Flow::take(const tensorpipe::Descriptor& descripto
   return incoming;
 }
 
-void Flow::landed(Incoming& incoming, const tensorpipe::Error& error) {
+void PipeFlow::landed(Incoming& incoming, const tensorpipe::Error& error) {
   auto status = error ? status_of(error) : Status();
   complete(std::move(incoming.landed), status);
   if (!status.ok() || pair_.local.type == DeviceType::cpu)
@@ -146,18 +146,18 @@ void Flow::landed(Incoming& incoming, const tensorpipe::Error& error) {
   });
 }
 
-void Flow::fail(Status status) {
+void PipeFlow::fail(Status status) {
   if (end(status)) broke_(std::move(status));
 }
 
-void Flow::close(Status status) {
+void PipeFlow::close(Status status) {
   if (status.ok()) status = Status(Code::connection_lost, "the link has ended");
   if (end(status)) return;
   const std::lock_guard lock(mutex_);
   end_ = std::move(status);  // the pipe may have failed because the link ended: the link knows why
 }
 
-bool Flow::end(Status status) {
+bool PipeFlow::end(Status status) {
   Pipe pipe;
   std::vector<Outgoing> unsent;
   std::map<std::uint64_t, Incoming> awaited;
@@ -179,7 +179,7 @@ bool Flow::end(Status status) {
 }
 
 /// Prefers the status that ended the pipe, because it says more than TensorPipe's error that follows.
-Status Flow::status_of(const tensorpipe::Error& error) const {
+Status PipeFlow::status_of(const tensorpipe::Error& error) const {
   if (auto ended = end(); !ended.ok()) return ended;
   return {Code::connection_lost, formatted("TensorPipe's pipe to {} broke: {}", peer_, error.what())};
 }

@@ -22,12 +22,12 @@ namespace tensorferry::tp {
 ///
 /// If TensorPipe holds memory, the completion runs when TensorPipe has finished with it, at the latest soon after
 /// close(). Threads: any. Completions and `broke` run with no lock held.
-class Flow final : public std::enable_shared_from_this<Flow> {
+class PipeFlow final : public std::enable_shared_from_this<PipeFlow> {
  public:
   using Pipe = std::shared_ptr<tensorpipe::Pipe>;
 
   /// `broke` runs once, if the pipe ends before close() ends it.
-  Flow(DevicePair pair, std::string peer, std::function<void(Status)> broke)
+  PipeFlow(DevicePair pair, std::string peer, std::function<void(Status)> broke)
       : pair_(pair), peer_(std::move(peer)), broke_(std::move(broke)) {}
 
   /// Carries buffers on `pipe` from now on, first those given to send() before. If the flow has ended, closes `pipe`.

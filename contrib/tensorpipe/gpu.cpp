@@ -20,7 +20,7 @@ constexpr std::int64_t xth_priority = 2, ipc_priority = 1, basic_priority = 0;
 /// valid.
 struct CopySource {
   Owner owner;
-  cuda::Event ready;  // empty: the bytes are valid already
+  cuda::GpuEvent ready;  // empty: the bytes are valid already
 };
 
 /// Returns whether cuda_ipc can export the memory. It uses cudaIpcGetMemHandle, which knows cudaMalloc's memory alone;
@@ -53,7 +53,7 @@ std::variant<Buffer, Refusal> held(const Buffer& buffer) {
   if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
   if (!exports(buffer))
     return Refusal{"TensorPipe carries only memory of cudaMalloc, not of expandable segments or memory pools"};
-  auto source = std::make_shared<CopySource>(CopySource{buffer.owner, std::move(std::get<cuda::Event>(ready))});
+  auto source = std::make_shared<CopySource>(CopySource{buffer.owner, std::move(std::get<cuda::GpuEvent>(ready))});
   auto held = buffer;
   held.stream = static_cast<Stream>(source->ready.get());
   held.owner = std::move(source);

@@ -40,7 +40,7 @@ Result<std::string> own_address() {
 
 }  // namespace
 
-Meeting::Meeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string peer, bool loopback, Met met)
+PipeMeeting::PipeMeeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string peer, bool loopback, Met met)
     : wire_(std::move(wire)),
       type_(type),
       peer_(std::move(peer)),
@@ -48,9 +48,9 @@ Meeting::Meeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string pee
       mine_(xth::random_id()),
       met_(std::move(met)) {}
 
-void Meeting::begin() { send(Hello{mine_, own_host()}); }
+void PipeMeeting::begin() { send(PipeHello{mine_, own_host()}); }
 
-void Meeting::hear(const Hello& hello) {
+void PipeMeeting::hear(const PipeHello& hello) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_ || std::exchange(heard_hello_, true)) return;
@@ -62,7 +62,7 @@ void Meeting::hear(const Hello& hello) {
   Contexts::of_this_process().background().submit([self = shared_from_this(), same_host] { self->listen(same_host); });
 }
 
-void Meeting::hear(const Listening& listening) {
+void PipeMeeting::hear(const Listening& listening) {
   {
     const std::lock_guard lock(mutex_);
     if (ended_ || !heard_hello_ || theirs_ < mine_ || std::exchange(heard_address_, true)) return;
@@ -73,7 +73,7 @@ void Meeting::hear(const Listening& listening) {
       [self = shared_from_this(), address = listening.address] { self->dial(address); });
 }
 
-void Meeting::listen(bool same_host) {
+void PipeMeeting::listen(bool same_host) {
   auto& contexts = Contexts::of_this_process();
   const auto context = contexts.of(type_);
   if (!context.ok()) return fail(context.status());
@@ -95,7 +95,7 @@ void Meeting::listen(bool same_host) {
   send(Listening{std::move(address)});
 }
 
-void Meeting::accept_next() {
+void PipeMeeting::accept_next() {
   std::shared_ptr<tensorpipe::Listener> listener;
   {
     const std::lock_guard lock(mutex_);
@@ -110,7 +110,7 @@ void Meeting::accept_next() {
   });
 }
 
-void Meeting::accepted(Pipe pipe) {
+void PipeMeeting::accepted(Pipe pipe) {
   bool welcome = false;
   {
     const std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ void Meeting::accepted(Pipe pipe) {
   });
 }
 
-void Meeting::dial(const std::string& address) {
+void PipeMeeting::dial(const std::string& address) {
   auto& contexts = Contexts::of_this_process();
   const auto context = contexts.of(type_);
   if (!context.ok()) return fail(context.status());
@@ -153,21 +153,20 @@ void Meeting::dial(const std::string& address) {
     theirs = theirs_;
   }
   send_handshake(pipe, theirs);
-  read_handshake(
-      pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from, const Descriptor* handshake) {
-        if (error) {
-          return self->fail(
-              {Code::channel_unavailable, formatted("TensorPipe reaches no process at {}: {}", address, error.what())});
-        }
-        if (handshake == nullptr || handshake->metadata != text_of(self->mine_))
-          return self->fail(
-              {Code::channel_unavailable, formatted("the process at {} is not {}", address, self->peer_)});
-        self->finish_with(from);
-      });
+  read_handshake(pipe, [self = shared_from_this(), address](const Error& error, const Pipe& from,
+                                                            const Descriptor* handshake) {
+    if (error) {
+      return self->fail(
+          {Code::channel_unavailable, formatted("TensorPipe reaches no process at {}: {}", address, error.what())});
+    }
+    if (handshake == nullptr || handshake->metadata != text_of(self->mine_))
+      return self->fail({Code::channel_unavailable, formatted("the process at {} is not {}", address, self->peer_)});
+    self->finish_with(from);
+  });
 }
 
-void Meeting::read_handshake(const Pipe& pipe,
-                             UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then) {
+void PipeMeeting::read_handshake(const Pipe& pipe,
+                                 UniqueFunction<void(const Error&, const Pipe&, const Descriptor*)> then) {
   auto shared = std::make_shared<decltype(then)>(std::move(then));  // std::function must be copyable
   // The pipe owns its callbacks: a callback that owned the pipe would keep it alive for ever.
   pipe->readDescriptor([weak = std::weak_ptr(pipe), shared](const Error& error, const Descriptor& handshake) {
@@ -179,27 +178,27 @@ void Meeting::read_handshake(const Pipe& pipe,
   });
 }
 
-void Meeting::send_handshake(const Pipe& pipe, const Secret& secret) {
+void PipeMeeting::send_handshake(const Pipe& pipe, const Secret& secret) {
   tensorpipe::Message handshake;
   handshake.metadata = text_of(secret);
   pipe->write(std::move(handshake), [](const Error&) {});  // the read on this pipe reports errors
 }
 
-void Meeting::finish_with(const Pipe& pipe) {
+void PipeMeeting::finish_with(const Pipe& pipe) {
   if (auto met = end(pipe)) met(pipe);
 }
 
-void Meeting::send(const Control& control) {
+void PipeMeeting::send(const Control& control) {
   wire_->with([&](Wire& wire) { wire.control(encode(control), {}); });
 }
 
-void Meeting::fail(Status status) {
+void PipeMeeting::fail(Status status) {
   if (auto met = end(nullptr)) met(std::move(status));
 }
 
-void Meeting::close() { (void)end(nullptr); }
+void PipeMeeting::close() { (void)end(nullptr); }
 
-Meeting::Met Meeting::end(const Pipe& kept) {
+PipeMeeting::Met PipeMeeting::end(const Pipe& kept) {
   std::vector<Pipe> left;
   std::shared_ptr<tensorpipe::Listener> listener;
   Met met;

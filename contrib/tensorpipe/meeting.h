@@ -27,16 +27,16 @@ namespace tensorferry::tp {
 /// without an answer; at most 64 do. One that sends another message is closed.
 ///
 /// Threads: any. `met` runs once, on any thread with no lock held; not after close().
-class Meeting final : public std::enable_shared_from_this<Meeting> {
+class PipeMeeting final : public std::enable_shared_from_this<PipeMeeting> {
  public:
   using Pipe = std::shared_ptr<tensorpipe::Pipe>;
   using Met = UniqueFunction<void(Result<Pipe>)>;
 
   /// `loopback`: ends on one host meet at a loopback address. False, for tests: they meet as if on two hosts.
-  Meeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string peer, bool loopback, Met met);
+  PipeMeeting(std::shared_ptr<WireUse> wire, DeviceType type, std::string peer, bool loopback, Met met);
 
   void begin();
-  void hear(const Hello& hello);
+  void hear(const PipeHello& hello);
   void hear(const Listening& listening);
   void close();
 

@@ -28,11 +28,11 @@ struct Endpoint {
 };
 
 /// The first message of each end. The end with the greater secret listens, and the other one dials.
-struct Hello {
+struct PipeHello {
   static constexpr std::uint8_t tag = 1;
   Secret secret{};   // told only to the other end of this link
   std::string host;  // ends with the same host meet at a loopback address
-  static constexpr std::tuple fields{&Hello::secret, at_most(&Hello::host, longest_text)};
+  static constexpr std::tuple fields{&PipeHello::secret, at_most(&PipeHello::host, longest_text)};
 };
 /// The address at which the listening end listens: an IP address and a port.
 struct Listening {
@@ -41,13 +41,13 @@ struct Listening {
   static constexpr std::tuple fields{at_most(&Listening::address, longest_text)};
 };
 /// Asks the sender to write the bytes of an offer, because the receiver pulls it.
-struct Request {
+struct PipeRequest {
   static constexpr std::uint8_t tag = 3;
   std::uint64_t offer = 0;
   std::uint64_t bytes = 0;
-  static constexpr std::tuple fields{varint(&Request::offer), varint(&Request::bytes)};
+  static constexpr std::tuple fields{varint(&PipeRequest::offer), varint(&PipeRequest::bytes)};
 };
-using Control = std::variant<Hello, Listening, Request>;
+using Control = std::variant<PipeHello, Listening, PipeRequest>;
 
 /// The content of a ticket. Offer 0 is the empty buffer, for which no bytes travel.
 struct TensorpipeTicket {

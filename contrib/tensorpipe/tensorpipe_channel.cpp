@@ -18,24 +18,24 @@
 namespace tensorferry {
 namespace {
 
-using tp::Flow;
-using tp::Meeting;
+using tp::PipeFlow;
+using tp::PipeMeeting;
 
 class TensorpipeChannel final : public Channel {
  public:
   TensorpipeChannel(Wire& wire, DevicePair pair, TensorpipeOptions options)
       : wire_(wire),
         pair_(pair),
-        flow_(std::make_shared<Flow>(
+        flow_(std::make_shared<PipeFlow>(
             pair, std::string(wire.peer()),
             [use = use_](const Status& why) { use->with([&](Wire& told) { told.ready(why); }); })),
-        meeting_(std::make_shared<Meeting>(use_, pair.local.type, std::string(wire.peer()), options.loopback,
-                                           [flow = flow_](Result<Meeting::Pipe> met) {
-                                             if (met.ok())
-                                               flow->use(std::move(*met));
-                                             else
-                                               flow->fail(met.status());
-                                           })) {}
+        meeting_(std::make_shared<PipeMeeting>(use_, pair.local.type, std::string(wire.peer()), options.loopback,
+                                               [flow = flow_](Result<PipeMeeting::Pipe> met) {
+                                                 if (met.ok())
+                                                   flow->use(std::move(*met));
+                                                 else
+                                                   flow->fail(met.status());
+                                               })) {}
 
   ~TensorpipeChannel() override {
     TensorpipeChannel::close({});
@@ -85,7 +85,7 @@ class TensorpipeChannel final : public Channel {
     if (ticket.bytes == 0) return finish({});
     if (!flow_->receive(*offer, *memory, landed, consumed))
       return finish({Code::protocol_error, formatted("{} sent a ticket twice", wire_.peer())});
-    wire_.control(encode(tp::Request{*offer, ticket.bytes}), {});
+    wire_.control(encode(tp::PipeRequest{*offer, ticket.bytes}), {});
   }
 
   void withdraw(const Ticket& ticket) override {
@@ -96,9 +96,9 @@ class TensorpipeChannel final : public Channel {
   void control(ByteView message, Descriptors) override {
     const auto parsed = decode<tp::Control>(message);
     if (!parsed || !flow_->end().ok()) return;
-    if (const auto* hello = std::get_if<tp::Hello>(&*parsed)) return meeting_->hear(*hello);
+    if (const auto* hello = std::get_if<tp::PipeHello>(&*parsed)) return meeting_->hear(*hello);
     if (const auto* listening = std::get_if<tp::Listening>(&*parsed)) return meeting_->hear(*listening);
-    const auto& request = std::get<tp::Request>(*parsed);
+    const auto& request = std::get<tp::PipeRequest>(*parsed);
     auto source = offers_->begin_copy(request.offer, request.bytes);
     if (!source.ok()) return;  // a peer that invents an offer gets no bytes, and waits
     flow_->send(request.offer, std::move(source->buffer),
@@ -122,8 +122,8 @@ class TensorpipeChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
   const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
-  const std::shared_ptr<Flow> flow_;
-  const std::shared_ptr<Meeting> meeting_;
+  const std::shared_ptr<PipeFlow> flow_;
+  const std::shared_ptr<PipeMeeting> meeting_;
 };
 
 class TensorpipeDriver final : public Driver {

@@ -17,7 +17,7 @@ inline constexpr std::uint8_t signed_integer = 0, unsigned_integer = 1, floating
                               boolean = 6;
 
 /// DLDevice.
-struct Device {
+struct DLPackDevice {
   std::int32_t device_type;
   std::int32_t device_id;
 };
@@ -30,7 +30,7 @@ struct DataType {
 /// DLTensor.
 struct Array {
   void* data;
-  Device device;
+  DLPackDevice device;
   std::int32_t ndim;
   DataType dtype;
   std::int64_t* shape;

@@ -112,7 +112,7 @@ std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, int wo
   if (trust == Trust::registered) self->codec_->refuse_pickle();
   self->exposed_ = exposed;
   if (trust == Trust::registered) self->codec_->records().take_only(self->exposed_);
-  self->session_ = value_or_raise(Session::create(std::move(options), world_size, &gil_lock));
+  self->member_ = value_or_raise(Member::create(std::move(options), world_size, &gil_lock));
   self->objects_ = std::make_unique<RemoteObjects>(*self);
   serve_python(self);
   for (const auto& [name, callable] : self->exposed_.functions()) serve_exposed(self, name, callable);
@@ -120,14 +120,14 @@ std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, int wo
   return self;
 }
 
-void PythonAgent::announce() { check(session_->announce()); }
+void PythonAgent::announce() { check(member_->announce()); }
 
 void PythonAgent::wait_for_world(double timeout) {
-  check_wait(session_->wait_for_world(long_wait(timeout)));
-  for (const auto& peer : session_->world()) names_by_rank_[peer.rank] = python_text(peer.name);
+  check_wait(member_->wait_for_world(long_wait(timeout)));
+  for (const auto& peer : member_->world()) names_by_rank_[peer.rank] = python_text(peer.name);
 }
 
-void PythonAgent::finish(double timeout) { check_wait(session_->finish(long_wait(timeout))); }
+void PythonAgent::finish(double timeout) { check_wait(member_->finish(long_wait(timeout))); }
 
 void PythonAgent::expose(const std::string& name, const py::object& callable) {
   exposed_.add(name, callable);
@@ -153,7 +153,7 @@ void PythonAgent::check_usable_here() const { check(agent().usable_here()); }
 
 void PythonAgent::leave() {
   if (!agent().usable_here() || std::exchange(left_, true)) return;
-  session_->leave();
+  member_->leave();
   loop_.attr("stop")();
   std::erase(living(), shared_from_this());
 }
@@ -173,7 +173,7 @@ std::string PendingCall::text() const {
   return "\"" + shown() + "\" on \"" + peer + "\"";
 }
 
-PythonAgent::Prepared PythonAgent::prepare(const Invocation& invocation, const std::optional<Creation>& creation) {
+PythonAgent::Prepared PythonAgent::prepare(const CallArguments& invocation, const std::optional<Creation>& creation) {
   check_usable_here();
   Prepared out;
   out.peer_name = peer_name(invocation.to, out.peer);
@@ -223,7 +223,7 @@ void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject
 void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
                         const std::optional<Creation>& creation) {
   PythonReferenceMarshaller marshaller(*this, out.peer_name);
-  out.call.begin(*session_);
+  out.call.begin(*member_);
   const auto number = out.call.number();
   out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, number);
   if (!codec_->write_request({first, args, kwargs, creation, number}, &marshaller, out.message)) {
@@ -244,7 +244,7 @@ PendingCall pending_of(PythonAgent::Prepared& prepared) {
 
 PendingCall PythonAgent::start(Prepared prepared) {
   auto pending = pending_of(prepared);
-  pending.start(*session_, pending.peer, pending.function->name, std::move(prepared.message),
+  pending.start(*member_, pending.peer, pending.function->name, std::move(prepared.message),
                 std::move(prepared.options));
   return pending;
 }
@@ -252,7 +252,7 @@ PendingCall PythonAgent::start(Prepared prepared) {
 py::object PythonAgent::call(Prepared prepared) {
   auto pending = pending_of(prepared);
   const auto call = [&] {
-    pending.send(*session_, pending.peer, pending.function->name, std::move(prepared.message),
+    pending.send(*member_, pending.peer, pending.function->name, std::move(prepared.message),
                  std::move(prepared.options));
   };
   // Releasing the GIL beside a busy thread costs 5 ms (the switch interval). Only a message with bytes may have to wait
@@ -344,9 +344,9 @@ std::string_view PythonAgent::peer_name(py::handle to, py::object& keep) {
 }
 
 py::object PythonAgent::name_of_rank(int rank) {
-  if (const auto lost = session_->peers_lost(); std::exchange(peers_lost_, lost) != lost) names_by_rank_.clear();
+  if (const auto lost = member_->peers_lost(); std::exchange(peers_lost_, lost) != lost) names_by_rank_.clear();
   if (const auto known = names_by_rank_.find(rank); known != names_by_rank_.end()) return known->second;
-  const auto name = python_text(value_or_raise(session_->find(rank)).name);
+  const auto name = python_text(value_or_raise(member_->find(rank)).name);
   names_by_rank_[rank] = name;
   return name;
 }
@@ -375,7 +375,7 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
 PeerInfo PythonAgent::find(py::handle to) {
   py::object keep;
   const std::string name(peer_name(to, keep));
-  return name == self().name ? self() : value_or_raise(session_->find(name));
+  return name == self().name ? self() : value_or_raise(member_->find(name));
 }
 
 }  // namespace tensorferry::python

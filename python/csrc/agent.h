@@ -18,8 +18,8 @@
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
 #include "python/csrc/profile.h"
-#include "rpc/session/outgoing_call.h"
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
+#include "rpc/member/outgoing_call.h"
 
 namespace tensorferry::python {
 
@@ -32,7 +32,7 @@ using DeviceMaps = std::map<std::string, Placement, std::less<>>;
 inline constexpr double unset_timeout = -1;
 
 /// The arguments of one call, as Python passes them. The pointers are borrowed references.
-struct Invocation {
+struct CallArguments {
   std::string_view verb = "rpc";   // the kind of call that a profiler shows: "rpc_sync"
   PyObject* to = nullptr;          // a name (str), a rank (int), or an object with an attribute `name`
   PyObject* function = nullptr;    // a callable, or the name (str) of a function that the peer exposed
@@ -76,16 +76,16 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   enum class Trust : std::uint8_t { full, registered };
   /// Makes an agent that serves `exposed`. Peers cannot find it before announce(). Releases the GIL while the agent
   /// starts. The process keeps the agent alive until leave(). Raises the error of RawAgent::create().
-  /// `world_size`: as in Session::create().
+  /// `world_size`: as in Member::create().
   static std::shared_ptr<PythonAgent> create(RawAgentOptions options, int world_size, double default_timeout,
                                              Trust trust, const Exposed& exposed, DeviceMaps device_maps);
   /// Lets peers find and call the agent. Releases the GIL meanwhile. Raises the error of RawAgent::announce().
   void announce();
   /// Waits until the world has joined, without the GIL; Ctrl-C ends the wait. `timeout` is in seconds; 0: none. Raises
-  /// the errors of Session::wait_for_world.
+  /// the errors of Member::wait_for_world.
   void wait_for_world(double timeout);
   /// Waits until the agent may leave, without the GIL; Ctrl-C ends the wait. `timeout` is in seconds; 0: none. Raises
-  /// the errors of Session::finish.
+  /// the errors of Member::finish.
   void finish(double timeout);
   explicit PythonAgent(double default_timeout);
   ~PythonAgent();
@@ -110,7 +110,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
     std::unique_ptr<CallRange> range;
   };
   /// Encodes a call. With `creation`, the result stays at the callee as a remote object.
-  Prepared prepare(const Invocation& invocation, const std::optional<Creation>& creation = std::nullopt);
+  Prepared prepare(const CallArguments& invocation, const std::optional<Creation>& creation = std::nullopt);
   /// Encodes a call of one of the framework's own functions ("tf:..."). `first` becomes the first argument. Errors name
   /// the call by `label`.
   Prepared prepare_internal(const std::string& peer, std::shared_ptr<const WireName> function, py::handle first,
@@ -165,10 +165,10 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Returns the GPUs that the agent uses, in the form that torch's futures take.
   [[nodiscard]] const std::vector<c10::Device>& gpus() const { return gpus_; }
 
-  [[nodiscard]] Session& session() const { return *session_; }
-  [[nodiscard]] RawAgent& agent() const { return session_->agent(); }
-  [[nodiscard]] References& references() const { return session_->references(); }
-  [[nodiscard]] const PeerInfo& self() const { return session_->self(); }
+  [[nodiscard]] Member& member() const { return *member_; }
+  [[nodiscard]] RawAgent& agent() const { return member_->agent(); }
+  [[nodiscard]] References& references() const { return member_->references(); }
+  [[nodiscard]] const PeerInfo& self() const { return member_->self(); }
   [[nodiscard]] const Codec& codec() const { return *codec_; }
   [[nodiscard]] RemoteObjects& objects() { return *objects_; }
 
@@ -177,7 +177,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
              const std::optional<Creation>& creation);
   py::object name_of_rank(int rank);
 
-  std::shared_ptr<Session> session_;
+  std::shared_ptr<Member> member_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<RemoteObjects> objects_;
   Trust trust_ = Trust::full;

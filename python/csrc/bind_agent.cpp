@@ -12,7 +12,7 @@
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/references.h"
-#include "rpc/session/rendezvous.h"
+#include "rpc/member/rendezvous.h"
 #include "rpc/store_adapter.h"
 
 namespace tensorferry::python {
@@ -95,8 +95,8 @@ void bind_stores(py::module_& module) {
       .def_readonly("place", &Rendezvous::place)
       .def_readonly("rank", &Rendezvous::rank)
       .def_readonly("world_size", &Rendezvous::world_size);
-  module.def("session_prefix", &session_prefix, py::arg("place"), py::arg("world_size"), py::arg("rank"),
-             "The prefix of the keys of an agent's session.");
+  module.def("world_prefix", &world_prefix, py::arg("place"), py::arg("world_size"), py::arg("rank"),
+             "The prefix of a member's keys in the store.");
 }
 
 // ---- the agent
@@ -218,7 +218,7 @@ void bind_agent(py::module_& module) {
       .def("_finish", &PythonAgent::finish, py::arg("timeout"))
       .def("_in_flight",
            [](const PythonAgent& self) {
-             const auto now = self.session().in_flight();
+             const auto now = self.member().in_flight();
              return py::make_tuple(now.made, now.served, now.unread, now.references);
            })
       .def("_link_state",

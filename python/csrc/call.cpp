@@ -82,7 +82,7 @@ class Parsed {
     fill(given);
   }
 
-  Invocation invocation;
+  CallArguments invocation;
 
  private:
   void fill(const std::array<PyObject*, parameters>& given) {
@@ -152,7 +152,7 @@ PyObject* rpc_async(PyObject* self, PyObject* const* args, Py_ssize_t count, PyO
   return guarded([&] {
     const auto agent = agent_of(self);
     const Parsed parsed("rpc_async", args, count, names);
-    return py::cast(Future::of(agent, agent->start(agent->prepare(parsed.invocation))));
+    return py::cast(PythonFuture::of(agent, agent->start(agent->prepare(parsed.invocation))));
   });
 }
 

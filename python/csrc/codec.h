@@ -38,10 +38,10 @@ namespace tensorferry::python {
 class RecordClasses;
 
 /// An owned reference to a Python object, or null.
-struct Drop {
+struct DropReference {
   void operator()(PyObject* object) const { Py_XDECREF(object); }
 };
-using Object = std::unique_ptr<PyObject, Drop>;
+using Object = std::unique_ptr<PyObject, DropReference>;
 
 /// Writes and reads the references of one message, with the data that the codec does not know: the receiver and the
 /// call. Implemented by the binding of remote references. Both functions need the GIL.

@@ -163,20 +163,20 @@ Object sizes_of(const ArrayLayout& layout) {
 const char* order_of(const ArrayLayout& layout) { return (layout.flags & ArrayLayout::fortran) != 0 ? "F" : "C"; }
 
 /// Received bytes as a Python object, which arrays and unpickled objects on that memory hold.
-struct Memory {
+struct ArrayMemory {
   PyObject_HEAD Buffer buffer;
   bool read_only;
 };
 
 int get_memory(PyObject* self, Py_buffer* view, int flags) {
-  const auto& memory = *reinterpret_cast<Memory*>(self);
+  const auto& memory = *reinterpret_cast<ArrayMemory*>(self);
   return PyBuffer_FillInfo(view, self, memory.buffer.data, static_cast<Py_ssize_t>(memory.buffer.bytes),
                            memory.read_only ? 1 : 0, flags);
 }
 
 void free_memory(PyObject* self) {
   auto* const type = Py_TYPE(self);
-  reinterpret_cast<Memory*>(self)->buffer.~Buffer();
+  reinterpret_cast<ArrayMemory*>(self)->buffer.~Buffer();
   PyObject_Free(self);
   Py_DECREF(type);
 }
@@ -185,7 +185,7 @@ PyTypeObject* memory_type() {
   static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&get_memory)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(&free_memory)},
                                 {0, nullptr}};
-  static PyType_Spec spec{"tensorferry._C.Memory", sizeof(Memory), 0,
+  static PyType_Spec spec{"tensorferry._C.Memory", sizeof(ArrayMemory), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   static auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   return type;
@@ -210,7 +210,7 @@ Object finished(const ArrayLayout& layout, Object array) {
 Object wrap_buffer(const Buffer& buffer, bool read_only) {
   auto* const type = memory_type();
   if (type == nullptr) return nullptr;
-  auto* const memory = PyObject_New(Memory, type);
+  auto* const memory = PyObject_New(ArrayMemory, type);
   if (memory == nullptr) return nullptr;
   new (&memory->buffer) Buffer(buffer);
   memory->read_only = read_only;

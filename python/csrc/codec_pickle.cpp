@@ -23,7 +23,7 @@ namespace {
 // ---- Writing
 
 /// The file and callbacks of a pickler. Each pickler has one, bound to the pickle in progress.
-struct Sink {
+struct PickleSink {
   PyObject_HEAD Pickle* pickle;
   const Codec* codec;
 };
@@ -120,12 +120,12 @@ bool is_script_module(PyTypeObject* type) {
 
 PyObject* reduce(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
-  auto& sink = *reinterpret_cast<Sink*>(self);
+  auto& sink = *reinterpret_cast<PickleSink*>(self);
   auto& pickle = *sink.pickle;
   auto* const type = Py_TYPE(object);
   if (PyType_Check(object) || PyFunction_Check(object) || PyCFunction_Check(object)) return not_implemented();
   if (THPVariable_CheckTypeExact(type)) {
-    if (kind_of(object, *sink.codec) == Kind::tensor) return reduce_to_part(pickle, object);
+    if (kind_of(object, *sink.codec) == ValueKind::tensor) return reduce_to_part(pickle, object);
     return reduce_tensor(pickle, object);
   }
   if (is_shared(object)) return reduce_to_part(pickle, object);
@@ -143,7 +143,7 @@ PyObject* reduce(PyObject* self, PyObject* object) {
 PyObject* write(PyObject* self, PyObject* bytes) {
   Py_buffer view;
   if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) != 0) return nullptr;
-  Writer(reinterpret_cast<Sink*>(self)->pickle->stream)
+  Writer(reinterpret_cast<PickleSink*>(self)->pickle->stream)
       .raw({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)});
   PyBuffer_Release(&view);
   Py_RETURN_NONE;
@@ -154,7 +154,7 @@ PyObject* take_buffer(PyObject* self, PyObject* buffer) {
   const auto* const view = PyPickleBuffer_GetBuffer(buffer);
   if (view == nullptr) return nullptr;
   if (PyBuffer_IsContiguous(view, 'A') == 0) Py_RETURN_TRUE;
-  reinterpret_cast<Sink*>(self)->pickle->buffers.push_back(borrow(buffer));
+  reinterpret_cast<PickleSink*>(self)->pickle->buffers.push_back(borrow(buffer));
   Py_RETURN_FALSE;
 }
 
@@ -164,7 +164,7 @@ PyObject* sink_type() {
                                   {"reduce", &reduce, METH_O, nullptr},
                                   {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
-  static PyType_Spec spec{"tensorferry._C.PickleSink", sizeof(Sink), 0,
+  static PyType_Spec spec{"tensorferry._C.PickleSink", sizeof(PickleSink), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   static auto* const type = PyType_FromSpec(&spec);
   return type;
@@ -198,7 +198,7 @@ PyObject* pickler_class() {
 bool new_pickler(Pickler& out) {
   auto* const type = sink_type();
   if (type == nullptr || pickler_class() == nullptr) return false;
-  out.sink.reset(reinterpret_cast<PyObject*>(PyObject_New(Sink, reinterpret_cast<PyTypeObject*>(type))));
+  out.sink.reset(reinterpret_cast<PyObject*>(PyObject_New(PickleSink, reinterpret_cast<PyTypeObject*>(type))));
   if (!out.sink) return false;
   const auto callback = attribute(out.sink.get(), "take_buffer");
   const auto reducer = attribute(out.sink.get(), "reduce");
@@ -261,7 +261,7 @@ bool make_pickle(PyObject* value, const Codec& codec, Pickle& out) {
   } else if (!new_pickler(pickler)) {
     return false;
   }
-  auto& sink = *reinterpret_cast<Sink*>(pickler.sink.get());
+  auto& sink = *reinterpret_cast<PickleSink*>(pickler.sink.get());
   sink.pickle = &out;
   sink.codec = &codec;
   const Object done(PyObject_CallOneArg(pickler.dump.get(), value));

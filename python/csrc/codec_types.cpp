@@ -20,62 +20,62 @@
 namespace tensorferry::python {
 namespace {
 
-Kind kind_of_tensor(PyObject* object) {
-  if (has_attributes(object)) return Kind::other;
+ValueKind kind_of_tensor(PyObject* object) {
+  if (has_attributes(object)) return ValueKind::other;
   const auto& tensor = THPVariable_Unpack(object);
-  if (tensor.is_meta()) return Kind::other;
+  if (tensor.is_meta()) return ValueKind::other;
   // TensorWriter refuses quantised tensors, with a reason. Other dtypes that the codec lacks go to pickle.
-  if (!tensor.is_quantized() && !dtype_of(tensor.scalar_type())) return Kind::other;
-  return Kind::tensor;
+  if (!tensor.is_quantized() && !dtype_of(tensor.scalar_type())) return ValueKind::other;
+  return ValueKind::tensor;
 }
 
-Kind kind_of_size(PyObject* size) {
+ValueKind kind_of_size(PyObject* size) {
   const auto count = PyTuple_GET_SIZE(size);
-  if (count > static_cast<Py_ssize_t>(Dims::max)) return Kind::other;
+  if (count > static_cast<Py_ssize_t>(Dims::max)) return ValueKind::other;
   for (Py_ssize_t i = 0; i < count; ++i) {
     auto* const value = PyTuple_GET_ITEM(size, i);
-    if (!PyLong_CheckExact(value)) return Kind::other;  // symbolic size
+    if (!PyLong_CheckExact(value)) return ValueKind::other;  // symbolic size
     int overflow = 0;
     PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow != 0) return Kind::other;
+    if (overflow != 0) return ValueKind::other;
   }
-  return Kind::size;
+  return ValueKind::size;
 }
 
 /// Classifies objects of torch and numpy, objects of this library, and records.
-Kind kind_of_library_object(PyObject* object, PyTypeObject* type, const Codec& codec) {
+ValueKind kind_of_library_object(PyObject* object, PyTypeObject* type, const Codec& codec) {
   if (THPVariable_CheckTypeExact(type)) return kind_of_tensor(object);
-  if (codec.is_reference_type(type)) return Kind::reference;
-  if (is_shared(object)) return Kind::shared;
-  if (is_published(object)) return Kind::published;
-  if (type == &THPDtypeType) return dtype_number(object) ? Kind::dtype : Kind::other;
-  if (type == &THPDeviceType) return Kind::device;
+  if (codec.is_reference_type(type)) return ValueKind::reference;
+  if (is_shared(object)) return ValueKind::shared;
+  if (is_published(object)) return ValueKind::published;
+  if (type == &THPDtypeType) return dtype_number(object) ? ValueKind::dtype : ValueKind::other;
+  if (type == &THPDeviceType) return ValueKind::device;
   if (type == &THPSizeType) return kind_of_size(object);
-  if (type == &THPLayoutType) return layout_number(object) ? Kind::layout : Kind::other;
-  if (type == &THPMemoryFormatType) return memory_format_number(object) ? Kind::memory_format : Kind::other;
-  if (is_plain_array(object)) return Kind::array;
-  if (is_plain_scalar(object)) return Kind::scalar;
-  if (const auto record = codec.records().of(type); record && record->fits(object)) return Kind::record;
-  return Kind::other;
+  if (type == &THPLayoutType) return layout_number(object) ? ValueKind::layout : ValueKind::other;
+  if (type == &THPMemoryFormatType) return memory_format_number(object) ? ValueKind::memory_format : ValueKind::other;
+  if (is_plain_array(object)) return ValueKind::array;
+  if (is_plain_scalar(object)) return ValueKind::scalar;
+  if (const auto record = codec.records().of(type); record && record->fits(object)) return ValueKind::record;
+  return ValueKind::other;
 }
 
 }  // namespace
 
-Kind kind_of(PyObject* object, const Codec& codec) {
+ValueKind kind_of(PyObject* object, const Codec& codec) {
   auto* const type = Py_TYPE(object);
-  if (type == &PyUnicode_Type) return Kind::text;
-  if (type == &PyLong_Type) return Kind::integer;
-  if (type == &PyFloat_Type) return Kind::real;
-  if (object == Py_None) return Kind::none;
-  if (type == &PyBool_Type) return Kind::boolean;
-  if (type == &PyTuple_Type) return Kind::tuple;
-  if (type == &PyDict_Type) return Kind::dict;
-  if (type == &PyList_Type) return Kind::list;
-  if (type == &PyBytes_Type) return Kind::bytes;
-  if (type == &PyComplex_Type) return Kind::complex;
-  if (type == &PyByteArray_Type) return Kind::bytearray;
-  if (type == &PySet_Type) return Kind::set;
-  if (type == &PyFrozenSet_Type) return Kind::frozenset;
+  if (type == &PyUnicode_Type) return ValueKind::text;
+  if (type == &PyLong_Type) return ValueKind::integer;
+  if (type == &PyFloat_Type) return ValueKind::real;
+  if (object == Py_None) return ValueKind::none;
+  if (type == &PyBool_Type) return ValueKind::boolean;
+  if (type == &PyTuple_Type) return ValueKind::tuple;
+  if (type == &PyDict_Type) return ValueKind::dict;
+  if (type == &PyList_Type) return ValueKind::list;
+  if (type == &PyBytes_Type) return ValueKind::bytes;
+  if (type == &PyComplex_Type) return ValueKind::complex;
+  if (type == &PyByteArray_Type) return ValueKind::bytearray;
+  if (type == &PySet_Type) return ValueKind::set;
+  if (type == &PyFrozenSet_Type) return ValueKind::frozenset;
   return kind_of_library_object(object, type, codec);
 }
 

@@ -9,7 +9,7 @@
 
 namespace tensorferry::python {
 
-enum class Kind : std::uint8_t {
+enum class ValueKind : std::uint8_t {
   none,
   boolean,
   integer,
@@ -39,7 +39,7 @@ enum class Kind : std::uint8_t {
 };
 
 /// Returns the kind of `object`, by its exact type. Never fails; runs no Python code of the user. Needs the GIL.
-Kind kind_of(PyObject* object, const Codec& codec);
+ValueKind kind_of(PyObject* object, const Codec& codec);
 
 /// Whether `object` is a torch.Tensor or an instance of a subclass.
 bool is_tensor(PyObject* object);

@@ -57,16 +57,16 @@ void set_write_error(const Status& status) {
 bool PythonValueWriter::scan(PyObject* value) {
   const auto kind = kind_of(value, *codec_);
   switch (kind) {
-    case Kind::other:
+    case ValueKind::other:
       return false;
-    case Kind::tuple:
-    case Kind::list:
-    case Kind::dict:
-    case Kind::set:
-    case Kind::frozenset:
-    case Kind::record:
+    case ValueKind::tuple:
+    case ValueKind::list:
+    case ValueKind::dict:
+    case ValueKind::set:
+    case ValueKind::frozenset:
+    case ValueKind::record:
       return scan_container(value, kind);
-    case Kind::tensor:
+    case ValueKind::tensor:
       tensors_.note(THPVariable_Unpack(value));
       return true;
     default:
@@ -74,10 +74,10 @@ bool PythonValueWriter::scan(PyObject* value) {
   }
 }
 
-bool PythonValueWriter::scan_container(PyObject* value, Kind kind) {
+bool PythonValueWriter::scan_container(PyObject* value, ValueKind kind) {
   if (Py_REFCNT(value) > 1) {
     if (scanned_.find(value)) {
-      if (kind == Kind::list || kind == Kind::dict) return true;
+      if (kind == ValueKind::list || kind == ValueKind::dict) return true;
       // Such a container that holds itself must be pickled.
       for (std::size_t i = 0; i < depth_; ++i) {
         if (open_[i] == value) return false;
@@ -93,8 +93,8 @@ bool PythonValueWriter::scan_container(PyObject* value, Kind kind) {
   return native;
 }
 
-bool PythonValueWriter::scan_items(PyObject* value, Kind kind) {
-  if (kind == Kind::tuple || kind == Kind::list) {
+bool PythonValueWriter::scan_items(PyObject* value, ValueKind kind) {
+  if (kind == ValueKind::tuple || kind == ValueKind::list) {
     auto** const items = PySequence_Fast_ITEMS(value);
     const auto count = PySequence_Fast_GET_SIZE(value);
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -102,7 +102,7 @@ bool PythonValueWriter::scan_items(PyObject* value, Kind kind) {
     }
     return true;
   }
-  if (kind == Kind::dict) {
+  if (kind == ValueKind::dict) {
     PyObject* key = nullptr;
     PyObject* item = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item) != 0;) {
@@ -110,7 +110,7 @@ bool PythonValueWriter::scan_items(PyObject* value, Kind kind) {
     }
     return true;
   }
-  if (kind == Kind::record) {
+  if (kind == ValueKind::record) {
     std::string fields;
     std::vector<Object> items;
     if (!codec_->records().of(Py_TYPE(value))->take_apart(value, fields, items)) return false;
@@ -140,89 +140,89 @@ bool PythonValueWriter::write(PyObject* value, int ours) {
   const void* identity = identity_of(value, ours);
   switch (kind) {
     // These kinds have no back-references, except long text and bytes, which write_leaf() looks up.
-    case Kind::none:
-    case Kind::boolean:
-    case Kind::integer:
-    case Kind::real:
-    case Kind::complex:
-    case Kind::dtype:
-    case Kind::device:
-    case Kind::size:
-    case Kind::layout:
-    case Kind::memory_format:
-    case Kind::text:
-    case Kind::bytes:
+    case ValueKind::none:
+    case ValueKind::boolean:
+    case ValueKind::integer:
+    case ValueKind::real:
+    case ValueKind::complex:
+    case ValueKind::dtype:
+    case ValueKind::device:
+    case ValueKind::size:
+    case ValueKind::layout:
+    case ValueKind::memory_format:
+    case ValueKind::text:
+    case ValueKind::bytes:
       return write_leaf(value, kind, identity);
     default:
       break;
   }
   if (identity != nullptr && out_->again(identity)) return true;
   switch (kind) {
-    case Kind::tuple:
+    case ValueKind::tuple:
       return write_tuple(value, identity);
-    case Kind::list:
+    case ValueKind::list:
       return write_list(value, identity);
-    case Kind::dict:
+    case ValueKind::dict:
       return write_dict(value, identity);
-    case Kind::set:
-    case Kind::frozenset:
+    case ValueKind::set:
+    case ValueKind::frozenset:
       return write_set(value, kind, identity);
-    case Kind::tensor:
+    case ValueKind::tensor:
       return write_tensor(value, identity);
-    case Kind::shared:
+    case ValueKind::shared:
       return write_shared(value, identity);
-    case Kind::bytearray:
+    case ValueKind::bytearray:
       return write_bytearray(value, identity);
-    case Kind::array:
-    case Kind::scalar:
+    case ValueKind::array:
+    case ValueKind::scalar:
       return write_array(value, identity);
-    case Kind::reference:
+    case ValueKind::reference:
       return write_reference(value, identity);
-    case Kind::published:
+    case ValueKind::published:
       return write_published(value, identity);
-    case Kind::record:
+    case ValueKind::record:
       return write_record(value, identity);
     default:
       return changed();
   }
 }
 
-bool PythonValueWriter::write_leaf(PyObject* value, Kind kind, const void* identity) {
+bool PythonValueWriter::write_leaf(PyObject* value, ValueKind kind, const void* identity) {
   switch (kind) {
-    case Kind::none:
+    case ValueKind::none:
       out_->none();
       return true;
-    case Kind::boolean:
+    case ValueKind::boolean:
       out_->boolean(value == Py_True);
       return true;
-    case Kind::integer:
+    case ValueKind::integer:
       return write_integer(value);
-    case Kind::real:
+    case ValueKind::real:
       out_->real(PyFloat_AS_DOUBLE(value));
       return true;
-    case Kind::complex: {
+    case ValueKind::complex: {
       const auto number = PyComplex_AsCComplex(value);
       out_->complex(number.real, number.imag);
       return true;
     }
-    case Kind::text:
+    case ValueKind::text:
       return write_text(value, identity);
-    case Kind::bytes: {
+    case ValueKind::bytes: {
       const auto bytes = view_of_bytes(value);
       if (bytes.size() > inline_limit && identity != nullptr && out_->again(identity)) return true;
       out_->bytes(
           bytes, [value] { return keep(value); }, identity);
       return true;
     }
-    case Kind::dtype:
+    case ValueKind::dtype:
       out_->dtype(*dtype_number(value));
       return true;
-    case Kind::device:
+    case ValueKind::device:
       out_->device(reinterpret_cast<THPDevice*>(value)->device.str());
       return true;
-    case Kind::size:
+    case ValueKind::size:
       return write_size(value);
-    case Kind::layout:
+    case ValueKind::layout:
       out_->layout(*layout_number(value));
       return true;
     default:
@@ -370,10 +370,11 @@ bool PythonValueWriter::write_dict(PyObject* value, const void* identity) {
   return true;
 }
 
-bool PythonValueWriter::write_set(PyObject* value, Kind kind, const void* identity) {
+bool PythonValueWriter::write_set(PyObject* value, ValueKind kind, const void* identity) {
   const auto count = PySet_GET_SIZE(value);
   const auto values = static_cast<std::size_t>(count);
-  if (!(kind == Kind::set ? out_->begin_set(values, identity) : out_->begin_frozenset(values, identity))) return true;
+  if (!(kind == ValueKind::set ? out_->begin_set(values, identity) : out_->begin_frozenset(values, identity)))
+    return true;
   const Object iterator(PyObject_GetIter(value));
   if (!iterator) return false;
   Py_ssize_t written = 0;

@@ -34,10 +34,10 @@ class PythonValueWriter {
   bool write_pickled(PyObject* value);
 
  private:
-  bool scan_container(PyObject* value, Kind kind);
-  bool scan_items(PyObject* value, Kind kind);
+  bool scan_container(PyObject* value, ValueKind kind);
+  bool scan_items(PyObject* value, ValueKind kind);
 
-  bool write_leaf(PyObject* value, Kind kind, const void* identity);
+  bool write_leaf(PyObject* value, ValueKind kind, const void* identity);
   bool write_integer(PyObject* value);
   bool write_text(PyObject* value, const void* identity);
   bool write_bytearray(PyObject* value, const void* identity);
@@ -49,7 +49,7 @@ class PythonValueWriter {
   bool write_tuple(PyObject* value, const void* identity);
   bool write_list(PyObject* value, const void* identity);
   bool write_dict(PyObject* value, const void* identity);
-  bool write_set(PyObject* value, Kind kind, const void* identity);
+  bool write_set(PyObject* value, ValueKind kind, const void* identity);
   bool write_published(PyObject* value, const void* identity);
   bool write_record(PyObject* value, const void* identity);
   bool write_part(PyObject* part);

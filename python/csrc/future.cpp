@@ -81,17 +81,17 @@ std::optional<Clock::time_point> deadline_after(std::optional<double> seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
 }
 
-std::shared_ptr<Future> Future::make(c10::intrusive_ptr<c10::ivalue::Future> torch_future) {
-  auto* future = new Future(std::move(torch_future));
+std::shared_ptr<PythonFuture> PythonFuture::make(c10::intrusive_ptr<c10::ivalue::Future> torch_future) {
+  auto* future = new PythonFuture(std::move(torch_future));
   // The first shared_ptr is of torch's class, so that its shared_from_this() works.
   const std::shared_ptr<TorchFuture> owner(static_cast<TorchFuture*>(future),
-                                           [](TorchFuture* made) { delete static_cast<Future*>(made); });
+                                           [](TorchFuture* made) { delete static_cast<PythonFuture*>(made); });
   return {owner, future};
 }
 
-std::shared_ptr<Future> Future::shared() { return {TorchFuture::shared_from_this(), this}; }
+std::shared_ptr<PythonFuture> PythonFuture::shared() { return {TorchFuture::shared_from_this(), this}; }
 
-Future::~Future() {
+PythonFuture::~PythonFuture() {
   if (looked_at_ || closing() || (pending_.call ? agent_->left() : !of_callback_)) return;
   // Another owner of the torch future means that torch's code (collect_all) uses it, and so sees the error.
   if (!fut->completed() || fut.use_count() > 1) return;
@@ -107,16 +107,16 @@ Future::~Future() {
   }
 }
 
-std::shared_ptr<Future> Future::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {
+std::shared_ptr<PythonFuture> PythonFuture::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {
   auto future = make(c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get(), agent->gpus()));
   future->agent_ = std::move(agent);
   future->pending_ = std::move(pending);
-  ++future->agent_->session().unread;
+  ++future->agent_->member().unread;
   future->complete_on_arrival();
   return future;
 }
 
-void Future::complete_on_arrival() {
+void PythonFuture::complete_on_arrival() {
   pending_.call.on_done(
       [self = shared()](Result<Received> reply) mutable {
         if (closing()) return;
@@ -127,7 +127,7 @@ void Future::complete_on_arrival() {
       true, escalated_ ? Call::Notice::prompt : Call::Notice::lazy);
 }
 
-void Future::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
+void PythonFuture::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
   escalated_ = true;
   if (!claim()) return escalate();
   pending_.call.on_done([self = shared(), inbox](Result<Received> reply) mutable {
@@ -146,16 +146,16 @@ void Future::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
   });
 }
 
-std::optional<Result<Received>> Future::take_arrived() {
+std::optional<Result<Received>> PythonFuture::take_arrived() {
   const std::lock_guard lock(arrival_mutex_);
   return std::exchange(arrived_, std::nullopt);
 }
 
-void Future::complete_arrived() {
+void PythonFuture::complete_arrived() {
   if (auto reply = take_arrived()) complete(*std::move(reply));
 }
 
-void Future::complete(Result<Received> reply) {
+void PythonFuture::complete(Result<Received> reply) {
   // Uses the streams of the received buffers, not those of the thread that completes the future: those streams may hold
   // work that need not wait for this reply.
   std::optional<CurrentStreams> streams;
@@ -179,12 +179,12 @@ void Future::complete(Result<Received> reply) {
   } else {
     fut->markCompleted(holding(value), std::move(pending_.device_storages));
   }
-  --agent_->session().unread;
+  --agent_->member().unread;
 }
 
-void Future::let_go() { complete_on_arrival(); }
+void PythonFuture::let_go() { complete_on_arrival(); }
 
-py::object Future::wait(std::optional<double> timeout) {
+py::object PythonFuture::wait(std::optional<double> timeout) {
   if (!fut->completed()) {
     const auto until = deadline_after(timeout);
     if (claim()) {
@@ -208,14 +208,14 @@ py::object Future::wait(std::optional<double> timeout) {
   return value();
 }
 
-void Future::escalate() {
+void PythonFuture::escalate() {
   looked_at_ = escalated_ = true;
   if (!pending_.call || fut->completed()) return;
   if (forks_ == forks()) return pending_.call.escalate();
   if (claim()) complete(call().take());
 }
 
-bool Future::wait_completed(std::optional<Clock::time_point> until) {
+bool PythonFuture::wait_completed(std::optional<Clock::time_point> until) {
   if (forks_ != forks()) {
     raise(Status(Code::agent_closed,
                  "the future belongs to the parent of this forked process, and will not complete here"));
@@ -236,7 +236,7 @@ bool Future::wait_completed(std::optional<Clock::time_point> until) {
   return fut->completed() || wait_for(false);  // another thread took the posted reply, and decodes it
 }
 
-py::object Future::value() {
+py::object PythonFuture::value() {
   looked_at_ = true;
   if (!fut->completed() && done()) (void)wait_completed(std::nullopt);
   if (!fut->completed()) raise(Status(Code::invalid_argument, "the future has not completed: wait() for it first"));
@@ -249,7 +249,7 @@ py::object Future::value() {
   }
 }
 
-py::object Future::exception(std::optional<double> timeout) {
+py::object PythonFuture::exception(std::optional<double> timeout) {
   try {
     wait(timeout);
   } catch (py::error_already_set& error) {
@@ -259,13 +259,13 @@ py::object Future::exception(std::optional<double> timeout) {
   return py::none();
 }
 
-void Future::cancel() {
+void PythonFuture::cancel() {
   looked_at_ = true;
   if (call() && !fut->completed()) call().cancel();
   if (const auto before = before_.lock()) before->cancel();
 }
 
-std::shared_ptr<Future> Future::sent() {
+std::shared_ptr<PythonFuture> PythonFuture::sent() {
   if (sent_) return sent_;
   if (!pending_.call) raise(Status(Code::invalid_argument, "only the future of a call, such as rpc_async's, has sent"));
   auto said = c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get());
@@ -274,7 +274,7 @@ std::shared_ptr<Future> Future::sent() {
   return sent_;
 }
 
-std::shared_ptr<Future> Future::then(const py::object& self, py::function callback) {
+std::shared_ptr<PythonFuture> PythonFuture::then(const py::object& self, py::function callback) {
   escalate();
   auto result = fut->createInstance(c10::PyObjectType::get());
   on_completion(*fut, [result, self, callback = std::move(callback)] {
@@ -294,7 +294,7 @@ std::shared_ptr<Future> Future::then(const py::object& self, py::function callba
   return next;
 }
 
-void Future::add_done_callback(const py::object& self, py::function callback) {
+void PythonFuture::add_done_callback(const py::object& self, py::function callback) {
   escalate();
   on_completion(*fut, [self, callback = std::move(callback)] {
     try {
@@ -309,21 +309,21 @@ void Future::add_done_callback(const py::object& self, py::function callback) {
 py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
   struct Waited {
     py::object object;
-    Future* future = nullptr;  // null: a future of torch's class
+    PythonFuture* future = nullptr;  // null: a future of torch's class
     bool claimed = false;
     bool done = false;
   };
   std::vector<Waited> all;
   for (const auto future : futures) {
     auto& waited = all.emplace_back(Waited{py::reinterpret_borrow<py::object>(future)});
-    if (py::isinstance<Future>(future)) {
-      waited.future = future.cast<Future*>();
+    if (py::isinstance<PythonFuture>(future)) {
+      waited.future = future.cast<PythonFuture*>();
       waited.claimed = waited.future->claim();
     }
   }
   const auto until = deadline_after(timeout);
   bool stopped = false;
-  const Future* waited_for = nullptr;  // the future whose wait was stopped
+  const PythonFuture* waited_for = nullptr;  // the future whose wait was stopped
   {
     GilReleased gil;
     for (auto waited = all.rbegin(); waited != all.rend() && !stopped; ++waited) {
@@ -356,7 +356,7 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
 }
 
 bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox, py::object callable) {
-  auto* ours = py::isinstance<Future>(future) ? future.cast<Future*>() : nullptr;
+  auto* ours = py::isinstance<PythonFuture>(future) ? future.cast<PythonFuture*>() : nullptr;
   auto& torch_future = *future.cast<TorchFuture&>().fut;
   if (ours != nullptr ? ours->done() : torch_future.completed()) return true;
   torch_future.addCallback(
@@ -378,7 +378,8 @@ void bind_future(py::module_& module) {
   py::options options;
   options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
 
-  py::class_<Future, TorchFuture, std::shared_ptr<Future>>(module, "Future", R"(The result of a call that is under way.
+  py::class_<PythonFuture, TorchFuture, std::shared_ptr<PythonFuture>>(module, "Future",
+                                                                       R"(The result of a call that is under way.
 
 A :class:`torch._C.Future`, so ``torch.futures.collect_all`` and ``wait_all`` accept it. It can be awaited.
 
@@ -391,7 +392,8 @@ Example::
     assert (future.wait(), await future, doubled.wait()) == (2, 2, 4)
     rpc.rpc_async("worker1", max, args=(1, 2)).cancel()
 )")
-      .def("wait", &Future::wait, py::arg("timeout") = py::none(), R"(wait(self, timeout: float | None = None) -> _T
+      .def("wait", &PythonFuture::wait, py::arg("timeout") = py::none(),
+           R"(wait(self, timeout: float | None = None) -> _T
 
 Waits until the future has completed, and returns its value.
 
@@ -401,7 +403,7 @@ Args:
 
 Raises:
     DeadlineExceeded: ``timeout`` passed. Otherwise the error of the call.)")
-      .def("exception", &Future::exception, py::arg("timeout") = py::none(),
+      .def("exception", &PythonFuture::exception, py::arg("timeout") = py::none(),
            R"(exception(self, timeout: float | None = None) -> BaseException | None
 
 Waits as :meth:`wait` does, and returns the exception that :meth:`wait` would raise; ``None`` if it would raise none.
@@ -411,20 +413,20 @@ Args:
 
 Raises:
     DeadlineExceeded: ``timeout`` passed.)")
-      .def("done", &Future::done, R"(done(self) -> bool
+      .def("done", &PythonFuture::done, R"(done(self) -> bool
 
 Returns whether :meth:`wait` would return, or raise, at once.)")
-      .def("value", &Future::value, R"(value(self) -> _T
+      .def("value", &PythonFuture::value, R"(value(self) -> _T
 
 Returns the value of a completed future.
 
 Raises:
     InvalidArgument: the future has not completed. Otherwise the error of the call.)")
-      .def("cancel", &Future::cancel, R"(cancel(self) -> None
+      .def("cancel", &PythonFuture::cancel, R"(cancel(self) -> None
 
 Cancels the call: it fails with :class:`Cancelled`, and the peer is told. On a future that :meth:`then` returned,
 cancels the call that the future depends on. Does nothing if that call has completed.)")
-      .def_property_readonly("sent", py::cpp_function(&Future::sent, "(self) -> Future[None]"),
+      .def_property_readonly("sent", py::cpp_function(&PythonFuture::sent, "(self) -> Future[None]"),
                              R"(A :class:`Future` of ``None`` that completes when the arguments may be overwritten.
 
 It completes when every tensor among the call's arguments has been read or copied, on any channel; that may be long
@@ -444,7 +446,7 @@ Example::
       .def(
           "then",
           [](const py::object& self, py::function callback) {
-            return self.cast<Future&>().then(self, std::move(callback));
+            return self.cast<PythonFuture&>().then(self, std::move(callback));
           },
           py::arg("callback"),
           R"(then(self, callback: collections.abc.Callable[[Future[_T]], _S]) -> Future[_S]
@@ -460,7 +462,7 @@ Raises:
       .def(
           "add_done_callback",
           [](const py::object& self, py::function callback) {
-            self.cast<Future&>().add_done_callback(self, std::move(callback));
+            self.cast<PythonFuture&>().add_done_callback(self, std::move(callback));
           },
           py::arg("callback"),
           R"(add_done_callback(self, callback: collections.abc.Callable[[Future[_T]], object]) -> None

@@ -19,7 +19,7 @@ using TorchFuture = torch::jit::PythonFutureWrapper;
 
 /// A second base of type enable_shared_from_this, which makes that base ambiguous. pybind11 then leaves out its
 /// dynamic_cast to TorchFuture, which that class does not allow (it has no virtual function). std::make_shared then
-/// leaves TorchFuture's weak pointer unset; Future::make sets it.
+/// leaves TorchFuture's weak pointer unset; PythonFuture::make sets it.
 struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 
 /// tensorferry.Future: the future of the reply to one Call. It is a torch._C.Future, so the functions of torch.futures
@@ -38,13 +38,13 @@ struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 ///
 /// Logging: if a call fails, or a callback of then() raises, and the program has neither waited for that future, asked
 /// for its value nor added a callback to it, the error is logged when the future is dropped.
-class Future final : public TorchFuture, private SecondSharedBase {
+class PythonFuture final : public TorchFuture, private SecondSharedBase {
  public:
   /// Makes the future of a call's reply.
-  static std::shared_ptr<Future> of(std::shared_ptr<PythonAgent> agent, PendingCall pending);
+  static std::shared_ptr<PythonFuture> of(std::shared_ptr<PythonAgent> agent, PendingCall pending);
   /// Makes a future that other code completes through `future`, such as then()'s.
-  static std::shared_ptr<Future> make(c10::intrusive_ptr<c10::ivalue::Future> future);
-  ~Future();
+  static std::shared_ptr<PythonFuture> make(c10::intrusive_ptr<c10::ivalue::Future> future);
+  ~PythonFuture();
 
   /// Waits for the reply. Returns the value, or raises the exception of the call. DeadlineExceeded if `timeout`
   /// (seconds) passes first; the call then goes on.
@@ -69,11 +69,11 @@ class Future final : public TorchFuture, private SecondSharedBase {
 
   /// Returns a future of None that completes when the caller may overwrite the arguments' memory; the same object each
   /// time. InvalidArgument if this future belongs to no call.
-  std::shared_ptr<Future> sent();
+  std::shared_ptr<PythonFuture> sent();
 
   /// Returns the future of `callback(self)`, which runs when this one has completed. `self` is the Python object of
   /// this future.
-  std::shared_ptr<Future> then(const py::object& self, py::function callback);
+  std::shared_ptr<PythonFuture> then(const py::object& self, py::function callback);
   /// Runs `callback(self)` when this future has completed. An exception that it raises goes to sys.unraisablehook.
   void add_done_callback(const py::object& self, py::function callback);
 
@@ -91,8 +91,8 @@ class Future final : public TorchFuture, private SecondSharedBase {
   void let_go();
 
  private:
-  explicit Future(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
-  std::shared_ptr<Future> shared();
+  explicit PythonFuture(c10::intrusive_ptr<c10::ivalue::Future> future) : TorchFuture(std::move(future)) {}
+  std::shared_ptr<PythonFuture> shared();
   void complete_on_arrival();
   void escalate();
   bool wait_completed(std::optional<Clock::time_point> until);
@@ -100,9 +100,9 @@ class Future final : public TorchFuture, private SecondSharedBase {
 
   std::shared_ptr<PythonAgent> agent_;
   PendingCall pending_;
-  std::shared_ptr<Future> sent_;
-  std::weak_ptr<Future> before_;  // the future whose then() made this one
-  bool of_callback_ = false;      // made by then(): holds its callback's result or exception
+  std::shared_ptr<PythonFuture> sent_;
+  std::weak_ptr<PythonFuture> before_;  // the future whose then() made this one
+  bool of_callback_ = false;            // made by then(): holds its callback's result or exception
   bool looked_at_ = false;
   bool escalated_ = false;
 

@@ -30,7 +30,7 @@ LoopInbox::LoopInbox() : eventfd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!eventfd_) throw std::runtime_error("no file descriptor is left for an event loop's inbox");
 }
 
-bool LoopInbox::post(std::shared_ptr<Future> future) { return post(Item{std::move(future), nullptr}); }
+bool LoopInbox::post(std::shared_ptr<PythonFuture> future) { return post(Item{std::move(future), nullptr}); }
 bool LoopInbox::post(std::shared_ptr<py::object> callable) { return post(Item{nullptr, std::move(callable)}); }
 
 bool LoopInbox::post(Item item) {

@@ -14,7 +14,7 @@
 
 namespace tensorferry::python {
 
-class Future;
+class PythonFuture;
 
 /// The inbox of one event loop. Any thread may post, and posting never blocks. Only the loop's thread calls the other
 /// functions, with the GIL.
@@ -30,15 +30,15 @@ class LoopInbox final {
   /// Closes the inbox when its loop has ended: completes the futures whose replies are posted, and drops the rest.
   void close();
 
-  /// Posts a future whose reply has come: drain() calls Future::complete_arrived. False if closed: the caller must
-  /// complete the future.
-  bool post(std::shared_ptr<Future> future);
+  /// Posts a future whose reply has come: drain() calls PythonFuture::complete_arrived. False if closed: the caller
+  /// must complete the future.
+  bool post(std::shared_ptr<PythonFuture> future);
   /// Posts `callable`, which drain() calls without arguments. False if closed.
   bool post(std::shared_ptr<py::object> callable);
 
  private:
   struct Item {
-    std::shared_ptr<Future> arrived;
+    std::shared_ptr<PythonFuture> arrived;
     std::shared_ptr<py::object> callable;
   };
   bool post(Item item);

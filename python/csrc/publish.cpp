@@ -13,13 +13,13 @@
 namespace tensorferry::python {
 namespace {
 
-struct Handle {
+struct PublishedHandle {
   PyObject_HEAD std::shared_ptr<const Published> value;
 };
 
 PyTypeObject* handle_type = nullptr;
 
-Handle& handle_of(PyObject* self) { return *reinterpret_cast<Handle*>(self); }
+PublishedHandle& handle_of(PyObject* self) { return *reinterpret_cast<PublishedHandle*>(self); }
 
 void dealloc(PyObject* self) {
   std::destroy_at(&handle_of(self).value);
@@ -63,7 +63,7 @@ Example::
                                 {Py_tp_methods, methods},
                                 {Py_tp_getset, properties},
                                 {0, nullptr}};
-  static PyType_Spec spec{"tensorferry.rpc.Published", sizeof(Handle), 0,
+  static PyType_Spec spec{"tensorferry.rpc.Published", sizeof(PublishedHandle), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }

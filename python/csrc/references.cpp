@@ -63,7 +63,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   }
   check(reference_->status());
   PythonAgent::Prepared prepared;
-  prepared.call.begin(agent_->session());
+  prepared.call.begin(agent_->member());
   prepared.peer_name = reference_->owner().name;  // valid while this reference lives
   prepared.function = fetch_name();
   prepared.options.timeout = patience;
@@ -121,7 +121,7 @@ PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, co
 
 // ---- objects
 
-py::object RemoteObjects::create(const Invocation& invocation) {
+py::object RemoteObjects::create(const CallArguments& invocation) {
   py::object keep;
   const std::string owner(agent_.peer_name(invocation.to, keep));
   auto timely = invocation;
@@ -133,7 +133,7 @@ py::object RemoteObjects::create(const std::string& owner,
                                  const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare) {
   agent_.check_usable_here();
   if (agent_.left()) raise(Status(Code::agent_closed, "the agent \"" + agent_.self().name + "\" was shut down"));
-  auto reference = agent_.references().begin_creation(value_or_raise(agent_.session().id_of(owner)));
+  auto reference = agent_.references().begin_creation(value_or_raise(agent_.member().id_of(owner)));
   PythonAgent::Prepared prepared;
   try {
     prepared = prepare(reference->ids());
@@ -148,7 +148,7 @@ py::object RemoteObjects::create(const std::string& owner,
 
 void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, PendingCall pending) {
   auto call = std::move(pending.call);
-  ++agent_.session().unread;
+  ++agent_.member().unread;
   call.on_done([agent = agent_.shared_from_this(), reference,
                 pending = std::move(pending)](Result<Received> reply) mutable {
     auto status = reply.status();
@@ -159,7 +159,7 @@ void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, Pendin
     }
     agent->references().end_creation(*reference, status);
     pending.end(status);
-    --agent->session().unread;
+    --agent->member().unread;
   });
 }
 
@@ -217,10 +217,10 @@ py::object sync_method(const RRef& self, const std::string& name, double timeout
                        const py::kwargs& kwargs) {
   return self.agent().call(self.prepare_method(name, args, kwargs, timeout));
 }
-std::shared_ptr<Future> async_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
-                                     const py::kwargs& kwargs) {
+std::shared_ptr<PythonFuture> async_method(const RRef& self, const std::string& name, double timeout,
+                                           const py::args& args, const py::kwargs& kwargs) {
   auto& agent = self.agent();
-  return Future::of(agent.shared_from_this(), agent.start(self.prepare_method(name, args, kwargs, timeout)));
+  return PythonFuture::of(agent.shared_from_this(), agent.start(self.prepare_method(name, args, kwargs, timeout)));
 }
 py::object remote_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
                          const py::kwargs& kwargs) {
@@ -352,7 +352,7 @@ Raises:
           "_next",
           [](const RRef& self, double seconds, std::uint32_t order, const std::string& label) {
             auto& agent = self.agent();
-            return Future::of(agent.shared_from_this(), agent.start(self.prepare_next(seconds, order, label)));
+            return PythonFuture::of(agent.shared_from_this(), agent.start(self.prepare_next(seconds, order, label)));
           },
           py::arg("seconds"), py::arg("order"), py::arg("label"),
           "_next(self, seconds: float, order: int, label: str) -> Future[typing.Any]")

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "python/csrc/agent.h"
-#include "rpc/session/reference_marshaller.h"
+#include "rpc/member/reference_marshaller.h"
 
 namespace tensorferry::python {
 
@@ -56,7 +56,7 @@ class RemoteObjects {
 
   /// Implements rpc.remote(): makes a call whose result stays at the callee, and returns the caller's RRef to it. If
   /// the call has `wait_for_ready`, waits for the peer first.
-  py::object create(const Invocation& invocation);
+  py::object create(const CallArguments& invocation);
   /// Does the same with a call to `owner` that `prepare` encodes. `prepare` gets the ids that the request must carry.
   py::object create(const std::string& owner, const std::function<PythonAgent::Prepared(const Creation& ids)>& prepare);
 
@@ -79,7 +79,7 @@ class PythonReferenceMarshaller final : public MessageReferences {
  public:
   /// As ReferenceMarshaller's.
   PythonReferenceMarshaller(PythonAgent& agent, std::string_view peer, const AgentId* id = nullptr)
-      : agent_(agent), references_(agent.session(), peer, id) {}
+      : agent_(agent), references_(agent.member(), peer, id) {}
 
   bool write(PyObject* object, ReferenceRecord& record) override;
   PyObject* read(const ReferenceRecord& record) override;

@@ -71,7 +71,7 @@ void PythonReply::future(py::object future) {
     py::object future;
   };
   auto& torch_future = *future.cast<TorchFuture&>().fut;
-  ++agent_->session().unread;
+  ++agent_->member().unread;
   auto pending = share_with_any_thread(Pending{std::move(*this), std::move(future)});
   torch_future.addCallback(
       [pending](c10::ivalue::Future& completed) {
@@ -85,7 +85,7 @@ void PythonReply::future(py::object future) {
         } catch (py::error_already_set& raised) {
           answer.error(raised);
         }
-        --answer.agent().session().unread;
+        --answer.agent().member().unread;
       },
       /*uses_future=*/false);
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "python/csrc/agent.h"
-#include "rpc/session/incoming_call.h"
+#include "rpc/member/incoming_call.h"
 
 namespace tensorferry::python {
 
@@ -23,7 +23,7 @@ void serve_exposed(const std::shared_ptr<PythonAgent>& agent, const std::string&
 class PythonReply {
  public:
   PythonReply(std::shared_ptr<PythonAgent> agent, const PeerInfo& caller, Reply reply)
-      : agent_(std::move(agent)), call_(agent_->session(), caller, std::move(reply)) {}
+      : agent_(std::move(agent)), call_(agent_->member(), caller, std::move(reply)) {}
   PythonReply(PythonReply&&) noexcept = default;
   PythonReply& operator=(PythonReply&&) noexcept = default;
 

@@ -17,13 +17,13 @@
 namespace tensorferry::python {
 namespace {
 
-struct Shared {
+struct SharedTensorObject {
   PyObject_HEAD PyObject* tensor;
 };
 
 PyTypeObject* shared_type = nullptr;
 
-PyObject*& tensor_in(PyObject* self) { return reinterpret_cast<Shared*>(self)->tensor; }
+PyObject*& tensor_in(PyObject* self) { return reinterpret_cast<SharedTensorObject*>(self)->tensor; }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -127,7 +127,7 @@ Example::
                                 {Py_tp_methods, methods},
                                 {Py_tp_getset, properties},
                                 {0, nullptr}};
-  static PyType_Spec spec{"tensorferry.Shared", sizeof(Shared), 0,
+  static PyType_Spec spec{"tensorferry.Shared", sizeof(SharedTensorObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }

@@ -224,7 +224,7 @@ class Agent(Calls):
         meeting = meet(init_method, store, rank, world_size)
         options["world_size"] = meeting.world_size
         if "prefix" not in options:
-            options["prefix"] = _C.session_prefix(meeting.place, meeting.world_size, meeting.rank)
+            options["prefix"] = _C.world_prefix(meeting.place, meeting.world_size, meeting.rank)
         options.setdefault("reaches", meeting.host)
         if name is None:
             if meeting.rank < 0:

@@ -9,7 +9,7 @@ namespace tensorferry {
 
 using references::Child;
 using references::Hold;
-using references::Object;
+using references::OwnedObject;
 
 namespace {
 
@@ -47,7 +47,7 @@ void References::end_creation(const Reference& reference, const Status& status) 
     const auto object = objects_.find(reference.object());
     if (object == objects_.end()) return;
     --object->second.locals;
-    if (!status.ok() && object->second.state == Object::State::awaited) return finish(transaction, object, status);
+    if (!status.ok() && object->second.state == OwnedObject::State::awaited) return finish(transaction, object, status);
     return free_if_unused(transaction, object);
   }
   const auto hold = holds_.find(reference.ids().fork);

@@ -7,7 +7,7 @@
 
 namespace tensorferry {
 
-using references::Object;
+using references::OwnedObject;
 
 namespace {
 
@@ -27,7 +27,7 @@ std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hin
   const RRefId id{self_.incarnation, ++last_object_};
   if (!closed_) {
     auto& object = objects_[id];
-    object.state = Object::State::ready;
+    object.state = OwnedObject::State::ready;
     object.outcome = std::move(outcome);
     object.locals = 1;
   }
@@ -42,7 +42,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   }
   if (creator.incarnation == self_.incarnation) {  // begin_creation() has made it
     const auto object = objects_.find(ids.object);
-    if (object == objects_.end() || object->second.state != Object::State::awaited) {
+    if (object == objects_.end() || object->second.state != OwnedObject::State::awaited) {
       return {Code::cancelled, "the creation of this object was cancelled"};
     }
     begin_running(object);
@@ -58,7 +58,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was cancelled"};
   const auto object = find_or_await(ids.object);
   if (object == objects_.end()) return {Code::resource_exhausted, "too many objects are awaited"};
-  if (object->second.state != Object::State::awaited)
+  if (object->second.state != OwnedObject::State::awaited)
     return {Code::cancelled, "the creation of this object was cancelled"};
   created.insert(ids.object.counter);
   begin_running(object);
@@ -67,14 +67,14 @@ Status References::create(const AgentId& creator, const Creation& ids) {
 }
 
 void References::begin_running(Objects::iterator object) {
-  object->second.state = Object::State::running;
+  object->second.state = OwnedObject::State::running;
   --awaited_;
 }
 
 void References::fulfil(const RRefId& id, Outcome outcome) {
   Transaction transaction(*this);
   const auto object = objects_.find(id);
-  if (object == objects_.end() || object->second.state != Object::State::running) {
+  if (object == objects_.end() || object->second.state != OwnedObject::State::running) {
     return transaction.discard(std::move(outcome.value));
   }
   finish(transaction, object, std::move(outcome));
@@ -82,8 +82,8 @@ void References::fulfil(const RRefId& id, Outcome outcome) {
 
 void References::finish(Transaction& transaction, Objects::iterator at, Result<Outcome> outcome) {
   auto& object = at->second;
-  if (object.state == Object::State::awaited) --awaited_;
-  object.state = outcome.ok() ? Object::State::ready : Object::State::failed;
+  if (object.state == OwnedObject::State::awaited) --awaited_;
+  object.state = outcome.ok() ? OwnedObject::State::ready : OwnedObject::State::failed;
   if (outcome.ok()) {
     object.outcome = *outcome;
   } else {
@@ -98,8 +98,8 @@ void References::finish(Transaction& transaction, Objects::iterator at, Result<O
 void References::free_if_unused(Transaction& transaction, Objects::iterator at) {
   auto& object = at->second;
   if (object.locals != 0 || !object.forks.empty() || !object.waiters.empty()) return;
-  if (object.state == Object::State::running) return;  // fulfil() frees it
-  if (object.state == Object::State::awaited) --awaited_;
+  if (object.state == OwnedObject::State::running) return;  // fulfil() frees it
+  if (object.state == OwnedObject::State::awaited) --awaited_;
   transaction.discard(std::move(object.outcome.value));
   objects_.erase(at);
 }
@@ -137,8 +137,8 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   const auto at = find_or_await(id);
   if (at == objects_.end()) return complete(Status(Code::not_found, why_gone(id)));
   auto& object = at->second;
-  if (object.state == Object::State::ready) return complete(object.outcome);
-  if (object.state == Object::State::failed) return complete(object.failure);
+  if (object.state == OwnedObject::State::ready) return complete(object.outcome);
+  if (object.state == OwnedObject::State::failed) return complete(object.failure);
 
   const auto number = ++last_waiter_;
   object.waiters.push_back({number, std::move(completion)});

@@ -10,7 +10,7 @@ namespace tensorferry {
 
 using references::Child;
 using references::Hold;
-using references::Object;
+using references::OwnedObject;
 using references::Peer;
 using OpKind = ReferenceOp::Kind;
 using ResultCode = ReferenceResult::Code;
@@ -180,7 +180,7 @@ ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& 
   object->second.forks.try_emplace(op.fork, from.incarnation);
   // If the parent died before it had a link to this agent, no link reports that, and the object would be awaited for
   // ever. An unanswered ping shows it.
-  if (object->second.state == Object::State::awaited && !peers_.contains(op.parent.incarnation)) {
+  if (object->second.state == OwnedObject::State::awaited && !peers_.contains(op.parent.incarnation)) {
     post(transaction, op.parent, ReferenceOp::of(OpKind::ping));
   }
   return {};
@@ -201,7 +201,7 @@ void References::apply_abandon(Transaction& transaction, const AgentId& from, co
   const auto object = objects_.find(op.object);
   if (object == objects_.end()) return;
   object->second.forks.erase(op.fork);
-  if (object->second.state != Object::State::awaited) return free_if_unused(transaction, object);
+  if (object->second.state != OwnedObject::State::awaited) return free_if_unused(transaction, object);
   finish(transaction, object,
          Status(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text)));
 }
@@ -221,12 +221,12 @@ void References::lose_peer(Transaction& transaction, const AgentId& peer, const 
   std::vector<RRefId> touched;
   for (auto& [id, object] : objects_) {
     const auto dropped = std::erase_if(object.forks, [&](const auto& fork) { return fork.second == peer.incarnation; });
-    const bool orphaned = id.incarnation == peer.incarnation && object.state == Object::State::awaited;
+    const bool orphaned = id.incarnation == peer.incarnation && object.state == OwnedObject::State::awaited;
     if (dropped != 0 || orphaned) touched.push_back(id);
   }
   for (const auto& id : touched) {
     const auto object = objects_.find(id);
-    if (id.incarnation == peer.incarnation && object->second.state == Object::State::awaited) {
+    if (id.incarnation == peer.incarnation && object->second.state == OwnedObject::State::awaited) {
       finish(transaction, object,
              Status(Code::connection_lost, formatted("{}, which was creating this object, is gone", peer.name)));
     } else {

@@ -50,7 +50,7 @@ class RecentSet {
 };
 
 /// At the owner: an object.
-struct Object {
+struct OwnedObject {
   enum class State : std::uint8_t {
     awaited,  // a peer has named it, but its create request has not come
     running,  // its creation runs

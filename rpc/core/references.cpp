@@ -85,7 +85,7 @@ References::Counts References::counts() const {
   Counts counts;
   counts.passing = children_.size();
   for (const auto& [id, object] : objects_) {
-    counts.objects += object.state != references::Object::State::awaited;
+    counts.objects += object.state != references::OwnedObject::State::awaited;
     counts.forks += object.forks.size();
   }
   for (const auto& [fork, hold] : holds_) {

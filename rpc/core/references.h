@@ -217,7 +217,7 @@ class References final : public std::enable_shared_from_this<References> {
   friend class Reference;
   friend class ReferenceTransfer;
   class Transaction;  // holds the lock for one operation (reference_transaction.h)
-  using Objects = std::unordered_map<RRefId, references::Object>;
+  using Objects = std::unordered_map<RRefId, references::OwnedObject>;
   using Holds = std::unordered_map<ForkId, references::Hold>;
 
   References(AgentId self, std::shared_ptr<Network> network, Options options);

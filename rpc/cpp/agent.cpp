@@ -13,7 +13,7 @@
 namespace tensorferry {
 namespace {
 
-RawAgentOptions raw_options_of(AgentOptions& options, const detail::Meeting& meeting) {
+RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvous& meeting) {
   RawAgentOptions out;
   out.rank = meeting.rank;
   out.name = options.name.empty() && meeting.rank >= 0 ? "worker" + std::to_string(meeting.rank) : options.name;
@@ -40,25 +40,25 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::Meeting& mee
 std::shared_ptr<Agent> Agent::join(AgentOptions options) {
   auto meeting = detail::meet(options);
   auto raw = raw_options_of(options, meeting);
-  auto session = detail::value_or_throw(Session::create(std::move(raw), meeting.world_size));
-  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), std::move(session), options.timeout);
+  auto member = detail::value_or_throw(Member::create(std::move(raw), meeting.world_size));
+  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), std::move(member), options.timeout);
   detail::serve_objects(core);
   std::shared_ptr<Agent> agent(new Agent(core));
   if (options.prepare) options.prepare(*agent);
-  detail::check(core->session->announce());
-  detail::check(core->session->wait_for_world(std::max(options.join_timeout, Milliseconds(1))));
+  detail::check(core->member->announce());
+  detail::check(core->member->wait_for_world(std::max(options.join_timeout, Milliseconds(1))));
   return agent;
 }
 
-Agent::~Agent() { core_->session->leave(); }
+Agent::~Agent() { core_->member->leave(); }
 
 const std::string& Agent::name() const { return core_->self().name; }
 int Agent::rank() const { return core_->self().rank; }
-std::string Agent::peer(int rank) const { return detail::value_or_throw(core_->session->find(rank)).name; }
-void Agent::leave() { core_->session->leave(); }
+std::string Agent::peer(int rank) const { return detail::value_or_throw(core_->member->find(rank)).name; }
+void Agent::leave() { core_->member->leave(); }
 void Agent::shutdown(std::chrono::milliseconds timeout) {
-  const auto finished = core_->session->finish(timeout);
-  core_->session->leave();
+  const auto finished = core_->member->finish(timeout);
+  core_->member->leave();
   detail::check(finished);
 }
 std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }

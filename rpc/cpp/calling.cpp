@@ -6,7 +6,7 @@
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/failures.h"
 #include "rpc/cpp/reading.h"
-#include "rpc/session/outgoing_call.h"
+#include "rpc/member/outgoing_call.h"
 #include "tensorferry/errors.h"
 
 namespace tensorferry::detail {
@@ -32,17 +32,17 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
   void start(const CallOptions& options, std::string_view function, ByteView first, std::size_t arguments,
              WriteArguments write, const void* pack, bool may_hold_object) {
     Encoder out;
-    if (may_hold_object) call_.begin(*core_->session);
+    if (may_hold_object) call_.begin(*core_->member);
     const std::size_t before = first.empty() ? 0 : 1;
     begin_request(out, arguments + before, {}, call_.number());
     if (before != 0) out.bytes(first, [] { return Owner(); });
-    ObjectMarshaller marshaller(*core_->session, peer_);
+    ObjectMarshaller marshaller(*core_->member, peer_);
     ValueWriter writer(out, &marshaller);
     write(writer, pack);
     begin_keywords(out, 0);
     check(out.status());
     call_.carry(marshaller.take());
-    call_.send(*core_->session, peer_, function, out.take(), raw_options_of(options, *core_));
+    call_.send(*core_->member, peer_, function, out.take(), raw_options_of(options, *core_));
   }
 
   bool wait(std::optional<TimePoint> until) override {

@@ -1,4 +1,4 @@
-/// The implementation of an Agent (tensorferry/agent.h): its session. Objects and calls in flight keep it alive.
+/// The implementation of an Agent (tensorferry/agent.h). Objects and calls in flight keep it alive.
 #pragma once
 
 #include <memory>
@@ -9,28 +9,28 @@
 
 #include "agent/agent.h"
 #include "rpc/cpp/rendezvous.h"
-#include "rpc/session/reference_marshaller.h"
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
+#include "rpc/member/reference_marshaller.h"
 #include "tensorferry/agent.h"
 
 namespace tensorferry::detail {
 
-/// A session with its meeting. Thread-safe.
+/// A member and its store. Thread-safe.
 class AgentCore final : public std::enable_shared_from_this<AgentCore> {
  public:
-  /// `session` is of an agent that peers cannot find yet.
-  AgentCore(Meeting where, std::shared_ptr<Session> joined, Milliseconds default_timeout)
-      : meeting(std::move(where)), session(std::move(joined)), timeout(default_timeout) {}
-  ~AgentCore() { session->leave(); }
+  /// Peers cannot find `joined` yet.
+  AgentCore(OpenRendezvous where, std::shared_ptr<Member> joined, Milliseconds default_timeout)
+      : meeting(std::move(where)), member(std::move(joined)), timeout(default_timeout) {}
+  ~AgentCore() { member->leave(); }
   AgentCore(const AgentCore&) = delete;
   AgentCore& operator=(const AgentCore&) = delete;
 
-  [[nodiscard]] RawAgent& raw() const noexcept { return session->agent(); }
-  [[nodiscard]] References& tables() const noexcept { return session->references(); }
-  [[nodiscard]] const PeerInfo& self() const { return session->self(); }
+  [[nodiscard]] RawAgent& raw() const noexcept { return member->agent(); }
+  [[nodiscard]] References& tables() const noexcept { return member->references(); }
+  [[nodiscard]] const PeerInfo& self() const { return member->self(); }
 
-  const Meeting meeting;
-  const std::shared_ptr<Session> session;
+  const OpenRendezvous meeting;
+  const std::shared_ptr<Member> member;
   const Milliseconds timeout;
 };
 
@@ -41,8 +41,8 @@ class ObjectMarshaller final : public ReferenceMarshaller {
 
   /// Makes an ObjectMarshaller for a result that stays here. It stores the object that the result is, if it is one,
   /// and adds no reference.
-  static ObjectMarshaller keeping(const Session& session) {
-    ObjectMarshaller out(session, {});
+  static ObjectMarshaller keeping(const Member& member) {
+    ObjectMarshaller out(member, {});
     out.keeps_ = true;
     return out;
   }

@@ -41,7 +41,7 @@ dlpack::DataType theirs_of(DType dtype) {
   throw InvalidArgument("DLPack has no " + std::string(name_of(dtype)));
 }
 
-Device device_of(dlpack::Device theirs) {
+Device device_of(dlpack::DLPackDevice theirs) {
   if (theirs.device_type == dlpack::cpu || theirs.device_type == dlpack::cuda_host) return {};
   if (theirs.device_type == dlpack::cuda && theirs.device_id >= 0 && theirs.device_id < 256) {
     return {DeviceType::cuda, static_cast<std::uint8_t>(theirs.device_id)};
@@ -82,8 +82,8 @@ dlpack::ManagedTensor* to_dlpack(const Tensor& tensor) {
   out->strides = tensor.strides();
   auto& array = out->managed.dl_tensor;
   array.data = tensor.raw();
-  array.device = tensor.device().type == DeviceType::cuda ? dlpack::Device{dlpack::cuda, tensor.device().index}
-                                                          : dlpack::Device{dlpack::cpu, 0};
+  array.device = tensor.device().type == DeviceType::cuda ? dlpack::DLPackDevice{dlpack::cuda, tensor.device().index}
+                                                          : dlpack::DLPackDevice{dlpack::cpu, 0};
   array.ndim = static_cast<std::int32_t>(out->shape.size());
   array.dtype = theirs_of(tensor.dtype());
   array.shape = out->shape.data();

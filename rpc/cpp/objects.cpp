@@ -74,7 +74,7 @@ void answer_method(const std::shared_ptr<AgentCore>& core, const Request& reques
 }
 
 void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
-  IncomingCall call(*core->session, request.peer, std::move(reply));
+  IncomingCall call(*core->member, request.peer, std::move(reply));
   const auto fetch = call.begin_fetch(request.arguments);
   if (!fetch.ok()) return call.fail(fetch.status());
   const auto deadline = call.reply().deadline();

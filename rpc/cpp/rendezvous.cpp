@@ -5,7 +5,7 @@
 #include "agent/rendezvous/torch_store.h"
 #include "base/environment.h"
 #include "rpc/cpp/failures.h"
-#include "rpc/session/rendezvous.h"
+#include "rpc/member/rendezvous.h"
 #include "tensorferry/errors.h"
 
 namespace tensorferry::detail {
@@ -25,14 +25,14 @@ std::shared_ptr<Store> open_torch_store(const Rendezvous& where, const AgentOpti
 
 }  // namespace
 
-Meeting meet(const AgentOptions& options) {
-  Meeting out;
+OpenRendezvous meet(const AgentOptions& options) {
+  OpenRendezvous out;
   out.rank = options.rank;
   out.world_size = options.world_size;
   if (options.store) {
     out.store = options.store;
     out.prefix =
-        session_prefix(std::to_string(reinterpret_cast<std::uintptr_t>(out.store.get())), out.world_size, out.rank);
+        world_prefix(std::to_string(reinterpret_cast<std::uintptr_t>(out.store.get())), out.world_size, out.rank);
     return out;
   }
   const auto where = value_or_throw(find_rendezvous(options.rendezvous, options.rank, options.world_size));
@@ -54,7 +54,7 @@ Meeting meet(const AgentOptions& options) {
     case Rendezvous::Kind::file:
       throw InvalidArgument("file:// is a store of torch's that C++ does not open: meet at store://host:port");
   }
-  out.prefix = session_prefix(where.place, out.world_size, out.rank);
+  out.prefix = world_prefix(where.place, out.world_size, out.rank);
   return out;
 }
 

@@ -1,4 +1,4 @@
-/// The store of C++ agents: opens the one that rpc/session/rendezvous.h finds.
+/// The store of C++ agents: opens the one that rpc/member/rendezvous.h finds.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 namespace tensorferry::detail {
 
 /// The store where agents meet, this agent's rank among them, and the store's host.
-struct Meeting {
+struct OpenRendezvous {
   std::shared_ptr<TcpStoreServer> server;  // set if this process serves the store
   std::shared_ptr<Store> store;
   int rank = -1;
@@ -22,6 +22,6 @@ struct Meeting {
 
 /// Opens the rendezvous that `options` and the environment name; rank 0 also serves a store:// one. Throws
 /// InvalidArgument (the rendezvous is malformed, or a world has no rank) and the errors of connecting.
-Meeting meet(const AgentOptions& options);
+OpenRendezvous meet(const AgentOptions& options);
 
 }  // namespace tensorferry::detail

@@ -11,7 +11,7 @@
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/objects.h"
 #include "rpc/cpp/reading.h"
-#include "rpc/session/incoming_call.h"
+#include "rpc/member/incoming_call.h"
 
 namespace tensorferry::detail {
 
@@ -20,7 +20,7 @@ namespace tensorferry::detail {
 class TypedReply final {
  public:
   TypedReply(std::shared_ptr<AgentCore> core, const PeerInfo& caller, Reply reply)
-      : core_(std::move(core)), call_(*core_->session, caller, std::move(reply)) {}
+      : core_(std::move(core)), call_(*core_->member, caller, std::move(reply)) {}
 
   /// As IncomingCall::begin().
   bool begin(const RequestHead& head) { return call_.begin(head.call, head.creation); }
@@ -30,8 +30,8 @@ class TypedReply final {
   void value(Write write) {
     Encoder out;
     begin_reply(out, ReplyKind::value);
-    auto marshaller = call_.creates() ? ObjectMarshaller::keeping(*core_->session)
-                                      : ObjectMarshaller(*core_->session, call_.caller().name, &call_.caller());
+    auto marshaller = call_.creates() ? ObjectMarshaller::keeping(*core_->member)
+                                      : ObjectMarshaller(*core_->member, call_.caller().name, &call_.caller());
     ValueWriter writer(out, &marshaller);
     if (write(writer)) send(out, marshaller);
   }

@@ -217,7 +217,7 @@ Object ValueReader::object() {
   auto* core = in_->core();
   if (core == nullptr) throw InvalidArgument("a reference cannot be read in this place");
   const auto& sender = in_->sender();
-  const ReferenceMarshaller references(*core->session, sender.name, sender.incarnation == 0 ? nullptr : &sender);
+  const ReferenceMarshaller references(*core->member, sender.name, sender.incarnation == 0 ? nullptr : &sender);
   return {core->shared_from_this(), detail::value_or_throw(references.receive(record))};
 }
 

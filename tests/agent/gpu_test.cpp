@@ -33,8 +33,9 @@ class OnGpu : public ::testing::Test {
   std::shared_ptr<RawAgent> join_store(const std::shared_ptr<Store>& store, const std::string& name) {
     return join(store, name, {}, [&](RawAgentOptions& options) {
       // One process has both ends, so cuda_ipc must map memory of its own process.
-      options.registry.add("cuda_ipc", 80,
-                           [] { return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true}); });
+      options.registry.add("cuda_ipc", 80, [] {
+        return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});
+      });
       options.channels = "cuda_ipc,cuda_basic,basic";
       options.devices = {Device{}, gpu};
       options.memory.emplace(DeviceType::cuda, memory);

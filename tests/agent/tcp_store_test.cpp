@@ -266,7 +266,7 @@ TEST(TcpStore, HalfARequestAndASlowClientEndAtTheHandshakeTimeout) {
   ASSERT_TRUE(
       handshake_as_dialler(half_request.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
   const auto request =
-      encode(store_protocol::Request{.op = store_protocol::Op::set, .key = "k", .value = view_of("value")});
+      encode(store_protocol::StoreRequest{.op = store_protocol::Op::set, .key = "k", .value = view_of("value")});
   ASSERT_TRUE(write_all(half_request.get(), ByteView(*request).first(7), deadline_after(seconds(5))).ok());
   for (const auto* socket : {&silent, &half_hello, &half_request}) EXPECT_TRUE(closed_by_peer(*socket, seconds(5)));
   EXPECT_EQ(good->get("k", milliseconds(0)).status().code(), Code::deadline_exceeded);
@@ -355,13 +355,13 @@ TEST(TcpStore, ForkedChildOpensItsOwnConnectionsAndEndsWithoutTheServersThread) 
 
 TEST(StoreProtocol, RequestsAndRepliesRoundTrip) {
   using namespace store_protocol;
-  const auto bytes = encode(Request{.op = Op::add, .key = "k", .amount = -3});
+  const auto bytes = encode(StoreRequest{.op = Op::add, .key = "k", .amount = -3});
   ASSERT_EQ(*parse_length(ByteView(*bytes).first(4)), bytes->size() - 4);
   const auto request = parse_request(ByteView(*bytes).subspan(4));
   ASSERT_TRUE(request.ok());
   EXPECT_EQ(request->key, "k");
   EXPECT_EQ(request->amount, -3);
-  const auto refusal = encode(Reply{.code = Code::resource_exhausted, .value = view_of("full")});
+  const auto refusal = encode(StoreReply{.code = Code::resource_exhausted, .value = view_of("full")});
   const auto reply = parse_reply(ByteView(refusal).subspan(4));
   ASSERT_TRUE(reply.ok());
   EXPECT_EQ(reply->code, Code::resource_exhausted);
@@ -370,9 +370,9 @@ TEST(StoreProtocol, RequestsAndRepliesRoundTrip) {
 
 TEST(StoreProtocol, TruncatedAndOverlongMessagesAreRefused) {
   using namespace store_protocol;
-  for (const auto& request :
-       {Request{.op = Op::set, .key = "key", .value = view_of("value")},
-        Request{.op = Op::get, .key = "key", .milliseconds = 5}, Request{.op = Op::add, .key = "key", .amount = 1}}) {
+  for (const auto& request : {StoreRequest{.op = Op::set, .key = "key", .value = view_of("value")},
+                              StoreRequest{.op = Op::get, .key = "key", .milliseconds = 5},
+                              StoreRequest{.op = Op::add, .key = "key", .amount = 1}}) {
     auto bytes = *encode(request);
     bytes.erase(bytes.begin(), bytes.begin() + 4);
     ASSERT_TRUE(parse_request(bytes).ok());

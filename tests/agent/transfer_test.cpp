@@ -39,7 +39,8 @@ class Transfers : public ::testing::TestWithParam<Ways> {
   }
   static void add_mail(RawAgentOptions& options) {
     options.registry = with_mail();
-    options.registry.add("cma", 60, [] { return std::make_unique<CmaDriver>(cma::Options{.within_process = true}); });
+    options.registry.add("cma", 60,
+                         [] { return std::make_unique<CmaDriver>(cma::CmaOptions{.within_process = true}); });
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
   std::shared_ptr<RawAgent> a = join(store, "a", GetParam(), add_mail), b = join(store, "b", GetParam(), add_mail);

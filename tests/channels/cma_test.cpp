@@ -18,7 +18,7 @@
 
 namespace tensorferry::conformance {
 
-constexpr cma::Options here{.within_process = true};
+constexpr cma::CmaOptions here{.within_process = true};
 
 struct CmaFixture {
   static constexpr auto name = "cma";
@@ -344,7 +344,7 @@ TEST_F(CmaHostile, AddressesThatWrapAreProtocolErrors) {
 TEST_F(CmaHostile, SizesWithoutAnAddressAndAddressesWithoutASizeAreProtocolErrors) {
   answer();
   EXPECT_EQ(pull(ticket_of(address_of(word), 0)).code(), Code::protocol_error);
-  EXPECT_EQ(pull({.bytes = 8, .opaque = encode(cma::Nothing{})}).code(), Code::protocol_error);
+  EXPECT_EQ(pull({.bytes = 8, .opaque = encode(EmptyBuffer{})}).code(), Code::protocol_error);
 }
 
 TEST_F(CmaHostile, UnmappedMemoryIsRequestedAgainByTheSocket) {
@@ -375,7 +375,7 @@ TEST_F(CmaHostile, APeerThatChangesItsProbeWordIsNotTrusted) {
 }
 
 TEST_F(CmaHostile, AnEmptyBufferNeedsNoProcess) {
-  EXPECT_TRUE(pull({.bytes = 0, .opaque = encode(cma::Nothing{})}).ok());
+  EXPECT_TRUE(pull({.bytes = 0, .opaque = encode(EmptyBuffer{})}).ok());
 }
 
 TEST_F(CmaHostile, APeerKilledBetweenProbeAndPullIsNamed) {

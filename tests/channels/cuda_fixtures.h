@@ -35,7 +35,9 @@ struct CudaBasic : OnGpus<other> {
 template <int other>
 struct CudaIpcChunks : OnGpus<other> {
   static constexpr auto name = "cuda_ipc";
-  static Drivers drivers() { return {std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true})}; }
+  static Drivers drivers() {
+    return {std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true})};
+  }
   static std::unique_ptr<DeviceMemory> memory(Device device) { return cuda_memory(device.index, CudaKind::chunks); }
 };
 

@@ -27,7 +27,9 @@ std::size_t free_bytes() {
   return free;
 }
 
-std::unique_ptr<Driver> driver() { return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true}); }
+std::unique_ptr<Driver> driver() {
+  return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});
+}
 
 TEST(CudaIpc, InvalidatedMemoryIsUnmappedByThePeer) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;

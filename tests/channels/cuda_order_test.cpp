@@ -117,7 +117,7 @@ struct Xth {
 };
 struct Ipc {
   static std::unique_ptr<Driver> make() {
-    return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true});
+    return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});
   }
 };
 struct Basic {

@@ -98,7 +98,7 @@ FileDescriptor memfd(std::size_t bytes, int seals = all_seals) {
 class ShmHostile : public testing::Test {
  protected:
   void SetUp() override {
-    auto hello = wire.next<Hello>();
+    auto hello = wire.next<LedgerOffer>();
     ASSERT_TRUE(hello.has_value());
     auto mapped = SharedMemory::map(std::move(hello->second), Ledger::bytes);
     ASSERT_TRUE(mapped.ok());
@@ -117,8 +117,8 @@ class ShmHostile : public testing::Test {
     auto fd = memfd(Ledger::bytes);
     const std::uint64_t word = 7;
     EXPECT_EQ(::pwrite(fd.get(), &word, sizeof word, Ledger::nonce_at), static_cast<ssize_t>(sizeof word));
-    tell(Hello{7}, std::move(fd));
-    const auto answer = wire.next<Probed>();
+    tell(LedgerOffer{7}, std::move(fd));
+    const auto answer = wire.next<LedgerProbed>();
     ASSERT_TRUE(answer.has_value());
     EXPECT_EQ(answer->first.failure, "");
   }
@@ -152,29 +152,29 @@ constexpr Geometry four_blocks{8 * kilobyte, 4};
 
 TEST_F(ShmHostile, TheProbeSucceedsOnlyIfTheMemoryWasFound) {
   word_at(ledger, Ledger::answer_at).store(~nonce);
-  tell(Probed{});
+  tell(LedgerProbed{});
   EXPECT_TRUE(wire.probed && wire.probed->ok());
 }
 
 TEST_F(ShmHostile, AnAnswerMissingFromTheMemoryFailsTheProbe) {
   word_at(ledger, Ledger::answer_at).store(nonce);
-  tell(Probed{});
+  tell(LedgerProbed{});
   ASSERT_TRUE(wire.probed.has_value());
   EXPECT_FALSE(wire.probed->ok());
 }
 
 TEST_F(ShmHostile, WithoutADescriptorTheProbeFailsWithTheReason) {
-  tell(Hello{5});
-  const auto answer = wire.next<Probed>();
+  tell(LedgerOffer{5});
+  const auto answer = wire.next<LedgerProbed>();
   ASSERT_TRUE(answer.has_value());
   EXPECT_NE(answer->first.failure.find("the link has no unix socket"), std::string::npos);
-  tell(Probed{answer->first.failure});
+  tell(LedgerProbed{answer->first.failure});
   EXPECT_EQ(wire.probed->what(), answer->first.failure);
 }
 
 TEST_F(ShmHostile, AWrongNonceFailsTheProbe) {
-  tell(Hello{5}, memfd(Ledger::bytes));
-  EXPECT_NE(wire.next<Probed>()->first.failure, "");
+  tell(LedgerOffer{5}, memfd(Ledger::bytes));
+  EXPECT_NE(wire.next<LedgerProbed>()->first.failure, "");
 }
 
 TEST_F(ShmHostile, MemoryThatCouldShrinkIsNotMapped) {
@@ -217,7 +217,7 @@ TEST_F(ShmHostile, ForgedTicketsAreProtocolErrors) {
   EXPECT_EQ(pull(Handed{1, megabyte}, 1), "ProtocolError");
   EXPECT_EQ(pull(Handed{1, ~0ULL}, 2), "ProtocolError");
   EXPECT_EQ(pull(Handed{1, 1}, ~0ULL), "ProtocolError");
-  EXPECT_EQ(pull(Nothing{}, 1), "ProtocolError");
+  EXPECT_EQ(pull(EmptyBuffer{}, 1), "ProtocolError");
   EXPECT_EQ(pull(Lending{0, 3, 1}, four_blocks.block_bytes), "Ok");
   EXPECT_EQ(pull(Handed{1, megabyte - 1}, 1), "Ok");
 }
@@ -238,7 +238,7 @@ TEST_F(ShmHostile, ARegionThatCouldShrinkIsNotMapped) {
 
 TEST_F(ShmHostile, MessagesAboutUnknownRegionsDoNothing) {
   greet();
-  tell(Gone{9, 0});
+  tell(RegionEnded{9, 0});
   tell(Missed{9, "why"});
   channel->discard({100, encode(Handed{9, 0}), 0, false});
   EXPECT_EQ(pull(Handed{9, 0}, 100), "ResourceExhausted");
@@ -250,7 +250,7 @@ TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   tell(Handover{7, megabyte}, memfd(megabyte));
   Adopting sink;
   EXPECT_EQ(pull(Handed{7, 0}, 100, &sink), "Ok");
-  tell(Gone{7, 3});
+  tell(RegionEnded{7, 3});
   EXPECT_EQ(pull(Handed{7, 4096}, 100), "Ok");
   channel->discard({100, encode(Handed{7, 0}), 0, false});
   EXPECT_EQ(pull(Handed{7, 0}, 100), "ProtocolError");
@@ -279,7 +279,7 @@ TEST_F(ShmHostile, ADroppedOrReplacedSlotDoesNotDisturbHeldBlocks) {
   ASSERT_EQ(pull(Lending{0, 0, 1}, 100, &sink), "Ok");
   tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
   EXPECT_EQ(pull(Lending{0, 0, 1}, 100), "Ok") << "another memory";
-  tell(Drop{0});
+  tell(SegmentDropped{0});
   EXPECT_EQ(pull(Lending{0, 0, 2}, 100), "ProtocolError");
   EXPECT_EQ(sink.buffer.data[0], value);
   sink.buffer = {};
@@ -415,7 +415,7 @@ TEST(ShmDescriptor, GivesTheReasonIfAnotherProcessIsNotReached) {
 
 TEST(ShmLayout, RecordsRoundTripAndOtherBytesAreRefused) {
   for (const ShmTicket& parsed :
-       {ShmTicket(Nothing{}), ShmTicket(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}),
+       {ShmTicket(EmptyBuffer{}), ShmTicket(Lending{most_slots - 1, Geometry::most_blocks - 1, 12345}),
         ShmTicket(Handed{3, ~0ULL})}) {
     const auto bytes = encode(parsed);
     const auto read = decode<ShmTicket>(bytes);
@@ -428,9 +428,9 @@ TEST(ShmLayout, RecordsRoundTripAndOtherBytesAreRefused) {
     EXPECT_FALSE(decode<ShmTicket>(longer));
   }
   for (const Control& control :
-       {Control(Hello{1}), Control(Probed{"why"}), Control(Segment{1, four_blocks}), Control(Handover{2, 4096}),
-        Control(Drop{3}), Control(Unmapped{4, std::string(5000, 'x')}), Control(Gone{5, ~0ULL}),
-        Control(Missed{~0ULL, "why"})}) {
+       {Control(LedgerOffer{1}), Control(LedgerProbed{"why"}), Control(Segment{1, four_blocks}),
+        Control(Handover{2, 4096}), Control(SegmentDropped{3}), Control(Unmapped{4, std::string(5000, 'x')}),
+        Control(RegionEnded{5, ~0ULL}), Control(Missed{~0ULL, "why"})}) {
     const auto bytes = encode(control);
     const auto read = decode<Control>(bytes);
     ASSERT_TRUE(read.has_value());

@@ -20,26 +20,26 @@ struct TensorpipeFixture {
 
 namespace {
 
-using tp::Meeting;
+using tp::PipeMeeting;
 
 TEST(TensorpipeMessages, RoundTrip) {
-  const auto hello = decode<tp::Control>(encode(tp::Hello{{1, 2}, "host"}));
+  const auto hello = decode<tp::Control>(encode(tp::PipeHello{{1, 2}, "host"}));
   ASSERT_TRUE(hello);
-  EXPECT_EQ(std::get<tp::Hello>(*hello).secret, (tp::Secret{1, 2}));
-  EXPECT_EQ(std::get<tp::Hello>(*hello).host, "host");
+  EXPECT_EQ(std::get<tp::PipeHello>(*hello).secret, (tp::Secret{1, 2}));
+  EXPECT_EQ(std::get<tp::PipeHello>(*hello).host, "host");
   const auto listening = decode<tp::Control>(encode(tp::Listening{"127.0.0.1:1"}));
   ASSERT_TRUE(listening);
   EXPECT_EQ(std::get<tp::Listening>(*listening).address, "127.0.0.1:1");
-  const auto request = decode<tp::Control>(encode(tp::Request{300, 4000}));
+  const auto request = decode<tp::Control>(encode(tp::PipeRequest{300, 4000}));
   ASSERT_TRUE(request);
-  EXPECT_EQ(std::get<tp::Request>(*request).offer, 300u);
-  EXPECT_EQ(std::get<tp::Request>(*request).bytes, 4000u);
+  EXPECT_EQ(std::get<tp::PipeRequest>(*request).offer, 300u);
+  EXPECT_EQ(std::get<tp::PipeRequest>(*request).bytes, 4000u);
   EXPECT_EQ(decode<tp::Metadata>(encode(tp::Metadata{12345}))->offer, 12345u);
 }
 
 TEST(TensorpipeMessages, InvalidBytesAreRefused) {
-  for (const auto& control : {tp::Control(tp::Hello{{1, 2}, "host"}), tp::Control(tp::Listening{"127.0.0.1:1"}),
-                              tp::Control(tp::Request{1, 2})}) {
+  for (const auto& control : {tp::Control(tp::PipeHello{{1, 2}, "host"}), tp::Control(tp::Listening{"127.0.0.1:1"}),
+                              tp::Control(tp::PipeRequest{1, 2})}) {
     auto bytes = encode(control);
     for (std::size_t kept = 0; kept < bytes.size(); ++kept)
       EXPECT_FALSE(decode<tp::Control>(ByteView(bytes).first(kept)));
@@ -100,12 +100,12 @@ class Post final : public Wire {
 struct Party {
   Post post;
   std::shared_ptr<WireUse> use = std::make_shared<WireUse>(post);
-  std::shared_ptr<std::promise<Result<Meeting::Pipe>>> promise =
-      std::make_shared<std::promise<Result<Meeting::Pipe>>>();
-  std::future<Result<Meeting::Pipe>> met = promise->get_future();
-  std::shared_ptr<Meeting> meeting = std::make_shared<Meeting>(
+  std::shared_ptr<std::promise<Result<PipeMeeting::Pipe>>> promise =
+      std::make_shared<std::promise<Result<PipeMeeting::Pipe>>>();
+  std::future<Result<PipeMeeting::Pipe>> met = promise->get_future();
+  std::shared_ptr<PipeMeeting> meeting = std::make_shared<PipeMeeting>(
       use, DeviceType::cpu, "peer", true,
-      [promise = promise](Result<Meeting::Pipe> result) { promise->set_value(std::move(result)); });
+      [promise = promise](Result<PipeMeeting::Pipe> result) { promise->set_value(std::move(result)); });
   Party() { meeting->begin(); }
   ~Party() {
     meeting->close();
@@ -114,7 +114,7 @@ struct Party {
   Party(const Party&) = delete;
   Party& operator=(const Party&) = delete;
 
-  tp::Hello hello() { return post.sent<tp::Hello>(0); }
+  tp::PipeHello hello() { return post.sent<tp::PipeHello>(0); }
   /// Waits for the meeting to end and returns its status.
   Status failure() {
     if (met.wait_for(patience) != std::future_status::ready) return {Code::internal, "nothing came of it"};

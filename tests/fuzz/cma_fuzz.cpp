@@ -152,7 +152,7 @@ void fuzz(Driver& driver, Reader& in) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tensorferry;
   Reader in(std::as_bytes(std::span(data, size)));
-  CmaDriver driver(cma::Options{.within_process = true});
+  CmaDriver driver(cma::CmaOptions{.within_process = true});
   const auto mine = driver.descriptor({});
   if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, in.sized());
   cma::fuzz(driver, in);

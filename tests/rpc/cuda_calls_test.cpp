@@ -30,7 +30,7 @@ at::TensorOptions floats() { return at::TensorOptions(at::kFloat).device(at::kCU
 Registry registry() {
   auto registry = Registry::built_in();
   registry.add("cuda_ipc", 1000,
-               [] { return std::make_unique<CudaIpcDriver>(cuda_ipc::Options{.within_process = true}); });
+               [] { return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true}); });
   return registry;
 }
 

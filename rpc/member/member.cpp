@@ -1,11 +1,11 @@
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/text.h"
 #include "rpc/core/agent_network.h"
-#include "rpc/session/patience.h"
+#include "rpc/member/patience.h"
 
 namespace tensorferry {
 namespace {
@@ -15,8 +15,8 @@ constexpr Milliseconds lookup_patience{2000};
 
 }  // namespace
 
-Session::Session(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
-                 RuntimeLock* lock)
+Member::Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
+               RuntimeLock* lock)
     : agent_(std::move(agent)),
       store_(std::move(store)),
       prefix_(std::move(prefix)),
@@ -24,18 +24,18 @@ Session::Session(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, 
       lock_(lock),
       references_(References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(*agent_))) {}
 
-Session::~Session() { end(); }
+Member::~Member() { end(); }
 
-Result<std::shared_ptr<Session>> Session::create(RawAgentOptions options, int world_size, RuntimeLock* lock) {
+Result<std::shared_ptr<Member>> Member::create(RawAgentOptions options, int world_size, RuntimeLock* lock) {
   const Unlocked unlocked(lock);
   auto store = options.store;
   auto prefix = options.prefix;
   auto agent = RawAgent::create(std::move(options));
   if (!agent.ok()) return agent.status();
-  const std::shared_ptr<Session> session(
-      new Session(*std::move(agent), std::move(store), std::move(prefix), world_size, lock));
-  serve_references(*session->agent_, session->references_);
-  session->agent_->on_peer_lost([weak = session->weak_from_this()](const PeerInfo& peer, const Status& why) {
+  const std::shared_ptr<Member> member(
+      new Member(*std::move(agent), std::move(store), std::move(prefix), world_size, lock));
+  serve_references(*member->agent_, member->references_);
+  member->agent_->on_peer_lost([weak = member->weak_from_this()](const PeerInfo& peer, const Status& why) {
     const auto self = weak.lock();
     if (!self) return;
     ++self->peers_lost_;
@@ -44,15 +44,15 @@ Result<std::shared_ptr<Session>> Session::create(RawAgentOptions options, int wo
     const std::lock_guard guard(self->lost_mutex_);
     self->lost_.emplace(peer.incarnation, why.what());
   });
-  return session;
+  return member;
 }
 
-Status Session::announce() {
+Status Member::announce() {
   const Unlocked unlocked(lock_);
   return agent_->announce();
 }
 
-Status Session::wait_for_world(Milliseconds timeout) {
+Status Member::wait_for_world(Milliseconds timeout) {
   if (world_size_ == 0) return {};
   const Unlocked unlocked(lock_);
   const Patience patience(timeout);
@@ -74,29 +74,29 @@ Status Session::wait_for_world(Milliseconds timeout) {
   }
 }
 
-void Session::end() {
+void Member::end() {
   if (!agent_->usable_here().ok()) return;
   const std::lock_guard lock(leaving_);
   references_->close();
   agent_->leave();
 }
 
-void Session::leave() {
+void Member::leave() {
   const Unlocked unlocked(lock_);
   end();
 }
 
-Result<PeerInfo> Session::find(std::string_view name) const {
+Result<PeerInfo> Member::find(std::string_view name) const {
   const Unlocked unlocked(lock_);
   return agent_->find(name, lookup_patience);
 }
 
-Result<PeerInfo> Session::find(int rank) const {
+Result<PeerInfo> Member::find(int rank) const {
   const Unlocked unlocked(lock_);
   return agent_->find(rank, lookup_patience);
 }
 
-Result<AgentId> Session::id_of(std::string_view peer) const {
+Result<AgentId> Member::id_of(std::string_view peer) const {
   if (peer == self().name) return AgentId{self().name, self().incarnation};
   // An earlier look-up cannot be reused: without a link, this agent does not learn that the peer has ended.
   if (const auto linked = agent_->linked(peer)) return AgentId{linked->name, linked->incarnation};
@@ -105,7 +105,7 @@ Result<AgentId> Session::id_of(std::string_view peer) const {
   return AgentId{found->name, found->incarnation};
 }
 
-Session::InFlight Session::in_flight() const {
+Member::InFlight Member::in_flight() const {
   const auto [made, served] = agent_->in_flight();
   return {made, served, unread.load(), !references_->settled()};
 }

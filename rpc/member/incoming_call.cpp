@@ -1,4 +1,4 @@
-#include "rpc/session/incoming_call.h"
+#include "rpc/member/incoming_call.h"
 
 #include <utility>
 
@@ -9,7 +9,7 @@ namespace tensorferry {
 bool IncomingCall::begin(std::uint64_t call, const std::optional<Creation>& creation) {
   number_ = call;
   if (!creation) return true;
-  if (const auto admitted = session_->references().create(caller_, *creation); !admitted.ok()) {
+  if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
     fail(admitted);
     return false;
   }
@@ -18,7 +18,7 @@ bool IncomingCall::begin(std::uint64_t call, const std::optional<Creation>& crea
 }
 
 void IncomingCall::keep(Outcome outcome) {
-  session_->references().fulfil(creation_->object, std::move(outcome));
+  member_->references().fulfil(creation_->object, std::move(outcome));
   creation_.reset();
   Encoder out;
   begin_reply(out, ReplyKind::value);
@@ -30,7 +30,7 @@ void IncomingCall::send(Message message, ReferenceTransfer transfer) {
   transfer.sent();
   transfer.replied(number_);
   std::optional<Unlocked> unlocked;
-  if (session_->lock() != nullptr && message.bytes() != 0) unlocked.emplace(session_->lock());
+  if (member_->lock() != nullptr && message.bytes() != 0) unlocked.emplace(member_->lock());
   reply_.send(std::move(message));
 }
 
@@ -51,9 +51,9 @@ Result<MethodTarget> IncomingCall::target_of(ByteView argument) const {
 }
 
 Status IncomingCall::check_owner(std::uint64_t incarnation) const {
-  if (incarnation == session_->self().incarnation) return {};
+  if (incarnation == member_->self().incarnation) return {};
   return {Code::connection_lost,
-          formatted("the object was on an earlier \"{}\", which has ended", session_->self().name)};
+          formatted("the object was on an earlier \"{}\", which has ended", member_->self().name)};
 }
 
 }  // namespace tensorferry

@@ -1,5 +1,5 @@
-// Sessions of one process that begin and end together.
-#include "rpc/session/session.h"
+// Members of one process that join and leave together.
+#include "rpc/member/member.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "agent/rendezvous/memory_store.h"
-#include "rpc/session/outgoing_call.h"
+#include "rpc/member/outgoing_call.h"
 
 namespace tensorferry {
 namespace {
@@ -33,20 +33,20 @@ class InterruptingLock final : public RuntimeLock {
   int released = 0;
 };
 
-class Sessions : public ::testing::Test {
+class Members : public ::testing::Test {
  protected:
-  std::shared_ptr<Session> make(int rank, int world_size, RuntimeLock* lock = nullptr) {
+  std::shared_ptr<Member> make(int rank, int world_size, RuntimeLock* lock = nullptr) {
     RawAgentOptions options;
     options.name = "w" + std::to_string(rank);
     options.rank = rank;
     options.store = store_;
-    auto made = Session::create(std::move(options), world_size, lock);
+    auto made = Member::create(std::move(options), world_size, lock);
     EXPECT_TRUE(made.ok()) << made.status().text();
-    auto session = *std::move(made);
-    EXPECT_TRUE(session->announce().ok());
-    return session;
+    auto member = *std::move(made);
+    EXPECT_TRUE(member->announce().ok());
+    return member;
   }
-  std::pair<std::shared_ptr<Session>, std::shared_ptr<Session>> make_pair() {
+  std::pair<std::shared_ptr<Member>, std::shared_ptr<Member>> make_pair() {
     auto one = make(0, 2), two = make(1, 2);
     EXPECT_TRUE(one->wait_for_world(Milliseconds(10000)).ok());
     EXPECT_TRUE(two->wait_for_world(Milliseconds(10000)).ok());
@@ -57,7 +57,7 @@ class Sessions : public ::testing::Test {
   std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
 };
 
-TEST_F(Sessions, FinishTogetherWhenAllCallsHaveEnded) {
+TEST_F(Members, FinishTogetherWhenAllCallsHaveEnded) {
   const auto [one, two] = make_pair();
   std::atomic<bool> served = false;
   two->agent().serve("slow", [&](const Request&, Reply reply) {
@@ -66,29 +66,29 @@ TEST_F(Sessions, FinishTogetherWhenAllCallsHaveEnded) {
     reply.send({});
   });
   auto call = one->agent().call("w1", "slow", {});
-  std::thread other([&session = *two] { EXPECT_TRUE(session.finish({}).ok()); });
+  std::thread other([&member = *two] { EXPECT_TRUE(member.finish({}).ok()); });
   EXPECT_TRUE(one->finish({}).ok());
   EXPECT_TRUE(served);
   EXPECT_TRUE(call.done());
   other.join();
 }
 
-TEST_F(Sessions, FinishWaitsForUnreadReplies) {
-  const auto session = make(0, 0);
-  session->unread = 1;
-  EXPECT_EQ(session->finish(Milliseconds(20)).code(), Code::deadline_exceeded);
-  session->unread = 0;
-  EXPECT_TRUE(session->finish(Milliseconds(1000)).ok());
+TEST_F(Members, FinishWaitsForUnreadReplies) {
+  const auto member = make(0, 0);
+  member->unread = 1;
+  EXPECT_EQ(member->finish(Milliseconds(20)).code(), Code::deadline_exceeded);
+  member->unread = 0;
+  EXPECT_TRUE(member->finish(Milliseconds(1000)).ok());
 }
 
-TEST_F(Sessions, FinishNamesTheMembersThatHaveNotCome) {
+TEST_F(Members, FinishNamesTheMembersThatHaveNotCome) {
   const auto [one, two] = make_pair();
   const auto status = one->finish(Milliseconds(50));
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(std::string(status.what()), HasSubstr("w1"));
 }
 
-TEST_F(Sessions, FinishNamesAMemberThatLeftBefore) {
+TEST_F(Members, FinishNamesAMemberThatLeftBefore) {
   const auto [one, two] = make_pair();
   two->leave();
   const auto status = one->finish({});
@@ -96,23 +96,23 @@ TEST_F(Sessions, FinishNamesAMemberThatLeftBefore) {
   EXPECT_THAT(std::string(status.what()), HasSubstr("\"w1\" was lost before it came here (it has left)"));
 }
 
-TEST_F(Sessions, ASignalEndsLongWaits) {
+TEST_F(Members, ASignalEndsLongWaits) {
   InterruptingLock lock;
-  const auto session = make(0, 2, &lock);
-  EXPECT_EQ(session->wait_for_world({}).code(), Code::cancelled);
-  session->unread = 1;
-  EXPECT_EQ(session->finish({}).code(), Code::cancelled);
+  const auto member = make(0, 2, &lock);
+  EXPECT_EQ(member->wait_for_world({}).code(), Code::cancelled);
+  member->unread = 1;
+  EXPECT_EQ(member->finish({}).code(), Code::cancelled);
   EXPECT_EQ(lock.released, 0);
-  session->leave();
+  member->leave();
 }
 
-TEST_F(Sessions, AWorldThatDoesNotComeNamesTheMissingRanks) {
+TEST_F(Members, AWorldThatDoesNotComeNamesTheMissingRanks) {
   const auto status = make(0, 2)->wait_for_world(Milliseconds(50));
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(std::string(status.what()), HasSubstr("rank 1"));
 }
 
-TEST_F(Sessions, IdentitiesAreTheIncarnationsThatACallReaches) {
+TEST_F(Members, IdentitiesAreTheIncarnationsThatACallReaches) {
   const auto [one, two] = make_pair();
   const auto own = one->id_of("w0"), other = one->id_of("w1");
   ASSERT_TRUE(own.ok() && other.ok());
@@ -122,7 +122,7 @@ TEST_F(Sessions, IdentitiesAreTheIncarnationsThatACallReaches) {
   EXPECT_EQ(one->id_of("w1").status().code(), Code::not_found);
 }
 
-TEST_F(Sessions, ACallThatIsNeverSentTakesItsReferencesBack) {
+TEST_F(Members, ACallThatIsNeverSentTakesItsReferencesBack) {
   const auto [one, two] = make_pair();
   const auto object = one->references().own({std::make_shared<int>(1), false});
   {

@@ -3,7 +3,7 @@
 
 namespace tensorferry {
 
-/// How a session releases the lock of the runtime that it works for. Thread-safe.
+/// How a member releases the lock of the runtime that it works for. Thread-safe.
 class RuntimeLock {
  public:
   virtual ~RuntimeLock() = default;

@@ -1,4 +1,4 @@
-#include "rpc/session/rendezvous.h"
+#include "rpc/member/rendezvous.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -92,12 +92,12 @@ Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_
   return out;
 }
 
-std::string session_prefix(const std::string& place, int world_size, int rank) {
+std::string world_prefix(const std::string& place, int world_size, int rank) {
   if (world_size == 0) return "tensorferry";
   static std::mutex mutex;
-  static std::map<std::tuple<std::string, int, int>, int> sessions;
+  static std::map<std::tuple<std::string, int, int>, int> worlds;
   const std::lock_guard lock(mutex);
-  return formatted("tensorferry/{}/{}", world_size, sessions[{place, world_size, rank}]++);
+  return formatted("tensorferry/{}/{}", world_size, worlds[{place, world_size, rank}]++);
 }
 
 }  // namespace tensorferry

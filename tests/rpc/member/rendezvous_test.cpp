@@ -1,5 +1,5 @@
 // How a program, or its environment, names the store.
-#include "rpc/session/rendezvous.h"
+#include "rpc/member/rendezvous.h"
 
 #include <gtest/gtest.h>
 
@@ -49,12 +49,12 @@ TEST(Rendezvous, TheEnvironmentFillsInTheRank) {
 }
 
 TEST(Rendezvous, EachSessionOfAWorldHasItsOwnKeys) {
-  EXPECT_EQ(session_prefix("here", 0, -1), "tensorferry");
-  EXPECT_EQ(session_prefix("here", 2, 0), "tensorferry/2/0");
-  EXPECT_EQ(session_prefix("here", 2, 1), "tensorferry/2/0");
-  EXPECT_EQ(session_prefix("here", 2, 0), "tensorferry/2/1");
-  EXPECT_EQ(session_prefix("here", 3, 0), "tensorferry/3/0");
-  EXPECT_EQ(session_prefix("there", 2, 0), "tensorferry/2/0");
+  EXPECT_EQ(world_prefix("here", 0, -1), "tensorferry");
+  EXPECT_EQ(world_prefix("here", 2, 0), "tensorferry/2/0");
+  EXPECT_EQ(world_prefix("here", 2, 1), "tensorferry/2/0");
+  EXPECT_EQ(world_prefix("here", 2, 0), "tensorferry/2/1");
+  EXPECT_EQ(world_prefix("here", 3, 0), "tensorferry/3/0");
+  EXPECT_EQ(world_prefix("there", 2, 0), "tensorferry/2/0");
 }
 
 }  // namespace

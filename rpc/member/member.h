@@ -15,24 +15,24 @@
 
 #include "agent/agent.h"
 #include "rpc/core/references.h"
-#include "rpc/session/runtime_lock.h"
+#include "rpc/member/runtime_lock.h"
 
 namespace tensorferry {
 
 class Patience;
 
-/// Thread-safe. If the session has a runtime lock, the callers of functions that may block hold that lock, and the
-/// functions release it meanwhile. Errors are returned; no function throws.
-class Session final : public std::enable_shared_from_this<Session> {
+/// A member of a world. Thread-safe. If it has a runtime lock, the callers of functions that may block hold that lock,
+/// and the functions release it meanwhile. Errors are returned; no function throws.
+class Member final : public std::enable_shared_from_this<Member> {
  public:
   /// Makes an agent that peers cannot find before announce(), and serves the messages of its references. Blocks.
   /// `world_size`: the number of agents that begin together; 0: agents join and leave at any time. `lock`, if not null,
-  /// must outlive the session. Errors: those of RawAgent::create().
-  static Result<std::shared_ptr<Session>> create(RawAgentOptions options, int world_size, RuntimeLock* lock = nullptr);
+  /// must outlive the member. Errors: those of RawAgent::create().
+  static Result<std::shared_ptr<Member>> create(RawAgentOptions options, int world_size, RuntimeLock* lock = nullptr);
   /// Leaves, without releasing the runtime's lock.
-  ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
 
   /// Lets peers find and call the agent. Blocks. Errors: those of RawAgent::announce().
   Status announce();
@@ -71,7 +71,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   /// What keeps the agent from leaving.
   struct InFlight {
     std::size_t made = 0, served = 0;  // as RawAgent::in_flight()
-    std::int64_t unread = 0;           // Session::unread
+    std::int64_t unread = 0;           // Member::unread
     bool references = false;           // whether messages about references are under way
     [[nodiscard]] bool any() const noexcept { return made != 0 || served != 0 || unread != 0 || references; }
   };
@@ -81,8 +81,8 @@ class Session final : public std::enable_shared_from_this<Session> {
   std::atomic<std::int64_t> unread{0};
 
  private:
-  Session(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
-          RuntimeLock* lock);
+  Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
+         RuntimeLock* lock);
   void end();
   std::optional<std::string> why_gone(const PeerInfo& peer) const;
   Status wait_until_idle(const Patience& patience, const Unlocked& unlocked) const;

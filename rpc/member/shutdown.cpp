@@ -1,11 +1,11 @@
-// Session::finish: the waiting part of a graceful shutdown.
+// Member::finish: the waiting part of a graceful shutdown.
 
 #include <thread>
 #include <utility>
 
 #include "base/text.h"
-#include "rpc/session/patience.h"
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
+#include "rpc/member/patience.h"
 
 namespace tensorferry {
 namespace {
@@ -23,7 +23,7 @@ Result<bool> is_set(Store& store, const std::string& key, Milliseconds timeout) 
 
 }  // namespace
 
-Status Session::wait_until_idle(const Patience& patience, const Unlocked& unlocked) const {
+Status Member::wait_until_idle(const Patience& patience, const Unlocked& unlocked) const {
   for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(10000))) {
     const auto now = in_flight();
     if (!now.any()) return {};
@@ -37,7 +37,7 @@ Status Session::wait_until_idle(const Patience& patience, const Unlocked& unlock
 }
 
 // Returns why `peer` will not come to this shutdown; nullopt: it still may.
-std::optional<std::string> Session::why_gone(const PeerInfo& peer) const {
+std::optional<std::string> Member::why_gone(const PeerInfo& peer) const {
   const auto found = agent_->find(peer.name, {});
   if (found.status().code() == Code::not_found) return "it has left";
   if (found.ok() && found->incarnation != peer.incarnation) return "it was started anew";
@@ -47,7 +47,7 @@ std::optional<std::string> Session::why_gone(const PeerInfo& peer) const {
   return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
 }
 
-Status Session::wait_for_all(const std::string& key, const Patience& patience, const Unlocked& unlocked) const {
+Status Member::wait_for_all(const std::string& key, const Patience& patience, const Unlocked& unlocked) const {
   const auto came = [&](const std::string& name) { return is_set(*store_, key + "/at/" + name, {}); };
   if (auto set = store_->set(key + "/at/" + self().name, {}); !set.ok()) return set;
   const auto arrived = store_->add(key + "/arrived", 1);
@@ -84,7 +84,7 @@ Status Session::wait_for_all(const std::string& key, const Patience& patience, c
 // Detects termination by rounds. In each round, an agent waits until it is idle, marks the round busy if it has made or
 // served a call since its last round, and waits for all other agents to arrive. If no agent marks the round busy, all
 // agents were idle at one moment between this round and the last. No call was in flight then, so none can begin.
-Status Session::finish_world(const Patience& patience, const Unlocked& unlocked) const {
+Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) const {
   const auto base = prefix_ + "/shutdown/";
   std::optional<std::pair<std::uint64_t, std::uint64_t>> before;
   for (int number = 0;; ++number) {
@@ -112,7 +112,7 @@ Status Session::finish_world(const Patience& patience, const Unlocked& unlocked)
   return done.status();
 }
 
-Status Session::finish(Milliseconds timeout) {
+Status Member::finish(Milliseconds timeout) {
   const Patience patience(timeout);
   const Unlocked unlocked(lock_);
   return world_size_ == 0 ? wait_until_idle(patience, unlocked) : finish_world(patience, unlocked);

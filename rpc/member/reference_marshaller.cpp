@@ -1,4 +1,4 @@
-#include "rpc/session/reference_marshaller.h"
+#include "rpc/member/reference_marshaller.h"
 
 #include <string>
 
@@ -6,9 +6,9 @@ namespace tensorferry {
 
 Result<ReferenceRecord> ReferenceMarshaller::add(const Reference& reference) {
   if (!opened_) {
-    auto receiver = id_ != nullptr ? Result<AgentId>(*id_) : session_->id_of(peer_);
+    auto receiver = id_ != nullptr ? Result<AgentId>(*id_) : member_->id_of(peer_);
     if (!receiver.ok()) return receiver.status();
-    transfer_ = session_->references().pass_to(*std::move(receiver));
+    transfer_ = member_->references().pass_to(*std::move(receiver));
     opened_ = true;
   }
   return transfer_.add(reference);
@@ -16,8 +16,8 @@ Result<ReferenceRecord> ReferenceMarshaller::add(const Reference& reference) {
 
 Result<std::shared_ptr<Reference>> ReferenceMarshaller::receive(const ReferenceRecord& record) const {
   // A reply comes from the incarnation that the call reached. Only the record names it.
-  return session_->references().receive(record,
-                                        id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation});
+  return member_->references().receive(record,
+                                       id_ != nullptr ? *id_ : AgentId{std::string(peer_), record.parent.incarnation});
 }
 
 }  // namespace tensorferry

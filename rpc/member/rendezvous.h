@@ -18,7 +18,7 @@ struct Rendezvous {
   std::uint16_t port = 0;
   std::string path;       // of `file`
   bool torchrun = false;  // whether torchrun serves the store; else rank 0 does
-  std::string place;      // names the store in this process, for session_prefix()
+  std::string place;      // names the store in this process, for world_prefix()
   int rank = -1;          // -1: none
   int world_size = 0;     // 0: agents join and leave at any time
 };
@@ -33,9 +33,9 @@ struct Rendezvous {
 /// InvalidArgument: the method is malformed; or a world has no rank.
 Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_size);
 
-/// Returns the prefix in the store of the keys of an agent's session. With a world, the sessions of one process get
-/// different prefixes, because a process may begin the next session while another process still ends the last one. The
+/// Returns the prefix in the store of the keys of a member. With a world, successive worlds of one process get
+/// different prefixes, because a process may join the next world while another process still leaves the last one. The
 /// process counts them by `place` (the store), world size and rank. Thread-safe.
-std::string session_prefix(const std::string& place, int world_size, int rank);
+std::string world_prefix(const std::string& place, int world_size, int rank);
 
 }  // namespace tensorferry

@@ -6,13 +6,13 @@
 #include <string_view>
 #include <utility>
 
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
 
 namespace tensorferry {
 
 /// The call, the references in its request, and its number in the tables of references. If it is dropped before end(),
 /// the agent takes back the references of a request that was not sent, and asks the peer about those of one that was.
-/// Move-only; the session must outlive it.
+/// Move-only; the member must outlive it.
 class OutgoingCall {
  public:
   OutgoingCall() = default;
@@ -32,8 +32,8 @@ class OutgoingCall {
   ~OutgoingCall() { end_number(); }
 
   /// Gives the call its number. Without it, the reply must bring no references.
-  void begin(const Session& session) {
-    references_ = &session.references();
+  void begin(const Member& member) {
+    references_ = &member.references();
     number_ = references_->begin_call();
   }
   /// Returns the number, for begin_request(); 0 before begin().
@@ -42,17 +42,17 @@ class OutgoingCall {
   void carry(ReferenceTransfer transfer) { transfer_ = std::move(transfer); }
   /// Sends the request. May block, without releasing the runtime's lock, if the message has bytes and exceeds the bound
   /// on bytes in flight.
-  void send(const Session& session, std::string_view peer, std::string_view function, Message message,
+  void send(const Member& member, std::string_view peer, std::string_view function, Message message,
             RawCallOptions options) {
     transfer_.sent();
-    call = session.agent().call(peer, function, std::move(message), std::move(options));
+    call = member.agent().call(peer, function, std::move(message), std::move(options));
   }
   /// The same, but releases the runtime's lock if it may block.
-  void start(const Session& session, std::string_view peer, std::string_view function, Message message,
+  void start(const Member& member, std::string_view peer, std::string_view function, Message message,
              RawCallOptions options) {
     std::optional<Unlocked> unlocked;
-    if (session.lock() != nullptr && message.bytes() != 0) unlocked.emplace(session.lock());
-    send(session, peer, function, std::move(message), std::move(options));
+    if (member.lock() != nullptr && message.bytes() != 0) unlocked.emplace(member.lock());
+    send(member, peer, function, std::move(message), std::move(options));
   }
   /// Ends the call: its reply has been read, or has not come for the reason `status`. Idempotent.
   void end(const Status& status) {

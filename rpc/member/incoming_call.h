@@ -6,16 +6,16 @@
 
 #include "rpc/core/envelope.h"
 #include "rpc/core/method_target.h"
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
 
 namespace tensorferry {
 
 /// The answer to one call: a value, an exception or an error to the caller, or the value of the object that the call
-/// creates (RequestHead::creation). Answers once. Used by one thread at a time; `session` must outlive it.
+/// creates (RequestHead::creation). Answers once. Used by one thread at a time; `member` must outlive it.
 class IncomingCall final {
  public:
-  IncomingCall(const Session& session, const PeerInfo& caller, Reply reply)
-      : session_(&session), caller_{caller.name, caller.incarnation}, rank_(caller.rank), reply_(std::move(reply)) {}
+  IncomingCall(const Member& member, const PeerInfo& caller, Reply reply)
+      : member_(&member), caller_{caller.name, caller.incarnation}, rank_(caller.rank), reply_(std::move(reply)) {}
 
   /// Takes the head of the request: the caller's number of the call, and the object to create. False: the object may
   /// not be created, and the caller has been answered with the error.
@@ -46,7 +46,7 @@ class IncomingCall final {
   /// Returns ConnectionLost unless `incarnation` is this agent's.
   [[nodiscard]] Status check_owner(std::uint64_t incarnation) const;
 
-  const Session* session_;
+  const Member* member_;
   AgentId caller_;
   int rank_;
   Reply reply_;

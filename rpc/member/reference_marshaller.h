@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "rpc/session/session.h"
+#include "rpc/member/member.h"
 
 namespace tensorferry {
 
@@ -13,12 +13,12 @@ namespace tensorferry {
 /// one thread.
 class ReferenceMarshaller {
  public:
-  /// `id` is the peer's name and incarnation; null: they are looked up if the message carries a reference. `session`,
+  /// `id` is the peer's name and incarnation; null: they are looked up if the message carries a reference. `member`,
   /// `peer` and `id` must outlive this.
-  ReferenceMarshaller(const Session& session, std::string_view peer, const AgentId* id = nullptr)
-      : session_(&session), peer_(peer), id_(id) {}
+  ReferenceMarshaller(const Member& member, std::string_view peer, const AgentId* id = nullptr)
+      : member_(&member), peer_(peer), id_(id) {}
 
-  /// Returns the record to send for `reference`. May block to look the peer up. Errors: those of Session::id_of and
+  /// Returns the record to send for `reference`. May block to look the peer up. Errors: those of Member::id_of and
   /// ReferenceTransfer::add.
   Result<ReferenceRecord> add(const Reference& reference);
   /// Takes the reference that came with `record` in a message of the peer. Errors: those of References::receive.
@@ -27,7 +27,7 @@ class ReferenceMarshaller {
   ReferenceTransfer take() { return std::move(transfer_); }
 
  private:
-  const Session* session_;
+  const Member* member_;
   std::string_view peer_;
   const AgentId* id_;
   bool opened_ = false;
