@@ -1,7 +1,7 @@
 """What the processes of a GPU row do while they are measured; like workloads.py, with tensors on GPUs.
 
 A sample is the time until the bytes are on the receiver's GPU, not until a copy has been asked for: the callee waits
-for its stream before it answers, and whoever copies by itself waits for its own.
+for its stream before it answers, and a caller that copies by itself waits for its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CODE = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\nwhile True: pass"
 
 
 class Hogs:
-    """As many as rows ask for, started when first needed, and stopped by SIGSTOP while nobody does."""
+    """As many as rows ask for, started when first needed, and stopped by SIGSTOP while no row asks."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -184,7 +184,7 @@ def _empty_call_over(transport: str, placement: Placement) -> Row:
 
 
 def _empty_call_beside_hogs(placement: Placement) -> Row:
-    """Whoever sleeps until its reply comes is the measure: spinning must not cost more than it gains."""
+    """A caller that sleeps until its reply comes is the measure: spinning must not cost more than it gains."""
     return Row(
         f"hogs-{_slug(placement)}",
         "empty rpc_sync",

@@ -1,7 +1,7 @@
 """Python processes that call each other through one module, stopped while others are measured.
 
 An idle agent is not always quiet (torch.distributed.rpc's polls its shared-memory transport on a core of its own), so a
-team that is not being measured is stopped by SIGSTOP: it can then disturb nobody.
+team that is not being measured is stopped by SIGSTOP: it then disturbs no measurement.
 """
 
 from __future__ import annotations

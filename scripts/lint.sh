@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the format, clang-tidy on the changed torch-free C++ sources (scripts/tidy.sh), ruff, mypy and stubtest. Runs every check, then fails if
-# a check has failed.
+# Checks the format, that no two C++ types share a name, clang-tidy on the changed torch-free C++ sources
+# (scripts/tidy.sh), ruff, mypy and stubtest. Runs every check, then fails if one has failed.
 . "$(dirname "$0")/common.sh"
 . scripts/sources.sh
 scripts/system.sh build clang
@@ -9,6 +9,9 @@ failed=()
 
 say "clang-format"
 cpp_sources | xargs -r "$(first_of clang-format-16 clang-format)" --dry-run -Werror || failed+=(clang-format)
+
+say "names"
+"$venv/bin/python" scripts/names.py || failed+=(names)
 
 say "ruff"
 "$venv/bin/ruff" check . || failed+=(ruff-check)

@@ -2,7 +2,8 @@
 """Lists the types of the C++ sources that share their name with another type, and fails if there is one.
 
 A name stands for one thing, so that a reader who searches for it finds one declaration. Types inside a class may share
-their names: they are always read with the name of their class. Tests, benchmarks and examples are programs of their own.
+their names: they are always read with the name of their class. Tests, benchmarks and examples are programs of their
+own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs clang-tidy on the torch-free C++ sources that changed since the merge base with TIDY_BASE (origin/main). Reads the
-# whole tree if there is no such commit, or if asked: scripts/tidy.sh all.
+# whole tree if there is no such commit, if it is the newest one, or if asked: scripts/tidy.sh all.
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build clang
 scripts/venv.sh lint
 
 since=()
 if [ "${1:-}" != all ] && base=$(git merge-base "${TIDY_BASE:-origin/main}" HEAD 2>/dev/null); then
-  since=("$base")
+  [ "$base" = "$(git rev-parse HEAD)" ] || since=("$base")
 fi
 cmake --preset asan -B build/lint >/dev/null
 "$venv/bin/python" scripts/tidy.py "$(first_of clang-tidy-16 clang-tidy)" build/lint "$jobs" "${since[@]}"

@@ -48,8 +48,8 @@ class Doorbell final {
   /// Announces that this thread stops polling. The thread must then poll the rings once more, and call wake() for work
   /// that it does not take itself.
   void end_polling() { page_->pollers.fetch_sub(1, std::memory_order_seq_cst); }
-  [[nodiscard]] bool anybody_polling() const { return page_->pollers.load(std::memory_order_seq_cst) > 0; }
-  [[nodiscard]] bool anybody_parked() const { return page_->parked.load(std::memory_order_seq_cst) > 0; }
+  [[nodiscard]] bool any_polling() const { return page_->pollers.load(std::memory_order_seq_cst) > 0; }
+  [[nodiscard]] bool any_parked() const { return page_->parked.load(std::memory_order_seq_cst) > 0; }
 
   /// Ends polling. From park() to unpark(), wakers count this thread as asleep. The thread takes a ticket() first.
   void park() {

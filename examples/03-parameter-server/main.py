@@ -69,7 +69,7 @@ class ParameterServer:
         self.steps, self.loss = 0, float("nan")
 
     def _next_round(self) -> Weights:
-        """Completes after the next step; whoever waits for it waits for the GPU's part too."""
+        """Completes after the next step; a caller that waits for it also waits for the GPU's part."""
         return torch.futures.Future(devices=[] if self.device.type == "cpu" else [self.device])
 
     def weights(self) -> list[torch.Tensor]:

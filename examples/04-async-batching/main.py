@@ -52,7 +52,7 @@ class Server:
         return answer
 
     def _serve(self) -> None:
-        """Takes whatever has come during the last pass. Nobody waits for a batch to fill up."""
+        """Takes the requests that came during the last pass. No request waits for a batch to fill up."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.waiting)

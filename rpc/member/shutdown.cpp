@@ -11,7 +11,8 @@ namespace tensorferry {
 namespace {
 
 Status interruption() {
-  return {Code::cancelled, "interrupted while waiting for everybody's calls to end, and for everybody to shut down"};
+  return {Code::cancelled,
+          "interrupted while waiting for the calls of all agents to end, and for all agents to shut down"};
 }
 
 Result<bool> is_set(Store& store, const std::string& key, Milliseconds timeout) {

@@ -140,7 +140,7 @@ TEST_F(Pools, AReadRequestWakesNoOtherThread) {
   const auto bell = std::make_shared<Doorbell>([&] { pool->submit_handler([&] { done = true; }); });
   pool->add(bell->fd.get(), bell, Pool::Watch::always);
   for (int i = 0; i < 100; ++i) {
-    ASSERT_TRUE(eventually([&] { return pool->doorbell().anybody_parked(); })) << "one leads, the other sleeps";
+    ASSERT_TRUE(eventually([&] { return pool->doorbell().any_parked(); })) << "one leads, the other sleeps";
     const auto rung = pool->doorbell().ticket();
     done = false;
     bell->ring();

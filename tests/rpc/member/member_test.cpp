@@ -93,7 +93,7 @@ TEST_F(Members, FinishNamesAMemberThatLeftBefore) {
   two->leave();
   const auto status = one->finish({});
   EXPECT_EQ(status.code(), Code::connection_lost);
-  EXPECT_THAT(std::string(status.what()), HasSubstr("\"w1\" was lost before it came here (it has left)"));
+  EXPECT_THAT(std::string(status.what()), HasSubstr("\"w1\" was lost before it reached the shutdown (it has left)"));
 }
 
 TEST_F(Members, ASignalEndsLongWaits) {
