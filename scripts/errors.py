@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,12 +27,14 @@ def replaced(path: Path, begin: str, text: str, end: str) -> str:
 
 def texts() -> dict[Path, str]:
     """Returns the files' texts as the table makes them."""
+    names = sorted(f'"{name}",' for name in ["Error", "RemoteTraceback", *(error[1] for error in ERRORS)])
+    exported = textwrap.indent(textwrap.fill(" ".join(names), 116), "    ")
     classes = [f'class {name}(Error, {base}):\n    """{text}"""\n\n\n' for _, name, base, text in PLAIN]
     python = "".join(classes).replace(", RuntimeError", "")  # Error is one
     rows = "".join(f"| {number} | {name} | {text} |\n" for number, name, _, text in ERRORS)
     module, protocol = ROOT / "python/tensorferry/errors.py", ROOT / "docs/protocol.md"
     return {
-        module: replaced(module, "error_codes.h.\n\n\n", python, "__all__"),
+        module: replaced(module, "error_codes.h.\n\n\n", f"{python}__all__ = [\n{exported}\n", "]  # fmt: skip"),
         protocol: replaced(protocol, "| code | name | meaning |\n|---|---|---|\n", rows, "\n### "),
     }
 

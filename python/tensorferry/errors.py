@@ -97,4 +97,8 @@ class InternalError(Error):
     """A bug in TensorFerry, or a failure of the operating system or of a driver."""
 
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+__all__ = [
+    "AgentClosed", "Cancelled", "ChannelUnavailable", "ConnectionLost", "DeadlineExceeded", "Error", "InternalError",
+    "InvalidArgument", "NotFound", "PermissionDenied", "ProtocolError", "RemoteError", "RemoteTraceback",
+    "ResourceExhausted", "Unauthenticated",
+]  # fmt: skip
