@@ -10,4 +10,5 @@ if [ "${1:-}" != all ] && base=$(git merge-base "${TIDY_BASE:-origin/main}" HEAD
   [ "$base" = "$(git rev-parse HEAD)" ] || since=("$base")
 fi
 cmake --preset asan -B build/lint >/dev/null
+cmake --build build/lint --target tensorferry_published >/dev/null # the copies of headers that a source includes
 "$venv/bin/python" scripts/tidy.py "$(first_of clang-tidy-16 clang-tidy)" build/lint "$jobs" "${since[@]}"
