@@ -195,7 +195,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
 
   wire::Header header;
   header.kind = wire::Kind::hello;
-  const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, 0)));
+  const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, nullptr, 0)));
   co_await asio::async_write(*socket, asio::buffer(mine), token);
   if (error) co_return cut();
   Bytes head(wire::Header::size);
@@ -221,9 +221,8 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // the dialler has closed it already
   std::shared_ptr<Link> link;
   do {  // a link that ends at this moment does not take the connection: try the link that replaces it
-    link = engine->link_of({hello->name, hello->rank, hello->incarnation},
-                           hello->purpose == wire::Hello::Purpose::calls, gone);
-    if (!link) co_return Status(Code::connection_lost, "this incarnation of \"" + hello->name + "\" has ended");
+    link = engine->link_of(*hello, gone);
+    if (!link) co_return Status(Code::connection_lost, "\"" + hello->name + "\" has given this connection up");
   } while (!link->attach(fd, local, false, *hello) && fd && link->closed() && !engine->leaving);
   co_return Status();
 }

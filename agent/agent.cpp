@@ -129,6 +129,10 @@ void RawAgent::Impl::leave() {
     link->say_goodbye();
     link->close({Code::agent_closed, "the agent \"" + engine->self.name + "\" was shut down"});
   }
+  {
+    const std::lock_guard lock(engine->links_mutex);
+    engine->sessions.clear();
+  }
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
@@ -248,8 +252,9 @@ std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
   auto& engine = *impl_->engine;
   const std::lock_guard lock(engine.links_mutex);
   const auto it = engine.links.find(name);
-  if (it == engine.links.end() || it->second->closed() || it->second->incarnation() == 0) return std::nullopt;
-  return it->second->peer();
+  if (it == engine.links.end() || it->second->closed()) return std::nullopt;
+  const auto session = it->second->session();
+  return session ? std::optional(session->peer()) : std::nullopt;
 }
 
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {

@@ -221,11 +221,12 @@ struct RawAgentOptions {
   std::shared_ptr<Executor> executor;
   int max_threads = 1024;  // handlers that run at once; if as many wait too, ResourceExhausted
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; beyond it the sender blocks
-  Milliseconds heartbeat{5000};  // between hosts; the link to a peer that is silent for three heartbeats ends
-  std::string interface;         // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
-  std::string ports;             // "": any; "7000" or "7000-7099"
-  std::string reaches;           // the rendezvous's host, from which the interface is chosen; "": loopback
-  bool unix_sockets = true;      // false: TCP also between processes of one host
+  Milliseconds heartbeat{5000};      // between hosts; the link to a peer that is silent for three heartbeats ends
+  Milliseconds peer_timeout{60000};  // a peer that cannot be reached for this long is dead
+  std::string interface;             // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
+  std::string ports;                 // "": any; "7000" or "7000-7099"
+  std::string reaches;               // the rendezvous's host, from which the interface is chosen; "": loopback
+  bool unix_sockets = true;          // false: TCP also between processes of one host
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets

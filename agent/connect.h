@@ -18,12 +18,13 @@ struct Connected {
   wire::Hello hello;
 };
 
-/// Connects to the agent of `record`, completes the handshake, and sends this agent's hello. Uses the unix socket if
-/// the two agents may share one and it accepts, else the TCP addresses in order. Blocks until `deadline` at most.
+/// Connects to the agent of `record`, completes the handshake, and sends this agent's hello for `link`. Uses the unix
+/// socket if the two agents may share one and it accepts, else the TCP addresses in order. Blocks until `deadline` at
+/// most.
 ///
 /// ConnectionLost: no address accepts (the text names one), or another agent answers there; DeadlineExceeded;
 /// Unauthenticated, ProtocolError: the handshake failed.
-Result<Connected> dial_agent(Engine& engine, const Record& record, wire::Hello::Purpose purpose,
+Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& link, wire::Hello::Purpose purpose,
                              Clock::time_point deadline);
 
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.

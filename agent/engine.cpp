@@ -28,10 +28,7 @@ std::shared_ptr<Link> Engine::link_to(std::string_view name) {
     if (const auto it = links.find(name); it != links.end()) known = it->second;
   }
   if (known && !known->closed() && !known->ended_by_peer()) return known;
-  PeerInfo peer;
-  peer.name = std::string(name);
-  auto link = Link::make(shared_from_this(), peer);
-  std::shared_ptr<Link> ended;  // dropped after the mutex is released
+  std::shared_ptr<Link> link, ended;  // dropped after the mutex is released
   {
     const std::lock_guard lock(links_mutex);
     // The thread that closes a link removes it from this map a moment later.
@@ -39,14 +36,16 @@ std::shared_ptr<Link> Engine::link_to(std::string_view name) {
       ended = std::move(it->second);
       links.erase(it);
     }
+    const auto it = sessions.find(name);
+    link = Link::make(shared_from_this(), {std::string(name), -1, 0}, it != sessions.end() ? it->second : nullptr);
     // leave() closes the links that it finds in this map, so no link may be added after that.
-    if (!leaving) return links.try_emplace(peer.name, link).first->second;
+    if (!leaving) return links.try_emplace(std::string(name), link).first->second;
   }
   link->close({Code::agent_closed, "the agent \"" + self.name + "\" was shut down"});
   return link;
 }
 
-std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gone) {
+std::shared_ptr<Link> Engine::link_of(const wire::Hello& peer, bool gone) {
   std::shared_ptr<Link> old;
   {
     const std::lock_guard lock(links_mutex);
@@ -55,35 +54,68 @@ std::shared_ptr<Link> Engine::link_of(const PeerInfo& peer, bool calls, bool gon
       old = std::move(it->second);
       links.erase(it);
     } else if (it != links.end()) {
-      const auto known = it->second->incarnation();
+      const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
+      const auto paired = it->second->other_number();
+      const bool same = known == peer.incarnation;
       // A peer that dials again has given its link up, even if this side has not seen the end yet.
-      const bool again = known == peer.incarnation && calls && it->second->called();
-      if (known == 0 || (known == peer.incarnation && !again)) return it->second;
-      if (gone && known != peer.incarnation) return nullptr;
+      const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls && it->second->called();
+      if (known == 0 || (same && peer.link == paired && !twice) || (same && paired == 0)) return it->second;
+      if (gone || (same && peer.link < paired)) return nullptr;
       old = std::move(it->second);
       links.erase(it);
     }
-    if (!leaving) links.emplace(peer.name, Link::make(shared_from_this(), peer));
+    if (!leaving) links.emplace(peer.name, Link::make(shared_from_this(), {peer.name, -1, 0}, nullptr));
   }
-  if (old)
-    old->close(
-        {Code::connection_lost, old->incarnation() == peer.incarnation ? "it dialled again" : "it was restarted"});
+  if (old && old->incarnation() == peer.incarnation) old->close({Code::connection_lost, "it dialled again"});
+  if (old && old->incarnation() != peer.incarnation)
+    old->close({Code::connection_lost, "it was restarted"}, Loss::peer);
   return link_to(peer.name);
 }
 
-void Engine::lost(const std::shared_ptr<Link>& link, const Status& why) {
+void Engine::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss) {
+  const auto session = link->session();
+  std::shared_ptr<Link> next;
   {
     const std::lock_guard lock(links_mutex);
-    const auto it = links.find(link->peer().name);
-    if (it != links.end() && it->second == link) links.erase(it);
+    const auto& name = link->peer().name;
+    if (const auto it = links.find(name); it != links.end() && it->second == link) links.erase(it);
+    if (!session || leaving) return;
+    if (loss == Loss::connection && !session->dead() && !session->process_ended()) {
+      if (links.contains(name)) return;  // the session has its next link
+      next = Link::make(shared_from_this(), {name, -1, 0}, session);
+      links.emplace(name, next);
+    }
   }
-  if (link->incarnation() == 0 || leaving) return;
+  if (next) return next->redial();
+  bury(session, why);
+}
+
+std::shared_ptr<Session> Engine::session_of(const PeerInfo& peer) {
+  std::shared_ptr<Session> session, before;
+  {
+    const std::lock_guard lock(links_mutex);
+    auto& known = sessions[peer.name];
+    if (known && known->peer().incarnation == peer.incarnation) return known;
+    before = std::exchange(known, std::make_shared<Session>(peer));
+    session = known;
+  }
+  if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
+  return session;
+}
+
+void Engine::bury(const std::shared_ptr<Session>& session, const Status& why) {
+  {
+    const std::lock_guard lock(links_mutex);
+    const auto it = sessions.find(session->peer().name);
+    if (it != sessions.end() && it->second == session) sessions.erase(it);
+  }
+  if (leaving || !session->bury()) return;
   std::function<void(const PeerInfo&, Status)> tell;
   {
     const std::lock_guard lock(resolver_mutex);
     tell = peer_lost;
   }
-  if (tell) pool->submit([tell, peer = link->peer(), why] { tell(peer, why); });
+  if (tell) pool->submit([tell, peer = session->peer(), why] { tell(peer, why); });
 }
 
 std::vector<std::shared_ptr<Link>> Engine::all_links() {
@@ -99,8 +131,12 @@ Memory& Engine::memory_of(DeviceType type) {
   return it != options.memory.end() ? *it->second : host_memory;
 }
 
-wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t expected) const {
+wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const {
   wire::Hello hello;
+  if (link != nullptr) {
+    hello.link = link->number();
+    hello.other_link = link->other_number();
+  }
   hello.purpose = purpose;
   hello.name = self.name;
   hello.rank = self.rank;

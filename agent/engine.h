@@ -17,6 +17,7 @@
 #include "agent/pool.h"
 #include "agent/reactor.h"
 #include "agent/rendezvous/directory.h"
+#include "agent/session.h"
 #include "agent/wire/frame.h"
 #include "base/fork.h"
 #include "channels/channel.h"
@@ -35,21 +36,30 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// Returns the link to `name`. Makes one, without dialling, if there is none or if the known one has ended. After
   /// leave() the returned link is closed.
   std::shared_ptr<Link> link_to(std::string_view name);
-  /// Returns the link to which an authenticated connection of `peer` belongs; makes it if there is none.
-  /// `calls`: the peer sends its requests on this connection. Ends a link to an earlier incarnation of the peer. Also
-  /// ends a link on which this incarnation has a calls connection already: a peer that dials again has given that link
-  /// up.
-  /// `gone`: the connection has ended already. Returns null then if another incarnation of the peer has a link, because
-  /// this connection may be from the earlier incarnation.
-  std::shared_ptr<Link> link_of(const PeerInfo& peer, bool calls, bool gone);
-  /// Removes a link that has ended, and submits the on_peer_lost callback to the pool (not if the link never connected,
-  /// or if this agent leaves).
-  void lost(const std::shared_ptr<Link>& link, const Status& why);
+  /// Returns the link to which an authenticated connection with this hello belongs; makes it if there is none. Ends a
+  /// link to an earlier incarnation of the peer, and a link that the peer has replaced by another one. Null: the
+  /// connection is of a link or an incarnation that the peer has given up.
+  /// `gone`: the connection has ended already, so it is no reason to end another link.
+  std::shared_ptr<Link> link_of(const wire::Hello& hello, bool gone);
+  /// Removes a link that has ended. If its session goes on (`loss`), makes the session's next link, which dials. Else
+  /// buries the session.
+  void lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss);
+  /// Returns the session with this incarnation of a peer; makes it if there is none. Buries the session with another
+  /// incarnation.
+  std::shared_ptr<Session> session_of(const PeerInfo& peer);
+  /// Ends the session of a dead peer, and submits the on_peer_lost callback to the pool. Idempotent. Does nothing while
+  /// this agent leaves.
+  void bury(const std::shared_ptr<Session>& session, const Status& why);
   std::vector<std::shared_ptr<Link>> all_links();
 
-  /// Opens a connection of `purpose` to the link's peer and attaches it, on a pool thread. Tries again as long as calls
-  /// wait for the peer (`wait_for_ready`); else an error closes the link.
+  /// Opens a connection of `purpose` to the link's peer and attaches it, on a pool thread. Tries again, with backoff:
+  /// - while no incarnation of the peer is known: as long as calls wait for it (`wait_for_ready`); else an error closes
+  ///   the link;
+  /// - with a session: until the peer is dead, or the link does not need the connection any more.
+  /// If the link has another connection, also asks the peer to dial.
   void dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
+  /// Answers a `dial` frame: dials the peer once, for a connection on which the peer sends.
+  void dial_back(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
   /// Runs the handler of a request on the calling thread, or fails the reply if the request is cancelled or expired.
   /// If `function` is null, looks `name` up and asks the resolver first.
   void run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
@@ -62,7 +72,8 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   [[nodiscard]] Status used_after_fork() const;
 
   Memory& memory_of(DeviceType type);
-  wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t expected) const;
+  /// Returns this agent's hello; as the dialler of `link`, or as an acceptor (null).
+  wire::Hello hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const;
   /// Runs on the reactor thread about every millisecond while something is under way. Returns false if nothing is.
   bool tick();
   /// Runs on the reactor thread every half heartbeat, but at least once a second, also when the agent is idle.
@@ -88,11 +99,13 @@ struct Engine final : std::enable_shared_from_this<Engine> {
 
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};
   std::atomic<std::size_t> pending{0}, serving{0};
+  std::atomic<std::uint64_t> links_made{0};                                                 // the links' numbers
   std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // by driver; last: inline
   std::atomic<bool> leaving{false};
 
   std::mutex links_mutex;
   std::map<std::string, std::shared_ptr<Link>, std::less<>> links;
+  std::map<std::string, std::shared_ptr<Session>, std::less<>> sessions;  // with peers that are not dead; links_mutex
 
  private:
   const std::uint32_t forks_ = forks();

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "agent/auth.h"
+#include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
 #include "base/thread_signals.h"
 #include "channels/completion.h"
@@ -19,9 +20,6 @@
 
 namespace tensorferry {
 namespace {
-
-Clock::rep now_count() { return Clock::now().time_since_epoch().count(); }
-Clock::time_point at(Clock::rep count) { return Clock::time_point(Clock::duration(count)); }
 
 /// A link's connection in the pool's epoll set. Its reference to the link is weak, so that the set keeps no ended link.
 class Connection final : public Readable {
@@ -45,7 +43,11 @@ class PeerProcess final : public Readable {
  public:
   explicit PeerProcess(std::weak_ptr<Link> link) : link_(std::move(link)) {}
   void on_readable() override {
-    if (const auto link = link_.lock()) link->close({Code::connection_lost, "its process has ended"});
+    const auto link = link_.lock();
+    const auto session = link ? link->session() : nullptr;
+    // The event may be an older one of another descriptor, which had this one's number and is closed.
+    if (!session || !session->process_ended()) return;
+    link->close({Code::connection_lost, "its process has ended"}, Loss::peer);
   }
 
  private:
@@ -54,15 +56,16 @@ class PeerProcess final : public Readable {
 
 }  // namespace
 
-Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer)
+Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
       peer_(std::move(peer)),
-      incarnation_(peer_.incarnation),
+      number_(++engine_->links_made),
       channels_(*this),
+      session_(std::move(session)),
       nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer) {
-  return {new Link(std::move(engine), std::move(peer)), [](Link* link) {
+std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session) {
+  return {new Link(std::move(engine), std::move(peer), std::move(session)), [](Link* link) {
             if (!WireUse::inside()) {
               delete link;
               return;
@@ -113,19 +116,29 @@ bool Link::called() const {
 }
 
 bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello) {
-  const bool bulk = hello.purpose == wire::Hello::Purpose::bulk;
+  using Purpose = wire::Hello::Purpose;
+  const bool bulk = hello.purpose == Purpose::bulk || hello.purpose == Purpose::bulk_back;
+  const bool back = hello.purpose == Purpose::calls_back || hello.purpose == Purpose::bulk_back;
+  const bool sends = dialled != back;  // this side sends requests, or bulk data, on the connection
   std::shared_ptr<FrameStream> stream;
   int pidfd = -1;
+  const auto session = engine_->session_of({peer_.name, hello.rank, hello.incarnation});
   {
     const std::lock_guard lock(connect_mutex_);
     if (closed()) return false;
     if (incarnation() != 0 && incarnation() != hello.incarnation) return false;
-    auto& place = bulk ? (dialled ? bulk_out_ : bulk_in_) : (dialled ? outgoing_ : incoming_);
-    auto& other = bulk ? bulk_in_ : incoming_;
-    if (place || (!dialled && other)) return false;
+    if (!dialled) {
+      const bool stale = hello.other_link != 0 && hello.other_link != number_;
+      if (stale || (other_number() != 0 && other_number() != hello.link)) return false;
+    }
+    auto& place = bulk ? (sends ? bulk_out_ : bulk_in_) : (sends ? outgoing_ : incoming_);
+    if (place || (sends && (bulk ? attaching_bulk_ : attaching_))) return false;
+    if (sends) (bulk ? attaching_bulk_ : attaching_) = true;
+    session_ = session;
+    if (!dialled) other_number_.store(hello.link, std::memory_order_release);
     stream =
         std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
-    if (!dialled) place = stream;  // a dialled stream becomes visible below, after the messages that waited for it
+    if (!sends) place = stream;  // else it becomes visible below, after the messages that waited for it
     if (incarnation() == 0) {
       peer_.rank = hello.rank;
       peer_.incarnation = hello.incarnation;
@@ -136,14 +149,18 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
       pidfd = process_.get();
     }
   }
+  if (local)
+    session->watch(unix_peer_process(stream->fd()));
+  else
+    bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
+  session->heard();
   channels_.meet(hello);
-  last_heard_ = now_count();
   const auto self = weak_from_this();
   auto& pool = *engine_->pool;
   if (pidfd >= 0) pool.add(pidfd, std::make_shared<PeerProcess>(self), Pool::Watch::always);
-  const auto report = bulk ? (dialled ? &Link::on_bulk_out_readable : &Link::on_bulk_readable)
-                           : (dialled ? &Link::on_replies : &Link::on_requests);
-  const auto watch = dialled ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
+  const auto report = bulk ? (sends ? &Link::on_bulk_out_readable : &Link::on_bulk_readable)
+                           : (sends ? &Link::on_replies : &Link::on_requests);
+  const auto watch = sends ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
   pool.add(stream->fd(), std::make_shared<Connection>(self, stream, report), watch);
 
   while (true) {  // new messages queue behind those that waited, until none is left
@@ -152,10 +169,10 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(connect_mutex_);
-      if (dialled && !bulk) controls.swap(deferred_controls_);
-      if (dialled) (bulk ? buffers.swap(deferred_bulk_) : calls.swap(deferred_));
+      if (sends && !bulk) controls.swap(deferred_controls_);
+      if (sends) (bulk ? buffers.swap(deferred_bulk_) : calls.swap(deferred_));
       if (calls.empty() && buffers.empty() && controls.empty()) {
-        if (dialled) (bulk ? bulk_out_ : outgoing_) = stream;
+        if (sends) (bulk ? bulk_out_ : outgoing_) = stream;
         break;
       }
     }
@@ -167,7 +184,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
       transmit(stream, std::move(frame), std::move(parts), true);
     }
   }
-  if (dialled && !bulk) offer_ring(stream, hello);
+  if (sends && !bulk) offer_ring(stream, hello);
   if (closed()) {  // close() may have run without seeing this stream
     if (pidfd >= 0) pool.remove(pidfd);
     pool.remove(stream->fd());
@@ -188,7 +205,7 @@ void Link::wake_connected() {
   if (pending_.size() != 0) expect_replies();
 }
 
-void Link::close(const Status& status) { close(status, false); }
+void Link::close(const Status& status, Loss loss) { close(status, loss, false); }
 
 /// The longest time that take_last_replies() waits for another thread to finish reading.
 constexpr Milliseconds longest_last_look(50);
@@ -212,7 +229,7 @@ void Link::take_last_replies() {
   }
 }
 
-bool Link::close(const Status& status, bool unless_awaited) {
+bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   if (!closed() && status.code() == Code::connection_lost) take_last_replies();
   std::vector<std::shared_ptr<FrameStream>> streams;
   std::deque<Deferred> deferred;
@@ -236,9 +253,10 @@ bool Link::close(const Status& status, bool unless_awaited) {
     buffers.swap(deferred_bulk_);
     pidfd = process_.get();
   }
+  if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
-  if (!expected) log_warning("peer=" + peer_.name + " lost: " + status.text());
+  if (!expected) log_warning("peer=" + peer_.name + " connection lost: " + status.text());
   auto& pool = *engine_->pool;
   if (pidfd >= 0) pool.remove(pidfd);
   for (const auto& stream : streams) {
@@ -264,7 +282,7 @@ bool Link::close(const Status& status, bool unless_awaited) {
   flow_word_.fetch_add(1);
   futex_wake(flow_word_);
   wake_connected();
-  if (const auto self = weak_from_this().lock()) engine_->lost(self, why);
+  if (const auto self = weak_from_this().lock()) engine_->lost(self, why, loss);
   return true;
 }
 
@@ -294,7 +312,93 @@ bool Link::unreachable(const Status& why) {
   }
   const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
   for (const auto& unsent : impatient) drop(unsent, named);
-  return close(why, true);
+  return close(why, Loss::connection, true);
+}
+
+void Link::redial() {
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (closed() || std::exchange(dialling_, true)) return;
+  }
+  engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+}
+
+bool Link::keep_dialling(wire::Hello::Purpose purpose) {
+  const bool bulk = purpose == wire::Hello::Purpose::bulk;
+  std::deque<Deferred> ended;  // their calls have ended meanwhile, by their deadlines for example
+  bool wanted = false;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (closed() || (bulk ? bulk_out_ : outgoing_) || (bulk ? attaching_bulk_ : attaching_)) return false;
+    std::deque<Deferred> waiting;
+    for (auto& unsent : deferred_) (pending_.find(unsent.call->id) ? waiting : ended).push_back(std::move(unsent));
+    deferred_ = std::move(waiting);
+    wanted = bulk ? !deferred_bulk_.empty()
+                  : !incoming_ || !deferred_.empty() || !deferred_controls_.empty() || connecting_ != 0;
+    if (!wanted) (bulk ? dialling_bulk_ : dialling_) = false;
+  }
+  for (const auto& unsent : ended) drop(unsent, {Code::cancelled, "the call has ended"});
+  return wanted;
+}
+
+bool Link::ask_to_dial(wire::Hello::Purpose purpose) {
+  std::shared_ptr<FrameStream> stream;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    stream = incoming_ ? incoming_ : outgoing_;
+  }
+  if (!stream) return false;
+  const Bytes wanted{static_cast<std::byte>(purpose)};
+  wire::Header header;
+  header.kind = wire::Kind::dial;
+  transmit(stream, wire::assemble(header, {}, {}, wanted), {}, true);
+  return true;
+}
+
+Status Link::on_dial(ByteView payload) {
+  const auto wanted = decode<wire::DialRequest>(payload);
+  if (!wanted) return {Code::protocol_error, "a malformed dial frame"};
+  const bool bulk = wanted->purpose == wire::Hello::Purpose::bulk;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (bulk ? bulk_in_ : incoming_) return {};
+    if (std::exchange(bulk ? dialling_bulk_back_ : dialling_back_, true)) return {};
+  }
+  engine_->dial_back(shared_from_this(), bulk ? wire::Hello::Purpose::bulk_back : wire::Hello::Purpose::calls_back);
+  return {};
+}
+
+void Link::dialled_back(wire::Hello::Purpose purpose) {
+  const std::lock_guard lock(connect_mutex_);
+  (purpose == wire::Hello::Purpose::bulk_back ? dialling_bulk_back_ : dialling_back_) = false;
+}
+
+void Link::give_up_bulk(const Status& why) {
+  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    buffers.swap(deferred_bulk_);
+    dialling_bulk_ = false;
+  }
+  for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
+}
+
+bool Link::leave_session(const Session& dead) {
+  std::shared_ptr<Session> left;  // dropped after the lock is released
+  const std::lock_guard lock(connect_mutex_);
+  if (incarnation() != 0) return false;
+  if (session_.get() == &dead) left = std::move(session_);
+  return true;
+}
+
+bool Link::connected() const {
+  const std::lock_guard lock(connect_mutex_);
+  return outgoing_ || incoming_;
+}
+
+std::shared_ptr<Session> Link::session() const {
+  const std::lock_guard lock(connect_mutex_);
+  return session_;
 }
 
 void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
@@ -434,7 +538,6 @@ void Link::resume_bulk() {
 
 Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                                         Descriptors descriptors) {
-  if (!stream.local()) last_heard_ = now_count();
   if (header.kind == wire::Kind::bulk) {
     const auto bulk = [&] {
       const std::lock_guard lock(connect_mutex_);
@@ -486,6 +589,9 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     case wire::Kind::goodbye:
       leaving_ = true;
       break;
+    case wire::Kind::dial:
+      status = on_dial(frame->payload);
+      break;
     default:
       status = {Code::protocol_error, "a frame of this kind is not allowed on an open connection"};
   }
@@ -524,21 +630,34 @@ bool Link::tick(Clock::time_point now) {
   return under_way;
 }
 
-/// Needed between hosts only: there, silence is the only sign that a peer is gone.
+/// Needed between hosts only: there, silence is the only sign that a peer is gone. Bytes that arrive are a sign of
+/// life, also in the middle of a frame. So are bytes that the peer takes, because they hold up the pings behind them;
+/// the kernel of a stopped peer takes pings, and a stopped peer counts as silent.
 bool Link::keep_alive(Clock::time_point now) {
   if (closed() || local() || incarnation() == 0) return !closed();
   const auto interval = std::chrono::duration_cast<Clock::duration>(engine_->options.heartbeat);
-  const auto heard = last_heard_.load();
+  TcpMoved moved;
+  for (const auto& stream : streams()) {
+    const auto one = bytes_moved(stream->fd());
+    moved.received += one.received;
+    moved.acknowledged += one.acknowledged;
+  }
+  constexpr std::uint64_t more_than_pings = 4096;
+  const bool heard = moved.received != std::exchange(received_at_last_look_, moved.received) ||
+                     moved.acknowledged > std::exchange(taken_at_last_look_, moved.acknowledged) + more_than_pings;
+  const auto session = this->session();
   // This process may have been stopped between two checks, so each check adds one interval of silence at most.
-  if (std::exchange(heard_at_last_look_, heard) != heard)
+  if (heard) {
     silent_ = {};
-  else
+    session->heard();
+  } else {
     silent_ += std::min(now - last_look_, interval);
+  }
   last_look_ = now;
+  if (!called()) expect_frames();  // the peer may ask to be dialled, while no thread waits for a reply
   if (silent_ > 3 * interval) {
-    close({Code::connection_lost,
-           "it sent nothing for " + std::to_string(std::chrono::duration_cast<Milliseconds>(now - at(heard)).count()) +
-               " ms"});
+    const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
+    close({Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"});
     return false;
   }
   if (silent_ > interval && now - last_pinged_ > interval) {
@@ -567,14 +686,18 @@ Status Link::connect(Clock::time_point until) {
   bool dial = false;
   {
     const std::lock_guard lock(connect_mutex_);
+    ++connecting_;
     if (!closed() && !outgoing_) dial = !std::exchange(dialling_, true);
   }
   if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
   while (!closed() && !(outgoing() && ring_settled())) {
-    if (Clock::now() >= until) return {Code::deadline_exceeded, "no link to \"" + peer_.name + "\" yet"};
+    if (Clock::now() >= until) break;
     std::this_thread::sleep_for(Milliseconds(1));
   }
-  return status();
+  const std::lock_guard lock(connect_mutex_);
+  --connecting_;
+  if (!closed() && !outgoing_) return {Code::deadline_exceeded, "no link to \"" + peer_.name + "\" yet"};
+  return status_;
 }
 
 Status Link::status() const {

@@ -3,7 +3,8 @@
 ///
 /// The caller dials the stream of its direction at its first call. Replies on it are read by a caller's thread that
 /// waits for one, else by the pool; requests are read by the pool alone. So a thread that waits for a reply never runs
-/// a handler. A link belongs to one incarnation of its peer and ends with it.
+/// a handler. A link belongs to one incarnation of its peer, and to its session (agent/session.h): if the link is lost,
+/// the session's next link dials again.
 ///
 /// Threads: any, unless a function says otherwise. Completions and callbacks run under none of the link's locks.
 #pragma once
@@ -23,6 +24,7 @@
 #include "agent/engine.h"
 #include "agent/link_rings.h"
 #include "agent/pending_calls.h"
+#include "agent/session.h"
 #include "agent/transport/frame_stream.h"
 #include "base/futex.h"
 
@@ -54,9 +56,10 @@ struct ReplyRoute {
 
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
  public:
-  /// Makes a link that is not connected. The last reference may be dropped on any thread. If that happens inside a
-  /// channel's use of its wire, another thread runs the destructor.
-  static std::shared_ptr<Link> make(std::shared_ptr<Engine> engine, PeerInfo peer);
+  /// Makes a link that is not connected. `session`: the session that this link continues; null: the link goes to the
+  /// incarnation that answers. The last reference may be dropped on any thread. If that happens inside a channel's use
+  /// of its wire, another thread runs the destructor.
+  static std::shared_ptr<Link> make(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
 
   // --- as the caller -----------------------------------------------------------------------------------------------
   /// Sends the request now, or when the link is connected; dials if needed. `call->link` must be set already.
@@ -112,10 +115,28 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
-  void close(const Status& status);
-  /// Handles a failed attempt to dial: fails the calls that wait for the connection, except those with
-  /// `wait_for_ready`. True: no call waits, and the link has been closed.
+  void close(const Status& status, Loss loss = Loss::connection);
+  /// Handles a failed attempt to dial a peer of which no incarnation is known: fails the calls that wait for the
+  /// connection, except those with `wait_for_ready`. True: no call waits, and the link has been closed.
   bool unreachable(const Status& why);
+  /// Dials, although perhaps no call waits: the session has lost its last link.
+  void redial();
+  /// Asks before each attempt to dial. False: the attempt is not needed any more, because there is such a connection,
+  /// or because the peer has dialled and nothing waits for this connection. Then the next message dials again.
+  bool keep_dialling(wire::Hello::Purpose purpose);
+  /// Asks the peer to dial the connection that this side cannot dial. False: no connection can carry the question.
+  bool ask_to_dial(wire::Hello::Purpose purpose);
+  /// The attempt to answer a `dial` frame has ended.
+  void dialled_back(wire::Hello::Purpose purpose);
+  /// Gives up the bulk connection: fails what waits for it with `why`. The next bulk data dials again.
+  void give_up_bulk(const Status& why);
+  /// Parts with a session whose peer is dead, unless the link has a connection already. What waits then goes to the
+  /// peer's next incarnation. False: the link has a connection, whose end closes it.
+  bool leave_session(const Session& dead);
+  /// Returns whether the link has a connection.
+  [[nodiscard]] bool connected() const;
+  /// Returns the session; null if no incarnation of the peer is known yet.
+  [[nodiscard]] std::shared_ptr<Session> session() const;
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.
   bool ended_by_peer();
@@ -159,6 +180,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }  // incarnation 0 until connected
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
+  /// Returns the number that tells this link from this agent's other ones, and the peer's number of its end of the link
+  /// (0: not known, because the peer has dialled no connection of it).
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
   /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
   /// DeadlineExceeded after `until`; else the link's error.
   Status connect(Clock::time_point until);
@@ -172,7 +197,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] Milliseconds patience() const;
 
  private:
-  Link(std::shared_ptr<Engine> engine, PeerInfo peer);
+  Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
   ~Link();
 
   struct Deferred {
@@ -180,7 +205,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
     Message message;
   };
 
-  bool close(const Status& status, bool unless_awaited);
+  bool close(const Status& status, Loss loss, bool unless_awaited);
+  Status on_dial(ByteView payload);
   void take_last_replies();
   void fail(const std::shared_ptr<Call::State>& call, const Status& why);
   [[nodiscard]] Status status() const;  // Ok, or why the link has ended
@@ -240,15 +266,21 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   const std::shared_ptr<Engine> engine_;
   PeerInfo peer_;
   std::atomic<std::uint64_t> incarnation_{0};
+  const std::uint64_t number_;
+  std::atomic<std::uint64_t> other_number_{0};
   ChannelSet channels_;
   PendingCalls pending_;
 
   mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
+  std::shared_ptr<Session> session_;
   std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
-  bool dialling_ = false, dialling_bulk_ = false;
+  bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
+  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, bulk_out_
+  bool dialling_back_ = false, dialling_bulk_back_ = false;  // for a `dial` frame of the peer
   std::deque<Deferred> deferred_;
   std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;
   std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
+  int connecting_ = 0;  // threads in connect()
   /// By order key: the requests behind one that waits for a probe.
   std::unordered_map<std::uint32_t, std::deque<Deferred>> behind_;
   std::vector<std::shared_ptr<FrameStream>> writing_;  // streams whose writes a pool thread finishes
@@ -292,11 +324,11 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
   std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
-  std::atomic<Clock::rep> last_heard_{0}, last_flush_{0}, last_expiry_{0};
+  std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
 
   // Used by the reactor thread alone, in keep_alive().
   Clock::time_point last_look_, last_pinged_;
-  Clock::rep heard_at_last_look_ = 0;
+  std::uint64_t received_at_last_look_ = 0, taken_at_last_look_ = 0;
   Clock::duration silent_{0};  // without the time during which this process was stopped
 };
 

@@ -23,7 +23,7 @@ Result<Header> Header::decode(ByteView bytes) {
   std::memcpy(&header, bytes.data(), size);
   header.unused = 0;
   const auto kind = static_cast<int>(header.kind);
-  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::ring)) {
+  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::dial)) {
     return malformed("unknown kind " + std::to_string(kind));
   }
   if (header.length > max_length) {
@@ -213,7 +213,7 @@ Result<Hello> Hello::decode(ByteView bytes) {
   Reader in(bytes);
   auto hello = read<Hello>(in);  // a later version may append more bytes
   if (in.failed()) return malformed("the hello is truncated, or has too many devices or channels");
-  if (hello.purpose != Hello::Purpose::calls && hello.purpose != Hello::Purpose::bulk) {
+  if (hello.purpose < Hello::Purpose::calls || hello.purpose > Hello::Purpose::bulk_back) {
     return malformed("the hello has the unknown purpose " + std::to_string(static_cast<int>(hello.purpose)));
   }
   if (hello.name.empty() || hello.incarnation == 0) return malformed("the hello has no name or no incarnation");

@@ -43,6 +43,7 @@ enum class Kind : std::uint8_t {
   goodbye = 9,  // the sender leaves on purpose and sends nothing after this
   bulk = 10,    // on a bulk connection: one buffer follows
   ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
+  dial = 12,    // a u8 Hello::Purpose: the sender cannot dial the receiver, and asks it for that connection
 };
 
 namespace feature {
@@ -153,7 +154,9 @@ struct Frame {
 
 /// The payload of a hello: the sender's identity, devices, channels and features.
 struct Hello {
-  enum class Purpose : std::uint8_t { calls = 1, bulk = 2 };
+  /// What the connection carries. The dialler sends requests (calls) or bulk data (bulk) on it; of the last two, which
+  /// answer a `dial` frame, the acceptor does.
+  enum class Purpose : std::uint8_t { calls = 1, bulk = 2, calls_back = 3, bulk_back = 4 };
   static constexpr std::size_t most = 64;  // devices, channels, endpoints of a channel
 
   Purpose purpose = Purpose::calls;
@@ -174,6 +177,10 @@ struct Hello {
   std::vector<Device> devices;
   std::vector<Driver> drivers;
   std::uint32_t features = 0;
+  /// From the dialler: the number of its link. It counts up, so the acceptor tells a new link from a connection of an
+  /// old one that arrives late. And the number of the acceptor's link that it belongs to; 0: not known. From the
+  /// acceptor, both are 0.
+  std::uint64_t link = 0, other_link = 0;
   static constexpr std::tuple fields{any_value(&Hello::purpose),
                                      &Hello::name,
                                      &Hello::rank,
@@ -181,10 +188,19 @@ struct Hello {
                                      &Hello::expected,
                                      at_most(&Hello::devices, most),
                                      at_most(&Hello::drivers, most),
-                                     &Hello::features};
+                                     &Hello::features,
+                                     &Hello::link,
+                                     &Hello::other_link};
 
   /// Fails with ProtocolError. Skips bytes that a later version may append.
   static Result<Hello> decode(ByteView bytes);
+};
+
+/// The payload of a `dial` frame: the connection that its sender cannot dial, `calls` or `bulk`.
+struct DialRequest {
+  Hello::Purpose purpose = Hello::Purpose::calls;
+  static constexpr std::tuple fields{any_value(&DialRequest::purpose)};
+  [[nodiscard]] bool valid() const { return purpose == Hello::Purpose::calls || purpose == Hello::Purpose::bulk; }
 };
 
 /// Encodes the payload of an error reply. Cuts the text to 32 KiB.

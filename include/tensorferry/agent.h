@@ -66,8 +66,12 @@ struct AgentOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// How long join() waits for the store, and then for the world.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(300);
-  /// The time between heartbeats to a peer on another host. When three in a row are missing, the peer is lost.
+  /// The time between heartbeats to a peer on another host. When three in a row are missing, the connections to it are
+  /// closed and dialled again.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);
+  /// A peer that cannot be reached for this long counts as dead: references to its objects are lost, and it loses those
+  /// that it holds.
+  std::chrono::milliseconds peer_timeout = std::chrono::seconds(60);
   /// The bound on the bytes in flight to one peer. Callers beyond it wait.
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   /// The network interface to listen on. "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.

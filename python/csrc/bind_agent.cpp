@@ -127,12 +127,14 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
     if (given.contains(key) && !given[key].is_none()) field = given[key].cast<std::decay_t<decltype(field)>>();
   };
   auto heartbeat = std::chrono::duration<double>(options.heartbeat).count();
+  auto peer_timeout = std::chrono::duration<double>(options.peer_timeout).count();
   take("prefix", options.prefix);
   take("key", options.key);
   take("channels", options.channels);
   take("max_threads", options.max_threads);
   take("max_bytes_in_flight", options.max_bytes_in_flight);
   take("heartbeat", heartbeat);
+  take("peer_timeout", peer_timeout);
   take("interface", options.interface);
   take("ports", options.ports);
   take("reaches", options.reaches);
@@ -145,6 +147,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   known.add("world_size");
   for (const auto index : gpus) options.devices.push_back(device_of({1, index}));
   options.heartbeat = milliseconds(heartbeat);
+  options.peer_timeout = milliseconds(peer_timeout);
   for (const auto& [key, value] : given) {
     if (!known.contains(key)) throw py::type_error("an agent has no option " + py::repr(key).cast<std::string>());
   }

@@ -183,7 +183,10 @@ class Agent(Calls):
             calls to the peer land by it, and those in the results land by its inverse. Tensors on other devices land on
             the device of the same index, else on the first GPU, else on the CPU. ``device=`` of a call takes
             precedence.
-        heartbeat: seconds between heartbeats to a peer on another host. A peer that misses three is lost.
+        heartbeat: seconds between heartbeats to a peer on another host. When three in a row are missing, the
+            connections to the peer are closed and dialled again.
+        peer_timeout: a peer that cannot be reached for this many seconds counts as dead: references to its objects are
+            lost, and it loses those that it holds. A process of this host that ends is noticed at once.
         trust: ``"full"``: peers may call every function that can be imported here, and the agent loads the pickles that
             they send. ``"registered"``: peers may call only exposed functions and classes (:meth:`expose`,
             :func:`tensorferry.rpc.expose`), and the agent neither loads nor sends pickles. ``docs/security.md``

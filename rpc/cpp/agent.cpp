@@ -27,6 +27,7 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   out.max_threads = options.threads;
   out.max_bytes_in_flight = options.max_bytes_in_flight;
   out.heartbeat = options.heartbeat;
+  out.peer_timeout = options.peer_timeout;
   out.interface = std::move(options.interface);
   out.ports = std::move(options.ports);
   out.socket_dir = std::move(options.socket_dir);

@@ -16,13 +16,14 @@ constexpr Milliseconds lookup_patience{2000};
 }  // namespace
 
 Member::Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
-               RuntimeLock* lock)
+               RuntimeLock* lock, const References::Options& reference_options)
     : agent_(std::move(agent)),
       store_(std::move(store)),
       prefix_(std::move(prefix)),
       world_size_(world_size),
       lock_(lock),
-      references_(References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(*agent_))) {}
+      references_(References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(*agent_),
+                                   reference_options)) {}
 
 Member::~Member() { end(); }
 
@@ -30,10 +31,12 @@ Result<std::shared_ptr<Member>> Member::create(RawAgentOptions options, int worl
   const Unlocked unlocked(lock);
   auto store = options.store;
   auto prefix = options.prefix;
+  References::Options reference_options;
+  reference_options.give_up = options.peer_timeout;
   auto agent = RawAgent::create(std::move(options));
   if (!agent.ok()) return agent.status();
   const std::shared_ptr<Member> member(
-      new Member(*std::move(agent), std::move(store), std::move(prefix), world_size, lock));
+      new Member(*std::move(agent), std::move(store), std::move(prefix), world_size, lock, reference_options));
   serve_references(*member->agent_, member->references_);
   member->agent_->on_peer_lost([weak = member->weak_from_this()](const PeerInfo& peer, const Status& why) {
     const auto self = weak.lock();

@@ -82,7 +82,7 @@ class Member final : public std::enable_shared_from_this<Member> {
 
  private:
   Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
-         RuntimeLock* lock);
+         RuntimeLock* lock, const References::Options& reference_options);
   void end();
   std::optional<std::string> why_gone(const PeerInfo& peer) const;
   Status wait_until_idle(const Patience& patience, const Unlocked& unlocked) const;

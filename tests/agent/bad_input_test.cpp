@@ -143,7 +143,7 @@ class BadInput : public ::testing::Test {
       const auto lines = log_until_ended(peer);
       EXPECT_EQ(lines.size(), 1U) << ::testing::PrintToString(lines);
       if (lines.empty()) continue;
-      EXPECT_THAT(lines[0], HasSubstr("peer=" + hello.name + " lost: "));
+      EXPECT_THAT(lines[0], HasSubstr("peer=" + hello.name + " connection lost: "));
       EXPECT_THAT(lines[0], HasSubstr(why));
     }
   }

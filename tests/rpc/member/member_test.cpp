@@ -8,11 +8,15 @@
 
 #include "agent/rendezvous/memory_store.h"
 #include "rpc/member/outgoing_call.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/sockets.h"
 
 namespace tensorferry {
 namespace {
 
+using testing::eventually;
 using ::testing::HasSubstr;
+using testing::sever_connections;
 
 /// A runtime's lock that counts the threads that have released it, and whose signal handler ends every wait.
 class InterruptingLock final : public RuntimeLock {
@@ -134,6 +138,41 @@ TEST_F(Members, ACallThatIsNeverSentTakesItsReferencesBack) {
     EXPECT_EQ(one->references().counts().forks, 1U);
   }
   EXPECT_EQ(one->references().counts().forks, 0U);
+}
+
+TEST_F(Members, ReferencesOutliveLostConnections) {
+  const auto [one, two] = make_pair();
+  for (const auto& member : {one, two}) {
+    member->agent().serve("echo", [](Request request, Reply reply) {
+      reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
+    });
+  }
+  const auto reach = [&](const Member& from, const char* to) {
+    auto call = from.agent().call(to, "echo", {}, {});
+    return call.wait() && call.take().ok();
+  };
+  ASSERT_TRUE(reach(*one, "w1") && reach(*two, "w0"));
+  const auto count = [](const Member& member) { return member.references().counts(); };
+  const auto object = one->references().own({std::make_shared<int>(7), false});
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
+    auto transfer = one->references().pass_to(*one->id_of("w1"));
+    const auto record = transfer.add(*object);
+    ASSERT_TRUE(record.ok());
+    transfer.sent();
+    auto held = two->references().receive(*record, {one->self().name, one->self().incarnation});
+    ASSERT_TRUE(held.ok()) << held.status().text();
+    if (round % 2 == 0) sever_connections();  // the acceptance of the fork goes over the next connection
+    transfer.ended({});
+    EXPECT_TRUE(eventually([&] { return one->references().settled() && two->references().settled(); }));
+    EXPECT_EQ(count(*one).forks, 1U);
+    if (round % 2 == 1) sever_connections();  // so does the end of the hold
+    EXPECT_TRUE((*held)->status().ok());
+    *held = nullptr;
+    EXPECT_TRUE(eventually([&] { return count(*one).forks == 0; }));
+  }
+  EXPECT_EQ(one->peers_lost() + two->peers_lost(), 0U);
+  EXPECT_EQ(count(*one).objects, 1U);
 }
 
 }  // namespace

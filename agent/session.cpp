@@ -1,0 +1,29 @@
+#include "agent/session.h"
+
+#include <poll.h>
+
+namespace tensorferry {
+
+void Session::watch(FileDescriptor process) {
+  const std::lock_guard lock(mutex_);
+  if (!process_) process_ = std::move(process);
+}
+
+bool Session::process_ended() const {
+  const std::lock_guard lock(mutex_);
+  if (!process_) return false;
+  pollfd ended{process_.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) > 0;
+}
+
+void Session::set_record(const Record& record) {
+  const std::lock_guard lock(mutex_);
+  record_ = record;
+}
+
+std::optional<Record> Session::record() const {
+  const std::lock_guard lock(mutex_);
+  return record_;
+}
+
+}  // namespace tensorferry

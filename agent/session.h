@@ -1,0 +1,61 @@
+/// A session: one incarnation of a peer, from the first connection until it is dead. Links come and go under it: when a
+/// link is lost, the engine makes another one, which dials until the peer answers.
+///
+/// States, drawn in docs/architecture.md: *linked* (a link has a connection), *lost* (the last link has ended, and the
+/// next one dials), *dead* (final). A peer is dead when its process has ended, its record has left the store or names
+/// another incarnation, or RawAgentOptions::peer_timeout has passed without contact. Until then its holds on this
+/// agent's objects stay.
+///
+/// Threads: any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "agent/agent.h"
+#include "agent/rendezvous/record.h"
+#include "base/file_descriptor.h"
+
+namespace tensorferry {
+
+/// What ends with a link: its connections alone, or the peer.
+enum class Loss : std::uint8_t { connection, peer };
+
+class Session final {
+ public:
+  explicit Session(PeerInfo peer) : peer_(std::move(peer)) { heard(); }
+
+  [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
+
+  /// Notes a sign of life: bytes have arrived, or bytes that wait to be sent have gone.
+  void heard() noexcept { last_heard_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+  [[nodiscard]] Clock::time_point last_heard() const noexcept {
+    return Clock::time_point(Clock::duration(last_heard_.load(std::memory_order_relaxed)));
+  }
+
+  /// Keeps the descriptor of the peer's process on this host, unless one is known.
+  void watch(FileDescriptor process);
+  /// Returns whether the peer's process is known to have ended.
+  [[nodiscard]] bool process_ended() const;
+
+  /// Keeps the peer's addresses, so that the next dial needs no store.
+  void set_record(const Record& record);
+  [[nodiscard]] std::optional<Record> record() const;
+
+  /// Marks the peer as dead. True for the first caller, who reports it.
+  bool bury() noexcept { return !dead_.exchange(true); }
+  [[nodiscard]] bool dead() const noexcept { return dead_.load(); }
+
+ private:
+  const PeerInfo peer_;
+  std::atomic<Clock::rep> last_heard_{0};
+  std::atomic<bool> dead_{false};
+  mutable std::mutex mutex_;  // guards the next two
+  FileDescriptor process_;
+  std::optional<Record> record_;
+};
+
+}  // namespace tensorferry
