@@ -26,10 +26,10 @@ void round_trip(ByteView input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tensorferry;
   const auto input = std::as_bytes(std::span(data, size));
-  round_trip<cuda_ipc::Descriptor>(input);
+  round_trip<cuda_ipc::CudaIpcDescriptor>(input);
   round_trip<cuda_ipc::Control>(input);
   round_trip<cuda_ipc::CudaIpcTicket>(input);
-  round_trip<cuda_basic::Descriptor>(input);
+  round_trip<cuda_basic::CudaBasicDescriptor>(input);
   round_trip<cuda_basic::Control>(input);
   round_trip<cuda_basic::CudaBasicTicket>(input);
   if (const auto parsed = decode<cuda_ipc::CudaIpcTicket>(input);
