@@ -377,7 +377,7 @@ class RawPeer:
             + name.encode()
             + struct.pack("<iQQ", -1, random.getrandbits(63) | 1, incarnation)
         )
-        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4))
+        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels or features, links
 
     def call(self, function: str, payload: bytes) -> tuple[int, bytes]:
         """The flags and the payload of the reply."""
