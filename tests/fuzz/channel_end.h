@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "base/status.h"
 #include "channels/buffer.h"
+#include "tests/fuzz/must.h"
 
 namespace tensorferry::fuzzing {
 
@@ -17,16 +17,12 @@ namespace tensorferry::fuzzing {
 class Promises {
  public:
   ~Promises() {
-    for (const auto& runs : runs_) {
-      if (*runs != 1) std::abort();
-    }
+    for (const auto& runs : runs_) must(*runs == 1);
   }
   Completion make() {
     auto runs = std::make_shared<int>(0);
     runs_.push_back(runs);
-    return [runs](const Status&) {
-      if (++*runs != 1) std::abort();
-    };
+    return [runs](const Status&) { must(++*runs == 1); };
   }
   void forget_last() { runs_.pop_back(); }  // after a refused offer, which drops its completion without running it
 

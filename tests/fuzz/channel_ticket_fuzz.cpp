@@ -9,8 +9,10 @@
 
 #include "channels/basic/basic_channel.h"
 #include "channels/completion.h"
+#include "channels/xth/directory.h"
 #include "channels/xth/xth_channel.h"
 #include "tests/fuzz/channel_end.h"
+#include "tests/fuzz/record_input.h"
 
 namespace tensorferry {
 namespace {
@@ -63,15 +65,15 @@ class FuzzSink final : public Sink {
 
 Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
   Ticket ticket;
-  if (!honest.empty() && in.get<std::uint8_t>() % 2 == 0) {  // an honest ticket, perhaps with one byte changed
+  const auto way = honest.empty() ? std::uint8_t{1} : in.get<std::uint8_t>();
+  if (way % 2 == 0) {  // an honest ticket, perhaps with one byte changed
     ticket = honest[in.get<std::uint8_t>() % honest.size()];
     const auto at = in.get<std::uint8_t>();
     if (at < ticket.opaque.size()) ticket.opaque[at] ^= std::byte{in.get<std::uint8_t>()};
     return ticket;
   }
   ticket.bytes = in.varint();
-  const auto opaque = in.sized();
-  ticket.opaque.assign(opaque.begin(), opaque.end());
+  ticket.opaque = fuzzing::message_from<xth::XthTicket>(in, way >= 0x80);
   return ticket;
 }
 

@@ -1,6 +1,6 @@
 /// Fuzzes both ends of a `cma` channel; either may be hostile. The input makes up tickets, control messages and
 /// descriptors, or changes them on their way. A pull may read any address. Each completion must run once, the channel
-/// must send only offered sources, and a parsed message or ticket must survive encoding and parsing.
+/// must send only offered sources, and each record must survive encoding and decoding.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -16,28 +16,26 @@
 #include "channels/cma/messages.h"
 #include "channels/completion.h"
 #include "tests/fuzz/channel_end.h"
+#include "tests/fuzz/record_input.h"
 
 namespace tensorferry::cma {
 namespace {
 
+using fuzzing::must;
 constexpr std::size_t most_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_steps = 100;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// A wire that keeps the end's control messages until the input delivers them. Its bulk receives complete at the end.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
-    require(decode<Control>(message).has_value());
+    must(decode<Control>(message).has_value());
     mail.push_back(std::move(message));
     return ++controls_;
   }
   void read(Buffer, Completion) override { std::abort(); }
   void send_bulk(std::uint64_t, Buffer buffer, Completion written) override {
-    require(std::all_of(buffer.data, buffer.data + buffer.bytes, [](std::byte each) { return each == std::byte{2}; }));
+    must(std::all_of(buffer.data, buffer.data + buffer.bytes, [](std::byte each) { return each == std::byte{2}; }));
     complete(std::move(written), {});
   }
   void receive_bulk(std::uint64_t, Buffer, Completion landed) override { pending_.push_back(std::move(landed)); }
@@ -77,14 +75,13 @@ Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
   const auto way = in.get<std::uint8_t>();
   if (honest.empty() || way % 4 == 0) {
     ticket.bytes = in.varint();
-    const auto opaque = in.sized();
-    ticket.opaque.assign(opaque.begin(), opaque.end());
+    ticket.opaque = fuzzing::message_from<CmaTicket>(in, (way & 0x80) != 0);
   } else {
     ticket = honest[in.get<std::uint8_t>() % honest.size()];
     if (way % 4 == 1 && !ticket.opaque.empty())
       ticket.opaque[in.get<std::uint8_t>() % ticket.opaque.size()] ^= std::byte{in.get<std::uint8_t>()};
   }
-  if (const auto parsed = decode<CmaTicket>(ticket.opaque)) require(decode<CmaTicket>(encode(*parsed)).has_value());
+  fuzzing::round_trip<CmaTicket>(ticket.opaque);
   return ticket;
 }
 
@@ -132,9 +129,7 @@ void fuzz(Driver& driver, Reader& in) {
         break;
       }
       case 6: {
-        const auto message = in.sized();
-        if (const auto parsed = decode<Control>(message)) require(decode<Control>(encode(*parsed)).has_value());
-        channel.control(message, {});
+        channel.control(fuzzing::message_from<Control>(in, (choice & 0x40) != 0), {});
         break;
       }
       default:
@@ -154,7 +149,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Reader in(std::as_bytes(std::span(data, size)));
   CmaDriver driver(cma::CmaOptions{.within_process = true});
   const auto mine = driver.descriptor({});
-  if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, in.sized());
+  const auto theirs = in.sized();
+  fuzzing::fuzz_records<cma::CmaDescriptor>(theirs);
+  if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, theirs);
   cma::fuzz(driver, in);
   return 0;
 }

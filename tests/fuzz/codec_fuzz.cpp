@@ -1,22 +1,19 @@
 // Fuzzes the decoding of values, requests, replies and fetches. Arbitrary bytes decode or fail. A decoded value encodes
 // to bytes that decode to the same value.
 #include <array>
-#include <cstdlib>
 
 #include "rpc/core/codec.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
+#include "tests/fuzz/must.h"
 #include "tests/rpc/core/values.h"
 
 namespace {
 
 using namespace tensorferry;
+using tensorferry::fuzzing::must;
 using tensorferry::testing::TreeReader;
 using tensorferry::testing::TreeWriter;
-
-void must(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// Returns three buffers: an empty one, one of host memory, and one whose bytes must not be accessed.
 std::array<Buffer, 3> buffers() {
