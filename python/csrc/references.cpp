@@ -73,7 +73,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.call.number()});
+  message.raw(Fetch{reference_->owner().incarnation, reference_->object(), prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));

@@ -264,16 +264,7 @@ Tag Decoder::read_pickled() {
 }
 
 Tag Decoder::read_reference() {
-  reference_.owner.name = reader_.text();
-  reference_.owner.incarnation = reader_.get<std::uint64_t>();
-  reference_.object.incarnation = reader_.get<std::uint64_t>();
-  reference_.object.counter = reader_.get<std::uint64_t>();
-  reference_.fork.incarnation = reader_.get<std::uint64_t>();
-  reference_.fork.counter = reader_.get<std::uint64_t>();
-  reference_.parent.name = reader_.text();
-  reference_.parent.incarnation = reader_.get<std::uint64_t>();
-  reference_.receiver = reader_.get<std::uint64_t>();
-  reference_.type_hint = reader_.text();
+  reference_ = read<ReferenceRecord>(reader_);
   if (checked(Tag::reference) == Tag::invalid) return Tag::invalid;
   number_ = numbers_++;
   return Tag::reference;

@@ -5,7 +5,8 @@
 #include "rpc/core/codec.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
-#include "tests/fuzz/must.h"
+#include "rpc/core/method_target.h"
+#include "tests/fuzz/record_input.h"
 #include "tests/rpc/core/values.h"
 
 namespace {
@@ -73,6 +74,7 @@ void envelopes(std::uint8_t kind, ByteView payload) {
     }
   } else {
     read_fetch(in);
+    fuzzing::fuzz_records<Fetch, Creation, ReferenceRecord, RemoteException, MethodTarget>(payload);
     static_cast<void>(parse_function(text_of(payload)));
   }
   const auto status = in.finish();
