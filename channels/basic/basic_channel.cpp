@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/empty_buffer.h"
+#include "channels/reserve.h"
 
 namespace tensorferry {
 
@@ -75,15 +76,12 @@ class BasicChannel final : public Channel {
       return fail(std::move(landed), std::move(consumed),
                   Status(Code::protocol_error, formatted("{} sent a ticket that basic cannot read", wire_.peer())));
     }
-    auto destination = sink.reserve(ticket.bytes);
-    if (!destination || destination->bytes < ticket.bytes) {
+    auto destination = reserve(sink, ticket.bytes, {}, wire_.peer());
+    if (!destination.ok()) {
       // The bytes come anyway: reads and drops them, so that the stream stays in step.
       receive(*parsed, nowhere(ticket.bytes), std::move(consumed));
-      return complete(std::move(landed),
-                      Status(Code::resource_exhausted,
-                             formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
+      return complete(std::move(landed), destination.status());
     }
-    destination->bytes = ticket.bytes;
     receive(*parsed, std::move(*destination),
             [landed = std::move(landed), consumed = std::move(consumed)](Status status) mutable {
               complete(std::move(landed), status);

@@ -237,10 +237,6 @@ class Encoder {
     sharing_[index] = sharing;
     return index;
   }
-  /// Returns the buffer that remember_storage() recorded for the storage at this address, so that tensors which share a
-  /// storage share a buffer.
-  [[nodiscard]] std::optional<std::uint32_t> storage(const void* address) const { return storages_.find(address); }
-  void remember_storage(const void* address, std::uint32_t buffer) { storages_.insert(address, buffer); }
   /// Writes a tensor that lies in `buffer`. `layout` must pass validate() for that buffer; else fails with Internal.
   void tensor(const TensorLayout& layout, std::uint32_t buffer, const void* identity = nullptr);
   /// Writes an array. `elements` are contiguous, in the order that `layout` names.
@@ -379,7 +375,6 @@ class Encoder {
   std::vector<Destination> destinations_;
   std::vector<Sharing> sharing_;  // as in Message
   IdentityMap seen_;
-  IdentityMap storages_;
   std::uint32_t numbers_ = 0;
   std::size_t depth_ = 0;
   const char* failure_ = nullptr;
