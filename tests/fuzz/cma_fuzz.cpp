@@ -14,9 +14,7 @@
 
 #include "channels/cma/cma_channel.h"
 #include "channels/cma/messages.h"
-#include "channels/completion.h"
 #include "tests/fuzz/channel_end.h"
-#include "tests/fuzz/record_input.h"
 
 namespace tensorferry::cma {
 namespace {
@@ -52,72 +50,31 @@ class FuzzWire final : public Wire {
   std::vector<Completion> pending_;
 };
 
-class FuzzOutgoing final : public Outgoing {
- public:
-  explicit FuzzOutgoing(bool last) : last_(last) {}
-  [[nodiscard]] bool appends() const override { return true; }
-  void append(Buffer, Completion) override { std::abort(); }
-  [[nodiscard]] bool last_resort() const override { return last_; }
-
- private:
-  bool last_;
-};
-
-class FuzzSink final : public Sink {
- public:
-  std::optional<Buffer> reserve(std::size_t bytes) override { return fuzzing::memory_of(bytes, most_bytes); }
-  bool adopt(Buffer) override { std::abort(); }
-};
-
-/// Returns an honest ticket, unchanged or with one byte changed, or a ticket that the input makes up.
-Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
-  Ticket ticket;
-  const auto way = in.get<std::uint8_t>();
-  if (honest.empty() || way % 4 == 0) {
-    ticket.bytes = in.varint();
-    ticket.opaque = fuzzing::message_from<CmaTicket>(in, (way & 0x80) != 0);
-  } else {
-    ticket = honest[in.get<std::uint8_t>() % honest.size()];
-    if (way % 4 == 1 && !ticket.opaque.empty())
-      ticket.opaque[in.get<std::uint8_t>() % ticket.opaque.size()] ^= std::byte{in.get<std::uint8_t>()};
-  }
-  fuzzing::round_trip<CmaTicket>(ticket.opaque);
-  return ticket;
-}
-
 void fuzz(Driver& driver, Reader& in) {
   fuzzing::Promises promises;
   FuzzWire wires[2];
   std::unique_ptr<Channel> ends[2] = {driver.open(wires[0], {}), driver.open(wires[1], {})};
   std::vector<Ticket> honest;
-  FuzzSink sink;
+  fuzzing::FuzzSink sink(most_bytes, false);
   for (std::size_t step = 0; step < most_steps && !in.empty(); ++step) {
     const auto choice = in.get<std::uint8_t>();
     const int side = choice >> 7;
     auto& channel = *ends[side];
     switch (choice % 8) {
-      case 0: {
-        FuzzOutgoing message((choice & 0x20) != 0);
-        auto buffer = sink.reserve(in.varint() % (most_bytes + 1));
-        std::memset(buffer->data, 2, buffer->bytes);
-        auto offer = channel.offer(*buffer, (choice & 0x70) == 0x70 ? Sharing::shared : Sharing::by_value, message,
-                                   promises.make());
-        if (auto* ticket = std::get_if<Ticket>(&offer)) {
-          honest.push_back(*ticket);
-        } else {
-          promises.forget_last();
-        }
+      case 0:
+        fuzzing::offer_from(in, channel, {false, (choice & 0x20) != 0},
+                            (choice & 0x70) == 0x70 ? Sharing::shared : Sharing::by_value, most_bytes, promises,
+                            honest);
         break;
-      }
       case 1:
       case 2:
-        channel.pull(ticket_from(in, honest), sink, promises.make(), promises.make());
+        channel.pull(fuzzing::ticket_from<CmaTicket>(in, honest), sink, promises.make(), promises.make());
         break;
       case 3:
-        channel.acknowledged(ticket_from(in, honest));
+        channel.acknowledged(fuzzing::ticket_from<CmaTicket>(in, honest));
         break;
       case 4:
-        channel.withdraw(ticket_from(in, honest));
+        channel.withdraw(fuzzing::ticket_from<CmaTicket>(in, honest));
         break;
       case 5: {  // delivers the other end's next message, unchanged or with one byte changed
         auto& mail = wires[1 - side].mail;

@@ -19,7 +19,6 @@
 #include "channels/shm/layout.h"
 #include "channels/shm/shm_channel.h"
 #include "tests/fuzz/channel_end.h"
-#include "tests/fuzz/record_input.h"
 
 namespace tensorferry::shm {
 namespace {
@@ -67,13 +66,6 @@ class FuzzWire final : public Wire {
 
  private:
   ControlId controls_ = 0;
-};
-
-class FuzzOutgoing final : public Outgoing {
- public:
-  [[nodiscard]] bool appends() const override { return true; }
-  void append(Buffer, Completion) override { std::abort(); }
-  [[nodiscard]] bool last_resort() const override { return true; }
 };
 
 struct FuzzSink final : Sink {
@@ -138,7 +130,7 @@ class Fuzz {
 
  private:
   void offer() {
-    FuzzOutgoing message;
+    fuzzing::FuzzOutgoing message(false, true);
     const auto bytes = in_.varint() % (most_bytes + 1);
     const bool shares = in_.get<std::uint8_t>() % 4 == 0;
     std::vector<std::byte> own(bytes, std::byte{2});
