@@ -106,10 +106,7 @@ class CmaChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    const auto finish = [&](const Status& status) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
-    };
+    const auto finish = [&](const Status& status) { complete(std::move(landed), std::move(consumed), status); };
     if (auto status = end(); !status.ok()) return finish(status);
     const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
     const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr;
@@ -162,8 +159,7 @@ class CmaChannel final : public Channel {
     const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
     wire_.receive_bulk(sequence, std::move(memory),
                        [landed = std::move(landed), consumed = std::move(consumed)](const Status& status) mutable {
-                         complete(std::move(landed), status);
-                         complete(std::move(consumed), status);
+                         complete(std::move(landed), std::move(consumed), status);
                        });
     wire_.control(encode(cma::Resend{sequence, address_in.offer, bytes}), {});
   }

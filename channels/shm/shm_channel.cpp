@@ -94,8 +94,7 @@ class ShmChannel final : public Channel {
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = fetch(ticket, sink);
-    complete(std::move(landed), status);
-    complete(std::move(consumed), status);
+    complete(std::move(landed), std::move(consumed), status);
   }
 
   void discard(const Ticket& ticket) override {

@@ -33,8 +33,7 @@ class XthChannel final : public Channel {
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = copy(ticket, sink);
-    complete(std::move(landed), status);
-    complete(std::move(consumed), status);
+    complete(std::move(landed), std::move(consumed), status);
   }
 
   void withdraw(const Ticket& ticket) override { end_.withdraw(ticket); }
