@@ -446,6 +446,8 @@ class Decoder {
   void leave() {
     if (depth_ != 0) --depth_;
   }
+  /// Returns the number of values inside the value of which next() has returned `tag`; nullopt unless leave() ends it.
+  [[nodiscard]] std::optional<std::size_t> inside(Tag tag) const;
   /// Reads one value with all values inside, and returns nothing of it. False: failed.
   bool skip();
 

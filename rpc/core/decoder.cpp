@@ -24,14 +24,10 @@ Status Decoder::finish() {
   return status();
 }
 
-bool Decoder::skip() {
-  std::size_t values = 0;
-  switch (next()) {
-    case Tag::invalid:
-      return false;
+std::optional<std::size_t> Decoder::inside(Tag tag) const {
+  switch (tag) {
     case Tag::dict:
-      values = count() * 2;
-      break;
+      return count() * 2;
     case Tag::tuple:
     case Tag::list:
     case Tag::set:
@@ -39,12 +35,18 @@ bool Decoder::skip() {
     case Tag::record:
     case Tag::pickled:
     case Tag::sparse:
-      values = count();
-      break;
+      return count();
     default:
-      return true;
+      return std::nullopt;
   }
-  for (; values != 0; --values) {
+}
+
+bool Decoder::skip() {
+  const auto tag = next();
+  if (tag == Tag::invalid) return false;
+  const auto values = inside(tag);
+  if (!values) return true;
+  for (auto left = *values; left != 0; --left) {
     if (!skip()) return false;
   }
   leave();
