@@ -194,15 +194,10 @@ bool PythonReferenceMarshaller::write(PyObject* object, ReferenceRecord& record)
 }
 
 PyObject* PythonReferenceMarshaller::read(const ReferenceRecord& record) {
-  try {
+  return guarded([&] {
     auto reference = value_or_raise(references_.receive(record));
     return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference))).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  });
 }
 
 // ---- bindings
