@@ -12,11 +12,11 @@ namespace {
 constexpr std::chrono::seconds lingers_for{1};
 }  // namespace
 
-Background::Background() : born_in_(forks()), state_(std::make_unique<State>()) {}
+Background::Background() : born_in_(forks()), state_(std::make_shared<State>()) {}
 
 Background::~Background() {
   if (born_in_ != forks()) {
-    (void)state_.release();  // leaked: the thread and the locks are the parent's
+    (void)new std::shared_ptr(state_);  // leaked: the thread and the locks are the parent's
     return;
   }
   std::multimap<Clock::time_point, Job> dropped;
@@ -26,7 +26,12 @@ Background::~Background() {
     dropped.swap(state_->jobs);
     state_->changed.notify_all();
   }
-  if (state_->thread.joinable()) state_->thread.join();
+  if (!state_->thread.joinable()) return;
+  if (state_->thread.get_id() == std::this_thread::get_id()) {
+    state_->thread.detach();
+  } else {
+    state_->thread.join();
+  }
 }
 
 void Background::submit(Job job, Clock::time_point at) {
@@ -34,20 +39,22 @@ void Background::submit(Job job, Clock::time_point at) {
   auto& state = *state_;
   const std::lock_guard lock(state.mutex);
   if (state.ended) return;
+  const bool first = state.jobs.empty() || at < state.jobs.begin()->first;
   state.jobs.emplace(at, std::move(job));
   if (!state.alive) {
     if (state.thread.joinable()) state.thread.join();  // returns at once: its function is about to return
     try {
-      state.thread = std::thread([&state] { state.run(); });
+      state.thread = std::thread([kept = state_] { State::run(kept); });
       state.alive = true;
     } catch (const std::system_error&) {
       return;  // the next submit() tries again
     }
   }
-  state.changed.notify_all();
+  if (first) state.changed.notify_all();
 }
 
-void Background::State::run() {
+void Background::State::run(const std::shared_ptr<State>& state) {
+  auto& [mutex, changed, jobs, alive, ended, thread] = *state;
   block_signals_of_others();
   std::unique_lock lock(mutex);
   while (!ended) {

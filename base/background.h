@@ -22,8 +22,8 @@ class Background final {
   using Job = UniqueFunction<void()>;
 
   Background();
-  /// Drops the jobs that have not begun, and waits for a running one. In a forked child it does neither. Must not be
-  /// called from a job.
+  /// Drops the jobs that have not begun, and waits for a running one, unless that one destroys the object. In a forked
+  /// child it does neither.
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -41,11 +41,11 @@ class Background final {
     bool ended = false;
     std::thread thread;
 
-    void run();
+    static void run(const std::shared_ptr<State>& state);
   };
 
   const std::uint32_t born_in_;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tensorferry

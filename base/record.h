@@ -307,6 +307,7 @@ T read(Reader& in) {
 template <WireMessage T>
 [[nodiscard]] Bytes encode(const T& message) {
   Bytes bytes;
+  bytes.reserve(record::least<T>() + 32);
   Writer out(bytes);
   write(out, message);
   return bytes;

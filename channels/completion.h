@@ -1,6 +1,8 @@
 /// Runs completions without unbounded recursion.
 #pragma once
 
+#include <utility>
+
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -14,5 +16,11 @@ namespace tensorferry {
 void complete(Completion completion, Status status) noexcept;
 
 inline constexpr int max_nesting = 8;
+
+/// Runs the two completions of a pull in this way.
+inline void complete(Completion landed, Completion consumed, const Status& status) noexcept {
+  complete(std::move(landed), status);
+  complete(std::move(consumed), status);
+}
 
 }  // namespace tensorferry

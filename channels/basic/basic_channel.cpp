@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/empty_buffer.h"
+#include "channels/reserve.h"
 
 namespace tensorferry {
 
@@ -69,25 +70,21 @@ class BasicChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    if (auto ended = end(); !ended.ok()) return fail(std::move(landed), std::move(consumed), ended);
+    if (auto ended = end(); !ended.ok()) return complete(std::move(landed), std::move(consumed), ended);
     const auto parsed = parse(ticket);
     if (!parsed) {
-      return fail(std::move(landed), std::move(consumed),
-                  Status(Code::protocol_error, formatted("{} sent a ticket that basic cannot read", wire_.peer())));
+      return complete(std::move(landed), std::move(consumed),
+                      Status(Code::protocol_error, formatted("{} sent a ticket that basic cannot read", wire_.peer())));
     }
-    auto destination = sink.reserve(ticket.bytes);
-    if (!destination || destination->bytes < ticket.bytes) {
+    auto destination = reserve(sink, ticket.bytes, {}, wire_.peer());
+    if (!destination.ok()) {
       // The bytes come anyway: reads and drops them, so that the stream stays in step.
       receive(*parsed, nowhere(ticket.bytes), std::move(consumed));
-      return complete(std::move(landed),
-                      Status(Code::resource_exhausted,
-                             formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())));
+      return complete(std::move(landed), destination.status());
     }
-    destination->bytes = ticket.bytes;
     receive(*parsed, std::move(*destination),
-            [landed = std::move(landed), consumed = std::move(consumed)](Status status) mutable {
-              complete(std::move(landed), status);
-              complete(std::move(consumed), std::move(status));
+            [landed = std::move(landed), consumed = std::move(consumed)](const Status& status) mutable {
+              complete(std::move(landed), std::move(consumed), status);
             });
   }
 
@@ -131,11 +128,6 @@ class BasicChannel final : public Channel {
     if (const auto* bulk = std::get_if<InBulk>(&parsed))
       return wire_.receive_bulk(bulk->sequence, std::move(destination), std::move(landed));
     wire_.read(std::move(destination), std::move(landed));
-  }
-
-  static void fail(Completion landed, Completion consumed, const Status& status) {
-    complete(std::move(landed), status);
-    complete(std::move(consumed), status);
   }
 
   /// Returns Ok until close(), then the reason why the link has ended.

@@ -17,6 +17,7 @@
 #include "channels/completion.h"
 #include "channels/copy.h"
 #include "channels/offers.h"
+#include "channels/reserve.h"
 
 namespace tensorferry {
 
@@ -105,10 +106,7 @@ class CmaChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    const auto finish = [&](const Status& status) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
-    };
+    const auto finish = [&](const Status& status) { complete(std::move(landed), std::move(consumed), status); };
     if (auto status = end(); !status.ok()) return finish(status);
     const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
     const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr;
@@ -119,16 +117,12 @@ class CmaChannel final : public Channel {
     const auto source = this->source();
     if (address_in != nullptr && !source)
       return finish({Code::protocol_error, formatted("{} sent a ticket before cma was ready", wire_.peer())});
-    auto memory = sink.reserve(ticket.bytes);
-    if (!memory || memory->bytes < ticket.bytes) {
-      return finish({Code::resource_exhausted,
-                     formatted("no memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())});
-    }
+    auto memory = reserve(sink, ticket.bytes, {}, wire_.peer());
+    if (!memory.ok()) return finish(memory.status());
     if (address_in == nullptr) return finish({});
     const int failed = source->read(copier_, memory->data, address_in->address, ticket.bytes);
     if (failed == 0) return finish({});
     if (failed == ESRCH) return finish(lost());
-    memory->bytes = ticket.bytes;
     ask_again(*address_in, std::move(*memory), std::move(landed), std::move(consumed));
     if (cma::is_refusal(failed)) refuse(failed);
   }
@@ -165,8 +159,7 @@ class CmaChannel final : public Channel {
     const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
     wire_.receive_bulk(sequence, std::move(memory),
                        [landed = std::move(landed), consumed = std::move(consumed)](const Status& status) mutable {
-                         complete(std::move(landed), status);
-                         complete(std::move(consumed), status);
+                         complete(std::move(landed), std::move(consumed), status);
                        });
     wire_.control(encode(cma::Resend{sequence, address_in.offer, bytes}), {});
   }

@@ -91,10 +91,7 @@ class CudaBasicChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    const auto finish = [&](const Status& status) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
-    };
+    const auto finish = [&](const Status& status) { complete(std::move(landed), std::move(consumed), status); };
     if (auto status = end(); !status.ok()) return finish(status);
     const auto parsed = parse_ticket(ticket);
     if (!parsed)

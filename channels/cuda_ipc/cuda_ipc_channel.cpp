@@ -204,10 +204,7 @@ class CudaIpcChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    const auto finish = [&](const Status& status) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
-    };
+    const auto finish = [&](const Status& status) { complete(std::move(landed), std::move(consumed), status); };
     if (auto status = end(); !status.ok()) return finish(status);
     const auto parsed = decode<CudaIpcTicket>(ticket.opaque);
     if (!parsed || parsed->bytes != ticket.bytes || (parsed->offer == 0) != (ticket.bytes == 0) ||
@@ -279,8 +276,7 @@ class CudaIpcChannel final : public Channel {
       result = cuda::api()->memcpy_async(cuda::address_of(memory.data), source->address, parsed.bytes, stream);
     if (status.ok()) status = cuda::status_of(result, "cuda_ipc's copy");
     if (!status.ok() && !waiting) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
+      complete(std::move(landed), std::move(consumed), status);
       return;
     }
     auto mappings = std::move(source->mappings);

@@ -1,6 +1,5 @@
 #include "channels/cuda_xth/cuda_xth_channel.h"
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -9,15 +8,11 @@
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
 #include "channels/cuda/event_poller.h"
-#include "channels/offers.h"
+#include "channels/reserve.h"
 #include "channels/xth/directory.h"
 
 namespace tensorferry {
 namespace {
-
-using xth::ChannelEnds;
-using xth::Id;
-using xth::XthTicket;
 
 /// The owner of an offered source: keeps the caller's owner, and the event after which the bytes are valid.
 struct HeldSource {
@@ -57,10 +52,7 @@ class Speeds {
 
 class CudaXthChannel final : public Channel {
  public:
-  CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair) {
-    ChannelEnds::of_this_process().enter(id_, offers_);
-  }
-  ~CudaXthChannel() override { CudaXthChannel::close({}); }
+  CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair), end_("cuda_xth", wire) {}
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (auto refusal = cuda::refusal_of("cuda_xth", buffer)) return std::move(*refusal);
@@ -74,9 +66,7 @@ class CudaXthChannel final : public Channel {
     auto offered = buffer;
     offered.stream = source->ready ? static_cast<Stream>(source->ready.get()) : nullptr;  // pull() waits for this event
     offered.owner = std::move(source);
-    const auto number = offers_->add(std::move(offered), std::move(released));
-    if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(XthTicket{id_, *number}), .acknowledge = true};
+    return end_.offer(std::move(offered), std::move(released));
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -85,10 +75,7 @@ class CudaXthChannel final : public Channel {
     if (consumed) complete(std::move(consumed), std::move(status));
   }
 
-  void withdraw(const Ticket& ticket) override {
-    if (const auto parsed = decode<XthTicket>(ticket.opaque); parsed && parsed->end == id_)
-      offers_->end(parsed->number);
-  }
+  void withdraw(const Ticket& ticket) override { end_.withdraw(ticket); }
   [[nodiscard]] std::string describe() const override {
     const auto from = pair_.local.index, to = pair_.remote.index;  // within one process both ends use the same indices
     return cuda::described(cuda::link_between(from, to), Speeds::of_this_process().get(from, to));
@@ -96,37 +83,20 @@ class CudaXthChannel final : public Channel {
 
   void progress() override { cuda::EventPoller::of_this_process().poll_now(); }
 
-  void close(Status status) noexcept override {
-    ChannelEnds::of_this_process().leave(id_);
-    closed_.store(true);
-    offers_->close(std::move(status));
-  }
+  void close(Status status) noexcept override { end_.close(std::move(status)); }
 
  private:
   /// Enqueues the copy. If that succeeds for a buffer that is not empty, takes `consumed` and runs it when the copy is
   /// done; else leaves it to the caller.
   Status copy(const Ticket& ticket, Sink& sink, Completion& consumed) {
-    const auto parsed = decode<XthTicket>(ticket.opaque);
-    if (!parsed) return {Code::protocol_error, formatted("{} sent a ticket that cuda_xth cannot read", wire_.peer())};
-    if (closed_.load()) return {Code::connection_lost, formatted("the link to {} has ended", wire_.peer())};
-    const auto theirs = ChannelEnds::of_this_process().find(parsed->end);
-    const auto source = theirs ? theirs->begin_copy(parsed->number, ticket.bytes)
-                               : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
-    if (!source.ok() && source.status().code() != Code::protocol_error) {
-      return {Code::connection_lost, formatted("the end of {} that offered the buffer is closed", wire_.peer())};
-    }
+    const auto source = end_.begin_copy(ticket);
     if (!source.ok()) return source.status();
-
-    const auto destination = sink.reserve(ticket.bytes);
+    const auto destination = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
     const cuda::DeviceGuard here(pair_.local.index);
     std::shared_ptr<cuda::Stopwatch> watch;
-    auto status = here.status();
-    if (!destination || destination->bytes < ticket.bytes)
-      status = {Code::resource_exhausted,
-                formatted("no GPU memory for a buffer of {} bytes from {}", ticket.bytes, wire_.peer())};
-    else if (status.ok() && ticket.bytes > 0)
-      status = enqueue(source->buffer, *destination, watch);
-    const auto done = [theirs, number = parsed->number] { theirs->end_copy(number); };
+    auto status = destination.ok() ? here.status() : destination.status();
+    if (status.ok() && ticket.bytes > 0) status = enqueue(source->buffer, *destination, watch);
+    const auto done = [offers = source->offers, number = source->number] { offers->end_copy(number); };
     if (!status.ok() || ticket.bytes == 0) {
       done();
       return status;
@@ -164,9 +134,7 @@ class CudaXthChannel final : public Channel {
 
   Wire& wire_;
   const DevicePair pair_;
-  const Id id_ = xth::random_id();
-  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
-  std::atomic<bool> closed_{false};
+  xth::LocalEnd end_;
 };
 
 }  // namespace
@@ -175,15 +143,10 @@ std::variant<Bytes, Refusal> CudaXthDriver::descriptor(Device device) {
   if (device.type != DeviceType::cuda)
     return Refusal{formatted("cuda_xth carries GPU memory, not {}", text_of(device))};
   if (cuda::api() == nullptr) return Refusal{cuda::why_missing()};
-  const auto nonce = xth::nonce_of_this_process();
-  const auto bytes = std::as_bytes(std::span(nonce));
-  return Bytes(bytes.begin(), bytes.end());
+  return xth::descriptor();
 }
 
-std::optional<Refusal> CudaXthDriver::reaches(ByteView mine, ByteView theirs) {
-  if (mine.size() == sizeof(Id) && text_of(mine) == text_of(theirs)) return std::nullopt;
-  return Refusal{"another process"};
-}
+std::optional<Refusal> CudaXthDriver::reaches(ByteView mine, ByteView theirs) { return xth::reaches(mine, theirs); }
 
 std::unique_ptr<Channel> CudaXthDriver::open(Wire& wire, DevicePair pair) {
   auto channel = std::make_unique<CudaXthChannel>(wire, pair);

@@ -13,6 +13,7 @@
 #include "channels/completion.h"
 #include "channels/copy.h"
 #include "channels/region.h"
+#include "channels/reserve.h"
 #include "channels/shm/handovers.h"
 #include "channels/shm/mappings.h"
 
@@ -93,8 +94,7 @@ class ShmChannel final : public Channel {
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = fetch(ticket, sink);
-    complete(std::move(landed), status);
-    complete(std::move(consumed), status);
+    complete(std::move(landed), std::move(consumed), status);
   }
 
   void discard(const Ticket& ticket) override {
@@ -156,7 +156,7 @@ class ShmChannel final : public Channel {
     if (!parsed || nothing != (ticket.bytes == 0)) {
       return {Code::protocol_error, formatted("{} sent a ticket that shm cannot read", wire_.peer())};
     }
-    if (nothing) return sink.reserve(0) ? Status() : no_memory(0);
+    if (nothing) return reserve(sink, 0, {}, wire_.peer()).status();
     bool shared = false;
     auto claimed = std::holds_alternative<shm::Handed>(*parsed)
                        ? mappings_.claim(std::get<shm::Handed>(*parsed), ticket.bytes, shared)
@@ -170,14 +170,9 @@ class ShmChannel final : public Channel {
               formatted("{} shares memory, and shared memory cannot land in memory that the caller provides",
                         wire_.peer())};
     }
-    const auto mine = sink.reserve(ticket.bytes);
-    if (!mine || mine->bytes < ticket.bytes) return no_memory(ticket.bytes);
-    copier_.copy(mine->data, claimed->data, ticket.bytes);
-    return {};
-  }
-
-  [[nodiscard]] Status no_memory(std::uint64_t bytes) const {
-    return {Code::resource_exhausted, formatted("no memory for a buffer of {} bytes from {}", bytes, wire_.peer())};
+    const auto mine = reserve(sink, ticket.bytes, {}, wire_.peer());
+    if (mine.ok()) copier_.copy(mine->data, claimed->data, ticket.bytes);
+    return mine.status();
   }
 
   void on(const shm::LedgerOffer& hello, FileDescriptor descriptor) {

@@ -1,12 +1,31 @@
 #include "channels/xth/directory.h"
 
-#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/text.h"
 
 namespace tensorferry::xth {
+
+namespace {
+
+/// The offers of the channel ends of this process, by the ends' ids. It is global, because the two ends of a link meet
+/// nowhere else.
+struct Ends {
+  static Ends& of_this_process() {
+    static auto& ends = *new Ends;  // never destroyed: an agent may be closed by another static's destructor
+    return ends;
+  }
+  struct Hash {
+    std::size_t operator()(const Id& id) const noexcept { return id[0]; }
+  };
+  std::mutex mutex;
+  std::unordered_map<Id, std::shared_ptr<Offers>, Hash> by_id;
+};
+
+}  // namespace
 
 Id random_id() { return {random_word(), random_word()}; }
 
@@ -22,25 +41,73 @@ Id nonce_of_this_process() {
   return *nonce;
 }
 
-ChannelEnds& ChannelEnds::of_this_process() {
-  static auto& directory = *new ChannelEnds;  // never destroyed: an agent may be closed by another static's destructor
-  return directory;
+Bytes descriptor() {
+  const auto nonce = nonce_of_this_process();
+  const auto bytes = std::as_bytes(std::span(nonce));
+  return {bytes.begin(), bytes.end()};
 }
 
-void ChannelEnds::enter(const Id& id, std::shared_ptr<Offers> offers) {
-  std::lock_guard lock(mutex_);
-  ends_.emplace(id, std::move(offers));
+std::optional<Refusal> reaches(ByteView mine, ByteView theirs) {
+  if (mine.size() == sizeof(Id) && text_of(mine) == text_of(theirs)) return std::nullopt;
+  return Refusal{"another process"};
 }
 
-void ChannelEnds::leave(const Id& id) {
-  std::lock_guard lock(mutex_);
-  ends_.erase(id);
+LocalEnd::LocalEnd(std::string_view channel, const Wire& wire) : channel_(channel), wire_(wire) {
+  auto& all = Ends::of_this_process();
+  const std::lock_guard lock(all.mutex);
+  all.by_id.emplace(id_, offers_);
 }
 
-std::shared_ptr<Offers> ChannelEnds::find(const Id& id) {
-  std::lock_guard lock(mutex_);
-  const auto found = ends_.find(id);
-  return found == ends_.end() ? nullptr : found->second;
+Offer LocalEnd::offer(Buffer buffer, Completion released, bool shared) {
+  const auto bytes = buffer.bytes;
+  const auto number = offers_->add(std::move(buffer), std::move(released), shared);
+  if (!number) return Refusal{formatted("the link to {} has ended", wire_.peer())};
+  return Ticket{.bytes = bytes, .opaque = encode(XthTicket{id_, *number}), .acknowledge = true};
+}
+
+void LocalEnd::withdraw(const Ticket& ticket) {
+  if (const auto parsed = decode<XthTicket>(ticket.opaque); parsed && parsed->end == id_) offers_->end(parsed->number);
+}
+
+Result<LocalEnd::Source> LocalEnd::begin_copy(const Ticket& ticket) {
+  const auto parsed = decode<XthTicket>(ticket.opaque);
+  if (!parsed)
+    return Status(Code::protocol_error, formatted("{} sent a ticket that {} cannot read", wire_.peer(), channel_));
+  // No ProtocolError for an unknown end: more likely an agent just left than a peer invents tickets.
+  const auto theirs = find(parsed->end);
+  const auto source = theirs ? theirs->begin_copy(parsed->number, ticket.bytes)
+                             : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
+  if (source.ok()) return Source{*source, theirs, parsed->number};
+  if (source.status().code() == Code::protocol_error) return source.status();
+  return Status(Code::connection_lost,
+                formatted("the link to {} has ended, or its end that offered the buffer is closed", wire_.peer()));
+}
+
+void LocalEnd::close(Status status) {
+  {
+    auto& all = Ends::of_this_process();
+    const std::lock_guard lock(all.mutex);
+    all.by_id.erase(id_);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    theirs_.reset();
+  }
+  offers_->close(std::move(status));
+}
+
+/// Returns the other end's offers; null if either end is closed. Remembers them, because they are the same for each
+/// ticket.
+std::shared_ptr<Offers> LocalEnd::find(const Id& end) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || (theirs_ && theirs_id_ == end)) return theirs_;
+  auto& all = Ends::of_this_process();
+  const std::lock_guard all_lock(all.mutex);
+  const auto found = all.by_id.find(end);
+  if (found == all.by_id.end()) return nullptr;
+  theirs_id_ = end;
+  return theirs_ = found->second;
 }
 
 }  // namespace tensorferry::xth

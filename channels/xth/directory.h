@@ -1,13 +1,15 @@
-/// Table in which the other end of a link finds the offers of an xth channel end, and the tickets that name them.
+/// The ends of channels within one process (xth, cuda_xth), and the tickets by which they find each other's offers.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <optional>
+#include <string_view>
 
 #include "base/record.h"
+#include "channels/channel.h"
 #include "channels/offers.h"
 
 namespace tensorferry::xth {
@@ -17,7 +19,7 @@ using Id = std::array<std::uint64_t, 2>;
 
 Id random_id();
 
-/// The ticket of a channel within one process (xth, cuda_xth): the id of the offering channel end, and the offer's
+/// The ticket of a channel within one process: the id of the offering channel end, and the offer's
 /// number there.
 struct XthTicket {
   Id end{};
@@ -29,23 +31,49 @@ struct XthTicket {
 /// draws its own.
 Id nonce_of_this_process();
 
-/// Holds the channel ends of this process by id. Thread-safe. It is global, because the two ends of a link meet nowhere
-/// else.
-class ChannelEnds {
- public:
-  static ChannelEnds& of_this_process();
+/// A channel's descriptor: the number of this process.
+Bytes descriptor();
+/// Returns nullopt if both descriptors are of one process.
+std::optional<Refusal> reaches(ByteView mine, ByteView theirs);
 
-  void enter(const Id& id, std::shared_ptr<Offers> offers);
-  void leave(const Id& id);
-  /// Returns the offers of the channel end `id`; null if there is no such end.
-  std::shared_ptr<Offers> find(const Id& id);
+/// One end of a channel within this process, with its offers. Its peer finds it by the id in the tickets. Thread-safe.
+class LocalEnd {
+ public:
+  /// `channel` is the channel's name, for errors.
+  LocalEnd(std::string_view channel, const Wire& wire);
+  ~LocalEnd() { close({}); }
+  LocalEnd(const LocalEnd&) = delete;
+  LocalEnd& operator=(const LocalEnd&) = delete;
+
+  /// Adds an offer (channels/offers.h) and returns its ticket. Refuses after `close`.
+  Offer offer(Buffer buffer, Completion released, bool shared = false);
+  /// Ends the offer of a ticket that this end made.
+  void withdraw(const Ticket& ticket);
+
+  /// The source of the other end's ticket. It is valid until `end_copy`.
+  struct Source : Offers::OfferedMemory {
+    std::shared_ptr<Offers> offers;
+    std::uint64_t number = 0;
+    void end_copy() const { offers->end_copy(number); }
+  };
+  /// Finds the source of a ticket. ConnectionLost: this end or the other one is closed. ProtocolError: the ticket is
+  /// malformed, or names no open offer.
+  Result<Source> begin_copy(const Ticket& ticket);
+
+  /// Ends all offers with `status`, and finds no sources from then on.
+  void close(Status status);
 
  private:
-  struct Hash {
-    std::size_t operator()(const Id& id) const noexcept { return id[0]; }
-  };
+  std::shared_ptr<Offers> find(const Id& end);
+
+  const std::string_view channel_;
+  const Wire& wire_;
+  const Id id_ = random_id();
+  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
   std::mutex mutex_;
-  std::unordered_map<Id, std::shared_ptr<Offers>, Hash> ends_;
+  bool closed_ = false;
+  Id theirs_id_{};
+  std::shared_ptr<Offers> theirs_;
 };
 
 }  // namespace tensorferry::xth

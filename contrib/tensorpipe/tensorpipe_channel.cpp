@@ -72,10 +72,7 @@ class TensorpipeChannel final : public Channel {
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
-    const auto finish = [&](const Status& status) {
-      complete(std::move(landed), status);
-      complete(std::move(consumed), status);
-    };
+    const auto finish = [&](const Status& status) { complete(std::move(landed), std::move(consumed), status); };
     if (auto ended = flow_->end(); !ended.ok()) return finish(ended);
     const auto offer = tp::offer_of(ticket);
     if (!offer)

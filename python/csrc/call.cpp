@@ -119,51 +119,36 @@ class Parsed {
   py::object args_;
 };
 
-/// Runs `body`, and sets the Python error for an exception that it throws.
-template <class Body>
-PyObject* guarded(Body body) noexcept {
-  try {
-    return body().release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const py::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
 /// Returns the agent of a verb: methods get it as `self`, functions get null.
 std::shared_ptr<PythonAgent> agent_of(PyObject* self) {
   if (self == nullptr) return PythonAgent::current();
   return py::handle(self).cast<std::shared_ptr<PythonAgent>>();
 }
 
-PyObject* rpc_sync(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+PyObject* rpc_sync(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) noexcept {
   return guarded([&] {
     const auto agent = agent_of(self);
     const Parsed parsed("rpc_sync", args, count, names);
-    return agent->call(agent->prepare(parsed.invocation));
+    return agent->call(agent->prepare(parsed.invocation)).release().ptr();
   });
 }
 
-PyObject* rpc_async(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+PyObject* rpc_async(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) noexcept {
   return guarded([&] {
     const auto agent = agent_of(self);
     const Parsed parsed("rpc_async", args, count, names);
-    return py::cast(PythonFuture::of(agent, agent->start(agent->prepare(parsed.invocation))));
+    return py::cast(PythonFuture::of(agent, agent->start(agent->prepare(parsed.invocation)))).release().ptr();
   });
 }
 
-PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) noexcept {
   return guarded([&] {
     const auto agent = agent_of(self);
     const Parsed parsed("remote", args, count, names);
     if (parsed.invocation.out != nullptr) {
       throw py::type_error("remote() takes no out: its result stays at the peer. to_here() takes one");
     }
-    return agent->objects().create(parsed.invocation);
+    return agent->objects().create(parsed.invocation).release().ptr();
   });
 }
 

@@ -3,8 +3,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <exception>
-#include <new>
 #include <utility>
 
 #include "python/csrc/codec_reader.h"
@@ -15,25 +13,6 @@
 
 namespace tensorferry::python {
 namespace {
-
-/// Runs `body`, and sets the Python error for a C++ exception of torch or pybind11.
-template <class Body>
-bool guarded(const Body& body) {
-  try {
-    return body();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (python_error& error) {
-    error.restore();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return false;
-}
 
 bool take(Encoder& out, Message& message) {
   if (const auto status = out.status(); !status.ok()) {

@@ -1,10 +1,38 @@
 #include "python/csrc/errors.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include <map>
+#include <new>
 #include <string>
 #include <utility>
 
 namespace tensorferry::python {
+
+void set_error_of_exception() {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+std::string text_attribute(py::handle object, const char* name) {
+  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
+  if (found && PyUnicode_Check(found.ptr())) return found.cast<std::string>();
+  PyErr_Clear();
+  return {};
+}
 
 py::object attribute_of(const char* module, const char* name) {
   static auto& found = *new std::map<std::pair<std::string, std::string>, py::object>;  // outlives the interpreter

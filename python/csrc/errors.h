@@ -1,6 +1,9 @@
 /// Converts a Status to a Python exception (a class of tensorferry.errors). All functions need the GIL.
 #pragma once
 
+#include <exception>
+#include <string>
+
 #include "base/status.h"
 #include "python/csrc/interpreter.h"
 
@@ -20,6 +23,22 @@ T value_or_raise(Result<T> result) {
 inline void check(const Status& status) {
   if (!status.ok()) raise(status);
 }
+
+/// Sets the Python error for the exception that is being handled: of torch, of pybind11, or another of C++.
+void set_error_of_exception();
+/// Runs `body`. If it throws, sets the Python error and returns false or null.
+template <class Body>
+auto guarded(const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::exception&) {
+    set_error_of_exception();
+    return {};
+  }
+}
+
+/// Returns an attribute that is a str, for example `__qualname__`; "" if there is none.
+std::string text_attribute(py::handle object, const char* name);
 
 /// Returns a class or function of a Python module. Imports the module at the first call for each name, then uses a
 /// cache.

@@ -15,13 +15,6 @@ std::string text_of_object(py::handle object) {
   }
 }
 
-std::string attribute_text(py::handle object, const char* name) {
-  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
-  if (found && PyUnicode_Check(found.ptr())) return found.cast<std::string>();
-  PyErr_Clear();
-  return {};
-}
-
 bool is_exception_type(py::handle type) {
   return PyType_Check(type.ptr()) != 0 && PyObject_IsSubclass(type.ptr(), PyExc_Exception) == 1;
 }
@@ -66,8 +59,8 @@ py::object remote_error(const RemoteException& described) {
 
 RemoteException describe_exception(const py::error_already_set& error, const std::string& self) {
   RemoteException described;
-  described.module = attribute_text(error.type(), "__module__");
-  described.qualname = attribute_text(error.type(), "__qualname__");
+  described.module = text_attribute(error.type(), "__module__");
+  described.qualname = text_attribute(error.type(), "__qualname__");
   described.text = text_of_object(error.value());
   described.peer = self;
   try {

@@ -11,13 +11,6 @@ namespace {
 
 constexpr std::size_t longest_name = 4096;  // bytes; docs/protocol.md, extension 1
 
-std::string text_attribute(py::handle object, const char* name) {
-  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
-  if (found && PyUnicode_Check(found.ptr())) return found.cast<std::string>();
-  PyErr_Clear();
-  return {};
-}
-
 /// Whether both come from the same definition (module and qualified name) of a function or class, one of them redefined
 /// later.
 bool same_definition(py::handle one, py::handle other) {

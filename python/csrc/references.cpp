@@ -73,7 +73,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.call.number()});
+  message.raw(Fetch{reference_->owner().incarnation, reference_->object(), prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));
@@ -194,15 +194,10 @@ bool PythonReferenceMarshaller::write(PyObject* object, ReferenceRecord& record)
 }
 
 PyObject* PythonReferenceMarshaller::read(const ReferenceRecord& record) {
-  try {
+  return guarded([&] {
     auto reference = value_or_raise(references_.receive(record));
     return py::cast(std::make_shared<RRef>(agent_.shared_from_this(), std::move(reference))).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  });
 }
 
 // ---- bindings

@@ -1,5 +1,6 @@
 #include "rpc/core/agent_network.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,11 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
     // The agent reassembles a payload that is too long for a frame. The protocol uses no buffers.
     done(std::move(reply->payload));
   });
+}
+
+void AgentNetwork::after(Milliseconds delay, UniqueFunction<void()> what) {
+  // At most a century, so that the sum does not overflow.
+  timer_.submit(std::move(what), Clock::now() + std::min<Milliseconds>(delay, std::chrono::hours(24 * 36500)));
 }
 
 void serve_references(RawAgent& agent, const std::shared_ptr<References>& references) {

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "agent/agent.h"
+#include "base/background.h"
 #include "rpc/core/references.h"
-#include "rpc/core/timer.h"
 
 namespace tensorferry {
 
@@ -20,11 +20,11 @@ class AgentNetwork final : public References::Network {
   explicit AgentNetwork(RawAgent& agent) : agent_(agent) {}
 
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override;
-  void after(Milliseconds delay, UniqueFunction<void()> what) override { timer_.after(delay, std::move(what)); }
+  void after(Milliseconds delay, UniqueFunction<void()> what) override;
 
  private:
   RawAgent& agent_;
-  Timer timer_;
+  Background timer_;
 };
 
 /// Serves `tf:ref` at `agent` for `references`, and does not keep `references` alive. The code that registers

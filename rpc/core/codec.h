@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "base/bytes.h"
+#include "base/record.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 #include "rpc/core/identity_map.h"
@@ -30,6 +30,11 @@
 #include "rpc/core/reference_id.h"
 
 namespace tensorferry {
+
+template <>
+inline constexpr std::tuple fields_of<ReferenceRecord>{&ReferenceRecord::owner,    &ReferenceRecord::object,
+                                                       &ReferenceRecord::fork,     &ReferenceRecord::parent,
+                                                       &ReferenceRecord::receiver, &ReferenceRecord::type_hint};
 
 /// The kind of a value. The numbers travel: never renumber. First bytes from 0x40 on are short forms (docs/codec.md);
 /// the Decoder reports them by these tags too.
@@ -232,10 +237,6 @@ class Encoder {
     sharing_[index] = sharing;
     return index;
   }
-  /// Returns the buffer that remember_storage() recorded for the storage at this address, so that tensors which share a
-  /// storage share a buffer.
-  [[nodiscard]] std::optional<std::uint32_t> storage(const void* address) const { return storages_.find(address); }
-  void remember_storage(const void* address, std::uint32_t buffer) { storages_.insert(address, buffer); }
   /// Writes a tensor that lies in `buffer`. `layout` must pass validate() for that buffer; else fails with Internal.
   void tensor(const TensorLayout& layout, std::uint32_t buffer, const void* identity = nullptr);
   /// Writes an array. `elements` are contiguous, in the order that `layout` names.
@@ -260,11 +261,14 @@ class Encoder {
     return number ? put_again(*number) : false;
   }
 
-  // ---- raw numbers and texts, for envelopes
+  // ---- raw numbers, texts and wire records (base/record.h), for envelopes
   void raw_u8(std::uint8_t value) { *room(1)++ = static_cast<std::byte>(value); }
-  void raw_u64(std::uint64_t value) { put_raw(room(sizeof value), &value, sizeof value); }
   void raw_varint(std::uint64_t value) { put_varint(room(max_varint), value); }
   void raw_text(std::string_view value);  // length, then the bytes
+  void raw(const WireRecord auto& record) {
+    const auto bytes = encode(record);
+    put_raw(room(bytes.size()), bytes.data(), bytes.size());
+  }
 
   // ---- the result
   [[nodiscard]] bool failed() const noexcept { return failure_ != nullptr; }
@@ -371,7 +375,6 @@ class Encoder {
   std::vector<Destination> destinations_;
   std::vector<Sharing> sharing_;  // as in Message
   IdentityMap seen_;
-  IdentityMap storages_;
   std::uint32_t numbers_ = 0;
   std::size_t depth_ = 0;
   const char* failure_ = nullptr;
@@ -443,6 +446,8 @@ class Decoder {
   void leave() {
     if (depth_ != 0) --depth_;
   }
+  /// Returns the number of values inside the value of which next() has returned `tag`; nullopt unless leave() ends it.
+  [[nodiscard]] std::optional<std::size_t> inside(Tag tag) const;
   /// Reads one value with all values inside, and returns nothing of it. False: failed.
   bool skip();
 
@@ -502,11 +507,14 @@ class Decoder {
   [[nodiscard]] MemoryFormatNumber memory_format() const noexcept { return static_cast<MemoryFormatNumber>(leaf_); }
   [[nodiscard]] std::span<const std::int64_t> size() const noexcept { return tensor_.sizes; }
 
-  // ---- raw numbers and texts, for envelopes
+  // ---- raw numbers, texts and wire records, for envelopes
   std::uint8_t raw_u8() { return checked_raw(reader_.get<std::uint8_t>()); }
-  std::uint64_t raw_u64() { return checked_raw(reader_.get<std::uint64_t>()); }
   std::uint64_t raw_varint() { return checked_raw(reader_.varint()); }
   std::string_view raw_text() { return checked_raw(reader_.text()); }
+  template <WireRecord T>
+  T raw() {
+    return checked_raw(read<T>(reader_));
+  }
   /// Reads a count of items of at least `least` bytes each. Fails if the remaining bytes cannot hold them.
   std::uint64_t raw_count(std::size_t least = 1) { return checked_raw(reader_.count(least)); }
 

@@ -24,14 +24,10 @@ Status Decoder::finish() {
   return status();
 }
 
-bool Decoder::skip() {
-  std::size_t values = 0;
-  switch (next()) {
-    case Tag::invalid:
-      return false;
+std::optional<std::size_t> Decoder::inside(Tag tag) const {
+  switch (tag) {
     case Tag::dict:
-      values = count() * 2;
-      break;
+      return count() * 2;
     case Tag::tuple:
     case Tag::list:
     case Tag::set:
@@ -39,12 +35,18 @@ bool Decoder::skip() {
     case Tag::record:
     case Tag::pickled:
     case Tag::sparse:
-      values = count();
-      break;
+      return count();
     default:
-      return true;
+      return std::nullopt;
   }
-  for (; values != 0; --values) {
+}
+
+bool Decoder::skip() {
+  const auto tag = next();
+  if (tag == Tag::invalid) return false;
+  const auto values = inside(tag);
+  if (!values) return true;
+  for (auto left = *values; left != 0; --left) {
     if (!skip()) return false;
   }
   leave();
@@ -264,16 +266,7 @@ Tag Decoder::read_pickled() {
 }
 
 Tag Decoder::read_reference() {
-  reference_.owner.name = reader_.text();
-  reference_.owner.incarnation = reader_.get<std::uint64_t>();
-  reference_.object.incarnation = reader_.get<std::uint64_t>();
-  reference_.object.counter = reader_.get<std::uint64_t>();
-  reference_.fork.incarnation = reader_.get<std::uint64_t>();
-  reference_.fork.counter = reader_.get<std::uint64_t>();
-  reference_.parent.name = reader_.text();
-  reference_.parent.incarnation = reader_.get<std::uint64_t>();
-  reference_.receiver = reader_.get<std::uint64_t>();
-  reference_.type_hint = reader_.text();
+  reference_ = read<ReferenceRecord>(reader_);
   if (checked(Tag::reference) == Tag::invalid) return Tag::invalid;
   number_ = numbers_++;
   return Tag::reference;

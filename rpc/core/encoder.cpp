@@ -101,16 +101,7 @@ void Encoder::put_array(const ArrayLayout& layout, const void* identity) {
 void Encoder::reference(const ReferenceRecord& record, const void* identity) {
   number(identity);
   put_tag(Tag::reference);
-  raw_text(record.owner.name);
-  raw_u64(record.owner.incarnation);
-  raw_u64(record.object.incarnation);
-  raw_u64(record.object.counter);
-  raw_u64(record.fork.incarnation);
-  raw_u64(record.fork.counter);
-  raw_text(record.parent.name);
-  raw_u64(record.parent.incarnation);
-  raw_u64(record.receiver);
-  raw_text(record.type_hint);
+  raw(record);
 }
 
 void Encoder::published(ByteView payload, std::span<const PublishedPart> parts, const Buffer& region,

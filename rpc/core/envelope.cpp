@@ -30,11 +30,4 @@ std::string python_function(std::string_view module, std::string_view qualname) 
   return name;
 }
 
-std::string torch_operator(std::string_view space, std::string_view name) {
-  std::string whole;
-  whole.reserve(5 + space.size() + name.size());
-  whole.append("op:").append(space).append("::").append(name);
-  return whole;
-}
-
 }  // namespace tensorferry

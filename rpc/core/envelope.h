@@ -11,6 +11,9 @@
 
 namespace tensorferry {
 
+template <>
+inline constexpr std::tuple fields_of<Creation>{&Creation::object, &Creation::fork};
+
 // ---- Names of functions (Request::function)
 //
 //   py:<module>:<qualname>          a module-level Python callable, found by import
@@ -32,8 +35,6 @@ struct FunctionName {
 std::optional<FunctionName> parse_function(std::string_view name);
 /// Returns "py:<module>:<qualname>".
 std::string python_function(std::string_view module, std::string_view qualname);
-/// Returns "op:<space>::<name>", for example of "aten" and "add.Tensor".
-std::string torch_operator(std::string_view space, std::string_view name);
 
 // ---- Requests
 //
@@ -60,12 +61,7 @@ inline void begin_request_head(Encoder& out, bool packed, const std::optional<Cr
   out.raw_u8(static_cast<std::uint8_t>(static_cast<int>(kind) | (packed ? static_cast<int>(RequestKind::packed) : 0) |
                                        (call != 0 ? static_cast<int>(RequestKind::numbered) : 0)));
   if (call != 0) out.raw_varint(call);
-  if (creation) {
-    out.raw_u64(creation->object.incarnation);
-    out.raw_u64(creation->object.counter);
-    out.raw_u64(creation->fork.incarnation);
-    out.raw_u64(creation->fork.counter);
-  }
+  if (creation) out.raw(*creation);
 }
 /// Begins a request. The caller then writes `positional` values and calls begin_keywords().
 inline void begin_request(Encoder& out, std::size_t positional, const std::optional<Creation>& creation = {},
@@ -96,14 +92,7 @@ inline RequestHead read_request(Decoder& in) {
   constexpr auto numbered = static_cast<std::uint8_t>(RequestKind::numbered);
   if ((kind & ~(create | packed | numbered)) != 0) in.fail("is a request of an unknown kind");
   if ((kind & numbered) != 0) head.call = in.raw_varint();
-  if ((kind & create) != 0) {
-    Creation creation;
-    creation.object.incarnation = in.raw_u64();
-    creation.object.counter = in.raw_u64();
-    creation.fork.incarnation = in.raw_u64();
-    creation.fork.counter = in.raw_u64();
-    head.creation = creation;
-  }
+  if ((kind & create) != 0) head.creation = in.raw<Creation>();
   head.packed = (kind & packed) != 0;
   if (!head.packed) head.positional = static_cast<std::size_t>(in.raw_count());
   return head;
@@ -112,33 +101,19 @@ inline RequestHead read_request(Decoder& in) {
 inline std::size_t read_keywords(Decoder& in) { return static_cast<std::size_t>(in.raw_count(2)); }
 
 // ---- Fetches: the value of a remote object ("tf:fetch")
-//
-//   u64 owner's incarnation | object id | varint call
 
 inline constexpr std::string_view fetch_function = "tf:fetch";
 
+/// The payload of a fetch.
 struct Fetch {
   std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
   std::uint64_t call = 0;  // as RequestHead::call
+  static constexpr std::tuple fields{&Fetch::owner, &Fetch::object, varint(&Fetch::call)};
   bool operator==(const Fetch&) const = default;
 };
-/// Writes the payload of a fetch.
-inline void write_fetch(Encoder& out, const Fetch& fetch) {
-  out.raw_u64(fetch.owner);
-  out.raw_u64(fetch.object.incarnation);
-  out.raw_u64(fetch.object.counter);
-  out.raw_varint(fetch.call);
-}
 /// Reads the payload of a fetch. If the bytes are not one, `in` has failed afterwards.
-inline Fetch read_fetch(Decoder& in) {
-  Fetch fetch;
-  fetch.owner = in.raw_u64();
-  fetch.object.incarnation = in.raw_u64();
-  fetch.object.counter = in.raw_u64();
-  fetch.call = in.raw_varint();
-  return fetch;
-}
+inline Fetch read_fetch(Decoder& in) { return in.raw<Fetch>(); }
 
 // ---- Replies
 //

@@ -7,19 +7,19 @@ namespace {
 
 bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-std::string_view beginning_of(std::string_view text) {
-  if (text.size() <= longest_text) return text;
+void cut_end(std::string& text) {
+  if (text.size() <= longest_text) return;
   auto length = longest_text;
   while (length > 0 && continues_character(text[length])) --length;
-  return text.substr(0, length);
+  text.resize(length);
 }
 
 /// Keeps the end of a traceback: the innermost frames come last.
-std::string_view end_of(std::string_view text) {
-  if (text.size() <= longest_text) return text;
+void cut_beginning(std::string& text) {
+  if (text.size() <= longest_text) return;
   auto start = text.size() - longest_text;
   while (start < text.size() && continues_character(text[start])) ++start;
-  return text.substr(start);
+  text.erase(0, start);
 }
 
 }  // namespace
@@ -37,26 +37,10 @@ std::string RemoteException::describe() const {
   return out;
 }
 
-void write_exception(Encoder& out, const RemoteException& exception) {
-  out.raw_text(beginning_of(exception.module));
-  out.raw_text(beginning_of(exception.qualname));
-  out.raw_text(beginning_of(exception.text));
-  out.raw_text(end_of(exception.traceback));
-  out.raw_text(beginning_of(exception.peer));
-  out.raw_u8(exception.rebuildable ? 1 : 0);
-}
-
-RemoteException read_exception(Decoder& in) {
-  RemoteException exception;
-  exception.module = in.raw_text();
-  exception.qualname = in.raw_text();
-  exception.text = in.raw_text();
-  exception.traceback = in.raw_text();
-  exception.peer = in.raw_text();
-  const auto rebuildable = in.raw_u8();
-  if (rebuildable > 1) in.fail("holds an exception of an unknown kind");
-  exception.rebuildable = rebuildable == 1;
-  return exception;
+void write_exception(Encoder& out, RemoteException exception) {
+  for (auto* text : {&exception.module, &exception.qualname, &exception.text, &exception.peer}) cut_end(*text);
+  cut_beginning(exception.traceback);
+  out.raw(exception);
 }
 
 }  // namespace tensorferry

@@ -22,6 +22,9 @@ struct RemoteException {
   /// Returns the text of a RemoteError: "ValueError: text (raised on trainer3)", then the traceback, indented.
   [[nodiscard]] std::string describe() const;
 
+  static constexpr std::tuple fields{&RemoteException::module, &RemoteException::qualname,
+                                     &RemoteException::text,   &RemoteException::traceback,
+                                     &RemoteException::peer,   &RemoteException::rebuildable};
   bool operator==(const RemoteException&) const = default;
 };
 
@@ -30,9 +33,9 @@ struct RemoteException {
 inline constexpr std::size_t longest_text = 64 * 1024;
 
 /// Writes the description. If `rebuildable` is set, the caller then writes the pickled exception.
-void write_exception(Encoder& out, const RemoteException& exception);
+void write_exception(Encoder& out, RemoteException exception);
 /// Reads a description. If `rebuildable` is set, the caller then reads one value. If the bytes are not a description,
 /// `in` has failed afterwards.
-RemoteException read_exception(Decoder& in);
+inline RemoteException read_exception(Decoder& in) { return in.raw<RemoteException>(); }
 
 }  // namespace tensorferry

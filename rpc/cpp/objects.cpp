@@ -41,36 +41,26 @@ void run_method(const RemoteValue* thing, const MethodTarget& target, Reading& r
   run_function(*method, object->type_name + "." + target.method, reading, head, 1, std::move(answer));
 }
 
-void answer_method(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
-  TypedReply answer(core, request.peer, std::move(reply));
-  try {
-    Reading reading(request.arguments, core.get());
-    reading.come_from(answer.call().caller());
-    const auto head = reading.request();
-    if (!answer.begin(head)) return;
-    if (head.packed) {
-      return answer.fail({Code::invalid_argument,
-                          "a method of C++ cannot be called with objects that only Python can "
-                          "read (a pickle)"});
-    }
-    if (head.positional == 0 || reading.peek() != Tag::bytes) {
-      return answer.fail({Code::protocol_error, "tf:method without a target"});
-    }
-    const auto target = answer.call().target_of(reading.take().view());
-    if (!target.ok()) return answer.fail(target.status());
-    // If the object is still being created, fetch() completes later, on the thread that runs the creation.
-    Result<Outcome> outcome = Status(Code::internal, "");
-    Event there;
-    core->tables().fetch(target->object, answer.call().reply().deadline(), [&](Result<Outcome> found) {
-      outcome = std::move(found);
-      there.set();
-    });
-    there.wait(std::nullopt);
-    if (!outcome.ok()) return answer.fail(outcome.status());
-    run_method(static_cast<const RemoteValue*>(outcome->value.get()), *target, reading, head, std::move(answer));
-  } catch (const Error&) {
-    answer.error(std::current_exception());
+void answer_method(Reading& reading, const RequestHead& head, TypedReply& answer) {
+  if (head.packed) {
+    return answer.fail(
+        {Code::invalid_argument, "a method of C++ cannot be called with objects that only Python can read (a pickle)"});
   }
+  if (head.positional == 0 || reading.peek() != Tag::bytes) {
+    return answer.fail({Code::protocol_error, "tf:method without a target"});
+  }
+  const auto target = answer.call().target_of(reading.take().view());
+  if (!target.ok()) return answer.fail(target.status());
+  // If the object is still being created, fetch() completes later, on the thread that runs the creation.
+  Result<Outcome> outcome = Status(Code::internal, "");
+  Event there;
+  answer.core().tables().fetch(target->object, answer.call().reply().deadline(), [&](Result<Outcome> found) {
+    outcome = std::move(found);
+    there.set();
+  });
+  there.wait(std::nullopt);
+  if (!outcome.ok()) return answer.fail(outcome.status());
+  run_method(static_cast<const RemoteValue*>(outcome->value.get()), *target, reading, head, std::move(answer));
 }
 
 void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request, Reply reply) {
@@ -92,19 +82,10 @@ void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request
   });
 }
 
-template <class Body>
-Handler handler(const std::shared_ptr<AgentCore>& core, Body body) {
-  return [weak = std::weak_ptr(core), body](const Request& request, Reply reply) {
-    const auto self = weak.lock();
-    if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
-    body(self, request, std::move(reply));
-  };
-}
-
 }  // namespace
 
 void serve_objects(const std::shared_ptr<AgentCore>& core) {
-  core->raw().serve(std::string(method_function), handler(core, &answer_method));
+  core->raw().serve(std::string(method_function), reading_handler(core, &answer_method));
   core->raw().serve(std::string(fetch_function), handler(core, &answer_fetch));
 }
 

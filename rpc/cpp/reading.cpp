@@ -14,29 +14,6 @@ constexpr std::size_t least_budget = 100'000;
 constexpr std::size_t bytes_a_step = 64;
 constexpr std::size_t shown_values = 8;
 
-/// Returns the number of values inside the value that `in` has just begun.
-std::size_t inside(const Decoder& in, Tag tag) {
-  switch (tag) {
-    case Tag::dict:
-      return in.count() * 2;
-    case Tag::tuple:
-    case Tag::list:
-    case Tag::set:
-    case Tag::frozenset:
-    case Tag::record:
-    case Tag::pickled:
-    case Tag::sparse:
-      return in.count();
-    default:
-      return 0;
-  }
-}
-
-bool is_container(Tag tag) {
-  return tag == Tag::dict || tag == Tag::tuple || tag == Tag::list || tag == Tag::set || tag == Tag::frozenset ||
-         tag == Tag::record || tag == Tag::pickled || tag == Tag::sparse;
-}
-
 /// Searches the next value of `in` for the value numbered `number`, and stops at its beginning. Returns its tag;
 /// Tag::invalid if it is not inside. Takes one from `budget` for each value passed.
 Tag find_in(Decoder& in, std::uint32_t number, std::size_t& budget) {
@@ -44,8 +21,9 @@ Tag find_in(Decoder& in, std::uint32_t number, std::size_t& budget) {
   if (tag == Tag::invalid || budget == 0) return Tag::invalid;
   --budget;
   if (in.number() == number) return tag;
-  if (!is_container(tag)) return Tag::invalid;
-  for (auto left = inside(in, tag); left != 0; --left) {
+  const auto values = in.inside(tag);
+  if (!values) return Tag::invalid;
+  for (auto left = *values; left != 0; --left) {
     const auto found = find_in(in, number, budget);
     if (found != Tag::invalid || in.failed() || budget == 0) return found;
   }
@@ -54,7 +32,7 @@ Tag find_in(Decoder& in, std::uint32_t number, std::size_t& budget) {
 }
 
 std::string describe_inside(Decoder& in, Tag tag, std::string name, std::size_t depth) {
-  auto left = inside(in, tag);
+  auto left = in.inside(tag).value_or(0);
   const bool shown = tag == Tag::tuple && depth == 0;
   for (std::size_t i = 0; left != 0 && !in.failed(); --left, ++i) {
     if (!shown || i >= shown_values) {
@@ -222,7 +200,7 @@ Tag Reading::peek() {
   if (tag_ == Tag::invalid) broken();
   if (!again_.empty()) {
     again_.back().delivered = true;
-    if (is_container(tag_)) ++again_.back().open;
+    if (current().inside(tag_)) ++again_.back().open;
     charge(0);
   }
   peeked_ = true;

@@ -166,22 +166,10 @@ std::string signature_text(const std::vector<std::string>& parameters, const std
 void throw_missing_argument() { throw Mismatch(); }
 
 Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, std::shared_ptr<Function> function) {
-  return [weak = std::weak_ptr(core), shown = std::move(shown), function = std::move(function)](const Request& request,
-                                                                                                Reply reply) {
-    auto self = weak.lock();
-    if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
-    auto* here = self.get();
-    TypedReply answer(std::move(self), request.peer, std::move(reply));
-    try {
-      Reading reading(request.arguments, here);
-      reading.come_from(answer.call().caller());
-      const auto head = reading.request();
-      if (!answer.begin(head)) return;
-      run_function(*function, shown, reading, head, 0, std::move(answer));
-    } catch (const Error&) {
-      answer.error(std::current_exception());
-    }
-  };
+  return reading_handler(core, [shown = std::move(shown), function = std::move(function)](
+                                   Reading& reading, const RequestHead& head, TypedReply& answer) {
+    run_function(*function, shown, reading, head, 0, std::move(answer));
+  });
 }
 
 }  // namespace tensorferry::detail

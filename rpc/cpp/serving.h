@@ -6,12 +6,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "rpc/core/envelope.h"
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/objects.h"
 #include "rpc/cpp/reading.h"
 #include "rpc/member/incoming_call.h"
+#include "tensorferry/errors.h"
 
 namespace tensorferry::detail {
 
@@ -49,6 +51,33 @@ class TypedReply final {
   std::shared_ptr<AgentCore> core_;
   IncomingCall call_;
 };
+
+/// Returns a handler that calls `body(core, request, reply)`. It does not keep `core` alive, and refuses calls when the
+/// agent has left.
+template <class Body>
+Handler handler(const std::shared_ptr<AgentCore>& core, Body body) {
+  return [weak = std::weak_ptr(core), body = std::move(body)](const Request& request, Reply reply) {
+    auto self = weak.lock();
+    if (!self) return reply.fail({Code::agent_closed, "the agent is leaving"});
+    body(std::move(self), request, std::move(reply));
+  };
+}
+/// Returns the same for calls whose arguments C++ reads: `body(reading, head, answer)` answers.
+template <class Body>
+Handler reading_handler(const std::shared_ptr<AgentCore>& core, Body body) {
+  return handler(core, [body = std::move(body)](std::shared_ptr<AgentCore> self, const Request& request, Reply reply) {
+    auto* here = self.get();
+    TypedReply answer(std::move(self), request.peer, std::move(reply));
+    try {
+      Reading reading(request.arguments, here);
+      reading.come_from(answer.call().caller());
+      const auto head = reading.request();
+      if (answer.begin(head)) body(reading, head, answer);
+    } catch (const Error&) {
+      answer.error(std::current_exception());
+    }
+  });
+}
 
 /// Runs `function` with the arguments in `reading`, without the first `skipped`, which have been read already. `shown`
 /// is the name of the function in errors. Answers once, now or when the function's future completes; exceptions of the

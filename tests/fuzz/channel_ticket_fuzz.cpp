@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "channels/basic/basic_channel.h"
-#include "channels/completion.h"
+#include "channels/xth/directory.h"
 #include "channels/xth/xth_channel.h"
 #include "tests/fuzz/channel_end.h"
 
@@ -44,74 +44,34 @@ class FuzzWire final : public Wire {
   std::vector<Completion> pending_;
 };
 
-class FuzzOutgoing final : public Outgoing {
- public:
-  explicit FuzzOutgoing(bool appends) : appends_(appends) {}
-  [[nodiscard]] bool appends() const override { return appends_; }
-  void append(Buffer, Completion written) override { complete(std::move(written), {}); }
-  [[nodiscard]] bool last_resort() const override { return true; }
-
- private:
-  bool appends_;
-};
-
-class FuzzSink final : public Sink {
- public:
-  std::optional<Buffer> reserve(std::size_t bytes) override { return fuzzing::memory_of(bytes, most_bytes); }
-  bool adopt(Buffer) override { return true; }
-};
-
-Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
-  Ticket ticket;
-  if (!honest.empty() && in.get<std::uint8_t>() % 2 == 0) {  // an honest ticket, perhaps with one byte changed
-    ticket = honest[in.get<std::uint8_t>() % honest.size()];
-    const auto at = in.get<std::uint8_t>();
-    if (at < ticket.opaque.size()) ticket.opaque[at] ^= std::byte{in.get<std::uint8_t>()};
-    return ticket;
-  }
-  ticket.bytes = in.varint();
-  const auto opaque = in.sized();
-  ticket.opaque.assign(opaque.begin(), opaque.end());
-  return ticket;
-}
-
 void fuzz(Driver& driver, Reader& in) {
   fuzzing::Promises promises;
   FuzzWire a_wire, b_wire;
   auto a = driver.open(a_wire, {});
   auto b = driver.open(b_wire, {});
   std::vector<Ticket> honest;
-  FuzzSink sink;
+  fuzzing::FuzzSink sink(most_bytes, true);
   for (int step = 0; step < 200 && !in.empty(); ++step) {
     const auto choice = in.get<std::uint8_t>();
     auto& channel = choice & 0x80 ? *a : *b;
     a_wire.completes_at_once = b_wire.completes_at_once = (choice & 0x40) != 0;
     switch (choice % 8) {
-      case 0: {
-        FuzzOutgoing message((choice & 0x20) != 0);
-        auto buffer = sink.reserve(in.varint() % (most_bytes + 1));
-        std::memset(buffer->data, 2, buffer->bytes);
-        auto offer =
-            channel.offer(*buffer, choice & 0x10 ? Sharing::shared : Sharing::by_value, message, promises.make());
-        if (auto* ticket = std::get_if<Ticket>(&offer)) {
-          honest.push_back(*ticket);
-        } else {
-          promises.forget_last();
-        }
+      case 0:
+        fuzzing::offer_from(in, channel, {(choice & 0x20) != 0, true},
+                            choice & 0x10 ? Sharing::shared : Sharing::by_value, most_bytes, promises, honest);
         break;
-      }
       case 1:
       case 2:
-        channel.pull(ticket_from(in, honest), sink, promises.make(), promises.make());
+        channel.pull(fuzzing::ticket_from<xth::XthTicket>(in, honest), sink, promises.make(), promises.make());
         break;
       case 3:
-        channel.discard(ticket_from(in, honest));
+        channel.discard(fuzzing::ticket_from<xth::XthTicket>(in, honest));
         break;
       case 4:
-        channel.acknowledged(ticket_from(in, honest));
+        channel.acknowledged(fuzzing::ticket_from<xth::XthTicket>(in, honest));
         break;
       case 5:
-        channel.withdraw(ticket_from(in, honest));
+        channel.withdraw(fuzzing::ticket_from<xth::XthTicket>(in, honest));
         break;
       case 6:
         channel.control(in.sized(), {});

@@ -1,6 +1,6 @@
 /// Fuzzes both ends of a `cma` channel; either may be hostile. The input makes up tickets, control messages and
 /// descriptors, or changes them on their way. A pull may read any address. Each completion must run once, the channel
-/// must send only offered sources, and a parsed message or ticket must survive encoding and parsing.
+/// must send only offered sources, and each record must survive encoding and decoding.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -14,30 +14,26 @@
 
 #include "channels/cma/cma_channel.h"
 #include "channels/cma/messages.h"
-#include "channels/completion.h"
 #include "tests/fuzz/channel_end.h"
 
 namespace tensorferry::cma {
 namespace {
 
+using fuzzing::must;
 constexpr std::size_t most_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_steps = 100;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// A wire that keeps the end's control messages until the input delivers them. Its bulk receives complete at the end.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors) override {
-    require(decode<Control>(message).has_value());
+    must(decode<Control>(message).has_value());
     mail.push_back(std::move(message));
     return ++controls_;
   }
   void read(Buffer, Completion) override { std::abort(); }
   void send_bulk(std::uint64_t, Buffer buffer, Completion written) override {
-    require(std::all_of(buffer.data, buffer.data + buffer.bytes, [](std::byte each) { return each == std::byte{2}; }));
+    must(std::all_of(buffer.data, buffer.data + buffer.bytes, [](std::byte each) { return each == std::byte{2}; }));
     complete(std::move(written), {});
   }
   void receive_bulk(std::uint64_t, Buffer, Completion landed) override { pending_.push_back(std::move(landed)); }
@@ -54,73 +50,31 @@ class FuzzWire final : public Wire {
   std::vector<Completion> pending_;
 };
 
-class FuzzOutgoing final : public Outgoing {
- public:
-  explicit FuzzOutgoing(bool last) : last_(last) {}
-  [[nodiscard]] bool appends() const override { return true; }
-  void append(Buffer, Completion) override { std::abort(); }
-  [[nodiscard]] bool last_resort() const override { return last_; }
-
- private:
-  bool last_;
-};
-
-class FuzzSink final : public Sink {
- public:
-  std::optional<Buffer> reserve(std::size_t bytes) override { return fuzzing::memory_of(bytes, most_bytes); }
-  bool adopt(Buffer) override { std::abort(); }
-};
-
-/// Returns an honest ticket, unchanged or with one byte changed, or a ticket that the input makes up.
-Ticket ticket_from(Reader& in, const std::vector<Ticket>& honest) {
-  Ticket ticket;
-  const auto way = in.get<std::uint8_t>();
-  if (honest.empty() || way % 4 == 0) {
-    ticket.bytes = in.varint();
-    const auto opaque = in.sized();
-    ticket.opaque.assign(opaque.begin(), opaque.end());
-  } else {
-    ticket = honest[in.get<std::uint8_t>() % honest.size()];
-    if (way % 4 == 1 && !ticket.opaque.empty())
-      ticket.opaque[in.get<std::uint8_t>() % ticket.opaque.size()] ^= std::byte{in.get<std::uint8_t>()};
-  }
-  if (const auto parsed = decode<CmaTicket>(ticket.opaque)) require(decode<CmaTicket>(encode(*parsed)).has_value());
-  return ticket;
-}
-
 void fuzz(Driver& driver, Reader& in) {
   fuzzing::Promises promises;
   FuzzWire wires[2];
   std::unique_ptr<Channel> ends[2] = {driver.open(wires[0], {}), driver.open(wires[1], {})};
   std::vector<Ticket> honest;
-  FuzzSink sink;
+  fuzzing::FuzzSink sink(most_bytes, false);
   for (std::size_t step = 0; step < most_steps && !in.empty(); ++step) {
     const auto choice = in.get<std::uint8_t>();
     const int side = choice >> 7;
     auto& channel = *ends[side];
     switch (choice % 8) {
-      case 0: {
-        FuzzOutgoing message((choice & 0x20) != 0);
-        auto buffer = sink.reserve(in.varint() % (most_bytes + 1));
-        std::memset(buffer->data, 2, buffer->bytes);
-        auto offer = channel.offer(*buffer, (choice & 0x70) == 0x70 ? Sharing::shared : Sharing::by_value, message,
-                                   promises.make());
-        if (auto* ticket = std::get_if<Ticket>(&offer)) {
-          honest.push_back(*ticket);
-        } else {
-          promises.forget_last();
-        }
+      case 0:
+        fuzzing::offer_from(in, channel, {false, (choice & 0x20) != 0},
+                            (choice & 0x70) == 0x70 ? Sharing::shared : Sharing::by_value, most_bytes, promises,
+                            honest);
         break;
-      }
       case 1:
       case 2:
-        channel.pull(ticket_from(in, honest), sink, promises.make(), promises.make());
+        channel.pull(fuzzing::ticket_from<CmaTicket>(in, honest), sink, promises.make(), promises.make());
         break;
       case 3:
-        channel.acknowledged(ticket_from(in, honest));
+        channel.acknowledged(fuzzing::ticket_from<CmaTicket>(in, honest));
         break;
       case 4:
-        channel.withdraw(ticket_from(in, honest));
+        channel.withdraw(fuzzing::ticket_from<CmaTicket>(in, honest));
         break;
       case 5: {  // delivers the other end's next message, unchanged or with one byte changed
         auto& mail = wires[1 - side].mail;
@@ -132,9 +86,7 @@ void fuzz(Driver& driver, Reader& in) {
         break;
       }
       case 6: {
-        const auto message = in.sized();
-        if (const auto parsed = decode<Control>(message)) require(decode<Control>(encode(*parsed)).has_value());
-        channel.control(message, {});
+        channel.control(fuzzing::message_from<Control>(in, (choice & 0x40) != 0), {});
         break;
       }
       default:
@@ -154,7 +106,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Reader in(std::as_bytes(std::span(data, size)));
   CmaDriver driver(cma::CmaOptions{.within_process = true});
   const auto mine = driver.descriptor({});
-  if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, in.sized());
+  const auto theirs = in.sized();
+  fuzzing::fuzz_records<cma::CmaDescriptor>(theirs);
+  if (const auto* bytes = std::get_if<Bytes>(&mine)) (void)driver.reaches(*bytes, theirs);
   cma::fuzz(driver, in);
   return 0;
 }

@@ -1,22 +1,20 @@
 // Fuzzes the decoding of values, requests, replies and fetches. Arbitrary bytes decode or fail. A decoded value encodes
 // to bytes that decode to the same value.
 #include <array>
-#include <cstdlib>
 
 #include "rpc/core/codec.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
+#include "rpc/core/method_target.h"
+#include "tests/fuzz/record_input.h"
 #include "tests/rpc/core/values.h"
 
 namespace {
 
 using namespace tensorferry;
+using tensorferry::fuzzing::must;
 using tensorferry::testing::TreeReader;
 using tensorferry::testing::TreeWriter;
-
-void must(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// Returns three buffers: an empty one, one of host memory, and one whose bytes must not be accessed.
 std::array<Buffer, 3> buffers() {
@@ -76,6 +74,7 @@ void envelopes(std::uint8_t kind, ByteView payload) {
     }
   } else {
     read_fetch(in);
+    fuzzing::fuzz_records<Fetch, Creation, ReferenceRecord, RemoteException, MethodTarget>(payload);
     static_cast<void>(parse_function(text_of(payload)));
   }
   const auto status = in.finish();

@@ -2,19 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 #include "agent/auth.h"
+#include "tests/fuzz/must.h"
 
 using namespace tensorferry;
-
-namespace {
-
-void check(bool holds) {
-  if (!holds) std::abort();
-}
-
-}  // namespace
+using tensorferry::fuzzing::must;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const Key key = Key::random();
@@ -22,19 +15,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   if (const auto preamble = Preamble::decode(input); preamble.ok()) {
     const auto again = Preamble::decode(preamble->encode());
-    check(again.ok() && again->encode() == preamble->encode());
+    must(again.ok() && again->encode() == preamble->encode());
   }
   for (const bool demands : {true, false}) {
     DiallerHandshake dialler({.key = &key, .demands_proof = demands, .purpose = "link"});
     const auto proof = dialler.answer(input);
-    check(!proof.ok() || (!demands && !dialler.agreement().proven));
+    must(!proof.ok() || (!demands && !dialler.agreement().proven));
 
     AcceptorHandshake acceptor({.key = &key, .demands_proof = demands, .purpose = "link"});
     const auto answer = acceptor.answer(input.first(std::min(size, Preamble::kBytes)));
     if (!answer.ok() || !answer->verdict) continue;
     const auto rest = input.subspan(Preamble::kBytes);
     const bool passed = acceptor.check(rest.first(std::min(rest.size(), sizeof(Digest)))).ok();
-    check(!passed || (!demands && !acceptor.agreement().proven));
+    must(!passed || (!demands && !acceptor.agreement().proven));
   }
   return 0;
 }

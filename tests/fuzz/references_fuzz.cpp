@@ -1,18 +1,16 @@
 // Fuzzes one agent's reference tables with arbitrary peers: messages, answers, records and deaths in any order,
 // well-formed and malformed. After any input, no lock is held, nothing is counted twice, and close() completes all
 // operations.
-#include <cstdlib>
 #include <deque>
 
 #include "rpc/core/references.h"
+#include "tests/fuzz/record_input.h"
 
 namespace {
 
 using namespace tensorferry;
 
-void must(bool holds) {
-  if (!holds) std::abort();
-}
+using fuzzing::must;
 
 class Network final : public References::Network {
  public:
@@ -59,24 +57,20 @@ class Fuzz {
     const auto incarnation = small(5);
     return {incarnation, small(6)};
   }
-  ReferenceOp op() {
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
-    auto op = ReferenceOp::of(static_cast<ReferenceOp::Kind>(small(6)), fork, object);
-    op.parent = agent();
-    op.call = small(3);
-    op.text = "why";
-    return op;
+  template <class Message>
+  Message message() {
+    return fuzzing::RecordInput(in_, 6).make<Message>();
   }
   std::shared_ptr<Reference>* held() { return held_.empty() ? nullptr : &held_[small(held_.size())]; }
 
   void mail() {
     const auto from = agent();
-    std::vector<ReferenceOp> ops;
-    for (auto left = small(4); left != 0; --left) ops.push_back(op());
+    auto batch = message<ReferenceBatch>();
     auto& number = numbers_[from.incarnation];
     if (small(8) != 0) ++number;  // else repeats the number
-    static_cast<void>(references_->receive_mail(from, encode(ReferenceBatch{small(16) == 0 ? 9 : here, number, ops})));
+    batch.number = number;
+    if (small(16) != 0) batch.receiver = here;
+    static_cast<void>(references_->receive_mail(from, encode(batch)));
   }
   void garbage() {
     const auto from = agent();
@@ -95,9 +89,10 @@ class Fuzz {
     }
     const auto batch = decode<ReferenceBatch>(sent.message);
     must(batch.has_value());
-    ReferenceAnswer answer;
-    for (std::size_t i = 0; i < batch->ops.size(); ++i) {
-      answer.results.push_back({static_cast<ReferenceResult::Code>(small(5)), {}});
+    auto answer = message<ReferenceAnswer>();
+    if (kind != 3) {  // else perhaps another kind of answer, or too many results
+      answer.kind = ReferenceAnswer::Kind::done;
+      answer.results.resize(batch->ops.size());
     }
     sent.done(encode(answer));
   }
@@ -200,6 +195,8 @@ class Fuzz {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Fuzz(ByteView(reinterpret_cast<const std::byte*>(data), size)).run();
+  const auto input = std::as_bytes(std::span(data, size));
+  fuzzing::fuzz_records<ReferenceBatch, ReferenceAnswer>(input);
+  Fuzz(input).run();
   return 0;
 }

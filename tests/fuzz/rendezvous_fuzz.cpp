@@ -6,15 +6,13 @@
 #include <string>
 
 #include "agent/rendezvous/directory.h"
+#include "tests/fuzz/record_input.h"
 
 using namespace tensorferry;
+using fuzzing::must;
 using std::chrono::milliseconds;
 
 namespace {
-
-void check(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// A store that takes its answers from the input. When the input is used up, each operation fails with ConnectionLost.
 class StrangersStore final : public Store {
@@ -26,6 +24,10 @@ class StrangersStore final : public Store {
     const auto kind = in_.get<std::uint8_t>();
     if (kind % 4 == 0) return Status(Code::deadline_exceeded, "not set");
     if (kind % 4 == 1) return encode_record(self_, Key(), slot_of(key), generation_of(key));
+    if (kind >= 0x80) {
+      const auto record = fuzzing::RecordInput(in_).make<Record>();
+      return encode_record(record, Key(), slot_of(key), generation_of(key));
+    }
     const auto bytes = in_.sized();
     return Bytes(bytes.begin(), bytes.end());
   }
@@ -64,14 +66,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   mine.rank = rank;
   const auto store = std::make_shared<StrangersStore>(in, self);
   const auto key = cluster_key(*store, "p", "", milliseconds(1));
-  if (key) check(!key->key.empty() && !key->own);
+  if (key) must(!key->key.empty() && !key->own);
   Directory directory(store, "p", Key());
   const bool lives = in.get<std::uint8_t>() % 2 != 0;
   static_cast<void>(directory.join(mine, [lives](const Record&) { return lives; }));
-  if (const auto found = directory.find("agent", milliseconds(0))) check(found->name == "agent" && !found->left);
-  if (const auto found = directory.find(3, milliseconds(0))) check(found->rank == 3 && !found->left);
+  if (const auto found = directory.find("agent", milliseconds(0))) must(found->name == "agent" && !found->left);
+  if (const auto found = directory.find(3, milliseconds(0))) must(found->rank == 3 && !found->left);
   if (const auto world = directory.wait_for_world(1 + rank, milliseconds(1))) {
-    check(world->size() == static_cast<std::size_t>(1 + rank));
+    must(world->size() == static_cast<std::size_t>(1 + rank));
     static_cast<void>(directory.barrier("end", milliseconds(1)));
   }
   directory.leave();

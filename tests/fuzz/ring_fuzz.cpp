@@ -3,7 +3,6 @@
 /// bounds, and never give the caller one slot for two calls at once.
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -11,29 +10,28 @@
 #include "agent/transport/call_ring.h"
 #include "base/bytes.h"
 #include "base/shared_memory.h"
+#include "tests/fuzz/must.h"
 
 namespace tensorferry {
 namespace {
 
-constexpr std::size_t most_steps = 200;
+using fuzzing::must;
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
+constexpr std::size_t most_steps = 200;
 
 class Fuzz {
  public:
   explicit Fuzz(Reader& in) : in_(in) {
     auto made = CallRing::create(7);
-    require(made.ok());
+    must(made.ok());
     caller_ = std::move(*made);
     auto descriptor = caller_->share(), again = caller_->share();
-    require(descriptor.ok() && again.ok());
+    must(descriptor.ok() && again.ok());
     auto mapped = CallRing::map(std::move(*descriptor), 7);
-    require(mapped.ok());
+    must(mapped.ok());
     callee_ = std::move(*mapped);
     auto raw = SharedMemory::map(std::move(*again), CallRing::memory_bytes());
-    require(raw.ok());
+    must(raw.ok());
     raw_ = std::move(*raw);
   }
 
@@ -58,7 +56,7 @@ class Fuzz {
         caller_->wake_all();
         return;
       case 9:
-        if (const auto done = caller_->next_done()) require(done->index < CallRing::slots);
+        if (const auto done = caller_->next_done()) must(done->index < CallRing::slots);
         (void)caller_->any_done();
         (void)caller_->ended();
         return;
@@ -76,8 +74,8 @@ class Fuzz {
   void call() {
     const auto slot = caller_->reserve();
     if (!slot) return;
-    require(slot->index < CallRing::slots);
-    for (const auto& other : asked_) require(other.given_up || other.slot.index != slot->index);
+    must(slot->index < CallRing::slots);
+    for (const auto& other : asked_) must(other.given_up || other.slot.index != slot->index);
     const Bytes frame(1 + in_.get<std::uint16_t>() % CallRing::most_request, std::byte{5});
     if (caller_->push(*slot, frame))
       asked_.push_back({*slot});
@@ -92,7 +90,7 @@ class Fuzz {
     bool valid = true;
     const auto request = callee_->pop(into, valid);
     if (!request) return;
-    require(valid && request->bytes <= into.size() && request->slot.index < CallRing::slots);
+    must(valid && request->bytes <= into.size() && request->slot.index < CallRing::slots);
     served_.push_back(request->slot);
   }
 
@@ -118,7 +116,7 @@ class Fuzz {
     }
     bool valid = true;
     const auto reply = caller_->take(asked->slot, valid);
-    if (reply) require(valid && reply->size() <= CallRing::most_reply);
+    if (reply) must(valid && reply->size() <= CallRing::most_reply);
     if (reply || !valid) asked->given_up = true;
   }
 

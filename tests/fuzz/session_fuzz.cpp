@@ -36,19 +36,17 @@
 #include "tests/agent/mail_channel.h"
 #include "tests/fuzz/descriptors.h"
 #include "tests/fuzz/frames_from_input.h"
+#include "tests/fuzz/record_input.h"
 
 namespace {
 
 using namespace tensorferry;
 using fuzzing::frame_from;
+using fuzzing::must;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using wire::Header;
 using wire::Kind;
-
-void must(bool holds) {
-  if (!holds) std::abort();
-}
 
 template <class Condition>
 void must_become(const Condition& holds) {
@@ -289,10 +287,10 @@ class Session {
     hello.drivers = agents_.hello.drivers;
     if ((shape_ & 0x20) != 0) hello.drivers = {{"basic", {{{}, {}}}}, {"basic", {{{}, {}}}}, {"none", {}}};
     if ((shape_ & 0x40) != 0) {
-      const auto said = in_.sized();
+      auto said = fuzzing::message_from<wire::Hello>(in_, (shape_ & 0x10) != 0);
       const auto decoded = wire::Hello::decode(said);
       // A peer that knows the key can use any name. With the witness's name, this connection would end the witness's.
-      if (!decoded.ok() || decoded->name != witness_name) return {said.begin(), said.end()};
+      if (!decoded.ok() || decoded->name != witness_name) return said;
     }
     return encode(hello);
   }

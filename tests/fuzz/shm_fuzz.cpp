@@ -1,7 +1,6 @@
 /// Fuzzes both ends of a `shm` channel; either may be hostile. The input makes up tickets and control messages or
 /// changes them on their way, and writes arbitrary values into the words that both ends have mapped. The channel must
-/// stay within its memory, each completion must run once, and a parsed message or ticket must survive encoding and
-/// parsing.
+/// stay within its memory, each completion must run once, and each record must survive encoding and decoding.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -24,30 +23,33 @@
 namespace tensorferry::shm {
 namespace {
 
+using fuzzing::must;
 constexpr std::size_t most_bytes = std::size_t{200} << 10;
 constexpr std::size_t most_steps = 100;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
+constexpr std::size_t most_memory = std::size_t{1} << 20;  // of a forged message
 
 struct Mail {
   Bytes message;
   Descriptors descriptors;
 };
 
+/// Returns the size of the memory whose descriptor comes with a control message.
+std::uint64_t memory_with(const Control& control) {
+  if (const auto* segment = std::get_if<Segment>(&control)) return segment->geometry.bytes();
+  if (const auto* handover = std::get_if<Handover>(&control)) return handover->bytes;
+  return Ledger::bytes;
+}
+
 /// A wire that keeps the end's control messages until the input delivers them, and maps the memory that they carry.
 class FuzzWire final : public Wire {
  public:
   ControlId control(Bytes message, Descriptors descriptors) override {
     const auto parsed = decode<Control>(message);
-    require(parsed.has_value());
+    must(parsed.has_value());
     for (const auto& descriptor : descriptors) {
-      const auto bytes = std::holds_alternative<Segment>(*parsed)    ? std::get<Segment>(*parsed).geometry.bytes()
-                         : std::holds_alternative<Handover>(*parsed) ? std::get<Handover>(*parsed).bytes
-                                                                     : Ledger::bytes;
-      auto memory = SharedMemory::map(FileDescriptor(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0)), bytes);
-      require(memory.ok());
+      FileDescriptor copy(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+      auto memory = SharedMemory::map(std::move(copy), memory_with(*parsed));
+      must(memory.ok());
       mapped.push_back(std::move(*memory));
     }
     mail.push_back({std::move(message), std::move(descriptors)});
@@ -64,13 +66,6 @@ class FuzzWire final : public Wire {
 
  private:
   ControlId controls_ = 0;
-};
-
-class FuzzOutgoing final : public Outgoing {
- public:
-  [[nodiscard]] bool appends() const override { return true; }
-  void append(Buffer, Completion) override { std::abort(); }
-  [[nodiscard]] bool last_resort() const override { return true; }
 };
 
 struct FuzzSink final : Sink {
@@ -90,18 +85,13 @@ struct FuzzSink final : Sink {
 
 /// Returns a completion that counts its runs in `runs`, and aborts if it runs twice.
 Completion counted(const std::shared_ptr<int>& runs) {
-  return [runs](Status) { require(++*runs == 1); };
+  return [runs](Status) { must(++*runs == 1); };
 }
 
 void change_a_byte(Reader& in, Bytes& bytes) {
   const auto at = in.get<std::uint8_t>();
   const auto with = in.get<std::uint8_t>();
   if (at < bytes.size()) bytes[at] ^= std::byte{with};
-}
-
-Bytes some_bytes(Reader& in) {
-  const auto view = in.sized();
-  return {view.begin(), view.end()};
 }
 
 class Fuzz {
@@ -132,7 +122,7 @@ class Fuzz {
         if (!held_.empty()) held_.erase(held_.begin() + in_.get<std::uint8_t>() % static_cast<int>(held_.size()));
         return;
       case 10:
-        return (in_.get<std::uint8_t>() % 2 ? a_ : b_)->control(some_bytes(in_), {});
+        return forge();
       default:
         return end_a_ticket();
     }
@@ -140,7 +130,7 @@ class Fuzz {
 
  private:
   void offer() {
-    FuzzOutgoing message;
+    fuzzing::FuzzOutgoing message(false, true);
     const auto bytes = in_.varint() % (most_bytes + 1);
     const bool shares = in_.get<std::uint8_t>() % 4 == 0;
     std::vector<std::byte> own(bytes, std::byte{2});
@@ -149,7 +139,7 @@ class Fuzz {
     auto runs = std::make_shared<int>(0);
     auto offer = a_->offer(buffer, shares ? Sharing::shared : Sharing::by_value, message, counted(runs));
     const auto* ticket = std::get_if<Ticket>(&offer);
-    require(*runs == (ticket != nullptr ? 1 : 0));
+    must(*runs == (ticket != nullptr ? 1 : 0));
     if (ticket == nullptr) return;
     tickets_.push_back(*ticket);
     if (lent.ok() && in_.get<std::uint8_t>() % 2) held_.push_back(*lent);
@@ -157,17 +147,15 @@ class Fuzz {
 
   Ticket ticket() {
     Ticket ticket;
-    if (!tickets_.empty() && in_.get<std::uint8_t>() % 4 != 0) {
+    const auto way = tickets_.empty() ? std::uint8_t{0} : in_.get<std::uint8_t>();
+    if (way % 4 != 0) {
       ticket = tickets_[in_.get<std::uint8_t>() % tickets_.size()];
       if (in_.get<std::uint8_t>() % 2) change_a_byte(in_, ticket.opaque);
     } else {
-      ticket.opaque = some_bytes(in_);
+      ticket.opaque = fuzzing::message_from<ShmTicket>(in_, way >= 0x80);
       ticket.bytes = in_.varint();
     }
-    if (const auto parsed = decode<ShmTicket>(ticket.opaque)) {
-      const auto again = decode<ShmTicket>(encode(*parsed));  // the input may have longer varints than needed
-      require(again.has_value() && encode(*again) == encode(*parsed));
-    }
+    fuzzing::round_trip<ShmTicket>(ticket.opaque);
     return ticket;
   }
 
@@ -175,7 +163,7 @@ class Fuzz {
     FuzzSink sink(in_.get<std::uint8_t>() % 4 != 0);
     auto landed = std::make_shared<int>(0), consumed = std::make_shared<int>(0);
     b_->pull(ticket(), sink, counted(landed), counted(consumed));
-    require(*landed == 1 && *consumed == 1);
+    must(*landed == 1 && *consumed == 1);
     if (sink.buffer.bytes == 0) return;
     sink.buffer.data[0] = std::byte{3};
     sink.buffer.data[sink.buffer.bytes - 1] = std::byte{4};
@@ -187,11 +175,24 @@ class Fuzz {
     auto mail = std::move(from.mail.front());
     from.mail.pop_front();
     if (changed) change_a_byte(in_, mail.message);
-    if (const auto control = decode<Control>(mail.message)) {
-      const auto again = decode<Control>(encode(*control));
-      require(again.has_value() && encode(*again) == encode(*control));
-    }
+    fuzzing::round_trip<Control>(mail.message);
     to.control(mail.message, std::move(mail.descriptors));
+  }
+
+  /// Sends a control message that the input makes up, with the memory that belongs to it or without.
+  void forge() {
+    const auto choice = in_.get<std::uint8_t>();
+    const bool from_a = choice % 2 == 0;
+    const auto message = fuzzing::message_from<Control>(in_, choice >= 0x80);
+    Descriptors descriptors;
+    const auto control = decode<Control>(message);
+    if (control && (choice & 0x40) != 0 && memory_with(*control) <= most_memory) {
+      auto memory = SharedMemory::create(memory_with(*control));
+      must(memory.ok());
+      descriptors.push_back(*memory->share());
+      (from_a ? a_wire_ : b_wire_).mapped.push_back(std::move(*memory));
+    }
+    (from_a ? b_ : a_)->control(message, std::move(descriptors));
   }
 
   void write_words() {

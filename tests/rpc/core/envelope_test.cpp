@@ -16,9 +16,7 @@ TEST(FunctionName, RoundTripsInParts) {
   EXPECT_EQ(parsed->scope, "package.module");
   EXPECT_EQ(parsed->name, "Class.method");
 
-  const auto op = torch_operator("aten", "add.Tensor");
-  EXPECT_EQ(op, "op:aten::add.Tensor");
-  parsed = parse_function(op);
+  parsed = parse_function("op:aten::add.Tensor");
   ASSERT_TRUE(parsed);
   EXPECT_EQ(parsed->kind, FunctionKind::torch_operator);
   EXPECT_EQ(parsed->scope, "aten");
@@ -95,7 +93,7 @@ TEST(Request, ItsCallNumberIsRead) {
 TEST(Fetch, RoundTrips) {
   const Fetch expected{7, {8, 9}, 300};
   Encoder out;
-  write_fetch(out, expected);
+  out.raw(expected);
   const auto message = out.take();
   Decoder in(message.payload, message.buffers);
   EXPECT_EQ(read_fetch(in), expected);

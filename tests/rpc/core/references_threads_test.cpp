@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/background.h"
 #include "rpc/core/references.h"
-#include "rpc/core/timer.h"
 
 namespace tensorferry {
 namespace {
@@ -73,7 +73,7 @@ struct Agents {
 
 class PostNetwork final : public References::Network {
  public:
-  PostNetwork(Agents& agents, AgentId self, Post& post, Timer& timer)
+  PostNetwork(Agents& agents, AgentId self, Post& post, Background& timer)
       : agents_(agents), self_(std::move(self)), post_(post), timer_(timer) {}
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override {
     post_.submit([this, to = peer.incarnation, message = std::move(message), done = std::move(done)] {
@@ -83,13 +83,15 @@ class PostNetwork final : public References::Network {
       done(std::move(answer));
     });
   }
-  void after(Milliseconds delay, UniqueFunction<void()> what) override { timer_.after(delay, std::move(what)); }
+  void after(Milliseconds delay, UniqueFunction<void()> what) override {
+    timer_.submit(std::move(what), Clock::now() + delay);
+  }
 
  private:
   Agents& agents_;
   const AgentId self_;
   Post& post_;
-  Timer& timer_;
+  Background& timer_;
   std::atomic<int> count_{0};
 };
 
@@ -148,7 +150,7 @@ void work(Agents& agents, unsigned seed, std::atomic<int>& alive) {
 
 TEST(ReferencesThreads, NothingLeaksAndNothingRaces) {
   Agents agents;
-  Timer timer;
+  Background timer;
   std::atomic<int> alive{0};
   {
     Post post(3);
@@ -174,44 +176,6 @@ TEST(ReferencesThreads, NothingLeaksAndNothingRaces) {
     EXPECT_EQ(alive, 0);
     for (const auto& references : agents.all) references->close();
   }
-}
-
-TEST(Timer, RunsTasksInOrderOfTimeAndDropsTheRest) {
-  std::mutex mutex;
-  std::vector<int> ran;
-  const auto kept = std::make_shared<int>(1);
-  {
-    Timer timer;
-    std::condition_variable changed;
-    const auto after = [&](int ms) {
-      timer.after(std::chrono::milliseconds(ms), [&, ms] {
-        const std::lock_guard lock(mutex);
-        ran.push_back(ms);
-        changed.notify_all();
-      });
-    };
-    after(60);
-    after(1);
-    after(30);
-    timer.after(std::chrono::milliseconds::max(), [kept] {});
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return ran.size() == 3; }));
-    EXPECT_EQ(kept.use_count(), 2);
-  }
-  EXPECT_EQ(ran, (std::vector<int>{1, 30, 60}));
-  EXPECT_EQ(kept.use_count(), 1);
-}
-
-TEST(Timer, MayBeDestroyedByItsOwnTask) {
-  std::atomic<bool> ran{false};
-  auto timer = std::make_shared<Timer>();
-  auto* raw = timer.get();
-  raw->after(std::chrono::milliseconds(5), [&ran, timer = std::move(timer)]() mutable {
-    timer.reset();
-    ran = true;
-  });
-  for (int i = 0; i < 3000 && !ran; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_TRUE(ran);
 }
 
 }  // namespace

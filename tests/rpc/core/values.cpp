@@ -1,5 +1,6 @@
 #include "tests/rpc/core/values.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "rpc/core/published.h"
@@ -162,17 +163,12 @@ bool TreeWriter::write_children(bool begun, const Value& value) {
 }
 
 bool TreeWriter::write_tensor(const Value& value, const void* identity) {
-  auto index = out_.storage(value.data);
-  if (!index) {
-    for (const auto& buffer : buffers_) {
-      if (buffer.data != value.data) continue;
-      index = out_.add_buffer(buffer, {value.tensor.device});
-      out_.remember_storage(value.data, *index);
-      break;
-    }
-  }
-  if (!index) return false;
-  out_.tensor(value.tensor, *index, identity);
+  const auto buffer =
+      std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& each) { return each.data == value.data; });
+  if (buffer == buffers_.end()) return false;
+  const auto [known, first] = indices_.try_emplace(value.data);  // tensors that share a storage share a buffer
+  if (first) known->second = out_.add_buffer(*buffer, {value.tensor.device});
+  out_.tensor(value.tensor, known->second, identity);
   return !out_.failed();
 }
 

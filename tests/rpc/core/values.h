@@ -69,6 +69,7 @@ class TreeWriter {
   Encoder& out_;
   std::span<const Buffer> buffers_;
   std::uintptr_t identities_ = 0;
+  std::map<const void*, std::uint32_t> indices_;  // the index of the buffer at an address
 };
 
 }  // namespace tensorferry::testing
