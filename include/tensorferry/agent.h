@@ -87,7 +87,9 @@ struct AgentOptions {
 /// Options of one call.
 struct CallOptions {
   /// The time-out of the call. 0: none. Negative: AgentOptions::timeout. A call made inside a served function does not
-  /// inherit that function's deadline: the function passes the time that is left until CallContext::deadline().
+  /// inherit that function's deadline: the function passes the time that is left until CallContext::deadline(). In a
+  /// Python function, calls inherit the deadline of the call that the function serves if its caller gave a time-out
+  /// here; a negative one bounds this call alone.
   std::chrono::milliseconds timeout{-1};
   /// The only channel that may carry the tensors. "": any.
   std::string require{};

@@ -53,7 +53,7 @@ RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::
 
 py::object RRef::to_here(double timeout, const py::object& out, const py::object& device) {
   agent_->check_usable_here();
-  const auto patience = within_ambient_deadline(agent_->timeout_of(timeout));
+  const auto patience = within_ambient_deadline(agent_->timeout_of(timeout)).length;
   const auto destination = out.is_none() ? at::Tensor() : checked_out(out, *agent_);
   const auto where = device.is_none() ? std::nullopt : std::optional(device_of(device.ptr()));
   if (is_owner()) {
@@ -125,7 +125,10 @@ py::object RemoteObjects::create(const CallArguments& invocation) {
   py::object keep;
   const std::string owner(agent_.peer_name(invocation.to, keep));
   auto timely = invocation;
-  if (invocation.wait_for_ready) timely.timeout = agent_.wait_until_ready(owner, invocation.timeout);
+  if (invocation.wait_for_ready) {
+    timely.timeout = agent_.wait_until_ready(owner, invocation.timeout);
+    timely.rest_of_default = invocation.timeout == unset_timeout;
+  }
   return create(owner, [&](const Creation& ids) { return agent_.prepare(timely, ids); });
 }
 

@@ -6,8 +6,9 @@
 
 namespace tensorferry {
 
-bool IncomingCall::begin(std::uint64_t call, const std::optional<Creation>& creation) {
+bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Creation>& creation) {
   number_ = call;
+  timed_ = timed;
   if (!creation) return true;
   if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
     fail(admitted);

@@ -92,6 +92,25 @@ TEST(Request, ItsCallNumberIsRead) {
   }
 }
 
+TEST(Request, SaysWhetherItsCallerSetTheDeadline) {
+  for (const bool timed : {false, true}) {
+    for (const bool packed : {false, true}) {
+      Encoder out;
+      if (packed) {
+        begin_packed_request(out, {}, 0, timed);
+      } else {
+        begin_request(out, 0, {}, 0, timed);
+      }
+      const auto message = out.take();
+      Decoder in(message.payload, message.buffers);
+      const auto head = read_request(in);
+      EXPECT_FALSE(in.failed());
+      EXPECT_EQ(head.timed, timed);
+      EXPECT_EQ(head.packed, packed);
+    }
+  }
+}
+
 TEST(Fetch, RoundTrips) {
   const Fetch expected{7, {8, 9}, 300};
   Encoder out;
@@ -113,7 +132,7 @@ TEST(Request, AnnouncingMoreArgumentsThanItHoldsFails) {
 }
 
 TEST(Request, UnknownKindsFail) {
-  const Bytes payload(8, std::byte{9});
+  const Bytes payload(8, std::byte{17});
   Decoder request(payload, {});
   read_request(request);
   EXPECT_TRUE(request.failed());
