@@ -73,7 +73,8 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  write_fetch(message, {reference_->owner().incarnation, reference_->object(), prepared.call.number()});
+  write_fetch(message,
+              {reference_->owner().incarnation, reference_->object(), reference_->ids().fork, prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));
@@ -106,13 +107,13 @@ PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::ar
                                            double timeout, const std::optional<Creation>& creation) const {
   agent_->check_usable_here();
   check(reference_->status());
-  const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, name};
   return agent_->prepare_internal(owner_name(), method_name(), bytes_of(target), args, kwargs, timeout, name, creation);
 }
 
 PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, const std::string& label) const {
   check(reference_->status());
-  const MethodTarget target{reference_->owner().incarnation, reference_->object(), "__next__"};
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, "__next__"};
   auto prepared =
       agent_->prepare_internal(owner_name(), next_name(), bytes_of(target), py::make_tuple(seconds), {}, 0, label);
   prepared.options.order = order;

@@ -182,6 +182,9 @@ void run_next(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto target = target_of(incoming->first("tf:next without a target"), answer);
+  if (target.object.incarnation != answer.call().caller().incarnation) {
+    throw Refused("the next item of a stream that another agent opened");
+  }
   const auto object = object_of_target(target, answer);
   auto* const kind = Py_TYPE(object.ptr());
   const bool generator = kind == &PyGen_Type || kind == &PyAsyncGen_Type;

@@ -268,8 +268,10 @@ Tag Decoder::read_reference() {
   reference_.owner.incarnation = reader_.get<std::uint64_t>();
   reference_.object.incarnation = reader_.get<std::uint64_t>();
   reference_.object.counter = reader_.get<std::uint64_t>();
+  reference_.object.nonce = reader_.get<std::uint64_t>();
   reference_.fork.incarnation = reader_.get<std::uint64_t>();
   reference_.fork.counter = reader_.get<std::uint64_t>();
+  reference_.fork.nonce = reader_.get<std::uint64_t>();
   reference_.parent.name = reader_.text();
   reference_.parent.incarnation = reader_.get<std::uint64_t>();
   reference_.receiver = reader_.get<std::uint64_t>();

@@ -105,8 +105,10 @@ void Encoder::reference(const ReferenceRecord& record, const void* identity) {
   raw_u64(record.owner.incarnation);
   raw_u64(record.object.incarnation);
   raw_u64(record.object.counter);
+  raw_u64(record.object.nonce);
   raw_u64(record.fork.incarnation);
   raw_u64(record.fork.counter);
+  raw_u64(record.fork.nonce);
   raw_text(record.parent.name);
   raw_u64(record.parent.incarnation);
   raw_u64(record.receiver);

@@ -54,6 +54,20 @@ enum class RequestKind : std::uint8_t {
   timed = 8,     // bit beside the others: the caller set the call's deadline; else its time-out is a default
 };
 
+/// Writes and reads the id of an object or of a fork.
+template <class Kind>
+void write_id(Encoder& out, const UniqueId<Kind>& id) {
+  out.raw_u64(id.incarnation);
+  out.raw_u64(id.counter);
+  out.raw_u64(id.nonce);
+}
+template <class Kind>
+void read_id(Decoder& in, UniqueId<Kind>& id) {
+  id.incarnation = in.raw_u64();
+  id.counter = in.raw_u64();
+  id.nonce = in.raw_u64();
+}
+
 /// Writes kind and ids. `call` is the number that References::begin_call() returned, so that the reply may bring
 /// references; 0: the reply must bring none. `timed`: as RequestHead::timed.
 inline void begin_request_head(Encoder& out, bool packed, const std::optional<Creation>& creation, std::uint64_t call,
@@ -64,10 +78,8 @@ inline void begin_request_head(Encoder& out, bool packed, const std::optional<Cr
                                        bit(timed, RequestKind::timed)));
   if (call != 0) out.raw_varint(call);
   if (creation) {
-    out.raw_u64(creation->object.incarnation);
-    out.raw_u64(creation->object.counter);
-    out.raw_u64(creation->fork.incarnation);
-    out.raw_u64(creation->fork.counter);
+    write_id(out, creation->object);
+    write_id(out, creation->fork);
   }
 }
 /// Begins a request. The caller then writes `positional` values and calls begin_keywords().
@@ -104,10 +116,8 @@ inline RequestHead read_request(Decoder& in) {
   if ((kind & numbered) != 0) head.call = in.raw_varint();
   if ((kind & create) != 0) {
     Creation creation;
-    creation.object.incarnation = in.raw_u64();
-    creation.object.counter = in.raw_u64();
-    creation.fork.incarnation = in.raw_u64();
-    creation.fork.counter = in.raw_u64();
+    read_id(in, creation.object);
+    read_id(in, creation.fork);
     head.creation = creation;
   }
   head.timed = (kind & timed) != 0;
@@ -120,29 +130,30 @@ inline std::size_t read_keywords(Decoder& in) { return static_cast<std::size_t>(
 
 // ---- Fetches: the value of a remote object ("tf:fetch")
 //
-//   u64 owner's incarnation | object id | varint call
+//   u64 owner's incarnation | object id | fork id | varint call
 
 inline constexpr std::string_view fetch_function = "tf:fetch";
 
 struct Fetch {
   std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
+  ForkId fork;             // the caller's hold on the object (References::may_use)
   std::uint64_t call = 0;  // as RequestHead::call
   bool operator==(const Fetch&) const = default;
 };
 /// Writes the payload of a fetch.
 inline void write_fetch(Encoder& out, const Fetch& fetch) {
   out.raw_u64(fetch.owner);
-  out.raw_u64(fetch.object.incarnation);
-  out.raw_u64(fetch.object.counter);
+  write_id(out, fetch.object);
+  write_id(out, fetch.fork);
   out.raw_varint(fetch.call);
 }
 /// Reads the payload of a fetch. If the bytes are not one, `in` has failed afterwards.
 inline Fetch read_fetch(Decoder& in) {
   Fetch fetch;
   fetch.owner = in.raw_u64();
-  fetch.object.incarnation = in.raw_u64();
-  fetch.object.counter = in.raw_u64();
+  read_id(in, fetch.object);
+  read_id(in, fetch.fork);
   fetch.call = in.raw_varint();
   return fetch;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "rpc/core/envelope.h"
 #include "rpc/core/method_target.h"
@@ -30,7 +31,7 @@ class IncomingCall final {
   /// Fails the call. An object that the call was to create is never made.
   void fail(const Status& status) { reply_.fail(status); }
 
-  /// Reads the request of a fetch, instead of begin(). Errors: ProtocolError; ConnectionLost (check_owner).
+  /// Reads the request of a fetch, instead of begin(). Errors: ProtocolError; those of check_use().
   Result<Fetch> begin_fetch(const Received& request);
   /// Reads the first argument of `tf:method` and `tf:next`. Errors: as begin_fetch().
   [[nodiscard]] Result<MethodTarget> target_of(ByteView argument) const;
@@ -48,8 +49,10 @@ class IncomingCall final {
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
  private:
-  /// Returns ConnectionLost unless `incarnation` is this agent's.
-  [[nodiscard]] Status check_owner(std::uint64_t incarnation) const;
+  /// Returns whether the caller may use the object that `target` (a Fetch or MethodTarget) names. ConnectionLost: it
+  /// was on an earlier incarnation of this agent. PermissionDenied (References::may_use), which is logged too.
+  template <class Target>
+  [[nodiscard]] Status check_use(const Target& target, std::string_view function) const;
 
   const Member* member_;
   AgentId caller_;

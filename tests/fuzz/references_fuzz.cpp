@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <deque>
 
+#include "rpc/core/reference_proof.h"
 #include "rpc/core/references.h"
 
 namespace {
@@ -54,14 +55,21 @@ class Fuzz {
     const auto incarnation = small(5);
     return {std::string(1, static_cast<char>('a' + incarnation)), incarnation};
   }
-  template <class Id>
-  Id id() {
+  RRefId object() {
+    if (!held_.empty() && small(2) == 0) return held_[small(held_.size())]->object();
     const auto incarnation = small(5);
     return {incarnation, small(6)};
   }
-  ReferenceOp op() {
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
+  /// A fork of `object` that was made for `receiver`; seldom one that was not.
+  ForkId fork(const RRefId& object, std::uint64_t receiver) {
+    const auto incarnation = small(5);
+    ForkId fork{incarnation, small(6)};
+    if (small(8) != 0) fork.nonce = proof_of(object, fork, receiver);
+    return fork;
+  }
+  ReferenceOp op(const AgentId& from) {
+    const auto object = this->object();
+    const auto fork = this->fork(object, small(2) == 0 ? here : from.incarnation);
     auto op = ReferenceOp::of(static_cast<ReferenceOp::Kind>(small(6)), fork, object);
     op.parent = agent();
     op.call = small(3);
@@ -73,7 +81,7 @@ class Fuzz {
   void mail() {
     const auto from = agent();
     std::vector<ReferenceOp> ops;
-    for (auto left = small(4); left != 0; --left) ops.push_back(op());
+    for (auto left = small(4); left != 0; --left) ops.push_back(op(from));
     auto& number = numbers_[from.incarnation];
     if (small(8) != 0) ++number;  // else repeats the number
     static_cast<void>(references_->receive_mail(from, encode(ReferenceBatch{small(16) == 0 ? 9 : here, number, ops})));
@@ -97,14 +105,14 @@ class Fuzz {
     must(batch.has_value());
     ReferenceAnswer answer;
     for (std::size_t i = 0; i < batch->ops.size(); ++i) {
-      answer.results.push_back({static_cast<ReferenceResult::Code>(small(5)), {}});
+      answer.results.push_back({static_cast<ReferenceResult::Code>(small(6)), {}});
     }
     sent.done(encode(answer));
   }
   void receive() {
     const auto owner = agent();
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
+    const auto object = this->object();
+    const auto fork = this->fork(object, here);
     const auto parent = agent();
     auto received = references_->receive({owner, object, fork, parent, small(8) == 0 ? 9 : here, "hint"}, parent);
     if (received.ok()) held_.push_back(*received);
@@ -123,14 +131,14 @@ class Fuzz {
   }
   void create() {
     const auto creator = agent();
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
+    const auto object = this->object();
+    const auto fork = this->fork(object, creator.incarnation);
     static_cast<void>(references_->create(creator, {object, fork}));
   }
   void fetch() {
     ++fetching_;
     const auto deadline = small(2) == 0 ? std::optional(Clock::now()) : std::nullopt;
-    references_->fetch(id<RRefId>(), deadline, [this](const Result<Outcome>&) { --fetching_; });
+    references_->fetch(object(), deadline, [this](const Result<Outcome>&) { --fetching_; });
   }
   void drop() {
     auto* reference = held();
@@ -163,7 +171,7 @@ class Fuzz {
       case 4:
         return create();
       case 5:
-        return references_->fulfil(id<RRefId>(), {std::make_shared<int>(1), false});
+        return references_->fulfil(object(), {std::make_shared<int>(1), false});
       case 6:
         return fetch();
       case 7:
@@ -192,7 +200,7 @@ class Fuzz {
   Reader in_;
   int fetching_ = 0;
   std::shared_ptr<Network> network_ = std::make_shared<Network>();
-  std::shared_ptr<References> references_ = References::make({"b", here}, network_);
+  std::shared_ptr<References> references_ = References::make({"b", here}, network_, {.secret = {1, 2}});
   std::array<std::uint64_t, 5> numbers_{};
   std::vector<std::shared_ptr<Reference>> held_, creating_;
 };

@@ -43,7 +43,7 @@ TEST(FunctionName, HalfANameIsRefused) {
 }
 
 TEST(Request, ArgumentsKeepTheirPositions) {
-  const Creation creation{{11, 12}, {13, 14}};
+  const Creation creation{{11, 12, 15}, {13, 14, 16}};
   for (const auto& expected : {std::optional<Creation>(), std::optional(creation)}) {
     Encoder out;
     begin_request(out, 2, expected);
@@ -112,7 +112,7 @@ TEST(Request, SaysWhetherItsCallerSetTheDeadline) {
 }
 
 TEST(Fetch, RoundTrips) {
-  const Fetch expected{7, {8, 9}, 300};
+  const Fetch expected{7, {8, 9, 10}, {11, 12, 13}, 300};
   Encoder out;
   write_fetch(out, expected);
   const auto message = out.take();
