@@ -204,8 +204,9 @@ class Agent {
   /// Waits until no call made or served here is in flight, then leaves. With a world, it also waits until every other
   /// agent of the world, of either language, is in its own shutdown and idle.
   ///
-  /// `timeout` 0: no time-out. Throws DeadlineExceeded, ConnectionLost (a peer died before its shutdown), or an error
-  /// of the store; the agent has left even then. Must not be called from a served function.
+  /// `timeout` 0: no time-out. Throws DeadlineExceeded, ConnectionLost (a peer died before its shutdown, or the process
+  /// that serves the store has died), or another error of the store; the agent has left even then. Must not be called
+  /// from a served function.
   void shutdown(std::chrono::milliseconds timeout = {});
   /// Leaves at once: fails calls in flight with AgentClosed, ends all threads and frees the name. A served function
   /// that still runs keeps its thread until it returns. Idempotent. Must not be called from a served function.
