@@ -139,12 +139,14 @@ void Member::leave() {
 }
 
 Result<PeerInfo> Member::find(std::string_view name) const {
+  if (auto usable = agent_->usable_here(); !usable.ok()) return usable;
   if (auto linked = agent_->linked(name)) return *std::move(linked);
   const Unlocked unlocked(lock_);
   return agent_->find(name, lookup_patience);
 }
 
 Result<PeerInfo> Member::find(int rank) const {
+  if (auto usable = agent_->usable_here(); !usable.ok()) return usable;
   if (auto linked = agent_->linked(rank)) return *std::move(linked);
   const Unlocked unlocked(lock_);
   return agent_->find(rank, lookup_patience);
