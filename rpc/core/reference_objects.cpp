@@ -53,7 +53,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   if (ids.fork.incarnation != creator.incarnation) {
     return {Code::protocol_error, formatted("{} asks for a hold under another agent's number", creator.name)};
   }
-  if (const auto may = may_use(creator, ids.object, ids.fork); !may.ok()) return may;
+  if (auto may = may_use(creator, ids.object, ids.fork); !may.ok()) return may;
   if (dead_.contains(creator.incarnation)) {
     return {Code::connection_lost, formatted("{} asked for an object, and has ended", creator.name)};
   }
