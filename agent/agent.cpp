@@ -257,6 +257,16 @@ std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
   return session ? std::optional(session->peer()) : std::nullopt;
 }
 
+std::optional<PeerInfo> RawAgent::linked(int rank) const {
+  auto& engine = *impl_->engine;
+  const std::lock_guard lock(engine.links_mutex);
+  for (const auto& [name, link] : engine.links) {
+    if (link->closed() || link->incarnation() == 0) continue;
+    if (auto peer = link->peer(); peer.rank == rank) return peer;
+  }
+  return std::nullopt;
+}
+
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {
   if (auto status = ended(*impl_->engine); !status) return status;
   const auto records = impl_->engine->directory->wait_for_world(size, timeout);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "agent/address.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -40,9 +41,9 @@ bool on_network_file_system(const std::string& path) {
   }
 }
 
-bool only_this_host(c10d::Store& store) {
+bool within_this_host(c10d::Store& store) {
   if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(&store))
-    return only_this_host(*prefix->getUnderlyingNonPrefixStore());
+    return within_this_host(*prefix->getUnderlyingNonPrefixStore());
   if (auto* tcp = dynamic_cast<c10d::TCPStore*>(&store)) return tensorferry::is_loopback(tcp->getHost());
   if (auto* file = dynamic_cast<c10d::FileStore*>(&store)) return !on_network_file_system(file->getPath());
   return dynamic_cast<c10d::HashStore*>(&store) != nullptr;
@@ -53,23 +54,36 @@ std::vector<std::uint8_t> octets(ByteView bytes) {
   return {data, data + bytes.size()};
 }
 
-// Runs `operation` and turns an exception that it throws into a Status.
-template <class Operation>
-Status guarded(std::string_view what, std::string_view key, Operation operation) {
-  try {
-    operation();
-    return {};
-  } catch (const std::exception& error) {
-    std::string text(error.what());
-    return {Code::internal, std::string("the store failed to ").append(what).append(" \"").append(key).append("\": ") +
-                                text.substr(0, text.find('\n'))};  // c10 appends a C++ backtrace
-  }
+// Returns the first line of an exception's text, because c10 appends a C++ backtrace.
+std::string first_line(const std::exception& error) {
+  std::string text(error.what());
+  return text.substr(0, text.find('\n'));
+}
+
+std::string address_of(c10d::Store& store) {
+  if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(&store))
+    return address_of(*prefix->getUnderlyingNonPrefixStore());
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(&store);
+  return tcp == nullptr ? "" : join_host_port(tcp->getHost(), tcp->getPort());
 }
 
 }  // namespace
 
+template <class Operation>
+Status StoreAdapter::guarded(std::string_view what, std::string_view key, Operation operation) const {
+  try {
+    operation();
+    return {};
+  } catch (const c10::DistNetworkError& error) {
+    if (!address_.empty()) return rendezvous_gone(address_, first_line(error));
+    return {Code::internal, formatted("the store failed to {} \"{}\": {}", what, key, first_line(error))};
+  } catch (const std::exception& error) {
+    return {Code::internal, formatted("the store failed to {} \"{}\": {}", what, key, first_line(error))};
+  }
+}
+
 StoreAdapter::StoreAdapter(c10::intrusive_ptr<c10d::Store> store)
-    : store_(std::move(store)), loopback_(only_this_host(*store_)) {}
+    : store_(std::move(store)), loopback_(within_this_host(*store_)), address_(address_of(*store_)) {}
 
 Status StoreAdapter::set(std::string_view key, ByteView value) {
   return guarded("set", key, [&] { store_->set(std::string(key), octets(value)); });

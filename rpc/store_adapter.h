@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -14,8 +15,8 @@ namespace tensorferry {
 ///
 /// Threads: the calling thread must not hold the GIL, because a store written in Python takes it.
 ///
-/// Errors: get() returns DeadlineExceeded if the key was not set in time. An exception of the store becomes Internal,
-/// with the first line of its text.
+/// Errors: get() returns DeadlineExceeded if the key was not set in time. An exception of a TCPStore's connection
+/// becomes rendezvous_gone(), any other exception Internal; both with the first line of its text.
 class StoreAdapter final : public Store {
  public:
   explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store);
@@ -28,8 +29,13 @@ class StoreAdapter final : public Store {
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:
+  /// Runs `operation` and turns an exception that it throws into a Status.
+  template <class Operation>
+  Status guarded(std::string_view what, std::string_view key, Operation operation) const;
+
   c10::intrusive_ptr<c10d::Store> store_;
   bool loopback_;
+  std::string address_;  // of a TCPStore's server; "" for other stores
 };
 
 }  // namespace tensorferry

@@ -1,8 +1,10 @@
 #include "agent/rendezvous/directory.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
+#include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -52,6 +54,28 @@ std::string listed(const std::vector<std::string>& parts) {
   for (std::size_t i = 0; i < std::min(parts.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + parts[i];
   if (parts.size() > kMostNamed) text += formatted(" and {} more", parts.size() - kMostNamed);
   return text;
+}
+
+/// Logs a line if members on other hosts cannot reach an agent that listens at loopback addresses alone.
+void warn_of_loopback(const Record& self, const std::vector<Record>& world) {
+  const auto hidden = [](const Record& record) {
+    const auto local = [](const std::string& address) {
+      const auto parts = split_host_port(address);
+      return parts.ok() && is_loopback(parts->host);
+    };
+    return !record.tcp_addresses.empty() &&
+           std::all_of(record.tcp_addresses.begin(), record.tcp_addresses.end(), local);
+  };
+  for (const auto& member : world) {
+    if (member.left || may_share_unix(self, member)) continue;
+    if (member.boot_id == self.boot_id && member.net_namespace == self.net_namespace) continue;
+    if (!hidden(self) && !hidden(member)) continue;
+    const auto& [shy, other] = hidden(self) ? std::tie(self, member) : std::tie(member, self);
+    return log_warning(
+        formatted("peer={} {} listens at loopback addresses alone, where {} cannot reach it: let its "
+                  "MASTER_ADDR be an address that other hosts reach, or set interface=",
+                  member.name, who(shy), who(other)));
+  }
 }
 
 bool left_after_meeting(const Record& record, std::uint64_t incarnation) {
@@ -269,6 +293,7 @@ Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds tim
                   "rendezvous and world size?",
                   world.size(), size, missing.size() > 1 ? "s" : "", listed(missing)));
   }
+  warn_of_loopback(self, world);
   const std::lock_guard lock(mutex_);
   world_ = world;
   return world;

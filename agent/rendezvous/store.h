@@ -9,10 +9,13 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "base/text.h"
 
 namespace tensorferry {
 
 /// Thread-safe. Calls block. Values are small (a few KB).
+///
+/// A store in another process fails with rendezvous_gone() once that process has ended or no longer answers.
 class Store {
  public:
   virtual ~Store() = default;
@@ -26,5 +29,14 @@ class Store {
   /// Returns whether only processes of this host can reach the store: if so, it may hold a generated cluster key.
   [[nodiscard]] virtual bool loopback() const = 0;
 };
+
+/// Returns the error of a store whose server at `address` (host:port) has ended or does not answer: ConnectionLost.
+inline Status rendezvous_gone(std::string_view address, std::string_view why) {
+  return {Code::connection_lost, formatted("the rendezvous host at {} is gone ({})", address, why)};
+}
+
+/// Ends the error of a client that finds no server at a loopback address.
+inline constexpr std::string_view only_this_host =
+    " The address is a loopback one: processes of other hosts cannot meet there";
 
 }  // namespace tensorferry

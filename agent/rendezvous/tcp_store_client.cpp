@@ -68,7 +68,9 @@ class Client final : public Store {
   void give_back(FileDescriptor socket);
 
   [[nodiscard]] Status named(const Status& status) const {
-    return {status.code(), formatted("store at {}: {}", join_host_port(host_, port_), status.what())};
+    const auto address = join_host_port(host_, port_);
+    if (status.code() == Code::connection_lost) return rendezvous_gone(address, status.what());
+    return {status.code(), formatted("store at {}: {}", address, status.what())};
   }
 
   const std::string host_;
@@ -96,9 +98,9 @@ Status Client::open(milliseconds timeout) {
     if (steady_clock::now() + pause >= deadline) {
       return {Code::deadline_exceeded,
               formatted("no store at {} within {} s ({}): is the process that serves it running, and are its "
-                        "address and port (MASTER_ADDR, MASTER_PORT) right?",
+                        "address and port (MASTER_ADDR, MASTER_PORT) right?{}",
                         join_host_port(host_, port_), fixed(static_cast<double>(timeout.count()) / 1000, 1),
-                        connection.status().what())};
+                        connection.status().what(), is_loopback(host_) ? only_this_host : "")};
     }
     std::this_thread::sleep_for(pause);
   }
@@ -127,6 +129,9 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
     auto socket = take_idle();
     if (!socket) {
       auto fresh = connect(deadline);
+      if (!fresh && fresh.status().code() == Code::deadline_exceeded) {
+        return named({Code::connection_lost, "it does not answer"});
+      }
       if (!fresh) return named(fresh.status());
       socket = std::move(fresh->socket);
     }
@@ -135,7 +140,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
     const bool in_step = answer.ok() || code == Code::not_found || code == Code::resource_exhausted;
     if (in_step) give_back(std::move(socket));
     if (code == Code::deadline_exceeded) {
-      return named({Code::connection_lost, "did not answer in time: its process hangs, or its host is gone"});
+      return named({Code::connection_lost, "it does not answer"});
     }
     if (code != Code::connection_lost) return answer.ok() ? std::move(answer) : named(answer.status());
     if (request.op == Op::add) {

@@ -61,7 +61,14 @@ class TorchStore final : public Store {
     out.raw(view_of(key));
   }
   [[nodiscard]] Status named(const Status& status) const {
-    return {status.code(), formatted("torch's store at {}: {}", join_host_port(host_, port_), status.what())};
+    const auto address = join_host_port(host_, port_);
+    if (status.code() == Code::connection_lost) return rendezvous_gone(address, status.what());
+    return {status.code(), formatted("torch's store at {}: {}", address, status.what())};
+  }
+  /// Reports an error of a request: a server that takes too long has ended or hangs.
+  [[nodiscard]] Status failed(const Status& status) const {
+    if (status.code() != Code::deadline_exceeded) return named(status);
+    return named({Code::connection_lost, "it does not answer"});
   }
 
   const std::string host_;
@@ -85,9 +92,9 @@ Status TorchStore::open() {
       if (steady_clock::now() + pause >= deadline) {
         return {Code::deadline_exceeded,
                 formatted("no store at {} within {} s ({}): is the process of rank 0 running, and are the address "
-                          "and port (MASTER_ADDR, MASTER_PORT) right?",
+                          "and port (MASTER_ADDR, MASTER_PORT) right?{}",
                           join_host_port(host_, port_), fixed(static_cast<double>(options_.timeout.count()) / 1000, 1),
-                          status.what())};
+                          status.what(), loopback_ ? only_this_host : "")};
       }
       std::this_thread::sleep_for(pause);
     }
@@ -142,15 +149,15 @@ Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool 
   }
   const bool fresh = !socket_ || spoiled(socket_.get());
   if (fresh) {
-    if (auto status = connect(deadline_after(operation_patience)); !status) return named(status);
+    if (auto status = connect(deadline_after(operation_patience)); !status) return failed(status);
   }
   auto status = exchange_once(request, answer);
   if (status.ok()) return {};
   socket_ = {};
-  if (once || fresh || status.code() != Code::connection_lost) return named(status);
-  if (auto again = connect(deadline_after(operation_patience)); !again) return named(again);
+  if (once || fresh || status.code() != Code::connection_lost) return failed(status);
+  if (auto again = connect(deadline_after(operation_patience)); !again) return failed(again);
   status = exchange_once(request, answer);
-  return status.ok() ? status : named(status);
+  return status.ok() ? status : failed(status);
 }
 
 Status TorchStore::exchange_once(ByteView request, std::span<std::byte> answer) {
@@ -199,7 +206,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
         Bytes value(length);
         if (auto status = read_exactly(socket_.get(), value, deadline_after(operation_patience)); !status) {
           socket_ = {};
-          return named(status);
+          return failed(status);
         }
         return value;
       }

@@ -91,7 +91,9 @@ struct AgentOptions {
 /// Options of one call.
 struct CallOptions {
   /// The time-out of the call. 0: none. Negative: AgentOptions::timeout. A call made inside a served function does not
-  /// inherit that function's deadline: the function passes the time that is left until CallContext::deadline().
+  /// inherit that function's deadline: the function passes the time that is left until CallContext::deadline(). In a
+  /// Python function, calls inherit the deadline of the call that the function serves if its caller gave a time-out
+  /// here; a negative one bounds this call alone.
   std::chrono::milliseconds timeout{-1};
   /// The only channel that may carry the tensors. "": any.
   std::string require{};
@@ -206,8 +208,9 @@ class Agent {
   /// Waits until no call made or served here is in flight, then leaves. With a world, it also waits until every other
   /// agent of the world, of either language, is in its own shutdown and idle.
   ///
-  /// `timeout` 0: no time-out. Throws DeadlineExceeded, ConnectionLost (a peer died before its shutdown), or an error
-  /// of the store; the agent has left even then. Must not be called from a served function.
+  /// `timeout` 0: no time-out. Throws DeadlineExceeded, ConnectionLost (a peer died before its shutdown, or the process
+  /// that serves the store has died), or another error of the store; the agent has left even then. Must not be called
+  /// from a served function.
   void shutdown(std::chrono::milliseconds timeout = {});
   /// Leaves at once: fails calls in flight with AgentClosed, ends all threads and frees the name. A served function
   /// that still runs keeps its thread until it returns. Idempotent. Must not be called from a served function.

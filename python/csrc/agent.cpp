@@ -7,7 +7,6 @@
 #include "converters/cpu.h"
 #include "converters/cuda.h"
 #include "python/csrc/codec_records.h"
-#include "python/csrc/deadline.h"
 #include "python/csrc/devices.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
@@ -33,7 +32,7 @@ std::vector<std::shared_ptr<PythonAgent>>& living() {
 }
 
 thread_local PythonAgent* serving_agent = nullptr;
-thread_local Reply* serving_reply = nullptr;
+thread_local IncomingCall* serving_call = nullptr;
 
 bool leaves_storages() { return closing(); }
 
@@ -69,13 +68,13 @@ py::object python_text(std::string_view text) {
 CurrentAgent::CurrentAgent(PythonAgent* agent) : before_(std::exchange(serving_agent, agent)) {}
 CurrentAgent::~CurrentAgent() { serving_agent = before_; }
 
-ServingScope::ServingScope(PythonAgent* agent, Reply& answer)
-    : agent_(agent), reply_before_(std::exchange(serving_reply, &answer)) {}
-ServingScope::~ServingScope() { serving_reply = reply_before_; }
-Reply* ServingScope::reply() {
-  if (serving_reply != nullptr) return serving_reply;
-  auto* call = ServedCall::current();
-  return call != nullptr ? call->reply() : nullptr;
+ServingScope::ServingScope(PythonAgent* agent, IncomingCall& call)
+    : agent_(agent), call_before_(std::exchange(serving_call, &call)) {}
+ServingScope::~ServingScope() { serving_call = call_before_; }
+IncomingCall* ServingScope::call() {
+  if (serving_call != nullptr) return serving_call;
+  auto* served = ServedCall::current();
+  return served != nullptr ? served->call() : nullptr;
 }
 PythonAgent* ServingScope::agent() {
   if (serving_agent != nullptr) return serving_agent;
@@ -145,7 +144,7 @@ std::shared_ptr<PythonAgent> PythonAgent::current() {
   if (agent) return agent;
   throw std::runtime_error("RPC has not been initialized. Call tensorferry.rpc.init_rpc first.");
 }
-bool PythonAgent::is_serving() { return ServingScope::reply() != nullptr; }
+bool PythonAgent::is_serving() { return ServingScope::call() != nullptr; }
 std::shared_ptr<PythonAgent> PythonAgent::default_agent() { return default_slot(); }
 void PythonAgent::set_default_agent(std::shared_ptr<PythonAgent> agent) { default_slot() = std::move(agent); }
 
@@ -178,7 +177,10 @@ PythonAgent::Prepared PythonAgent::prepare(const CallArguments& invocation, cons
   Prepared out;
   out.peer_name = peer_name(invocation.to, out.peer);
   out.function = wire_name_of(invocation.function);
-  out.options.timeout = within_ambient_deadline(timeout_of(invocation.timeout));
+  auto own = timeout_of(invocation.timeout);
+  own.set = own.set && !invocation.rest_of_default;
+  const auto patience = within_ambient_deadline(own);
+  out.options.timeout = patience.length;
   out.options.require = invocation.require;
   place(out.options, out.peer_name, invocation.device);
   out.options.wait_for_ready = invocation.wait_for_ready;
@@ -189,7 +191,7 @@ PythonAgent::Prepared PythonAgent::prepare(const CallArguments& invocation, cons
     land_in(out.out, *this, out.options);
   }
   write(out, invocation.verb, out.function->by_value ? invocation.function : nullptr, invocation.args,
-        invocation.kwargs, creation);
+        invocation.kwargs, creation, patience.set);
   return out;
 }
 
@@ -201,10 +203,11 @@ PythonAgent::Prepared PythonAgent::prepare_internal(const std::string& peer, std
   out.peer = python_text(peer);
   out.peer_name = peer_name(out.peer, out.peer);
   out.function = std::move(function);
-  out.options.timeout = within_ambient_deadline(timeout_of(timeout));
+  const auto patience = within_ambient_deadline(timeout_of(timeout));
+  out.options.timeout = patience.length;
   place(out.options, out.peer_name, nullptr);
   out.options.label = label;
-  write(out, creation ? "remote" : "rpc", first.ptr(), args.ptr(), kwargs.ptr(), creation);
+  write(out, creation ? "remote" : "rpc", first.ptr(), args.ptr(), kwargs.ptr(), creation, patience.set);
   return out;
 }
 
@@ -221,12 +224,12 @@ void PythonAgent::place(RawCallOptions& options, std::string_view peer, PyObject
 }
 
 void PythonAgent::write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
-                        const std::optional<Creation>& creation) {
+                        const std::optional<Creation>& creation, bool timed) {
   PythonReferenceMarshaller marshaller(*this, out.peer_name);
   out.call.begin(*member_);
   const auto number = out.call.number();
   out.range = CallRange::begin(verb, out.function->name, self().name, out.peer_name, self().incarnation, number);
-  if (!codec_->write_request({first, args, kwargs, creation, number}, &marshaller, out.message)) {
+  if (!codec_->write_request({first, args, kwargs, creation, number, timed}, &marshaller, out.message)) {
     throw py::error_already_set();
   }
   out.call.carry(marshaller.take());
@@ -311,11 +314,12 @@ py::object PythonAgent::decode_reply(PendingCall& pending, Result<Received> repl
   return out;
 }
 
-Milliseconds PythonAgent::timeout_of(double seconds) const {
-  if (seconds == unset_timeout) seconds = default_timeout_;
-  if (seconds == 0 || seconds > 1e9) return Milliseconds(0);
+TimeOut PythonAgent::timeout_of(double seconds) const {
+  const bool set = seconds != unset_timeout;
+  if (!set) seconds = default_timeout_;
+  if (seconds == 0 || seconds > 1e9) return {Milliseconds(0), set};
   if (!(seconds > 0)) throw py::value_error("a time-out must be more than 0 seconds, 0 (none), or -1 (the default)");
-  return Milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+  return {Milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000))), set};
 }
 
 void PythonAgent::set_default_timeout(double seconds) {
@@ -353,7 +357,7 @@ py::object PythonAgent::name_of_rank(int rank) {
 
 double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
   RawCallOptions options;
-  options.timeout = within_ambient_deadline(timeout_of(timeout));
+  options.timeout = within_ambient_deadline(timeout_of(timeout)).length;
   options.wait_for_ready = true;
   const bool bounded = options.timeout.count() != 0;
   const auto until = Clock::now() + options.timeout;

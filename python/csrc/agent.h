@@ -14,10 +14,12 @@
 
 #include "agent/agent.h"
 #include "python/csrc/codec.h"
+#include "python/csrc/deadline.h"
 #include "python/csrc/exposed.h"
 #include "python/csrc/functions.h"
 #include "python/csrc/interpreter.h"
 #include "python/csrc/profile.h"
+#include "rpc/member/incoming_call.h"
 #include "rpc/member/member.h"
 #include "rpc/member/outgoing_call.h"
 
@@ -39,6 +41,7 @@ struct CallArguments {
   PyObject* args = nullptr;        // a tuple; or a published (tuple, dict or None): then no kwargs
   PyObject* kwargs = nullptr;      // a dict, or null
   double timeout = unset_timeout;  // seconds; 0: none
+  bool rest_of_default = false;    // `timeout` is what is left of the default
   std::string_view require;
   PyObject* out = nullptr;     // a tensor, or null
   PyObject* device = nullptr;  // a device of the peer, or a dict of local devices to the peer's; or null
@@ -155,7 +158,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
   /// Converts a time-out in seconds to milliseconds, at least 1. unset_timeout gives the default; 0 means none. Raises
   /// ValueError for other negative values and NaN.
-  [[nodiscard]] Milliseconds timeout_of(double seconds) const;
+  [[nodiscard]] TimeOut timeout_of(double seconds) const;
   [[nodiscard]] double default_timeout() const { return default_timeout_; }
   void set_default_timeout(double seconds);
 
@@ -174,7 +177,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
 
  private:
   void write(Prepared& out, std::string_view verb, PyObject* first, PyObject* args, PyObject* kwargs,
-             const std::optional<Creation>& creation);
+             const std::optional<Creation>& creation, bool timed);
   py::object name_of_rank(int rank);
 
   std::shared_ptr<Member> member_;
@@ -206,13 +209,13 @@ class CurrentAgent {
   PythonAgent* before_;
 };
 
-/// Marks this thread as serving a call of `agent`, which becomes its current agent. `answer` outlives the scope.
+/// Marks this thread as serving `call` of `agent`, which becomes its current agent. `call` outlives the scope.
 class ServingScope {
  public:
-  ServingScope(PythonAgent* agent, Reply& answer);
+  ServingScope(PythonAgent* agent, IncomingCall& call);
   ~ServingScope();
-  /// Returns the reply of the call that this thread, or this asyncio task, serves; null if it serves none.
-  static Reply* reply();
+  /// Returns the call that this thread, or this asyncio task, serves; null if it serves none.
+  static IncomingCall* call();
   /// Returns the agent that this thread, or this asyncio task, works for; null if there is none.
   static PythonAgent* agent();
   ServingScope(const ServingScope&) = delete;
@@ -220,7 +223,7 @@ class ServingScope {
 
  private:
   CurrentAgent agent_;
-  Reply* reply_before_;
+  IncomingCall* call_before_;
 };
 
 void bind_agent(py::module_& module);

@@ -169,16 +169,16 @@ bool Codec::write_request(const Invocation& call, MessageReferences* references,
                         "published arguments must be the only arguments, and the function must be called by name");
         return false;
       }
-      begin_packed_request(encoder, call.creation, call.call);
+      begin_packed_request(encoder, call.creation, call.call, call.timed);
       published_in(call.args).write(encoder);
       return take(encoder, out);
     }
     PythonValueWriter writer(*this, references, encoder);
     if (scan(writer, call)) {
-      begin_request(encoder, positional(call), call.creation, call.call);
+      begin_request(encoder, positional(call), call.creation, call.call, call.timed);
       return writer.prepare() && write_each(writer, encoder, call) && take(encoder, out);
     }
-    begin_packed_request(encoder, call.creation, call.call);
+    begin_packed_request(encoder, call.creation, call.call, call.timed);
     const auto whole = packed(call);
     return whole && writer.write_pickled(whole.get()) && take(encoder, out);
   });
@@ -190,6 +190,7 @@ bool Codec::read_request(const Received& message, MessageReferences* references,
     const auto head = tensorferry::read_request(in);
     out.creation = head.creation;
     out.call = head.call;
+    out.timed = head.timed;
     PythonValueReader reader(*this, references, in);
     if (!head.packed) return read_each(reader, in, head.positional, out) && finish(in);
     const auto whole = reader.read();

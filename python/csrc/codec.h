@@ -77,15 +77,17 @@ class Codec {
     PyObject* kwargs = nullptr;  // a dict with names as keys, or null
     std::optional<Creation> creation;
     std::uint64_t call = 0;  // as in RequestHead
+    bool timed = false;      // as in RequestHead
   };
   bool write_request(const Invocation& invocation, MessageReferences* references, Message& out) const;
   struct Arguments {
     std::optional<Creation> creation;
     std::uint64_t call = 0;
+    bool timed = false;
     Object args;    // a tuple, `first` included
     Object kwargs;  // a dict, or null if there are none
   };
-  /// Reads a request. On failure, sets the fields of the head (`creation`, `call`) as far as they were read.
+  /// Reads a request. On failure, sets the fields of the head (`creation`, `call`, `timed`) as far as they were read.
   bool read_request(const Received& message, MessageReferences* references, Arguments& out) const;
 
   /// Encodes a value for many messages (rpc/core/published.h). The value holds no references and no published values.

@@ -16,7 +16,7 @@ PyObject* variable = nullptr;
 
 std::optional<Clock::time_point> ambient_deadline() {
   std::optional<Clock::time_point> until;
-  if (const auto* reply = ServingScope::reply()) until = reply->deadline();
+  if (const auto* call = ServingScope::call()) until = call->inherited_deadline();
   PyObject* found = nullptr;
   if (PyContextVar_Get(variable, nullptr, &found) != 0) throw py::error_already_set();
   if (found == nullptr) return until;
@@ -25,7 +25,7 @@ std::optional<Clock::time_point> ambient_deadline() {
   return until ? std::min(*until, set) : set;
 }
 
-Milliseconds within_ambient_deadline(Milliseconds own) {
+TimeOut within_ambient_deadline(TimeOut own) {
   const auto until = ambient_deadline();
   if (!until) return own;
   const auto left = std::chrono::ceil<Milliseconds>(*until - Clock::now());
@@ -34,7 +34,7 @@ Milliseconds within_ambient_deadline(Milliseconds own) {
                  "the call was not made: the deadline around it (rpc.deadline(), or that of the call being served "
                  "here) has passed"));
   }
-  return own.count() == 0 ? left : std::min(own, left);
+  return own.length.count() == 0 || left <= own.length ? TimeOut{left, true} : own;
 }
 
 void bind_deadline(py::module_& module) {
@@ -44,8 +44,8 @@ void bind_deadline(py::module_& module) {
   module.def(
       "cancelled",
       [] {
-        const auto* reply = ServingScope::reply();
-        return reply != nullptr && reply->cancelled();
+        const auto* call = ServingScope::call();
+        return call != nullptr && call->reply().cancelled();
       },
       R"(Returns whether the caller has given up the call that this thread, or asyncio task, serves.
 

@@ -53,7 +53,7 @@ RRef::RRef(py::object value, const py::object& type_hint) : agent_(PythonAgent::
 
 py::object RRef::to_here(double timeout, const py::object& out, const py::object& device) {
   agent_->check_usable_here();
-  const auto patience = within_ambient_deadline(agent_->timeout_of(timeout));
+  const auto patience = within_ambient_deadline(agent_->timeout_of(timeout)).length;
   const auto destination = out.is_none() ? at::Tensor() : checked_out(out, *agent_);
   const auto where = device.is_none() ? std::nullopt : std::optional(device_of(device.ptr()));
   if (is_owner()) {
@@ -73,7 +73,7 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  message.raw(Fetch{reference_->owner().incarnation, reference_->object(), prepared.call.number()});
+  message.raw(Fetch{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));
@@ -106,13 +106,13 @@ PythonAgent::Prepared RRef::prepare_method(const std::string& name, const py::ar
                                            double timeout, const std::optional<Creation>& creation) const {
   agent_->check_usable_here();
   check(reference_->status());
-  const MethodTarget target{reference_->owner().incarnation, reference_->object(), name};
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, name};
   return agent_->prepare_internal(owner_name(), method_name(), bytes_of(target), args, kwargs, timeout, name, creation);
 }
 
 PythonAgent::Prepared RRef::prepare_next(double seconds, std::uint32_t order, const std::string& label) const {
   check(reference_->status());
-  const MethodTarget target{reference_->owner().incarnation, reference_->object(), "__next__"};
+  const MethodTarget target{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, "__next__"};
   auto prepared =
       agent_->prepare_internal(owner_name(), next_name(), bytes_of(target), py::make_tuple(seconds), {}, 0, label);
   prepared.options.order = order;
@@ -125,7 +125,10 @@ py::object RemoteObjects::create(const CallArguments& invocation) {
   py::object keep;
   const std::string owner(agent_.peer_name(invocation.to, keep));
   auto timely = invocation;
-  if (invocation.wait_for_ready) timely.timeout = agent_.wait_until_ready(owner, invocation.timeout);
+  if (invocation.wait_for_ready) {
+    timely.timeout = agent_.wait_until_ready(owner, invocation.timeout);
+    timely.rest_of_default = invocation.timeout == unset_timeout;
+  }
   return create(owner, [&](const Creation& ids) { return agent_.prepare(timely, ids); });
 }
 

@@ -78,7 +78,7 @@ void PythonReply::future(py::object future) {
         if (closing()) return;
         GilHeld gil;
         auto& answer = pending->answer;
-        const ServingScope serving(&answer.agent(), answer.reply());
+        const ServingScope serving(&answer.agent(), answer.call());
         const CallbackStreams streams(completed);
         try {
           answer.value(pending->future.attr("value")());
@@ -120,7 +120,7 @@ std::optional<Incoming> read_arguments(const Received& received, PythonReply& an
       unreadable->matches(attribute_of("tensorferry.errors", "PermissionDenied"))) {
     throw Refused(py::str(unreadable->value()).cast<std::string>());
   }
-  if (!answer.call().begin(arguments.call, arguments.creation)) return std::nullopt;
+  if (!answer.call().begin(arguments.call, arguments.timed, arguments.creation)) return std::nullopt;
   if (unreadable) throw py::error_already_set(*unreadable);
   return Incoming{py::reinterpret_steal<py::tuple>(arguments.args.release()),
                   py::reinterpret_steal<py::object>(arguments.kwargs.release())};
@@ -182,6 +182,9 @@ void run_next(const Received& received, PythonReply& answer) {
   const auto incoming = read_arguments(received, answer);
   if (!incoming) return;
   const auto target = target_of(incoming->first("tf:next without a target"), answer);
+  if (target.object.incarnation != answer.call().caller().incarnation) {
+    throw Refused("the next item of a stream that another agent opened");
+  }
   const auto object = object_of_target(target, answer);
   auto* const kind = Py_TYPE(object.ptr());
   const bool generator = kind == &PyGen_Type || kind == &PyAsyncGen_Type;
@@ -201,7 +204,7 @@ void answer_fetch(const Received& received, PythonReply answer) {
   agent.references().fetch(fetch->object, deadline, [pending](const Result<Outcome>& outcome) {
     if (closing()) return;
     GilHeld gil;
-    const ServingScope serving(&pending->agent(), pending->reply());
+    const ServingScope serving(&pending->agent(), pending->call());
     pending->outcome(outcome);
   });
 }
@@ -214,7 +217,7 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
     const auto self = weak.lock();
     if (!self || closing()) return reply.fail(Status(Code::agent_closed, "the agent is leaving"));
     PythonReply answer(self, request.peer, std::move(reply));
-    const ServingScope serving(self.get(), answer.reply());
+    const ServingScope serving(self.get(), answer.call());
     const CurrentStreams streams(self->codec().converters(), request.arguments.buffers);
     try {
       body(request.arguments, answer);

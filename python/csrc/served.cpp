@@ -84,7 +84,7 @@ void bind_served(py::module_& module) {
       module, "_GivenUp", "Whether the caller has given up the call that this thread serves. Any thread may read it.")
       .def(py::init([] {
         auto flag = std::make_shared<Flag>(false);
-        if (auto* reply = ServingScope::reply()) reply->on_cancelled([flag] { *flag = true; });
+        if (auto* call = ServingScope::call()) call->reply().on_cancelled([flag] { *flag = true; });
         return flag;
       }))
       .def("__bool__", [](const Flag& flag) { return flag.load(); });

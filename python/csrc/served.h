@@ -22,8 +22,8 @@ class ServedCall final {
   static ServedCall* current();
 
   [[nodiscard]] PythonAgent& agent() const { return *agent_; }
-  /// Returns the reply; null once it has been sent.
-  [[nodiscard]] Reply* reply() { return answer_ ? &answer_->reply() : nullptr; }
+  /// Returns the call; null once it has been answered.
+  [[nodiscard]] IncomingCall* call() { return answer_ ? &answer_->call() : nullptr; }
 
   /// Answers with `result`.
   void value(py::handle result);

@@ -280,7 +280,8 @@ class Agent(Calls):
             worker_name: the agent's name or rank; None: this agent.
 
         Raises:
-            NotFound: there is no such agent. AgentClosed: this agent has left.
+            NotFound: there is no such agent. ConnectionLost: no link to it is up, and the process that serves the
+                rendezvous has died. AgentClosed: this agent has left.
 
         Example::
 
@@ -379,7 +380,8 @@ class Agent(Calls):
 
         Raises:
             DeadlineExceeded: ``timeout`` passed. The agent has left all the same.
-            ConnectionLost: a peer died or left before it called ``shutdown``. The agent has left all the same.
+            ConnectionLost: a peer died or left before it called ``shutdown``, or the process that serves the rendezvous
+                has died. The agent has left all the same.
             InvalidArgument: a graceful ``shutdown`` was called inside a function that a peer called. The agent has not
                 left.
             AgentClosed: called in a forked child: the agent belongs to the parent, and goes on there.

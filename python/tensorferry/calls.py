@@ -56,7 +56,8 @@ class Calls(_C.Agent):
                 or in C++.
             args: the positional arguments, a tuple.
             kwargs: the keyword arguments, a dict.
-            timeout: seconds; 0: no limit; -1: the default that ``init_rpc`` was given (60).
+            timeout: seconds; 0: no limit; -1: the default that ``init_rpc`` was given (60). Calls that the function
+                makes inherit the deadline, but not a default time-out.
             require: the only channel that may carry tensors, such as ``"basic"``. If the channel is still being probed,
                 the call waits for the probe.
             out: a dense tensor, on the CPU or a GPU, that receives the result: one tensor of the same dtype and shape.

@@ -18,7 +18,8 @@ def deadline(seconds: float) -> Iterator[None]:
     """Sets a deadline for all calls made inside the ``with`` block, to any peer.
 
     The time-out of each call is the smaller of its own time-out and the time left. A function that serves a call makes
-    its own calls within the time left of that call, so deadlines propagate from process to process. In such a function,
+    its own calls within the time left of that call, if its caller set a deadline or gave ``timeout=``. So deadlines
+    propagate from process to process. A default time-out bounds one call alone. In a function that a peer called,
     ``rpc.cancelled()`` tells when no time is left. An inner deadline can only be earlier than the outer one. An asyncio
     task inherits the deadline of the code that creates it; a new thread inherits none.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from . import _C
-from .errors import InvalidArgument
+from .errors import ConnectionLost, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +87,17 @@ def _place_of(store: Any) -> str:
     return f"store {_numbers.setdefault(store, next(_count))}"
 
 
+def _unreachable(found: _C.Rendezvous, error: Exception) -> ConnectionLost:
+    """Returns the error of a store that torch could neither serve nor reach, without the C++ stack in torch's text."""
+    why = str(error).split("\n", 1)[0]
+    if found.rank == 0 and not found.torchrun:
+        return ConnectionLost(f"rank 0 cannot serve the rendezvous at {found.host}:{found.port}: {why}")
+    return ConnectionLost(
+        f"the rendezvous host at {found.host}:{found.port} cannot be reached ({why}): is the process of rank 0 "
+        "running, and are the address and port (MASTER_ADDR, MASTER_PORT) those of its host?"
+    )
+
+
 def meet(init_method: str | None, store: Any, rank: int, world_size: int | None) -> Meeting:
     """Returns the store to join at, with the rank and the world size.
 
@@ -107,14 +118,17 @@ def meet(init_method: str | None, store: Any, rank: int, world_size: int | None)
     if found.built_in:
         raise InvalidArgument(f"{init_method}: pass store=tensorferry.connect_store(host, port) instead")
     iterator = None
-    if found.world_size:
-        iterator = dist.rendezvous(init_method, rank=found.rank, world_size=found.world_size)
-        store = next(iterator)[0]
-    elif found.path:
-        store = dist.FileStore(found.path, -1)
-    else:  # the agent of rank 0 serves the store, unless torchrun does
-        store = dist.TCPStore(
-            found.host, found.port, None, is_master=found.rank == 0 and not found.torchrun,
-            timeout=timedelta(seconds=300), wait_for_workers=False, multi_tenant=True,
-        )  # fmt: skip
+    try:
+        if found.world_size:
+            iterator = dist.rendezvous(init_method, rank=found.rank, world_size=found.world_size)
+            store = next(iterator)[0]
+        elif found.path:
+            store = dist.FileStore(found.path, -1)
+        else:  # the agent of rank 0 serves the store, unless torchrun does
+            store = dist.TCPStore(
+                found.host, found.port, None, is_master=found.rank == 0 and not found.torchrun,
+                timeout=timedelta(seconds=300), wait_for_workers=False, multi_tenant=True,
+            )  # fmt: skip
+    except dist.DistError as error:
+        raise _unreachable(found, error) from None
     return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place, iterator)

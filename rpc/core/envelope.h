@@ -52,26 +52,30 @@ enum class RequestKind : std::uint8_t {
   create = 1,    // the result becomes a remote object at the callee; the reply carries no value
   packed = 2,    // bit beside call or create: one value follows
   numbered = 4,  // bit beside the others: the call's number follows
+  timed = 8,     // bit beside the others: the caller set the call's deadline; else its time-out is a default
 };
 
 /// Writes kind and ids. `call` is the number that References::begin_call() returned, so that the reply may bring
-/// references; 0: the reply must bring none.
-inline void begin_request_head(Encoder& out, bool packed, const std::optional<Creation>& creation, std::uint64_t call) {
-  const auto kind = creation ? RequestKind::create : RequestKind::call;
-  out.raw_u8(static_cast<std::uint8_t>(static_cast<int>(kind) | (packed ? static_cast<int>(RequestKind::packed) : 0) |
-                                       (call != 0 ? static_cast<int>(RequestKind::numbered) : 0)));
+/// references; 0: the reply must bring none. `timed`: as RequestHead::timed.
+inline void begin_request_head(Encoder& out, bool packed, const std::optional<Creation>& creation, std::uint64_t call,
+                               bool timed) {
+  const auto bit = [](bool set, RequestKind kind) { return set ? static_cast<int>(kind) : 0; };
+  out.raw_u8(static_cast<std::uint8_t>(bit(creation.has_value(), RequestKind::create) |
+                                       bit(packed, RequestKind::packed) | bit(call != 0, RequestKind::numbered) |
+                                       bit(timed, RequestKind::timed)));
   if (call != 0) out.raw_varint(call);
   if (creation) out.raw(*creation);
 }
 /// Begins a request. The caller then writes `positional` values and calls begin_keywords().
 inline void begin_request(Encoder& out, std::size_t positional, const std::optional<Creation>& creation = {},
-                          std::uint64_t call = 0) {
-  begin_request_head(out, false, creation, call);
+                          std::uint64_t call = 0, bool timed = false) {
+  begin_request_head(out, false, creation, call, timed);
   out.raw_varint(positional);
 }
 /// Begins a packed request. The caller then writes the one value.
-inline void begin_packed_request(Encoder& out, const std::optional<Creation>& creation = {}, std::uint64_t call = 0) {
-  begin_request_head(out, true, creation, call);
+inline void begin_packed_request(Encoder& out, const std::optional<Creation>& creation = {}, std::uint64_t call = 0,
+                                 bool timed = false) {
+  begin_request_head(out, true, creation, call, timed);
 }
 /// Begins the keyword arguments. The caller then writes raw_text(name) and a value, `keywords` times.
 inline void begin_keywords(Encoder& out, std::size_t keywords) { out.raw_varint(keywords); }
@@ -80,6 +84,7 @@ struct RequestHead {
   std::uint64_t call =
       0;  // the caller's number of the call (ReferenceTransfer::replied); 0: the reply must bring no references
   std::optional<Creation> creation;
+  bool timed = false;          // the caller set the deadline: calls that the function makes inherit it
   bool packed = false;         // one value follows, and nothing else
   std::size_t positional = 0;  // if not packed: so many values follow, then read_keywords()
 };
@@ -90,9 +95,11 @@ inline RequestHead read_request(Decoder& in) {
   constexpr auto create = static_cast<std::uint8_t>(RequestKind::create);
   constexpr auto packed = static_cast<std::uint8_t>(RequestKind::packed);
   constexpr auto numbered = static_cast<std::uint8_t>(RequestKind::numbered);
-  if ((kind & ~(create | packed | numbered)) != 0) in.fail("is a request of an unknown kind");
+  constexpr auto timed = static_cast<std::uint8_t>(RequestKind::timed);
+  if ((kind & ~(create | packed | numbered | timed)) != 0) in.fail("is a request of an unknown kind");
   if ((kind & numbered) != 0) head.call = in.raw_varint();
   if ((kind & create) != 0) head.creation = in.raw<Creation>();
+  head.timed = (kind & timed) != 0;
   head.packed = (kind & packed) != 0;
   if (!head.packed) head.positional = static_cast<std::size_t>(in.raw_count());
   return head;
@@ -108,8 +115,9 @@ inline constexpr std::string_view fetch_function = "tf:fetch";
 struct Fetch {
   std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
+  ForkId fork;             // the caller's hold on the object (References::may_use)
   std::uint64_t call = 0;  // as RequestHead::call
-  static constexpr std::tuple fields{&Fetch::owner, &Fetch::object, varint(&Fetch::call)};
+  static constexpr std::tuple fields{&Fetch::owner, &Fetch::object, &Fetch::fork, varint(&Fetch::call)};
   bool operator==(const Fetch&) const = default;
 };
 /// Reads the payload of a fetch. If the bytes are not one, `in` has failed afterwards.

@@ -16,8 +16,10 @@ inline constexpr std::string_view method_function = "tf:method";
 struct MethodTarget {
   std::uint64_t owner = 0;  // incarnation; another incarnation of the owner answers ConnectionLost
   RRefId object;
+  ForkId fork;  // the caller's hold on the object (References::may_use)
   std::string method;
-  static constexpr std::tuple fields{&MethodTarget::owner, &MethodTarget::object, rest(&MethodTarget::method)};
+  static constexpr std::tuple fields{&MethodTarget::owner, &MethodTarget::object, &MethodTarget::fork,
+                                     rest(&MethodTarget::method)};
   [[nodiscard]] bool valid() const { return !method.empty(); }
 };
 

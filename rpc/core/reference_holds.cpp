@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "rpc/core/reference_proof.h"
 #include "rpc/core/reference_transaction.h"
 #include "rpc/core/references.h"
 
@@ -22,7 +23,8 @@ Status gone(const AgentId& owner) {
 std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std::string type_hint) {
   Transaction transaction(*this);
   if (owner.incarnation == self_.incarnation) {
-    const RRefId id{self_.incarnation, ++last_object_};
+    const auto number = ++last_object_;
+    const RRefId id{self_.incarnation, number, nonce_of(self_.incarnation, number)};
     if (!closed_) {
       objects_[id].locals = 2;  // the handle, and the creation until end_creation()
       ++awaited_;
@@ -33,6 +35,8 @@ std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std:
   if (!closed_) {
     const bool dead = dead_.contains(owner.incarnation);
     if (!dead) ids.object.counter = ++peer_of(owner).objects;
+    ids.object.nonce = nonce_of(owner.incarnation, ids.object.counter);
+    ids.fork.nonce = proof_of(ids.object, ids.fork, self_.incarnation);
     auto& hold = holds_[ids.fork];
     hold.owner = owner;
     hold.object = ids.object;
@@ -73,7 +77,8 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
   if (dead_.contains(receiver.incarnation)) {
     return Status(Code::connection_lost, formatted("{}, the receiver of a reference, is gone", receiver.name));
   }
-  const ForkId fork{self_.incarnation, last_fork_ + 1};
+  ForkId fork{self_.incarnation, last_fork_ + 1};
+  fork.nonce = proof_of(reference.object(), fork, receiver.incarnation);
   Child child;
   child.receiver = receiver;
   child.object = reference.object();
@@ -142,6 +147,11 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
       return Status(Code::protocol_error,
                     formatted("a reference arrived at {} from itself, but was never sent", self_.name));
     }
+  }
+  if (!proves(record.object, record.fork, self_.incarnation)) {
+    return Status(Code::permission_denied,
+                  formatted("a reference to the object {}:{} from {} was not made for {}", record.object.incarnation,
+                            record.object.counter, sender.name, self_.name));
   }
   const auto parent = peers_.find(sender.incarnation);
   if (parent != peers_.end() && parent->second.refused.contains(record.fork)) {

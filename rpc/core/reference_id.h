@@ -10,18 +10,21 @@
 
 namespace tensorferry {
 
-/// A number that no other agent, and no other incarnation of this one, gives out.
+/// A number that no other agent, and no other incarnation of this one, gives out, and that no agent can guess.
 template <class Kind>
 struct UniqueId {
   std::uint64_t incarnation = 0;  // of the agent that made it
   std::uint64_t counter = 0;      // from 1
-  static constexpr std::tuple fields{&UniqueId::incarnation, &UniqueId::counter};
+  std::uint64_t nonce = 0;        // reference_proof.h
+  static constexpr std::tuple fields{&UniqueId::incarnation, &UniqueId::counter, &UniqueId::nonce};
   auto operator<=>(const UniqueId&) const = default;
 };
 
-/// Names an object. The agent that asks for the object's creation makes it, and need not be the owner.
+/// Names an object. The agent that asks for the object's creation makes it, and need not be the owner. The holders of
+/// the object keep the nonce secret.
 using RRefId = UniqueId<struct RRefIdKind>;
-/// Names one agent's hold on an object. The agent that passes the object on makes it.
+/// Names one agent's hold on an object. The agent that passes the object on makes it. The nonce proves that it was made
+/// for that agent.
 using ForkId = UniqueId<struct ForkIdKind>;
 
 /// The ids of a remote object that a call creates: `object`, and the caller's own hold on it.
@@ -56,6 +59,6 @@ struct ReferenceRecord {
 template <class Kind>
 struct std::hash<tensorferry::UniqueId<Kind>> {
   std::size_t operator()(const tensorferry::UniqueId<Kind>& id) const noexcept {
-    return id.incarnation * 0x9e3779b97f4a7c15U ^ id.counter * 0xff51afd7ed558ccdU;
+    return id.incarnation * 0x9e3779b97f4a7c15U ^ id.counter * 0xff51afd7ed558ccdU ^ id.nonce;
   }
 };

@@ -54,10 +54,11 @@ struct ReferenceResult {
     held = 2,     // withdraw: the fork has come
     maybe = 3,    // withdraw: that call is still under way
     refused = 4,  // withdraw: the fork has not come, and will be refused
-    last = refused,
+    denied = 5,   // fork: no holder of the object gave this fork to the sender
+    last = denied,
   };
   Code code = Code::done;
-  std::string text;  // the reason, if gone
+  std::string text;  // the reason, if gone or denied
   static constexpr std::tuple fields{&ReferenceResult::code, at_most(&ReferenceResult::text, longest_reason)};
 
   bool operator==(const ReferenceResult&) const = default;

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "rpc/core/reference_proof.h"
 #include "rpc/core/reference_transaction.h"
 #include "rpc/core/references.h"
 
@@ -24,7 +25,8 @@ std::shared_ptr<Reference> References::local_handle(const RRefId& object, std::s
 
 std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hint) {
   Transaction transaction(*this);
-  const RRefId id{self_.incarnation, ++last_object_};
+  const auto number = ++last_object_;
+  const RRefId id{self_.incarnation, number, nonce_of(self_.incarnation, number)};
   if (!closed_) {
     auto& object = objects_[id];
     object.state = OwnedObject::State::ready;
@@ -51,6 +53,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   if (ids.fork.incarnation != creator.incarnation) {
     return {Code::protocol_error, formatted("{} asks for a hold under another agent's number", creator.name)};
   }
+  if (auto may = may_use(creator, ids.object, ids.fork); !may.ok()) return may;
   if (dead_.contains(creator.incarnation)) {
     return {Code::connection_lost, formatted("{} asked for an object, and has ended", creator.name)};
   }
@@ -125,6 +128,12 @@ std::string References::why_gone(const RRefId& id) const {
   return formatted(
       "the object that this reference names on {} was freed: an agent that passed the reference on is gone",
       self_.name);
+}
+
+Status References::may_use(const AgentId& user, const RRefId& object, const ForkId& fork) const {
+  if (user.incarnation == self_.incarnation || proves(object, fork, user.incarnation)) return {};
+  return {Code::permission_denied, formatted("\"{}\" holds no reference to the object {}:{} of \"{}\"", user.name,
+                                             object.incarnation, object.counter, self_.name)};
 }
 
 void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadline,

@@ -108,7 +108,8 @@ void References::apply_result(Transaction& transaction, const AgentId& from, con
     if (result.code == ResultCode::done) {
       confirm(transaction, hold);
     } else {
-      lose(transaction, hold, {Code::not_found, result.text});
+      const bool denied = result.code == ResultCode::denied;
+      lose(transaction, hold, {denied ? Code::permission_denied : Code::not_found, result.text});
     }
     post(transaction, hold.parent, ReferenceOp::of(OpKind::accept, op.fork));
     return release_if_done(transaction, at);
@@ -175,6 +176,9 @@ ReferenceResult References::apply(Transaction& transaction, const AgentId& from,
 }
 
 ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& from, const ReferenceOp& op) {
+  if (const auto may = may_use(from, op.object, op.fork); !may.ok()) {
+    return {ResultCode::denied, std::string(may.what())};
+  }
   const auto object = find_or_await(op.object);
   if (object == objects_.end()) return {ResultCode::gone, why_gone(op.object)};
   object->second.forks.try_emplace(op.fork, from.incarnation);
@@ -200,7 +204,8 @@ void References::apply_abandon(Transaction& transaction, const AgentId& from, co
   peer_of(from).created.insert(op.object.counter);
   const auto object = objects_.find(op.object);
   if (object == objects_.end()) return;
-  object->second.forks.erase(op.fork);
+  const auto fork = object->second.forks.find(op.fork);
+  if (fork != object->second.forks.end() && fork->second == from.incarnation) object->second.forks.erase(fork);
   if (object->second.state != OwnedObject::State::awaited) return free_if_unused(transaction, object);
   finish(transaction, object,
          Status(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text)));

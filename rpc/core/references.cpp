@@ -1,6 +1,8 @@
 #include "rpc/core/references.h"
 
+#include "agent/auth.h"
 #include "base/text.h"
+#include "rpc/core/reference_proof.h"
 #include "rpc/core/reference_transaction.h"
 
 namespace tensorferry {
@@ -59,13 +61,19 @@ void ReferenceTransfer::replied(std::uint64_t call) {
 // ---- References
 
 References::References(AgentId self, std::shared_ptr<Network> network, Options options)
-    : self_(std::move(self)), network_(std::move(network)), options_(options) {}
+    : self_(std::move(self)), network_(std::move(network)), options_(options), secret_(options.secret) {
+  if (secret_ == decltype(secret_){}) fill_random(std::as_writable_bytes(std::span(secret_)));
+}
 
 std::shared_ptr<References> References::make(AgentId self, std::shared_ptr<Network> network, Options options) {
   return std::shared_ptr<References>(new References(std::move(self), std::move(network), options));
 }
 
 References::~References() = default;
+
+std::uint64_t References::nonce_of(std::uint64_t owner, std::uint64_t object) const {
+  return siphash(secret_[0], secret_[1], std::array{owner, object});
+}
 
 ReferenceTransfer References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
 

@@ -144,6 +144,9 @@ class References final : public std::enable_shared_from_this<References> {
     Milliseconds most_retry{5000};
     Milliseconds ask_after{5000};  // then the receiver of an unaccepted reference is asked about it
     Milliseconds give_up{15000};   // a peer that cannot be reached (NotFound, ConnectionLost) for this long is dead
+    /// The key of the nonces of the objects that this agent creates. 0, 0: a random one. A simulation sets it, so that
+    /// its runs repeat.
+    std::array<std::uint64_t, 2> secret{};
   };
 
   static std::shared_ptr<References> make(AgentId self, std::shared_ptr<Network> network, Options options);
@@ -159,10 +162,16 @@ class References final : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> own(Outcome outcome, std::string type_hint = {});
   /// Registers the object that a request of `creator` asks for (RequestHead::creation). On an error the request must
   /// not run, and is answered with that error: Cancelled (the creator has given the creation up), ConnectionLost (the
-  /// creator is dead), ProtocolError, ResourceExhausted.
+  /// creator is dead), PermissionDenied (the fork is not the creator's), ProtocolError, ResourceExhausted.
   Status create(const AgentId& creator, const Creation& ids);
   /// Stores the outcome of an object that create() registered. Call it once.
   void fulfil(const RRefId& object, Outcome outcome);
+  /// Returns whether the agent `user` may use an object of this agent by its hold `fork`: Ok if a holder of the object
+  /// gave that fork to this incarnation of `user`, which includes the object's creator; or if `user` is this agent.
+  /// PermissionDenied, with the names of the object and the user, otherwise. The fork proves it by itself, so this
+  /// holds before the owner has heard of the fork, and also after the user has let go of it, as long as the object
+  /// lives.
+  [[nodiscard]] Status may_use(const AgentId& user, const RRefId& object, const ForkId& fork) const;
   /// Completes with the outcome of an object of this agent, when there is one. Also waits for an object whose create
   /// request has not come yet. NotFound: the object was freed, or never made. DeadlineExceeded: there was no outcome by
   /// `deadline`. Completes at once if the outcome is known, else on the thread that provides it.
@@ -182,7 +191,8 @@ class References final : public std::enable_shared_from_this<References> {
   /// later incarnation must not take the references.
   ReferenceTransfer pass_to(AgentId receiver);
   /// Returns the hold that came with a record in a message from `sender`. Errors: Cancelled (the message's call failed
-  /// at the sender, which took the reference back), NotFound (the object is gone), ProtocolError.
+  /// at the sender, which took the reference back), NotFound (the object is gone), PermissionDenied (the sender does
+  /// not hold the object, or made the fork for another agent), ProtocolError.
   Result<std::shared_ptr<Reference>> receive(const ReferenceRecord& record, const AgentId& sender);
 
   /// Begins a call whose reply may bring references. The returned number travels with the request (begin_request's
@@ -232,6 +242,8 @@ class References final : public std::enable_shared_from_this<References> {
   void ended(std::span<const ForkId> forks, bool failed);
   void replied(std::span<const ForkId> forks, std::uint64_t call);
 
+  [[nodiscard]] std::uint64_t nonce_of(std::uint64_t owner, std::uint64_t object) const;
+
   // Objects (reference_objects.cpp).
   std::shared_ptr<Reference> local_handle(const RRefId& object, std::string type_hint);
   Objects::iterator find_or_await(const RRefId& object);
@@ -270,6 +282,7 @@ class References final : public std::enable_shared_from_this<References> {
   const AgentId self_;
   const std::shared_ptr<Network> network_;
   const Options options_;
+  std::array<std::uint64_t, 2> secret_;
 
   mutable std::mutex mutex_;
   bool closed_ = false;

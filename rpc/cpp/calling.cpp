@@ -34,7 +34,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
     Encoder out;
     if (may_hold_object) call_.begin(*core_->member);
     const std::size_t before = first.empty() ? 0 : 1;
-    begin_request(out, arguments + before, {}, call_.number());
+    begin_request(out, arguments + before, {}, call_.number(), options.timeout.count() >= 0);
     if (before != 0) out.bytes(first, [] { return Owner(); });
     ObjectMarshaller marshaller(*core_->member, peer_);
     ValueWriter writer(out, &marshaller);

@@ -106,7 +106,8 @@ std::shared_ptr<detail::Pending> Object::start(const CallOptions& options, std::
                                                bool may_hold_object) const {
   const auto& owner = this->owner();
   detail::check(reference_->status());
-  const auto target = encode(MethodTarget{reference_->owner().incarnation, reference_->object(), std::string(method)});
+  const auto target = encode(
+      MethodTarget{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, std::string(method)});
   return detail::start_call(agent_, options, owner, method_function, target, method, arguments, write, pack,
                             may_hold_object);
 }

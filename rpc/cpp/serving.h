@@ -25,7 +25,7 @@ class TypedReply final {
       : core_(std::move(core)), call_(*core_->member, caller, std::move(reply)) {}
 
   /// As IncomingCall::begin().
-  bool begin(const RequestHead& head) { return call_.begin(head.call, head.creation); }
+  bool begin(const RequestHead& head) { return call_.begin(head.call, head.timed, head.creation); }
   /// Answers with the value that `write` writes. If `write` returns false, this sends nothing: the function answers
   /// later. Passes on exceptions of `write`; the call is not answered then.
   template <class Write>

@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "base/text.h"
 
 namespace tensorferry {
 
-bool IncomingCall::begin(std::uint64_t call, const std::optional<Creation>& creation) {
+bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Creation>& creation) {
   number_ = call;
+  timed_ = timed;
   if (!creation) return true;
   if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
     fail(admitted);
@@ -39,21 +41,26 @@ Result<Fetch> IncomingCall::begin_fetch(const Received& request) {
   const auto fetch = read_fetch(in);
   if (const auto malformed = in.finish(); !malformed.ok()) return malformed;
   number_ = fetch.call;
-  if (const auto known = check_owner(fetch.owner); !known.ok()) return known;
+  if (const auto may = check_use(fetch, fetch_function); !may.ok()) return may;
   return fetch;
 }
 
 Result<MethodTarget> IncomingCall::target_of(ByteView argument) const {
   auto target = decode<MethodTarget>(argument);
   if (!target) return Status(Code::protocol_error, "a call of a method names no method");
-  if (const auto known = check_owner(target->owner); !known.ok()) return known;
+  if (const auto may = check_use(*target, method_function); !may.ok()) return may;
   return *std::move(target);
 }
 
-Status IncomingCall::check_owner(std::uint64_t incarnation) const {
-  if (incarnation == member_->self().incarnation) return {};
-  return {Code::connection_lost,
-          formatted("the object was on an earlier \"{}\", which has ended", member_->self().name)};
+template <class Target>
+Status IncomingCall::check_use(const Target& target, std::string_view function) const {
+  if (target.owner != member_->self().incarnation) {
+    return {Code::connection_lost,
+            formatted("the object was on an earlier \"{}\", which has ended", member_->self().name)};
+  }
+  auto may = member_->references().may_use(caller_, target.object, target.fork);
+  if (!may.ok()) log_refusal(caller_.name, function, may);
+  return may;
 }
 
 }  // namespace tensorferry

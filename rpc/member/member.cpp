@@ -1,8 +1,11 @@
 #include "rpc/member/member.h"
 
 #include <algorithm>
+#include <thread>
+#include <tuple>
 #include <utility>
 
+#include "base/record.h"
 #include "base/text.h"
 #include "rpc/core/agent_network.h"
 #include "rpc/member/patience.h"
@@ -12,6 +15,18 @@ namespace {
 
 // Long enough for a peer that is joining right now, short enough that a caller soon learns of a wrong name.
 constexpr Milliseconds lookup_patience{2000};
+// For all ranks of a world to read why it cannot begin.
+constexpr std::chrono::seconds readers_patience{5};
+
+/// Why a world cannot begin: the agent `refused` found its name taken by the agent of incarnation `holder`.
+struct WorldConflict {
+  std::int32_t refused = 0;  // its rank
+  std::string name;
+  std::uint64_t holder = 0;
+  std::string why;
+  static constexpr std::tuple fields{&WorldConflict::refused, &WorldConflict::name, &WorldConflict::holder,
+                                     &WorldConflict::why};
+};
 
 }  // namespace
 
@@ -52,7 +67,43 @@ Result<std::shared_ptr<Member>> Member::create(RawAgentOptions options, int worl
 
 Status Member::announce() {
   const Unlocked unlocked(lock_);
-  return agent_->announce();
+  auto announced = agent_->announce();
+  if (announced.code() == Code::invalid_argument && world_size_ != 0) tell_world(announced);
+  return announced;
+}
+
+// Publishes why this agent was refused, if another rank of the world has its name. An agent that was started twice,
+// with one name and one rank, does not keep the world from beginning.
+void Member::tell_world(const Status& refused) const {
+  const auto holder = agent_->find(self().name, {});
+  if (!holder.ok() || holder->rank == self().rank) return;
+  const WorldConflict conflict{self().rank, self().name, holder->incarnation, std::string(refused.what())};
+  if (store_->set(prefix_ + "/refused", encode(conflict)).ok()) await_readers();
+}
+
+// Returns why the world cannot begin, if one of its ranks was refused. A conflict of an earlier world in the same store
+// names an agent that has left or was replaced.
+std::optional<Status> Member::told_by_world() const {
+  const auto bytes = store_->get(prefix_ + "/refused", {});
+  const auto conflict = bytes.ok() ? decode<WorldConflict>(*bytes) : std::nullopt;
+  if (!conflict) return std::nullopt;
+  const auto holder = agent_->find(conflict->name, {});
+  if (!holder.ok() || holder->incarnation != conflict->holder) return std::nullopt;
+  await_readers();
+  return Status(Code::invalid_argument,
+                formatted("rank {} could not join the world: {}", conflict->refused, conflict->why));
+}
+
+// Counts this agent among those that know the conflict, and waits for the others: the store may end with this process,
+// and the conflict counts only while the holder of the name is there.
+void Member::await_readers() const {
+  const auto key = prefix_ + "/refused/readers";
+  auto readers = store_->add(key, 1);
+  const auto until = Clock::now() + readers_patience;
+  while (readers.ok() && *readers < world_size_ && Clock::now() < until) {
+    std::this_thread::sleep_for(Milliseconds(5));
+    readers = store_->add(key, 0);
+  }
 }
 
 Status Member::wait_for_world(Milliseconds timeout) {
@@ -66,6 +117,7 @@ Status Member::wait_for_world(Milliseconds timeout) {
       return {};
     }
     if (world.status().code() != Code::deadline_exceeded) return world.status();
+    if (auto refused = told_by_world()) return *refused;
     if (unlocked.interrupted())
       return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};
     if (patience.over()) {
@@ -90,11 +142,15 @@ void Member::leave() {
 }
 
 Result<PeerInfo> Member::find(std::string_view name) const {
+  if (auto usable = agent_->usable_here(); !usable.ok()) return usable;
+  if (auto linked = agent_->linked(name)) return *std::move(linked);
   const Unlocked unlocked(lock_);
   return agent_->find(name, lookup_patience);
 }
 
 Result<PeerInfo> Member::find(int rank) const {
+  if (auto usable = agent_->usable_here(); !usable.ok()) return usable;
+  if (auto linked = agent_->linked(rank)) return *std::move(linked);
   const Unlocked unlocked(lock_);
   return agent_->find(rank, lookup_patience);
 }

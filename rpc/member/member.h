@@ -34,10 +34,12 @@ class Member final : public std::enable_shared_from_this<Member> {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  /// Lets peers find and call the agent. Blocks. Errors: those of RawAgent::announce().
+  /// Lets peers find and call the agent. Blocks. Errors: those of RawAgent::announce(). If a world cannot begin because
+  /// two of its ranks have one name, all its ranks are told: the error comes when all know it, after 5 s at most.
   Status announce();
   /// Waits until all agents of the world have joined; without a world, returns at once. Timeout 0: no limit. Errors:
-  /// DeadlineExceeded, with the ranks that are missing; Cancelled: a signal ended the wait; the store's.
+  /// DeadlineExceeded, with the ranks that are missing; InvalidArgument: two ranks of the world have one name;
+  /// Cancelled: a signal ended the wait; the store's.
   Status wait_for_world(Milliseconds timeout);
   /// Returns the agents of the world in the order of their ranks. Valid after wait_for_world().
   [[nodiscard]] const std::vector<PeerInfo>& world() const noexcept { return world_; }
@@ -46,7 +48,8 @@ class Member final : public std::enable_shared_from_this<Member> {
   ///  - DeadlineExceeded: `timeout` passed. The text names the agents that have not come.
   ///  - ConnectionLost: an agent of the world died or left before it came. The text names it.
   ///  - Cancelled: a signal ended the wait.
-  ///  - the store's.
+  ///  - the store's: ConnectionLost, with the store's address, if its process has ended.
+  /// The text names this agent, which leaves whatever the result is.
   Status finish(Milliseconds timeout);
   /// Closes the references, then leaves (RawAgent::leave). Blocks. Idempotent. Does nothing in a forked child.
   void leave();
@@ -57,8 +60,8 @@ class Member final : public std::enable_shared_from_this<Member> {
   /// Returns the lock to release while a thread blocks; null: there is none.
   [[nodiscard]] RuntimeLock* lock() const noexcept { return lock_; }
 
-  /// Looks up the agent of that name or rank. Blocks for 2 s at most, in case it is joining at this moment. Errors:
-  /// NotFound, AgentClosed, the store's.
+  /// Looks up the agent of that name or rank. An agent to which a link is up is known without the store. Else blocks
+  /// for 2 s at most, in case the agent is joining at this moment. Errors: NotFound, AgentClosed, the store's.
   Result<PeerInfo> find(std::string_view name) const;
   Result<PeerInfo> find(int rank) const;
   /// Returns the name and the incarnation of `peer` that a call would reach now. Looks the peer up as find() does if no
@@ -84,6 +87,9 @@ class Member final : public std::enable_shared_from_this<Member> {
   Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, std::string prefix, int world_size,
          RuntimeLock* lock, const References::Options& reference_options);
   void end();
+  void tell_world(const Status& refused) const;
+  std::optional<Status> told_by_world() const;
+  void await_readers() const;
   std::optional<std::string> why_gone(const PeerInfo& peer) const;
   Status wait_until_idle(const Patience& patience, const Unlocked& unlocked) const;
   Status wait_for_all(const std::string& key, const Patience& patience, const Unlocked& unlocked) const;

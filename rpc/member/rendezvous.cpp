@@ -6,6 +6,8 @@
 #include <mutex>
 #include <tuple>
 
+#include "agent/address.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -76,6 +78,20 @@ Status read_method(Rendezvous& out, std::string_view method) {
           formatted("\"{}\": env://, tcp://host:port, store://host:port and file:///path are known", method)};
 }
 
+/// Logs a line if the launcher's environment tells of several hosts, and they are to meet at a loopback address.
+void warn_of_loopback(const Rendezvous& found) {
+  if (found.host.empty() || found.world_size == 0 || !is_loopback(found.host)) return;
+  for (const std::string_view local : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    int here = 0;
+    if (!number_of(environment(local.data()), local, 1 << 30, here).ok() || here == 0) continue;
+    if (here >= found.world_size) continue;
+    return log_warning(
+        formatted("a world of {}, {} of them on this host ({}), meets at the loopback address {}: other "
+                  "hosts cannot reach it. Set MASTER_ADDR to an address of rank 0's host",
+                  found.world_size, here, local, join_host_port(found.host, found.port)));
+  }
+}
+
 }  // namespace
 
 Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_size) {
@@ -88,6 +104,7 @@ Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_
     return Status(Code::invalid_argument,
                   formatted("a world of {} needs this process's rank: rank=, or RANK (environment)", out.world_size));
   }
+  warn_of_loopback(out);
   out.place = formatted("{} {}:{}{}", method.empty() ? "env://" : method, out.host, out.port, out.path);
   return out;
 }

@@ -30,7 +30,7 @@ Status Member::wait_until_idle(const Patience& patience, const Unlocked& unlocke
     if (!now.any()) return {};
     if (patience.over()) {
       return {Code::deadline_exceeded,
-              formatted("shutdown: {} calls made and {} served here are still under way", now.made, now.served)};
+              formatted("{} calls made and {} served here are still under way", now.made, now.served)};
     }
     if (unlocked.interrupted()) return interruption();
     std::this_thread::sleep_for(pause);
@@ -72,12 +72,12 @@ Status Member::wait_for_all(const std::string& key, const Patience& patience, co
       if (*here) continue;
       if (why) {
         return {Code::connection_lost,
-                formatted("shutdown: \"{}\" was lost before it reached the shutdown ({})", peer.name, *why)};
+                formatted("\"{}\" was lost before it reached the shutdown ({})", peer.name, *why)};
       }
       missing += (missing.empty() ? "" : ", ") + peer.name;
     }
     if (patience.over()) {
-      return {Code::deadline_exceeded, "shutdown: still waiting for " + (missing.empty() ? "the store" : missing)};
+      return {Code::deadline_exceeded, "still waiting for " + (missing.empty() ? "the store" : missing)};
     }
   }
 }
@@ -110,13 +110,16 @@ Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) 
     std::this_thread::sleep_for(Milliseconds(1));
     done = store_->add(base + "done", 0);
   }
-  return done.status();
+  // All agents agreed to leave, so rank 0 may have left, and the store with it.
+  return done.ok() || done.status().code() == Code::connection_lost ? Status() : done.status();
 }
 
 Status Member::finish(Milliseconds timeout) {
   const Patience patience(timeout);
   const Unlocked unlocked(lock_);
-  return world_size_ == 0 ? wait_until_idle(patience, unlocked) : finish_world(patience, unlocked);
+  auto finished = world_size_ == 0 ? wait_until_idle(patience, unlocked) : finish_world(patience, unlocked);
+  if (finished.ok() || finished.code() == Code::cancelled) return finished;
+  return {finished.code(), formatted("shutdown: {}; \"{}\" has left", finished.what(), self().name)};
 }
 
 }  // namespace tensorferry

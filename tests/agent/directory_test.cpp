@@ -519,5 +519,30 @@ TEST(ClusterKey, ThatIsNeverSetIsAnErrorNotAHang) {
   EXPECT_EQ(cluster_key(store, "job", "", milliseconds(50)).status().code(), Code::deadline_exceeded);
 }
 
+TEST(Directory, WarnsOfAMemberThatOtherHostsCannotReach) {
+  const auto said_by = [](int rank, const std::vector<std::string>& here, const std::string& boot_id) {
+    const auto store = std::make_shared<MemoryStore>();
+    auto local = record_of("w0", 0), remote = record_of("w1", 1);
+    local.tcp_addresses = here;
+    remote.tcp_addresses = {"192.0.2.7:7000"};
+    remote.host = "other";
+    if (!boot_id.empty()) remote.boot_id = boot_id;
+    Directory first(store, "p", {}), second(store, "p", {});
+    EXPECT_TRUE(first.join(local, kUnasked).ok());
+    EXPECT_TRUE(second.join(remote, kUnasked).ok());
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE((rank == 0 ? first : second).wait_for_world(2, seconds(10)).ok());
+    return ::testing::internal::GetCapturedStderr();
+  };
+  for (const int rank : {0, 1}) {
+    const auto warning = said_by(rank, {"127.0.0.1:7000", "[::1]:7000"}, "another kernel");
+    EXPECT_THAT(warning, HasSubstr("\"w0\" (rank 0, pid "));
+    EXPECT_THAT(warning, HasSubstr("listens at loopback addresses alone, where \"w1\" (rank 1, pid "));
+    EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1);
+    EXPECT_EQ(said_by(rank, {"127.0.0.1:7000", "192.0.2.6:7000"}, "another kernel"), "");
+    EXPECT_EQ(said_by(rank, {"127.0.0.1:7000"}, ""), "");
+  }
+}
+
 }  // namespace
 }  // namespace tensorferry

@@ -3,8 +3,9 @@
 // operations.
 #include <deque>
 
+#include "rpc/core/reference_proof.h"
 #include "rpc/core/references.h"
-#include "tests/fuzz/record_input.h"
+#include "tests/fuzz/must.h"
 
 namespace {
 
@@ -52,24 +53,37 @@ class Fuzz {
     const auto incarnation = small(5);
     return {std::string(1, static_cast<char>('a' + incarnation)), incarnation};
   }
-  template <class Id>
-  Id id() {
+  RRefId object() {
+    if (!held_.empty() && small(2) == 0) return held_[small(held_.size())]->object();
     const auto incarnation = small(5);
     return {incarnation, small(6)};
   }
-  template <class Message>
-  Message message() {
-    return fuzzing::RecordInput(in_, 6).make<Message>();
+  /// A fork of `object` that was made for `receiver`; seldom one that was not.
+  ForkId fork(const RRefId& object, std::uint64_t receiver) {
+    const auto incarnation = small(5);
+    ForkId fork{incarnation, small(6)};
+    if (small(8) != 0) fork.nonce = proof_of(object, fork, receiver);
+    return fork;
+  }
+  ReferenceOp op(const AgentId& from) {
+    const auto object = this->object();
+    const auto fork = this->fork(object, small(2) == 0 ? here : from.incarnation);
+    auto op = ReferenceOp::of(static_cast<ReferenceOp::Kind>(small(6)), fork, object);
+    op.parent = agent();
+    op.call = small(3);
+    op.text = "why";
+    return op;
   }
   std::shared_ptr<Reference>* held() { return held_.empty() ? nullptr : &held_[small(held_.size())]; }
 
   void mail() {
     const auto from = agent();
-    auto batch = message<ReferenceBatch>();
+    ReferenceBatch batch;
+    for (auto left = small(4); left != 0; --left) batch.ops.push_back(op(from));
     auto& number = numbers_[from.incarnation];
     if (small(8) != 0) ++number;  // else repeats the number
     batch.number = number;
-    if (small(16) != 0) batch.receiver = here;
+    batch.receiver = small(16) == 0 ? 9 : here;
     static_cast<void>(references_->receive_mail(from, encode(batch)));
   }
   void garbage() {
@@ -89,17 +103,16 @@ class Fuzz {
     }
     const auto batch = decode<ReferenceBatch>(sent.message);
     must(batch.has_value());
-    auto answer = message<ReferenceAnswer>();
-    if (kind != 3) {  // else perhaps another kind of answer, or too many results
-      answer.kind = ReferenceAnswer::Kind::done;
-      answer.results.resize(batch->ops.size());
+    ReferenceAnswer answer;
+    for (std::size_t i = 0; i < batch->ops.size(); ++i) {
+      answer.results.push_back({static_cast<ReferenceResult::Code>(small(6)), {}});
     }
     sent.done(encode(answer));
   }
   void receive() {
     const auto owner = agent();
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
+    const auto object = this->object();
+    const auto fork = this->fork(object, here);
     const auto parent = agent();
     auto received = references_->receive({owner, object, fork, parent, small(8) == 0 ? 9 : here, "hint"}, parent);
     if (received.ok()) held_.push_back(*received);
@@ -118,14 +131,14 @@ class Fuzz {
   }
   void create() {
     const auto creator = agent();
-    const auto object = id<RRefId>();
-    const auto fork = id<ForkId>();
+    const auto object = this->object();
+    const auto fork = this->fork(object, creator.incarnation);
     static_cast<void>(references_->create(creator, {object, fork}));
   }
   void fetch() {
     ++fetching_;
     const auto deadline = small(2) == 0 ? std::optional(Clock::now()) : std::nullopt;
-    references_->fetch(id<RRefId>(), deadline, [this](const Result<Outcome>&) { --fetching_; });
+    references_->fetch(object(), deadline, [this](const Result<Outcome>&) { --fetching_; });
   }
   void drop() {
     auto* reference = held();
@@ -158,7 +171,7 @@ class Fuzz {
       case 4:
         return create();
       case 5:
-        return references_->fulfil(id<RRefId>(), {std::make_shared<int>(1), false});
+        return references_->fulfil(object(), {std::make_shared<int>(1), false});
       case 6:
         return fetch();
       case 7:
@@ -187,7 +200,7 @@ class Fuzz {
   Reader in_;
   int fetching_ = 0;
   std::shared_ptr<Network> network_ = std::make_shared<Network>();
-  std::shared_ptr<References> references_ = References::make({"b", here}, network_);
+  std::shared_ptr<References> references_ = References::make({"b", here}, network_, {.secret = {1, 2}});
   std::array<std::uint64_t, 5> numbers_{};
   std::vector<std::shared_ptr<Reference>> held_, creating_;
 };

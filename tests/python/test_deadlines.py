@@ -67,6 +67,27 @@ def cancelled_here_and_on_a_thread():
     return seen
 
 
+def call_for(seconds, to, **options):
+    """Makes short calls for so long; notes how the last one ended."""
+    until = time.monotonic() + seconds
+    start = time.monotonic()
+    try:
+        while time.monotonic() < until:
+            rpc.rpc_sync(to, time.sleep, (0.01,), **options)
+        ended.append(("returned", time.monotonic() - start))
+    except Exception as error:
+        ended.append((type(error).__name__, time.monotonic() - start))
+        raise
+
+
+async def await_calls_for(seconds, to):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await rpc.rpc_async(to, time.sleep, (0.01,))
+        await asyncio.sleep(0.01)
+    ended.append(("returned", 0))
+
+
 @rpc.functions.async_execution
 def relay_async(to):
     return rpc.rpc_async(to, time.sleep, (LONG,), timeout=0)
@@ -76,6 +97,9 @@ class Sleeper:
     def sleep(self):
         ended.append(("ran", 0))
         time.sleep(2)
+
+    def call_for(self, seconds, to):
+        call_for(seconds, to)
 
     def call_on(self, to):
         rpc.rpc_sync(to, time.sleep, (LONG,), timeout=0)
@@ -231,6 +255,90 @@ def test_methods_and_async_functions_pass_the_deadline_on(cluster):
 
 def in_flight():
     return rpc._current()._in_flight()[0]
+
+
+# ---- default time-outs
+
+
+def how_it_ended():
+    assert eventually(lambda: ended != [])
+    ((how, seconds),) = take_ended()
+    return how, seconds
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "remote", "ready"])
+def test_a_default_timeout_bounds_one_call_alone(agents, kind):
+    a = agents("a", rank=0, timeout=0.4)
+    agents("b", rank=1)
+    take_ended()
+    sleeper = a.remote("b", Sleeper)
+    sleeper.to_here()
+    if kind == "remote":
+        a.remote("b", call_for, (1.2, "a"))
+    elif kind == "ready":
+        a.remote("b", call_for, (1.2, "a"), wait_for_ready=True)
+    else:
+        with pytest.raises(errors.DeadlineExceeded, match=r"did not answer in 0\.4 s"):
+            if kind == "method":
+                sleeper.rpc_sync().call_for(1.2, "a")
+            else:
+                a.rpc_sync("b", call_for, (1.2, "a"))
+    assert how_it_ended()[0] == "returned"
+
+
+@pytest.mark.parametrize("by", ["timeout", "deadline", "ready"])
+def test_a_deadline_that_the_caller_set_bounds_nested_calls(agents, by):
+    a = agents("a", rank=0, timeout=0.4)
+    agents("b", rank=1)
+    take_ended()
+    for options in ({}, {"timeout": LONG}):
+        if by == "ready":
+            a.remote("b", call_for, (LONG, "a"), options, timeout=0.3, wait_for_ready=True)
+        else:
+            with pytest.raises(errors.DeadlineExceeded):
+                if by == "timeout":
+                    a.rpc_sync("b", call_for, (LONG, "a"), options, timeout=0.3)
+                else:
+                    with rpc.deadline(0.3):
+                        a.rpc_sync("b", call_for, (LONG, "a"), options)
+        how, seconds = how_it_ended()
+        assert how == "DeadlineExceeded"
+        assert takes(seconds)
+
+
+def test_a_coroutine_ends_with_its_call_but_its_calls_have_time_outs_of_their_own(agents):
+    a = agents("a", rank=0, timeout=0)
+    b = agents("b", rank=1, timeout=0.4)
+    take_ended()
+    assert a.rpc_sync("b", await_calls_for, (1.0, "a")) is None
+    assert how_it_ended()[0] == "returned"
+    with pytest.raises(errors.DeadlineExceeded):
+        b.rpc_sync("a", await_calls_for, (LONG, "b"))
+
+
+def test_an_inherited_deadline_travels_on_through_default_timeouts(cluster):
+    cluster.start(2)
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded):
+        rpc.rpc_sync("worker1", default_relay, (["worker2", "worker1"],), timeout=0.5)
+    assert takes(time.monotonic() - start)
+    for worker in ("worker1", "worker2"):
+        seen = []
+        assert eventually(lambda seen=seen, worker=worker: seen.extend(rpc.rpc_sync(worker, take_ended)) or seen)
+        assert seen[0][0] == "DeadlineExceeded"
+        assert takes(seen[0][1])
+
+
+def default_relay(way):
+    """Makes short calls at the end of the path; each call on the path has its agent's default time-out."""
+    if not way:
+        return call_for(LONG, "main")
+    start = time.monotonic()
+    try:
+        rpc.rpc_sync(way[0], default_relay, (way[1:],))
+    except Exception as error:
+        ended.append((type(error).__name__, time.monotonic() - start))
+        raise
 
 
 # ---- cancelled

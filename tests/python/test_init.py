@@ -223,6 +223,28 @@ def test_a_name_or_rank_is_unique(agents):
     agents("b", rank=1)
 
 
+def test_all_ranks_are_told_of_two_with_one_name():
+    """Also the ranks beside the one that serves the store, whichever of the two comes second."""
+    port = free_port()
+    program = f"""
+import sys
+import tensorferry
+import tensorferry.rpc as rpc
+rank = int(sys.argv[1])
+try:
+    rpc.init_rpc(["one", "two", "one"][rank], rank=rank, world_size=3, init_method="tcp://127.0.0.1:{port}")
+except tensorferry.errors.InvalidArgument as error:
+    print(error)
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert all('the name "one" is taken by the agent "one" (rank ' in text for text in said), said
+    assert sum(" could not join the world: " in text for text in said) == 2, said
+
+
 def test_a_departed_agent_can_join_again(agents):
     a = agents("a")
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -9,15 +10,18 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
-from conftest import eventually, repeated
+import torch.distributed as dist
+from conftest import Worker, eventually, repeated
 from tensorferry import errors
 
 done: list[object] = []
+kept: dict[str, object] = {}
 
 
 def slowly(value):
@@ -137,6 +141,52 @@ def test_a_dead_member_is_named(cluster):
     cluster.workers[0].kill()
     with pytest.raises(errors.ConnectionLost, match="worker1"):
         rpc.shutdown(timeout=20)
+
+
+def serve_store():
+    """Serves a store in this process; returns its port."""
+    store = kept["store"] = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store.port
+
+
+def serve_built_in_store():
+    store = kept["store"] = tensorferry.StoreServer("127.0.0.1", 0)
+    return store.port
+
+
+@pytest.mark.parametrize("kind", ["torch", "built-in"])
+def test_a_rendezvous_host_that_has_died_is_named(kind):
+    host = Worker()  # a process of this test's own, because it is killed
+    try:
+        if kind == "torch":
+            port = host.run(serve_store)
+            clients = [dist.TCPStore("127.0.0.1", port, is_master=False) for _ in range(3)]
+        else:
+            port = host.run(serve_built_in_store)
+            clients = [tensorferry.connect_store("127.0.0.1", port) for _ in range(3)]
+        make = functools.partial(tensorferry.Agent, timeout=20)
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(make, f"w{i}", i, 2, store=clients[i]) for i in range(2)]
+            a, b = (future.result() for future in futures)
+        assert a.rpc_sync("w1", os.getpid) == os.getpid()
+    finally:
+        host.kill()
+
+    gone = rf"the rendezvous host at 127\.0\.0\.1:{port} is gone \("
+    assert a.rpc_sync("w1", os.getpid) == os.getpid()  # the link needs no store
+    assert a.get_worker_info("w1") == a.get_worker_info(1) == rpc.WorkerInfo("w1", 1)
+    for lookup in (lambda: a.get_worker_info("w7"), lambda: a.rpc_sync("w7", os.getpid)):
+        with pytest.raises(errors.ConnectionLost, match=gone) as raised:
+            lookup()
+        assert "\n" not in str(raised.value)
+    with pytest.raises(errors.ConnectionLost, match=rf'^shutdown: {gone}.*; "w0" has left$') as raised:
+        a.shutdown()
+    assert "\n" not in str(raised.value)
+    with pytest.raises(errors.AgentClosed):
+        a.rpc_sync("w1", os.getpid)
+    with pytest.raises(errors.ConnectionLost, match=gone):
+        tensorferry.Agent("late", store=clients[2])
+    b.leave()
 
 
 def test_shutdown_inside_a_function_is_refused(pair):

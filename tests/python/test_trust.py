@@ -360,7 +360,7 @@ def test_methods_of_other_classes_cannot(server: tensorferry.Agent, client: tens
 class RawPeer:
     """Speaks docs/protocol.md to an agent's unix socket, byte by byte."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, incarnation: int = 0) -> None:
         (path,) = folder.iterdir()
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(30)
@@ -370,13 +370,9 @@ class RawPeer:
         self.socket.sendall(bytes(32))
         hello = self._frame()[1]
         at = 1 + 1 + hello[1] + 4  # purpose, name (short), rank
-        (incarnation,) = struct.unpack_from("<Q", hello, at)
-        body = (
-            b"\x01"
-            + bytes([len(name)])
-            + name.encode()
-            + struct.pack("<iQQ", -1, random.getrandbits(63) | 1, incarnation)
-        )
+        (self.server,) = struct.unpack_from("<Q", hello, at)
+        self.incarnation = incarnation or random.getrandbits(63) | 1
+        body = b"\x01" + bytes([len(name)]) + name.encode() + struct.pack("<iQQ", -1, self.incarnation, self.server)
         self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels or features, links
 
     def call(self, function: str, payload: bytes) -> tuple[int, bytes]:
@@ -439,3 +435,83 @@ def test_a_hand_made_frame_with_a_pickle_is_refused(agents: Agents, tmp_path: Pa
         assert [(code_of[flags & 1], payload[0]) for flags, payload in answers] == [("error", permission_denied)] * 6
         assert not target.exists()
         assert peer.call("text", b"\x00" + varint(1) + b"\x43abc" + varint(0)) == (0, b"\x00\x43abc")
+
+
+# ---- objects
+
+
+def yield_all(items: list[int]) -> Iterator[int]:
+    yield from items
+
+
+@pytest.mark.parametrize("trust", ["registered", "full"])
+@pytest.mark.parametrize("as_whom", ["stranger", "holder"])
+def test_a_peer_without_a_reference_cannot_use_an_object(agents: Agents, trust: str, as_whom: str) -> None:
+    """A stranger, also one that says it has the holder's incarnation, knows all that can be guessed."""
+    sockets = tempfile.TemporaryDirectory(prefix="tf-")
+    server = agents("server", socket_dir=sockets.name, trust=trust)
+    server.expose(Counter)
+    server.expose(yield_all)
+    client = agents("client")
+    counter = client.remote("server", "Counter", args=(5,))
+    assert counter.rpc_sync().add(1) == 6
+    stream = client.rpc_stream("server", "yield_all", args=([1, 2, 3],), window=1)
+    assert next(stream) == 1
+    holder = int(repr(counter).split()[-1].split(":")[0])
+    peer = RawPeer(Path(sockets.name), "stranger", holder if as_whom == "holder" else 0)
+
+    permission_denied = 5
+    for number in (1, 2):  # the counter, and the generator
+        for nonce, fork in [(0, (0, 0, 0)), (0, (holder, number, 0)), (number, (holder, number, 1))]:
+            target = struct.pack("<7Q", peer.server, holder, number, nonce, *fork)
+            fetched = peer.call("tf:fetch", target + b"\x00")
+            assert (fetched[0] & 1, fetched[1][0]) == (1, permission_denied)
+            for function, method in [("tf:method", b"add"), ("tf:next", b"__next__")]:
+                named = target + method
+                first = b"\x08" + varint(2 * len(named)) + named
+                flags, payload = peer.call(function, b"\x00" + varint(2) + first + b"\x03\x02" + varint(0))
+                assert b"holds no reference to the object" in payload, (flags, payload)
+    assert counter.rpc_sync().add(0) == 6
+    assert list(stream) == [2, 3]
+
+
+def use(counter: rpc.RRef[Counter]) -> int:
+    return counter.rpc_sync().add(1)
+
+
+def pass_on(to: str, counter: rpc.RRef[Counter]) -> int:
+    return rpc.rpc_sync(to, use, args=(counter,))
+
+
+@pytest.mark.parametrize("passes", range(3))
+def test_a_holder_uses_an_object_at_once(agents: Agents, passes: int) -> None:
+    """Also before the owner has heard that the object was passed on, or made."""
+    server = agents("server", trust="registered")
+    server.expose(Counter)
+    first, _, _ = (agents(name) for name in ("first", "second", "third"))
+    for _ in range(30):
+        counter = first.remote("server", "Counter")
+        if passes == 0:
+            assert use(counter) == 1
+        elif passes == 1:
+            assert first.rpc_sync("second", use, args=(counter,)) == 1
+        else:
+            assert first.rpc_sync("second", pass_on, args=("third", counter)) == 1
+        assert counter.rpc_sync().add(1) == 2
+
+
+def open_here(counter: rpc.RRef[Any]) -> Any:
+    return counter._next(0.0, 1, "items").wait()
+
+
+def test_only_the_agent_that_opened_a_stream_gets_its_items(agents: Agents) -> None:
+    server = agents("server", trust="registered")
+    server.expose(yield_all)
+    client = agents("client")
+    agents("other")
+    generator = client.remote("server", "yield_all", args=([1, 2],))
+    generator._check()
+    assert generator._next(0.0, 1, "items").wait() == (1,)
+    with pytest.raises(errors.PermissionDenied, match="a stream that another agent opened"):
+        client.rpc_sync("other", open_here, args=(generator,))
+    assert generator._next(0.0, 1, "items").wait() == (2,)

@@ -119,15 +119,17 @@ INSTANTIATE_TEST_SUITE_P(C10d, StoreAdapterTest, testing::Values("tcp", "file", 
 
 TEST(StoreAdapter, ReportsALostStore) {
   auto server = tcp_store(true, 0);
-  auto client = tcp_store(false, server->getPort());
+  const auto port = server->getPort();
+  auto client = tcp_store(false, port);
   client->setTimeout(500ms);
   StoreAdapter store(client);
   ASSERT_TRUE(store.set("key", view_of("1")).ok());
   server.reset();
   Status status;
   for (int i = 0; i < 10 && status.ok(); ++i) status = store.set("key", view_of("2"));
-  EXPECT_EQ(status.code(), Code::internal);
-  EXPECT_NE(status.what().find("key"), std::string::npos);
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_EQ(status.what().find("the rendezvous host at 127.0.0.1:" + std::to_string(port) + " is gone ("), 0U);
+  EXPECT_EQ(status.what().find('\n'), std::string::npos);
 }
 
 }  // namespace

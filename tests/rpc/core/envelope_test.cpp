@@ -41,7 +41,7 @@ TEST(FunctionName, HalfANameIsRefused) {
 }
 
 TEST(Request, ArgumentsKeepTheirPositions) {
-  const Creation creation{{11, 12}, {13, 14}};
+  const Creation creation{{11, 12, 15}, {13, 14, 16}};
   for (const auto& expected : {std::optional<Creation>(), std::optional(creation)}) {
     Encoder out;
     begin_request(out, 2, expected);
@@ -90,8 +90,27 @@ TEST(Request, ItsCallNumberIsRead) {
   }
 }
 
+TEST(Request, SaysWhetherItsCallerSetTheDeadline) {
+  for (const bool timed : {false, true}) {
+    for (const bool packed : {false, true}) {
+      Encoder out;
+      if (packed) {
+        begin_packed_request(out, {}, 0, timed);
+      } else {
+        begin_request(out, 0, {}, 0, timed);
+      }
+      const auto message = out.take();
+      Decoder in(message.payload, message.buffers);
+      const auto head = read_request(in);
+      EXPECT_FALSE(in.failed());
+      EXPECT_EQ(head.timed, timed);
+      EXPECT_EQ(head.packed, packed);
+    }
+  }
+}
+
 TEST(Fetch, RoundTrips) {
-  const Fetch expected{7, {8, 9}, 300};
+  const Fetch expected{7, {8, 9, 10}, {11, 12, 13}, 300};
   Encoder out;
   out.raw(expected);
   const auto message = out.take();
@@ -111,7 +130,7 @@ TEST(Request, AnnouncingMoreArgumentsThanItHoldsFails) {
 }
 
 TEST(Request, UnknownKindsFail) {
-  const Bytes payload(8, std::byte{9});
+  const Bytes payload(8, std::byte{17});
   Decoder request(payload, {});
   read_request(request);
   EXPECT_TRUE(request.failed());

@@ -51,7 +51,8 @@ World::~World() {
 std::shared_ptr<Life> World::start(const std::string& name) {
   auto life = std::make_shared<Life>();
   life->id = {name, next_incarnation_++};
-  life->references = References::make(life->id, std::make_shared<Network>(*this, life));
+  life->references =
+      References::make(life->id, std::make_shared<Network>(*this, life), {.secret = {1, life->id.incarnation}});
   names_[name] = life;
   lives.push_back(life);
   return life;

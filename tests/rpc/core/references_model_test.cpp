@@ -253,6 +253,8 @@ class Model {
     const auto entry = any_held();
     if (!entry) return;
     const auto object = entry->reference->object();
+    const auto fork = entry->reference->ids().fork;
+    const auto stranger = someone();
     const auto done = [this, entry](const Result<Outcome>& outcome) {
       --fetching_;
       if (outcome.ok()) {
@@ -265,8 +267,13 @@ class Model {
     };
     world_.carry(
         entry->at, entry->thing->owner->id,
-        [this, entry, object, done](Life& at) {
+        [this, entry, object, fork, stranger, done](Life& at) {
           if (&at != entry->thing->owner.get() || !entry->reference) return;
+          // Every holder may use the object, also before the owner has heard of the hold, and by it no other agent may.
+          EXPECT_TRUE(at.references->may_use(entry->at->id, object, fork).ok());
+          if (stranger != entry->at && stranger->id != at.id) {
+            EXPECT_FALSE(at.references->may_use(stranger->id, object, fork).ok());
+          }
           ++fetching_;
           at.references->fetch(object, std::nullopt, done);
         },

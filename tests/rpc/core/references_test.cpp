@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "rpc/core/reference_proof.h"
 #include "tests/rpc/core/reference_world.h"
 
 namespace tensorferry {
@@ -475,7 +478,7 @@ TEST_F(ReferencesTest, RecordsForgedInTheAgentsOwnNameAreRefused) {
   const ReferenceRecord made_up{owner_->id, creation->object(), next, user_->id, user_->id.incarnation, ""};
   EXPECT_EQ(user_->references->receive(made_up, user_->id).status().code(), Code::protocol_error);
   const auto again = create(*user_, *owner_);
-  EXPECT_EQ(again->ids().fork, next);
+  EXPECT_EQ(again->ids().fork.counter, next.counter);
   EXPECT_TRUE(user_->references->pass_to(third_->id).add(*again).ok());
 }
 
@@ -559,6 +562,134 @@ TEST(ReferenceMail, RoundTrips) {
   for (std::size_t length = 0; length < answer_bytes.size(); ++length) {
     EXPECT_FALSE(decode<ReferenceAnswer>(ByteView(answer_bytes).first(length)));
   }
+}
+
+// ---- who may use an object
+
+/// Sends one operation from the tables of `from` to those of `to`, as a peer that follows no rules. Returns the result.
+ReferenceResult::Code send_op(Life& to, const AgentId& from, ReferenceOp op, std::uint64_t number = 1) {
+  ReferenceBatch batch{to.id.incarnation, number, {std::move(op)}};
+  const auto bytes = to.references->receive_mail(from, encode(batch));
+  EXPECT_TRUE(bytes.ok()) << bytes.status().text();
+  const auto answer = decode<ReferenceAnswer>(*bytes);
+  EXPECT_TRUE(answer && answer->results.size() == 1);
+  return answer->results.at(0).code;
+}
+
+TEST(ReferenceProof, IsSipHash) {
+  const auto hash = [](const std::vector<std::uint64_t>& words) {
+    return siphash(0x0706050403020100U, 0x0f0e0d0c0b0a0908U, words);
+  };
+  // Vectors of the algorithm's authors, for the bytes 0, 1, 2, ...
+  EXPECT_EQ(hash({}), 0x726fdb47dd0e0e31U);
+  EXPECT_EQ(hash({0x0706050403020100U}), 0x93f5f5799a932462U);
+  EXPECT_EQ(hash({0x0706050403020100U, 0x0f0e0d0c0b0a0908U}), 0x3f2acc7f57c29bdbU);
+}
+
+TEST(ReferenceProof, NoncesDifferFromAgentToAgentAndFromObjectToObject) {
+  class Silence final : public References::Network {
+    void send(const AgentId& /*peer*/, Bytes /*message*/, UniqueFunction<void(Result<Bytes>)> /*done*/) override {}
+    void after(Milliseconds /*delay*/, UniqueFunction<void()> /*what*/) override {}
+  };
+  std::set<std::uint64_t> seen;
+  for (int i = 0; i < 3; ++i) {  // agents of the same names, incarnations and numbers
+    const auto references = References::make({"user", 1}, std::make_shared<Silence>());
+    for (int k = 0; k < 3; ++k) {
+      const auto mine = references->own({std::make_shared<int>(1), false});
+      const auto theirs = references->begin_creation({"owner", 2});
+      seen.insert({mine->object().nonce, theirs->object().nonce, theirs->ids().fork.nonce});
+    }
+  }
+  EXPECT_EQ(seen.size(), 27U);
+}
+
+TEST_F(ReferencesTest, OnlyHoldersMayUseAnObject) {
+  const auto made = create(*user_, *owner_);
+  const auto mine = owner_->references->own(outcome());
+  const auto given = send(*owner_, *user_, mine);
+  for (const auto& reference : {made, given}) {
+    const auto object = reference->object();
+    const auto fork = reference->ids().fork;
+    auto& references = *owner_->references;
+    EXPECT_TRUE(references.may_use(user_->id, object, fork).ok());
+    EXPECT_TRUE(references.may_use(owner_->id, object, {}).ok());
+
+    const auto refused = references.may_use(third_->id, object, fork);  // another agent's fork
+    EXPECT_EQ(refused.code(), Code::permission_denied);
+    EXPECT_EQ(refused.what(), "\"third\" holds no reference to the object " + std::to_string(object.incarnation) + ":" +
+                                  std::to_string(object.counter) + " of \"owner\"");
+    for (auto made_up : {ForkId{}, ForkId{third_->id.incarnation, 1}, ForkId{fork.incarnation, fork.counter},
+                         ForkId{fork.incarnation, fork.counter + 1, fork.nonce}}) {
+      EXPECT_FALSE(references.may_use(user_->id, object, made_up).ok());
+      EXPECT_FALSE(references.may_use(third_->id, object, made_up).ok());
+    }
+    EXPECT_FALSE(references.may_use(user_->id, {object.incarnation, object.counter}, fork).ok());
+    EXPECT_FALSE(references.may_use(user_->id, {object.incarnation, object.counter + 1, object.nonce}, fork).ok());
+  }
+}
+
+TEST_F(ReferencesTest, AReferenceMayBeUsedBeforeTheOwnerHasHeardOfIt) {
+  auto handle = user_->references->begin_creation(owner_->id);  // the owner has not heard of the object either
+  const auto passed = send(*user_, *third_, handle);
+  const auto again = send(*third_, *user_, passed);
+  EXPECT_FALSE(passed->confirmed());
+  EXPECT_TRUE(owner_->references->may_use(third_->id, passed->object(), passed->ids().fork).ok());
+  EXPECT_TRUE(owner_->references->may_use(user_->id, again->object(), again->ids().fork).ok());
+  const auto early = fetch(*owner_, passed->object());
+  ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
+  owner_->references->fulfil(handle->object(), outcome());
+  EXPECT_TRUE(early->ok());
+  settle();
+  EXPECT_TRUE(passed->confirmed());
+}
+
+TEST_F(ReferencesTest, AMadeUpForkIsRefused) {
+  const auto handle = create(*user_, *owner_);
+  const auto object = handle->object();
+  const auto fork = handle->ids().fork;
+  std::uint64_t number = 0;
+  const auto claim = [&](const RRefId& named, const ForkId& made_up, const AgentId& parent) {
+    auto op = ReferenceOp::of(ReferenceOp::Kind::fork, made_up, named);
+    op.parent = parent;
+    return send_op(*owner_, third_->id, std::move(op), ++number);
+  };
+  const auto denied = ReferenceResult::Code::denied;
+  const RRefId guessed{object.incarnation, object.counter};
+  EXPECT_EQ(claim(guessed, {third_->id.incarnation, 1}, third_->id), denied);
+  EXPECT_EQ(claim(guessed, {user_->id.incarnation, fork.counter + 1}, user_->id), denied);
+  // With the object's number, which only its holders know: a fork that was made for another agent, and none at all.
+  EXPECT_EQ(claim(object, fork, user_->id), denied);
+  EXPECT_EQ(claim(object, {user_->id.incarnation, fork.counter + 1}, user_->id), denied);
+  EXPECT_EQ(owner_->references->counts().forks, 1U);
+
+  // The numbers that the third agent named are still good for the agents that they are made for.
+  auto passed = send(*user_, *third_, handle);
+  EXPECT_EQ(passed->ids().fork.counter, fork.counter + 1);
+  // The simulated third agent has sent no batch of its own; the numbers of its batches continue.
+  EXPECT_EQ(claim(passed->object(), passed->ids().fork, user_->id), ReferenceResult::Code::done);
+  EXPECT_EQ(owner_->references->counts().forks, 2U);
+}
+
+TEST_F(ReferencesTest, AForgedRecordGivesTheOwnerNoHandle) {
+  const auto handle = create(*user_, *owner_);
+  ReferenceRecord record{owner_->id, handle->object(),       {third_->id.incarnation, 1},
+                         third_->id, owner_->id.incarnation, ""};
+  for (const auto nonce : {std::uint64_t{0}, handle->ids().fork.nonce}) {
+    record.fork.nonce = nonce;
+    const auto received = owner_->references->receive(record, third_->id);
+    EXPECT_EQ(received.status().code(), Code::permission_denied);
+  }
+  record.object.nonce ^= 1;  // with a number of its own, the third agent names another object
+  record.fork.nonce = proof_of(record.object, record.fork, owner_->id.incarnation);
+  EXPECT_EQ(owner_->references->receive(record, third_->id).status().code(), Code::not_found);
+}
+
+TEST_F(ReferencesTest, ACreationWithAForeignForkIsRefused) {
+  const auto handle = user_->references->begin_creation(owner_->id);
+  auto ids = handle->ids();
+  ids.fork.nonce ^= 1;
+  EXPECT_EQ(owner_->references->create(user_->id, ids).code(), Code::permission_denied);
+  EXPECT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
 }
 
 }  // namespace

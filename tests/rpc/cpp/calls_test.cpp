@@ -2,6 +2,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "rpc/core/envelope.h"
 #include "rpc/cpp/failures.h"
 #include "tensorferry/channel.h"
 #include "tests/agent/mail_channel.h"
@@ -176,6 +177,28 @@ TEST_F(TypedAgents, KeepDeadlines) {
   const auto began = std::chrono::steady_clock::now();
   EXPECT_THROW(trainer->call_with({.timeout = 50ms}, "sim", "hang").get(), DeadlineExceeded);
   EXPECT_LT(std::chrono::steady_clock::now() - began, patience);
+}
+
+TEST_F(TypedAgents, SayWhetherTheCallerSetTheTimeOut) {
+  RawAgentOptions options;
+  options.name = "callee";
+  options.store = store;
+  const auto callee = *RawAgent::create(std::move(options));
+  std::vector<bool> timed;
+  callee->serve("note", [&](const Request& request, Reply reply) {
+    Decoder in(request.arguments.payload, request.arguments.buffers);
+    timed.push_back(read_request(in).timed);
+    Encoder out;
+    begin_reply(out, ReplyKind::value);
+    out.none();
+    reply.send(out.take());
+  });
+  ASSERT_TRUE(callee->announce().ok());
+  trainer->call("callee", "note").get();
+  trainer->call_with({.timeout = 10s}, "callee", "note").get();
+  trainer->call_with({.timeout = 0ms}, "callee", "note").get();
+  EXPECT_EQ(timed, (std::vector<bool>{false, true, true}));
+  callee->leave();
 }
 
 TEST_F(TypedAgents, TellFunctionsTheirCallerAndDeadline) {

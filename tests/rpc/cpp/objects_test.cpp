@@ -1,12 +1,16 @@
 #include <atomic>
 #include <mutex>
 
+#include "rpc/core/agent_network.h"
+#include "rpc/core/envelope.h"
+#include "rpc/core/method_target.h"
 #include "tests/rpc/cpp/typed_agents.h"
 
 namespace {
 
 using namespace tensorferry;
 using namespace tensorferry::testing;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::atomic<int> alive{0};
@@ -43,6 +47,8 @@ class Objects : public TypedAgents {
                                method("value", &Counter::value));
     });
   }
+
+  std::uint64_t mails_ = 0;
 };
 
 TEST_F(Objects, AreCalledByTheirMethods) {
@@ -113,6 +119,72 @@ TEST_F(Objects, OutliveTheirAgentAsHandles) {
   trainer.reset();
   EXPECT_THROW(counter.call<int>("add", 1).get(), Error);
   counter = {};
+}
+
+// A stranger that knows what everybody in the job can read: names, incarnations, and that numbers count from 1.
+TEST_F(Objects, AreOfNoUseToAStranger) {
+  RawAgentOptions options;
+  options.name = "stranger";
+  options.store = store;
+  const auto stranger = *RawAgent::create(std::move(options));
+  ASSERT_TRUE(stranger->announce().ok());
+  const auto made = trainer->call<Object>("sim", "make").get();
+  const auto shared = sim->share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add));
+  sim->serve("add_ten", [](const Object& counter) { return counter.call<int>("add", 10).get(); });
+  EXPECT_EQ(made.call<int>("add", 1).get(), 1);
+
+  const auto incarnation = [&](const std::string& name) { return stranger->find(name, 2s)->incarnation; };
+  const AgentId owner{"sim", incarnation("sim")}, self{"stranger", stranger->self().incarnation};
+  const auto refused = [&](std::string_view function, Message message) {
+    auto call = stranger->call("sim", function, std::move(message));
+    call.wait();
+    const auto reply = call.take();
+    EXPECT_EQ(reply.status().code(), Code::permission_denied) << function;
+    return std::string(reply.status().what());
+  };
+  for (const auto creator : {owner.incarnation, incarnation("trainer"), self.incarnation}) {
+    for (const RRefId object : {RRefId{creator, 1}, RRefId{creator, 2, 2}}) {
+      for (const ForkId fork : {ForkId{}, ForkId{owner.incarnation, 1}, ForkId{incarnation("trainer"), 1, 1}}) {
+        Encoder method;
+        begin_request(method, 2);
+        method.bytes(encode(MethodTarget{owner.incarnation, object, fork, "add"}), [] { return Owner(); });
+        method.integer(100);
+        begin_keywords(method, 0);
+        EXPECT_THAT(refused(method_function, method.take()),
+                    AllOf(HasSubstr("\"stranger\" holds no reference to the object"), HasSubstr("of \"sim\"")));
+
+        Encoder fetch;
+        fetch.raw(Fetch{owner.incarnation, object, fork});
+        EXPECT_THAT(refused(fetch_function, fetch.take()), HasSubstr("\"stranger\" holds no reference"));
+
+        Encoder argument;  // asks the owner's own function to use the object
+        begin_request(argument, 1);
+        argument.reference({owner, object, fork, self, owner.incarnation, ""});
+        begin_keywords(argument, 0);
+        auto call = stranger->call("sim", "add_ten", argument.take());
+        call.wait();
+        const auto reply = call.take();
+        EXPECT_TRUE(!reply.ok() || reply->payload.front() != std::byte{0}) << "the function ran";
+
+        auto claim = ReferenceOp::of(ReferenceOp::Kind::fork, fork, object);
+        claim.parent = self;
+        const auto remove = ReferenceOp::of(ReferenceOp::Kind::remove, fork, object);
+        Message mail;
+        mail.payload = encode(ReferenceBatch{owner.incarnation, ++mails_, {claim, remove}});
+        auto sent = stranger->call("sim", reference_function, std::move(mail));
+        sent.wait();
+        const auto answered = sent.take();
+        ASSERT_TRUE(answered.ok()) << answered.status().text();
+        const auto answer = decode<ReferenceAnswer>(answered->payload);
+        ASSERT_TRUE(answer && answer->results.size() == 2);
+        EXPECT_EQ(answer->results[0].code, ReferenceResult::Code::denied);
+      }
+    }
+  }
+  EXPECT_EQ(made.call<int>("value").get(), 1);
+  EXPECT_EQ(shared.call<int>("add", 1).get(), 1);
+  EXPECT_EQ(alive, 2);
+  stranger->leave();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "agent/rendezvous/memory_store.h"
+#include "agent/rendezvous/tcp_store.h"
 #include "rpc/member/outgoing_call.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/sockets.h"
@@ -39,9 +40,9 @@ class InterruptingLock final : public RuntimeLock {
 
 class Members : public ::testing::Test {
  protected:
-  std::shared_ptr<Member> make(int rank, int world_size, RuntimeLock* lock = nullptr) {
+  std::shared_ptr<Member> make(int rank, int world_size, RuntimeLock* lock = nullptr, const std::string& name = "") {
     RawAgentOptions options;
-    options.name = "w" + std::to_string(rank);
+    options.name = name.empty() ? "w" + std::to_string(rank) : name;
     options.rank = rank;
     options.store = store_;
     auto made = Member::create(std::move(options), world_size, lock);
@@ -57,7 +58,6 @@ class Members : public ::testing::Test {
     return {one, two};
   }
 
- private:
   std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
 };
 
@@ -173,6 +173,68 @@ TEST_F(Members, ReferencesOutliveLostConnections) {
   }
   EXPECT_EQ(one->peers_lost() + two->peers_lost(), 0U);
   EXPECT_EQ(count(*one).objects, 1U);
+}
+
+TEST_F(Members, AreAllToldOfTwoRanksWithOneName) {
+  for (const int refused : {0, 2}) {  // the rank that comes second; rank 0 may serve the store
+    store_ = std::make_shared<MemoryStore>();
+    const int holder = 2 - refused;
+    auto first = make(holder, 3, nullptr, "one"), bystander = make(1, 3, nullptr, "two");
+    RawAgentOptions options;
+    options.name = "one";
+    options.rank = refused;
+    options.store = store_;
+    const auto second = *Member::create(std::move(options), 3);
+    std::vector<std::thread> threads;
+    for (const auto& member : {first, bystander}) {
+      threads.emplace_back([member, refused] {
+        const auto status = member->wait_for_world(Milliseconds(30000));
+        EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
+        EXPECT_THAT(std::string(status.what()),
+                    HasSubstr("rank " + std::to_string(refused) +
+                              " could not join the world: the name \"one\" is taken by the agent \"one\" (rank " +
+                              std::to_string(2 - refused)));
+        member->leave();
+      });
+    }
+    const auto announced = second->announce();
+    EXPECT_EQ(announced.code(), Code::invalid_argument);
+    EXPECT_THAT(std::string(announced.what()), HasSubstr("the name \"one\" is taken"));
+    second->leave();
+    for (auto& thread : threads) thread.join();
+
+    // The conflict ends with the agents that had it.
+    auto again = make(0, 1, nullptr, "one");
+    EXPECT_TRUE(again->wait_for_world(Milliseconds(10000)).ok());
+  }
+}
+
+TEST_F(Members, OutliveTheirRendezvousHost) {
+  auto server = *TcpStoreServer::listen("127.0.0.1", 0, "");
+  const auto address = "127.0.0.1:" + std::to_string(server->port());
+  store_ = *connect_tcp_store("127.0.0.1", server->port(), "", Milliseconds(10000));
+  const auto [one, two] = make_pair();
+  two->agent().serve("answer", [](const Request&, Reply reply) { reply.send({}); });
+  auto call = one->agent().call("w1", "answer", {});
+  ASSERT_TRUE(call.wait());
+  server.reset();
+
+  // An agent to which a link is up is known without the store.
+  const auto by_name = one->find("w1"), by_rank = one->find(1);
+  ASSERT_TRUE(by_name.ok()) << by_name.status().text();
+  ASSERT_TRUE(by_rank.ok()) << by_rank.status().text();
+  EXPECT_EQ(by_name->rank, 1);
+  EXPECT_EQ(by_rank->name, "w1");
+  EXPECT_EQ(by_rank->incarnation, two->self().incarnation);
+
+  const auto gone = "the rendezvous host at " + address + " is gone (";
+  const auto lookup = one->find("w2").status();
+  EXPECT_EQ(lookup.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(lookup.what()), HasSubstr(gone));
+  const auto finished = one->finish(Milliseconds(10000));
+  EXPECT_EQ(finished.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(finished.what()), HasSubstr("shutdown: " + gone));
+  EXPECT_THAT(std::string(finished.what()), HasSubstr("; \"w0\" has left"));
 }
 
 }  // namespace

@@ -57,5 +57,23 @@ TEST(Rendezvous, EachSessionOfAWorldHasItsOwnKeys) {
   EXPECT_EQ(world_prefix("there", 2, 0), "tensorferry/2/0");
 }
 
+TEST(Rendezvous, WarnsOfALoopbackAddressForSeveralHosts) {
+  const auto said = [](const char* method, const char* here, int world_size) {
+    ::setenv("LOCAL_WORLD_SIZE", here, 1);
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE(find_rendezvous(method, 0, world_size).ok());
+    ::unsetenv("LOCAL_WORLD_SIZE");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(
+      said("tcp://127.0.0.1:29500", "2", 4),
+      "tensorferry warning: a world of 4, 2 of them on this host (LOCAL_WORLD_SIZE), meets at the loopback address "
+      "127.0.0.1:29500: other hosts cannot reach it. Set MASTER_ADDR to an address of rank 0's host\n");
+  EXPECT_EQ(said("tcp://127.0.0.1:29500", "4", 4), "");
+  EXPECT_EQ(said("tcp://127.0.0.1:29500", "", 4), "");
+  EXPECT_EQ(said("tcp://192.0.2.1:29500", "2", 4), "");
+  EXPECT_EQ(said("tcp://127.0.0.1:29500", "2", 0), "");
+}
+
 }  // namespace
 }  // namespace tensorferry
