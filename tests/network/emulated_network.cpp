@@ -166,16 +166,11 @@ std::size_t EmulatedNetwork::reset_connections(std::uint16_t spare) {
   return count;
 }
 
-void EmulatedNetwork::forget_connections() {
+void EmulatedNetwork::forget_connections(std::uint16_t spare) {
   const std::lock_guard lock(mutex_);
   knows_connections_ = true;
+  spare_ = htons(spare);
   known_.clear();
-}
-
-bool EmulatedNetwork::is_forgotten(const Connection& connection, bool is_new) {
-  if (!knows_connections_) return false;
-  if (is_new) known_.insert(connection);
-  return !known_.contains(connection);
 }
 
 /// Losses hit packets of the MTU's size, a slow path sends such packets in turns, and NAT needs their checksums. So
@@ -247,7 +242,10 @@ void EmulatedNetwork::take(std::size_t from, Bytes& packet, Clock::time_point no
     headers.replace(headers.ip.daddr, host.own);
   }
   const std::lock_guard lock(mutex_);
-  if (headers.is_tcp && is_forgotten(connection, headers.tcp.syn && !headers.tcp.ack)) return;
+  if (knows_connections_ && headers.is_tcp && headers.tcp.source != spare_ && headers.tcp.dest != spare_) {
+    if (headers.tcp.syn && !headers.tcp.ack) known_.insert(connection);
+    if (!known_.contains(connection)) return;
+  }
   put(line(from, static_cast<std::size_t>(found - hosts_.begin())), packet, now);
 }
 
@@ -267,8 +265,8 @@ void EmulatedNetwork::put(Line& line, Bytes& packet, Clock::time_point now) {
     const auto begin = std::max(now, line.free_at);
     const auto room =
         path.queue != 0 ? static_cast<double>(path.queue) : std::max(path.bits_per_second / 80, double{smallest_queue});
-    full = begin - now > seconds_for(room);
     sent = begin + seconds_for(static_cast<double>(bytes));
+    full = sent - now > seconds_for(room);  // a small packet may still fit
     if (!full) line.free_at = sent;
   }
   if (lost || full) {

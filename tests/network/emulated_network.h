@@ -77,8 +77,8 @@ class EmulatedNetwork {
   /// the error.
   std::size_t reset_connections(std::uint16_t spare = 0);
   /// From here on packets of the TCP connections made so far are lost, and no host is told, as behind a firewall that
-  /// has forgotten idle connections. New connections work.
-  void forget_connections();
+  /// has forgotten idle connections. New connections work, and all of the port `spare`.
+  void forget_connections(std::uint16_t spare = 0);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -99,7 +99,6 @@ class EmulatedNetwork {
   [[nodiscard]] Line& line(std::size_t from, std::size_t to) { return lines_[from * hosts_.size() + to]; }
   [[nodiscard]] const Line& line(std::size_t from, std::size_t to) const { return lines_[from * hosts_.size() + to]; }
   using Connection = std::pair<std::uint64_t, std::uint64_t>;  // the addresses and ports of both ends, the lower first
-  [[nodiscard]] bool is_forgotten(const Connection& connection, bool is_new);
   void choose_offload(std::size_t from);
   void run();
   void take(std::size_t from, Bytes& packet, Clock::time_point now);
@@ -111,7 +110,8 @@ class EmulatedNetwork {
   std::mt19937_64 random_;
   mutable std::mutex mutex_;  // guards the members down to stop_, and random_
   bool knows_connections_ = false;
-  std::set<Connection> known_;  // used if knows_connections_
+  std::uint16_t spare_ = 0;  // this and known_: used if knows_connections_
+  std::set<Connection> known_;
   std::vector<Line> lines_;
   std::atomic<bool> stop_{false};
   FileDescriptor wake_;

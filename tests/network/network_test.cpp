@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <thread>
 
-#include "tests/network/hosts.h"
+#include "tests/network/steady_calls.h"
 
 namespace tensorferry::testing {
 namespace {
 
-using ::testing::HasSubstr;
+using std::chrono::milliseconds;
 
 constexpr std::size_t megabyte = 1 << 20;
 
@@ -58,23 +58,77 @@ TEST_F(NetworkTest, ATensorTakesTheTimeThatTheRateGives) {
   EXPECT_LT(since.passed(), 3s);
 }
 
-TEST_F(NetworkTest, SmallCallsPassBesideALargeTensorOnASlowPath) {
+/// A path of 20 Mbit/s and 40 ms each way.
+class SlowPath : public NetworkTest {
+ protected:
+  void SetUp() override {
+    NetworkTest::SetUp();
+    if (IsSkipped()) return;
+    open({"a", "b"});
+    b = start("b", heartbeat);
+    a = join("a", heartbeat);
+    a->call<int>("b", "record", -1).get();
+    set_paths({.bits_per_second = 20e6, .delay = 40ms});
+  }
+  template <class F>
+  void expect_arrives_beside_small_calls(F transfer) const {
+    SteadyCalls calls(*a, "b", 60s, 6);
+    EXPECT_TRUE(attempt(std::to_string(bytes / megabyte) + " MB", transfer));
+    calls.stop();
+    EXPECT_EQ(calls.failed(), 0U);
+    EXPECT_LT(calls.percentile(99), 320) << "four round trips";
+  }
+  const milliseconds heartbeat = is_soak ? 5000ms : 500ms;  // three heartbeats are a part of the transfer
+  const std::size_t bytes = (is_soak ? 200 : 6) * megabyte;
+  std::unique_ptr<HostPeer> b;
+  std::shared_ptr<Agent> a;
+};
+
+TEST_F(SlowPath, CarriesALargeTensorBesideSmallCalls) {
+  expect_arrives_beside_small_calls([&] {
+    a->call_with<std::int64_t>(within(300s), "b", "count bytes", std::vector{patterned_tensor(bytes)}).get();
+  });
+}
+
+TEST_F(SlowPath, CarriesALargeReplyBesideSmallCalls) {
+  expect_arrives_beside_small_calls(
+      [&] { a->call_with<Tensor>(within(300s), "b", "make tensor", static_cast<std::int64_t>(bytes)).get(); });
+}
+
+TEST_F(NetworkTest, LargePacketsThatAreLostAloneEndOnlyTheCallsThatNeedThem) {
   open({"a", "b"});
+  const auto b = start("b", 500ms);
+  const auto a = join("a", 500ms);
+  const auto object = a->call<Object>("b", "make").get();
+  EXPECT_TRUE(is_patterned(a->call<Tensor>("b", "echo", patterned_tensor(megabyte)).get()));
+  set_paths({.delay = 1ms, .largest = 1000});
+  SteadyCalls calls(*a, "b", 10s, 1);
+  const Since since;
+  EXPECT_FALSE(attempt("a tensor of 1 MB with a deadline of 5 s",
+                       [&] { a->call_with<Tensor>(within(5s), "b", "echo", patterned_tensor(megabyte)).get(); }));
+  EXPECT_LT(since.passed(), 6s);
+  calls.stop();
+  EXPECT_EQ(calls.failed(), 0U);
+  EXPECT_TRUE(attempt("the reference from before", [&] { object.call<int>("add", 1).get(); }));
+}
+
+TEST_F(NetworkTest, ACutThatIsShorterThanThreeHeartbeatsLosesNothing) {
+  open({"a", "b"});
+  set_paths({.bits_per_second = 200e6, .delay = 1ms});
   const auto b = start("b");
   const auto a = join("a");
-  a->call<int>("b", "record", 0).get();
-  set_paths({.bits_per_second = 50e6, .delay = 10ms});
+  const auto object = a->call<Object>("b", "make").get();
+  SteadyCalls calls(*a, "b", 30s);
   auto tensor = a->call<std::int64_t>("b", "count bytes", std::vector{patterned_tensor(16 * megabyte)});
-  int calls = 0;
-  auto slowest = 0ms;
-  for (; !tensor.done(); ++calls) {
-    const Since since;
-    a->call<int>("b", "record", calls).get();
-    slowest = std::max(slowest, since.passed());
-  }
-  EXPECT_EQ(tensor.get(), 16 * megabyte);
-  EXPECT_GT(calls, 10);
-  EXPECT_LT(slowest, 1s);
+  std::this_thread::sleep_for(300ms);
+  network->cut_between("a", "b");
+  std::this_thread::sleep_for(2s);
+  network->cut_between("a", "b", false);
+  EXPECT_TRUE(attempt("the tensor that was under way", [&] { tensor.get(); }));
+  calls.stop();
+  EXPECT_EQ(calls.failed(), 0U);
+  calls.expect_each_ran_once();
+  EXPECT_TRUE(attempt("the reference from before", [&] { object.call<int>("add", 1).get(); }));
 }
 
 TEST_F(NetworkTest, AfterAResetTheNextCallWorks) {
