@@ -94,7 +94,9 @@ struct EmulatedNetwork::Host {
   std::string address;
   std::uint32_t seen_as, own;
   NetworkNamespace space;
-  std::unordered_set<std::uint64_t> dialled;  // through NAT; used by the network's thread alone
+  bool has_firewall = false;
+  std::vector<std::pair<std::uint16_t, std::uint16_t>> ports;  // that it lets through, if there is one
+  std::unordered_set<std::uint64_t> dialled;                   // through NAT; used by the network's thread alone
 };
 
 EmulatedNetwork::EmulatedNetwork(std::vector<HostOptions> hosts, unsigned seed, int mtu)
@@ -143,6 +145,13 @@ void EmulatedNetwork::set_between(std::string_view one, std::string_view other, 
 Path EmulatedNetwork::path(std::string_view from, std::string_view to) const {
   const std::lock_guard lock(mutex_);
   return line(index(from), index(to)).path;
+}
+
+void EmulatedNetwork::open_ports(std::string_view name, std::vector<std::pair<std::uint16_t, std::uint16_t>> ranges) {
+  const std::lock_guard lock(mutex_);
+  auto& host = *hosts_[index(name)];
+  host.has_firewall = true;
+  host.ports = std::move(ranges);
 }
 
 void EmulatedNetwork::cut(std::string_view from, std::string_view to, bool is_cut) {
@@ -242,8 +251,14 @@ void EmulatedNetwork::take(std::size_t from, Bytes& packet, Clock::time_point no
     headers.replace(headers.ip.daddr, host.own);
   }
   const std::lock_guard lock(mutex_);
+  const bool is_first = headers.is_tcp && headers.tcp.syn && !headers.tcp.ack;
+  const auto port = ntohs(headers.tcp.dest);
+  if (is_first && host.has_firewall && std::none_of(host.ports.begin(), host.ports.end(), [&](const auto& range) {
+        return range.first <= port && port <= range.second;
+      }))
+    return;
   if (knows_connections_ && headers.is_tcp && headers.tcp.source != spare_ && headers.tcp.dest != spare_) {
-    if (headers.tcp.syn && !headers.tcp.ack) known_.insert(connection);
+    if (is_first) known_.insert(connection);
     if (!known_.contains(connection)) return;
   }
   put(line(from, static_cast<std::size_t>(found - hosts_.begin())), packet, now);

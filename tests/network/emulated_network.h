@@ -67,6 +67,9 @@ class EmulatedNetwork {
   /// Sets the paths between two hosts in both directions.
   void set_between(std::string_view one, std::string_view other, const Path& path);
   [[nodiscard]] Path path(std::string_view from, std::string_view to) const;
+  /// Puts a firewall in front of a host: connections to it are made on these ports alone. Packets that ask for another
+  /// port are lost.
+  void open_ports(std::string_view name, std::vector<std::pair<std::uint16_t, std::uint16_t>> ranges);
   /// Cuts or mends one direction; nothing else of the path changes.
   void cut(std::string_view from, std::string_view to, bool is_cut = true);
   /// Cuts or mends both directions.

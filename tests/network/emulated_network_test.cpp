@@ -231,6 +231,15 @@ TEST_F(Emulated, AForgottenConnectionIsSilentAndANewOneWorks) {
   EXPECT_TRUE(readable(another.b.get(), 5s));
 }
 
+TEST_F(Emulated, AFirewallLetsOpenPortsThrough) {
+  EmulatedNetwork network({"a", "b"});
+  const auto listener = listener_on(network, "b");
+  network.open_ports("b", {{port + 1, port + 10}});
+  EXPECT_FALSE(dial_from(network, "a", network.address("b"), 300ms));
+  network.open_ports("b", {{29500, 29500}, {port, port}});
+  EXPECT_TRUE(dial_from(network, "a", network.address("b")));
+}
+
 TEST_F(Emulated, AHostBehindNatDialsAndIsNotDialled) {
   EmulatedNetwork network({"a", {"b", true}});
   const auto listener = listener_on(network, "a");

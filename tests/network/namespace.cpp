@@ -22,7 +22,7 @@
 namespace tensorferry::testing {
 namespace {
 
-constexpr auto device = "net0";
+constexpr auto device = "eth0";
 constexpr int queued_packets = 10000;  // in the device; the emulator must never be the reason for a loss
 
 int check(int result, const char* what) {

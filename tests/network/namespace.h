@@ -16,7 +16,7 @@ struct PacketHeader {
   std::uint16_t header_bytes = 0, segment_bytes = 0, checksum_start = 0, checksum_offset = 0;
 };
 
-/// A network namespace. Its loopback interface is up, and its default route leads to a TUN device, "net0".
+/// A network namespace. Its loopback interface is up, and its default route leads to a TUN device, "eth0".
 ///
 /// The namespace has no name in the file system. The kernel removes it when this object and the last process inside
 /// have ended, also after kill -9. Needs root. Constructors and functions throw std::system_error.
