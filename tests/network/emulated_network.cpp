@@ -21,6 +21,8 @@ namespace {
 constexpr std::size_t header = sizeof(PacketHeader);
 constexpr std::size_t largest_packet = header + (1 << 16);
 constexpr std::size_t smallest_queue = std::size_t{64} << 10;
+// Small packets are lost last, as by a router with fair queues. Otherwise the time of small calls would depend on luck.
+constexpr std::size_t small_packet = 1200;
 constexpr double offload_from = 200e6;  // bit/s; on slower paths a packet of 64 KB would take milliseconds
 
 std::uint32_t parse_address(const std::string& text) {
@@ -281,7 +283,7 @@ void EmulatedNetwork::put(Line& line, Bytes& packet, Clock::time_point now) {
     const auto room =
         path.queue != 0 ? static_cast<double>(path.queue) : std::max(path.bits_per_second / 80, double{smallest_queue});
     sent = begin + seconds_for(static_cast<double>(bytes));
-    full = sent - now > seconds_for(room);  // a small packet may still fit
+    full = sent - now > seconds_for(bytes <= small_packet ? room * 1.25 : room);
     if (!full) line.free_at = sent;
   }
   if (lost || full) {

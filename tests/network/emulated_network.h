@@ -29,7 +29,7 @@ struct Path {
   double bits_per_second = 0;  // 0: no limit
   std::chrono::microseconds delay{0};
   double loss = 0;          // the probability that a packet is lost
-  std::size_t queue = 0;    // bytes that wait for their turn; more are lost. 0: what the path carries in 100 ms
+  std::size_t queue = 0;    // bytes that wait for their turn; more are lost, small packets last. 0: 100 ms of the rate
   bool cut = false;         // all packets are lost, and no host is told
   std::size_t largest = 0;  // larger packets are lost, and no host is told; 0: no limit
 };
