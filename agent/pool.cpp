@@ -203,6 +203,11 @@ bool Pool::saturated() const {
          Clock::now() - last_turnover_ > patience_with_handlers;
 }
 
+bool Pool::steady() const {
+  const std::lock_guard lock(mutex_);
+  return leader_ != nullptr && polling_ && jobs_without_thread() == 0 && held_.empty();
+}
+
 int Pool::threads() const {
   const std::lock_guard lock(mutex_);
   return threads_;

@@ -116,6 +116,8 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void tick();
   /// Returns whether jobs wait or run.
   [[nodiscard]] bool busy() const noexcept { return busy_.load(std::memory_order_seq_cst) != 0; }
+  /// Returns whether no job waits and a thread polls for new ones: tick() has nothing to do until the next kick().
+  [[nodiscard]] bool steady() const;
   [[nodiscard]] int threads() const;
 
   /// Stops taking jobs. Jobs that were taken still run; stop() waits for the threads up to `patience`. A thread ends

@@ -1,0 +1,408 @@
+#include "agent/connections.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "agent/engine.h"
+#include "agent/link.h"
+#include "channels/completion.h"
+
+namespace tensorferry {
+
+using Purpose = wire::Hello::Purpose;
+
+ConnectionRole role_of(Purpose purpose, bool dialled) {
+  const bool bulk = purpose == Purpose::bulk || purpose == Purpose::bulk_back;
+  const bool back = purpose == Purpose::calls_back || purpose == Purpose::bulk_back;
+  if (bulk) return dialled != back ? ConnectionRole::bulk_out : ConnectionRole::bulk_in;
+  return dialled != back ? ConnectionRole::calls_out : ConnectionRole::calls_in;
+}
+
+Connections::Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
+    : link_(link), peer_(std::move(peer)), number_(number), session_(std::move(session)) {}
+
+// ---- State
+
+std::shared_ptr<Session> Connections::session() const {
+  const std::lock_guard lock(mutex_);
+  return session_;
+}
+
+bool Connections::leave_session(const Session& dead) {
+  std::shared_ptr<Session> left;  // dropped after the lock is released
+  const std::lock_guard lock(mutex_);
+  if (incarnation() != 0) return false;
+  if (session_.get() == &dead) left = std::move(session_);
+  return true;
+}
+
+Status Connections::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+Connections::Stream Connections::stream(ConnectionRole role) const {
+  const std::lock_guard lock(mutex_);
+  return slot(role).stream;
+}
+
+std::vector<Connections::Stream> Connections::streams() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Stream> all;
+  for (const auto& each : slots_) {
+    if (each.stream) all.push_back(each.stream);
+  }
+  return all;
+}
+
+Connections::Stream Connections::only_incoming() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::calls_out).state == State::absent ? slot(ConnectionRole::calls_in).stream : nullptr;
+}
+
+bool Connections::connected() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::calls_out).stream || slot(ConnectionRole::calls_in).stream;
+}
+
+bool Connections::local() const {
+  const std::lock_guard lock(mutex_);
+  const auto& out = slot(ConnectionRole::calls_out).stream;
+  const auto& stream = out ? out : slot(ConnectionRole::calls_in).stream;
+  return stream && stream->local();
+}
+
+std::pair<std::size_t, bool> Connections::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return {calls_.size(), slot(ConnectionRole::calls_out).state == State::dialling};
+}
+
+// ---- Sending
+
+/// absent -> dialling. False: the connection is in another state. Under mutex_.
+bool Connections::begin_dialling(ConnectionRole role) {
+  if (slot(role).state != State::absent) return false;
+  slot(role).state = State::dialling;
+  return true;
+}
+
+void Connections::send_call(const std::shared_ptr<Call::State>& call, Message message) {
+  std::unique_lock lock(mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    return link_.calls().drop({call, std::move(message)}, ended);
+  }
+  if (const auto stream = slot(ConnectionRole::calls_out).stream) {
+    lock.unlock();
+    return link_.calls().send(stream, call, std::move(message));
+  }
+  calls_.push_back({call, std::move(message)});
+  const bool begin = begin_dialling(ConnectionRole::calls_out);
+  lock.unlock();
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+void Connections::send_control(Bytes frame, Descriptors descriptors) {
+  std::unique_lock lock(mutex_);
+  if (const auto stream = slot(ConnectionRole::calls_out).stream) {
+    lock.unlock();
+    return transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+  }
+  controls_.emplace_back(std::move(frame), std::move(descriptors));
+  const bool begin = !closed() && begin_dialling(ConnectionRole::calls_out);
+  lock.unlock();
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
+  std::unique_lock lock(mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    return complete(std::move(part.written), ended);
+  }
+  if (const auto stream = slot(ConnectionRole::bulk_out).stream) {
+    lock.unlock();
+    std::vector<FrameStream::Part> parts;
+    parts.push_back(std::move(part));
+    return transmit(stream, std::move(frame), std::move(parts), true);
+  }
+  buffers_.emplace_back(std::move(frame), std::move(part));
+  const bool begin = begin_dialling(ConnectionRole::bulk_out);
+  lock.unlock();
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+}
+
+void Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
+                           Descriptors descriptors) {
+  if (!descriptors.empty() && !stream->local()) {  // the channel at the peer sees that no descriptors came
+    descriptors.clear();
+    wire::Header::forget_descriptors(frame);
+  }
+  if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
+    finish_writes(stream);
+  else if (!flush && stream->corked())
+    link_.activate();
+}
+
+void Connections::finish_writes(const Stream& stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
+    writing_.push_back(stream);
+  }
+  link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
+    do {
+      while (!stream->closed() && !stream->write_some()) {
+        pollfd writable{stream->fd(), POLLOUT, 0};
+        ::poll(&writable, 1, 1000);
+      }
+      const std::lock_guard lock(mutex_);
+      std::erase(writing_, stream);
+      // A sender that met a full socket just now found the stream in the list and left the writing to this thread.
+      if (!stream->closed() && stream->corked())
+        writing_.push_back(stream);
+      else
+        return;
+    } while (true);
+  });
+}
+
+void Connections::say_goodbye() {
+  wire::Header goodbye;
+  goodbye.kind = wire::Kind::goodbye;
+  for (const auto role : {ConnectionRole::calls_out, ConnectionRole::calls_in}) {
+    if (const auto to = stream(role)) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
+  }
+}
+
+// ---- Making connections
+
+Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
+                                        const std::shared_ptr<Session>& session) {
+  const auto role = role_of(hello.purpose, dialled);
+  const std::lock_guard lock(mutex_);
+  if (closed()) return nullptr;
+  if (incarnation() != 0 && incarnation() != hello.incarnation) return nullptr;
+  if (!dialled) {
+    const bool stale = hello.other_link != 0 && hello.other_link != number_;
+    if (stale || (other_number() != 0 && other_number() != hello.link)) return nullptr;
+  }
+  auto& slot = this->slot(role);
+  if (slot.state == State::attaching || slot.state == State::up) return nullptr;
+  session_ = session;
+  if (!dialled) other_number_.store(hello.link, std::memory_order_release);
+  auto stream = std::make_shared<FrameStream>(std::move(fd), local,
+                                              is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  if (is_out(role))
+    slot.state = State::attaching;
+  else
+    slot = {State::up, stream};
+  if (incarnation() == 0) {
+    peer_.rank = hello.rank;
+    peer_.incarnation = hello.incarnation;
+    incarnation_.store(hello.incarnation, std::memory_order_release);
+  }
+  return stream;
+}
+
+void Connections::send_waiting(ConnectionRole role, const Stream& stream) {
+  if (!is_out(role)) return;
+  while (true) {
+    std::deque<UnsentCall> calls;
+    std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+    std::deque<std::pair<Bytes, Descriptors>> controls;
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_bulk(role)) {
+        buffers.swap(buffers_);
+      } else {
+        controls.swap(controls_);
+        calls.swap(calls_);
+      }
+      if (calls.empty() && buffers.empty() && controls.empty()) {
+        slot(role) = {State::up, stream};
+        return;
+      }
+    }
+    for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+    for (auto& [call, message] : calls) link_.calls().send(stream, call, std::move(message));
+    for (auto& [frame, part] : buffers) {
+      std::vector<FrameStream::Part> parts;
+      parts.push_back(std::move(part));
+      transmit(stream, std::move(frame), std::move(parts), true);
+    }
+  }
+}
+
+void Connections::dial() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed() || !begin_dialling(ConnectionRole::calls_out)) return;
+  }
+  link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+bool Connections::keep_dialling(Purpose purpose) {
+  const auto role = dialled_role(purpose);
+  std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
+  bool wanted = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed() || slot(role).state != State::dialling) return false;
+    std::deque<UnsentCall> waiting;
+    for (auto& unsent : calls_) (link_.calls().contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
+    calls_ = std::move(waiting);
+    const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
+    wanted = is_bulk(role) ? !buffers_.empty() : !called || !calls_.empty() || !controls_.empty() || connecting_ != 0;
+    if (!wanted) slot(role).state = State::absent;
+  }
+  for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
+  return wanted;
+}
+
+bool Connections::ask_to_dial(Purpose purpose) {
+  auto by = stream(ConnectionRole::calls_out);
+  if (!by) by = stream(ConnectionRole::calls_in);  // which the peer reads from time to time
+  if (!by) return false;
+  const Bytes wanted{static_cast<std::byte>(purpose)};
+  wire::Header header;
+  header.kind = wire::Kind::dial;
+  transmit(by, wire::assemble(header, {}, {}, wanted), {}, true);
+  return true;
+}
+
+Status Connections::on_dial(ByteView payload) {
+  const auto wanted = decode<wire::DialRequest>(payload);
+  if (!wanted) return {Code::protocol_error, "a malformed dial frame"};
+  const auto purpose = wanted->purpose == Purpose::bulk ? Purpose::bulk_back : Purpose::calls_back;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!begin_dialling(dialled_role(purpose))) return {};
+  }
+  link_.engine().dial_back(link_.shared_from_this(), purpose);
+  return {};
+}
+
+void Connections::dialled_back(Purpose purpose) {
+  const std::lock_guard lock(mutex_);
+  auto& state = slot(dialled_role(purpose)).state;
+  if (state == State::dialling) state = State::absent;
+}
+
+void Connections::give_up_bulk(const Status& why) {
+  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& state = slot(ConnectionRole::bulk_out).state;
+    if (state != State::dialling) return;  // the peer has dialled it at this moment
+    state = State::absent;
+    buffers.swap(buffers_);
+  }
+  for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
+}
+
+void Connections::fail_impatient(const Status& why, bool may_answer) {
+  std::deque<UnsentCall> impatient;
+  {
+    const std::lock_guard lock(mutex_);
+    std::deque<UnsentCall> patient;
+    for (auto& unsent : calls_) {
+      const bool waits = (may_answer || unsent.call->options.wait_for_ready) && link_.calls().contains(*unsent.call);
+      (waits ? patient : impatient).push_back(std::move(unsent));
+    }
+    calls_ = std::move(patient);
+  }
+  const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
+  for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
+}
+
+Milliseconds Connections::patience() const {
+  Milliseconds longest{0};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [call, message] : calls_) {
+    if (!call->options.wait_for_ready) continue;
+    const auto left = call->deadline ? std::chrono::duration_cast<Milliseconds>(*call->deadline - Clock::now())
+                                     : std::chrono::hours(24);
+    longest = std::max(longest, left);
+  }
+  return longest;
+}
+
+void Connections::note_dial(std::string what) {
+  const std::lock_guard lock(mutex_);
+  dial_progress_ = std::move(what);
+}
+
+std::string Connections::dial_progress() const {
+  const std::lock_guard lock(mutex_);
+  return dial_progress_.empty() ? "" : ": " + dial_progress_;
+}
+
+Status Connections::connect(Clock::time_point until, const std::function<bool()>& settled) {
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ++connecting_;
+    begin = !closed() && begin_dialling(ConnectionRole::calls_out);
+  }
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  while (!closed() && !(stream(ConnectionRole::calls_out) && settled())) {
+    if (Clock::now() >= until) break;
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  const std::lock_guard lock(mutex_);
+  --connecting_;
+  if (!closed() && !slot(ConnectionRole::calls_out).stream)
+    return {Code::deadline_exceeded,
+            "no link to \"" + peer_.name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
+  return status_;
+}
+
+// ---- The end
+
+std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
+  const std::lock_guard lock(mutex_);
+  if (closed_.load() || (unless_awaited && !calls_.empty())) return std::nullopt;
+  status_ = why;
+  closed_.store(true, std::memory_order_release);
+  Remains remains;
+  for (const auto& each : slots_) {
+    if (each.stream) remains.streams.push_back(each.stream);
+  }
+  remains.calls.swap(calls_);
+  remains.buffers.swap(buffers_);
+  return remains;
+}
+
+Status Connections::keep_alive(Clock::time_point now) {
+  if (closed() || local() || incarnation() == 0) return {};
+  TcpMoved moved;
+  for (const auto& each : streams()) {
+    const auto one = bytes_moved(each->fd());
+    moved.received += one.received;
+    moved.acknowledged += one.acknowledged;
+  }
+  const auto interval = std::chrono::duration_cast<Clock::duration>(link_.engine().options.heartbeat);
+  const auto verdict = liveness_.look(now, moved, interval);
+  const auto session = this->session();
+  if (verdict == Liveness::Verdict::heard) session->heard();
+  // The peer may ask to be dialled on the stream of its replies, while no thread waits for a reply.
+  if (!stream(ConnectionRole::calls_in)) link_.calls().reader().expect_frames();
+  if (verdict == Liveness::Verdict::dead) {
+    const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
+    return {Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"};
+  }
+  if (verdict == Liveness::Verdict::ask) {
+    wire::Header ping;
+    ping.kind = wire::Kind::ping;
+    if (const auto out = stream(ConnectionRole::calls_out)) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
+    link_.calls().expect_replies();
+  }
+  return {};
+}
+
+}  // namespace tensorferry
