@@ -48,7 +48,7 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 
 Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
   const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
-  bool first = true;
+  std::optional<WaitInHandler> waiting;
   while (true) {
     const auto word = flow_word_.load();
     {
@@ -64,8 +64,8 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
                                            std::to_string(engine_->options.max_bytes_in_flight) +
                                            " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
     }
-    if (std::exchange(first, false)) {
-      engine_->pool->about_to_block();
+    if (!waiting) {
+      waiting.emplace();
       expect_replies();  // replies carry the acknowledgements that return credit
     }
     futex_wait(flow_word_, word, until);
@@ -209,7 +209,7 @@ bool Link::wait(Call::State& call, std::optional<Clock::time_point> until, const
   if (call.done()) return true;
   const auto stream_now = outgoing();
   if (stream_now && stream_now->corked() && !stream_now->write_some()) finish_writes(stream_now);
-  engine_->pool->about_to_block();
+  const WaitInHandler waiting;
   call.waited = true;
   bool slept = false;
   const bool done = read_or_sleep(call, until, interrupted, slept);

@@ -229,7 +229,8 @@ bool Link::wait_in_ring(Call::State& call, std::optional<Clock::time_point> unti
   if (!found) {
     const auto over = [&] { return answered(call) || call.done(); };
     OversubscribedWait::Member waiting(ring_out_->oversubscribed);
-    if (!waiting.until(over)) engine_->pool->about_to_block();
+    std::optional<WaitInHandler> place;
+    if (!waiting.until(over)) place.emplace();
     while (!over()) {
       if (until && Clock::now() >= *until) return false;
       // The tick enforces the call's own deadline, because a timed sleep costs 2 us.

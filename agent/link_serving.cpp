@@ -123,18 +123,12 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
 }
 
 void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply) {
-  auto& pool = *engine_->pool;
-  if (pool.saturated()) {
-    return reply.fail({Code::resource_exhausted, "all " + std::to_string(engine_->options.max_threads) +
-                                                     " handlers of \"" + engine_->self.name +
-                                                     "\" are busy, and as many calls wait. Raise max_threads there"});
-  }
   const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
               arguments = std::move(arguments), reply = std::move(reply)]() mutable {
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
-  pool.submit_handler(std::move(job), executor);
+  engine_->pool->submit_handler(std::move(job), executor, this);
 }
 
 /// Runs `start` now, or when all earlier requests of its order key have been answered.

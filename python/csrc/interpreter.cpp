@@ -93,6 +93,7 @@ bool Gate::wait(std::optional<Clock::time_point> until, std::string_view what) {
   bool raised = false;
   {
     GilReleased gil;
+    const WaitInHandler place;
     while (!raised) {
       // Waits in slices, because a signal does not wake a condition variable.
       auto slice = Clock::now() + Milliseconds(50);

@@ -174,8 +174,8 @@ class Agent(Calls):
         shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
             that share memory unless ``channels`` names them.
         socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
-        max_threads: how many functions run here at once. When as many more calls wait, further calls fail with
-            :class:`ResourceExhausted`.
+        max_threads: how many functions run here at once, without those that wait for a call or a future of their own.
+            Further calls wait up to their deadlines.
         max_bytes_in_flight: the limit of bytes in flight to one peer; callers beyond it block.
         devices: the local GPUs that tensors of this agent's calls may be on; None: all that torch sees. The agent asks
             nothing of a GPU, and makes no context on it, before it sends or receives a tensor on that GPU.

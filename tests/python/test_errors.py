@@ -361,12 +361,8 @@ def comes_back(a, agents):
 # ---- the limit of handlers
 
 
-def test_handlers_beyond_the_limit_are_refused(agents):
+def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
     a = agents("a")
     agents("b", max_threads=4)
-    futures = [a.rpc_async("b", time.sleep, (0.5,)) for _ in range(12)]
-    time.sleep(0.2)  # four run, eight wait for them
-    late = a.rpc_async("b", time.sleep, (0.5,))
-    with pytest.raises(errors.ResourceExhausted, match=r"max_threads"):
-        late.wait()
-    assert tensorferry.wait_all(futures) == [None] * 12
+    futures = [a.rpc_async("b", time.sleep, (0.2,)) for _ in range(17)]
+    assert tensorferry.wait_all(futures) == [None] * 17
