@@ -232,7 +232,13 @@ struct RawAgentOptions {
   std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the agent makes the CPU's if it is missing
   std::shared_ptr<Executor> executor;
   int max_threads = 1024;  // handlers that run at once, without those that wait for a call of their own
-  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; beyond it the sender blocks
+  // Per peer: requests taken in whose handlers have not started, and the bytes of their payloads and buffers. They wait
+  // up to their deadlines. Beyond a bound, requests fail with ResourceExhausted.
+  int max_queued_calls = 65536;
+  std::size_t max_queued_bytes = std::size_t{16} << 30;
+  // Per peer, and in each direction: bytes of buffers that the peer has not taken. Beyond it a caller blocks, and no
+  // further handler of the peer's requests starts.
+  std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   Milliseconds heartbeat{5000};      // between hosts; the link to a peer that is silent for three heartbeats ends
   Milliseconds peer_timeout{60000};  // a peer that cannot be reached for this long is dead
   std::string interface;             // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous

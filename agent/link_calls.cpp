@@ -11,7 +11,6 @@
 
 #include "agent/link.h"
 #include "agent/placement.h"
-#include "base/futex.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -28,7 +27,7 @@ struct ArgumentPin {
   }
   ~ArgumentPin() {
     call->release_arguments();
-    link->release_credit(bytes);
+    link->credits().release(bytes);
   }
   ArgumentPin(const ArgumentPin&) = delete;
   ArgumentPin& operator=(const ArgumentPin&) = delete;
@@ -47,39 +46,14 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 }  // namespace
 
 Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
+  if (credits_.try_acquire(bytes)) return {};
   const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
-  std::optional<WaitInHandler> waiting;
-  while (true) {
-    const auto word = flow_word_.load();
-    {
-      const std::lock_guard lock(flow_mutex_);
-      if (closed() || bytes_in_flight_ == 0 || bytes_in_flight_ + bytes <= engine_->options.max_bytes_in_flight) {
-        bytes_in_flight_ += bytes;
-        return {};
-      }
-    }
-    if (until && Clock::now() >= *until) {
-      return {Code::deadline_exceeded, "\"" + peer_.name +
-                                           "\" did not read the messages that were sent to it before (" +
-                                           std::to_string(engine_->options.max_bytes_in_flight) +
-                                           " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
-    }
-    if (!waiting) {
-      waiting.emplace();
-      expect_replies();  // replies carry the acknowledgements that return credit
-    }
-    futex_wait(flow_word_, word, until);
-  }
-}
-
-void Link::release_credit(std::size_t bytes) {
-  if (bytes == 0) return;
-  {
-    const std::lock_guard lock(flow_mutex_);
-    bytes_in_flight_ -= bytes;
-  }
-  flow_word_.fetch_add(1);
-  futex_wake(flow_word_);
+  const WaitInHandler waiting;
+  expect_replies();  // replies carry the acknowledgements that return credit
+  if (credits_.wait(bytes, until)) return {};
+  return {Code::deadline_exceeded, "\"" + peer_.name + "\" did not read the messages that were sent to it before (" +
+                                       std::to_string(engine_->options.max_bytes_in_flight) +
+                                       " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
@@ -92,12 +66,19 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
     const auto ended = status_;
     lock.unlock();
     if (pending_.remove(call->id)) finish(call, ended);
-    release_credit(call->counted_bytes);
+    credits_.release(call->counted_bytes);
     call->release_arguments();
     return;
   }
   if (const auto stream = outgoing_) {
     lock.unlock();
+    // Only messages without buffers can be so many, because the others wait for credit.
+    if (stream->unwritten() > engine_->options.max_bytes_in_flight) {
+      return drop({call, std::move(message)},
+                  {Code::resource_exhausted,
+                   "\"" + peer_.name + "\" does not read the calls that were sent to it before: " +
+                       std::to_string(stream->unwritten()) + " bytes wait here (max_bytes_in_flight)"});
+    }
     return send_request(stream, call, std::move(message));
   }
   deferred_.push_back({call, std::move(message)});

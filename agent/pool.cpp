@@ -66,7 +66,7 @@ void Pool::watch(int fd, Watch kind, bool armed, bool fresh) {
   event.data.u64 = static_cast<std::uint64_t>(fd);
   switch (kind) {
     case Watch::always:
-      event.events = EPOLLIN | EPOLLRDHUP;
+      event.events = armed ? EPOLLIN | EPOLLRDHUP : 0U;
       break;
     case Watch::closing:
       event.events = EPOLLRDHUP | EPOLLET | (armed ? std::uint32_t{EPOLLIN} : 0U);
@@ -82,7 +82,7 @@ void Pool::add(int fd, std::shared_ptr<Readable> readable, Watch kind) {
   const std::lock_guard lock(mutex_);
   if (stopping_) return;
   entries_[fd] = {std::move(readable), kind};
-  watch(fd, kind, kind == Watch::blocking, true);
+  watch(fd, kind, kind != Watch::closing, true);
 }
 
 void Pool::arm(int fd) {
@@ -109,11 +109,13 @@ bool Pool::submit(UniqueFunction<void()> job, bool with_executor) {
   return push({.run = std::move(job), .with_executor = with_executor && executor_ != nullptr}, false);
 }
 
-bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const void* sender) {
+bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const void* sender,
+                          std::optional<Clock::time_point> deadline) {
   return push({.run = std::move(job),
                .with_executor = with_executor && executor_ != nullptr,
                .handler = true,
-               .sender = sender},
+               .sender = sender,
+               .deadline = deadline},
               false);
 }
 
@@ -187,7 +189,47 @@ void Pool::put(Job job) {
 /// Returns how many of the queue's jobs may start now.
 std::size_t Pool::startable(const Queue& queue) const {
   const auto places = static_cast<std::size_t>(std::max(0, limits_.most - handlers_));
-  return queue.jobs.size() + std::min(places, queue.handlers.size());
+  return queue.jobs.size() + std::min(places, queue.handlers.ready());
+}
+
+void Pool::pause(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  for (auto* queue : {&plain_, &in_executor_}) queue->handlers.pause(sender);
+  count_waiting();
+}
+
+void Pool::resume(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  for (auto* queue : {&plain_, &in_executor_}) queue->handlers.resume(sender);
+  count_waiting();
+  if (jobs_without_thread() != 0) wake_one();
+}
+
+void Pool::start_waiting(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  start_if([sender](const void* of, const Job&) { return of == sender; });
+}
+
+/// Makes waiting handlers jobs that need no place. Under mutex_.
+template <class Wanted>
+void Pool::start_if(const Wanted& wanted) {
+  for (auto* queue : {&plain_, &in_executor_}) {
+    for (auto& job : queue->handlers.take_if(wanted)) {
+      job.handler = false;
+      queue->jobs.push_back(std::move(job));
+    }
+  }
+  count_waiting();
+  if (jobs_without_thread() != 0) wake_one();
+}
+
+/// Looks ten times a second whether waiting handlers have expired. Under mutex_.
+void Pool::start_expired() {
+  if (plain_.handlers.empty() && in_executor_.handlers.empty()) return;
+  const auto now = Clock::now();
+  if (now - looked_for_expired_ < std::chrono::milliseconds(100)) return;
+  looked_for_expired_ = now;
+  start_if([now](const void*, const Job& job) { return job.deadline && *job.deadline <= now; });
 }
 
 void Pool::count_waiting() { waiting_.store(startable(plain_) + startable(in_executor_), std::memory_order_relaxed); }
@@ -256,6 +298,7 @@ void Pool::tick() {
   const std::lock_guard lock(mutex_);
   const auto finished = finished_ - std::exchange(finished_at_tick_, finished_);
   if (stopping_) return;
+  start_expired();
   const bool more = short_of_threads(finished);
   if (finished != 0) return more ? wake_one() : void();
   // No job has ended for a tick, so every running job takes longer: other threads must read and take the waiting work.
@@ -341,6 +384,7 @@ void Pool::main() {
 /// Takes one step of a thread's life: runs a job, serves the rings, leads, or sleeps. False ends the thread.
 bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
   self.sources = sources_;
+  if (plain_.handlers.ready() + in_executor_.handlers.ready() != 0) collect(self, lock);
   if (startable(plain_) != 0) {
     if (self.entered) {
       lock.unlock();
@@ -387,6 +431,18 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
     return true;
   }
   return park(self, lock);
+}
+
+/// While handlers wait for their turns, puts one request of each ring among them. Else rings would wait until no
+/// handler does.
+void Pool::collect(Worker& self, std::unique_lock<std::mutex>& lock) {
+  const auto sources = self.sources;
+  if (sources->empty()) return;
+  lock.unlock();
+  for (const auto& source : *sources) {
+    if (!source->empty()) source->serve_one();
+  }
+  lock.lock();
 }
 
 /// Takes one request of each ring in turn. False: this thread took none. Returns with the lock held.
@@ -443,7 +499,7 @@ void Pool::run(Worker& self, Queue& queue, std::unique_lock<std::mutex>& lock) {
 }
 
 void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
-  if (job.handler && !place_free()) return put(std::move(job));
+  if (job.handler && (!place_free() || in_executor_.handlers.paused(job.sender))) return put(std::move(job));
   self.handling = job.handler;
   if (job.handler) ++handlers_;
   if (job.takes_long) ++blocked_;

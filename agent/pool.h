@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -72,7 +73,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     std::chrono::milliseconds idle{5000};  // threads beyond `least` end after they were not needed for this long
   };
   enum class Watch : std::uint8_t {
-    always,    // level-triggered: reported until the bytes have been read
+    always,    // level-triggered: reported until the bytes have been read; after disarm() only a full end is reported
     closing,   // edge-triggered: reported when the peer closes; between arm() and disarm() also when bytes come
     blocking,  // reported once per arm(), the first time armed by add(); a thread that does not lead runs on_readable,
                // which may therefore take long
@@ -105,7 +106,14 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool submit(UniqueFunction<void()> job, bool with_executor = false);
   /// Like submit(), for a handler, which may block without bound. The job waits while `Limits::most` handlers run.
   /// Waiting handlers of different `sender`s start in turn, those of one sender in the order of submission.
-  bool submit_handler(UniqueFunction<void()> job, bool with_executor = false, const void* sender = nullptr);
+  /// One whose `deadline` has passed needs no place: it starts soon, to be answered with an error.
+  bool submit_handler(UniqueFunction<void()> job, bool with_executor = false, const void* sender = nullptr,
+                      std::optional<Clock::time_point> deadline = std::nullopt);
+  /// Lets no waiting handler of `sender` start until as many resume(); both may be called under locks.
+  void pause(const void* sender);
+  void resume(const void* sender);
+  /// Starts the waiting handlers of `sender` without places for them. They are to end at once: their link has ended.
+  void start_waiting(const void* sender);
   /// Like submit(), for a job that may wait for a peer. The thread that runs it gives the lead up first, and another
   /// thread is woken. A job that forks must not return in the child (this holds for every job).
   bool submit_long(UniqueFunction<void()> job);
@@ -139,6 +147,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     bool with_executor = false;
     bool handler = false;
     const void* sender = nullptr;  // of a handler's request
+    std::optional<Clock::time_point> deadline = std::nullopt;
   };
   struct Queue {
     std::deque<Job> jobs;  // taken first
@@ -168,6 +177,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void report(std::uint64_t key, std::unique_lock<std::mutex>& lock);
   void run(Worker& self, Queue& queue, std::unique_lock<std::mutex>& lock);
   void run(Worker& self, Job job, std::unique_lock<std::mutex>& lock);
+  void collect(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock);
   bool park(Worker& self, std::unique_lock<std::mutex>& lock);
@@ -181,6 +191,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void put(Job job);
   [[nodiscard]] std::size_t startable(const Queue& queue) const;
   void count_waiting();
+  void start_expired();
+  template <class Wanted>
+  void start_if(const Wanted& wanted);
   [[nodiscard]] bool place_free() const { return handlers_ < limits_.most; }
   [[nodiscard]] std::size_t jobs_without_thread() const;
   bool short_of_threads(std::uint64_t finished);
@@ -221,6 +234,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   std::uint64_t finished_ = 0;
   std::uint64_t finished_at_tick_ = 0;
   bool was_slow_ = false;  // at the last tick, see short_of_threads()
+  Clock::time_point looked_for_expired_;
   bool stopping_ = false;
   std::atomic<int> busy_{0};             // jobs that wait or run
   std::atomic<std::size_t> waiting_{0};  // jobs that wait for a thread, without handlers that wait for a place
