@@ -27,6 +27,7 @@
 #include "agent/session.h"
 #include "agent/transport/frame_stream.h"
 #include "base/futex.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -143,8 +144,12 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
-  /// Sends a control or release frame on the stream that this side dialled; dials if needed.
+  /// Sends a control or release frame on the stream that this side dialled; dials if needed. The two halves of it:
+  /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
+  /// this thread, because channels send messages while they hold locks.
   void send_control(Bytes frame, Descriptors descriptors);
+  void queue_control(Bytes frame, Descriptors descriptors);
+  void write_controls();
   /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
   void send_bulk(Bytes frame, FrameStream::Part part);
   /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
@@ -271,7 +276,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   ChannelSet channels_;
   PendingCalls pending_;
 
-  mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
+  mutable Mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<Session> session_;
   std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
   bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
@@ -289,7 +294,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<bool> closed_{false};
   std::atomic<bool> leaving_{false};  // the peer said goodbye
 
-  std::mutex wait_mutex_;  // guards the choice of the outgoing stream's reader, and the threads that wait to read
+  Mutex wait_mutex_;  // guards the choice of the outgoing stream's reader, and the threads that wait to read
   std::vector<Call::State*> waiters_;  // calls whose threads sleep until they may read
   bool armed_ = false;                 // the pool is to read the outgoing stream
   bool missed_ = false;                // the pool met an event while a caller read: arm again for the unread rest
@@ -299,7 +304,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::shared_ptr<IncomingRing> ring_in_;  // under connect_mutex_
   std::shared_ptr<OutgoingRing> ring_out_;
   std::atomic<bool> ring_ready_{false};
-  std::mutex ring_mutex_;  // guards the next four
+  Mutex ring_mutex_;  // guards the next four
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::vector<std::weak_ptr<Call::State>> ring_calls_;  // by slot
@@ -311,14 +316,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<const Call::State*> sentinel_{nullptr};  // the sentinel call
   std::atomic<bool> lazy_{false};  // calls with lazy completions may be in flight besides the sentinel call
 
-  std::mutex numbers_mutex_;
+  Mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
 
-  std::mutex incoming_calls_mutex_;
+  Mutex incoming_calls_mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<IncomingRequest>> incoming_calls_;
   std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
 
-  std::mutex flow_mutex_;
+  Mutex flow_mutex_;
   std::size_t bytes_in_flight_ = 0;
   std::atomic<std::uint32_t> flow_word_{0};
 

@@ -12,6 +12,8 @@
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "base/function.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -65,8 +67,13 @@ class FrameStream final {
   /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
   /// send may come. After close() the parts complete with its error.
   bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
+  /// Queues a frame and writes nothing, so it runs no completion. The caller calls write_some() soon. After close() it
+  /// drops the frame.
+  void queue(Bytes frame, Descriptors descriptors);
   /// Writes as much of the queue as the socket takes now. Returns true if nothing is left.
   bool write_some();
+  /// Does the same, but runs no completion: the caller runs `completions` on another thread, unless it is empty.
+  bool write_some(UniqueFunction<void()>& completions);
   /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
   [[nodiscard]] bool corked() const noexcept { return unwritten_.load(std::memory_order_relaxed) != 0; }
 
@@ -115,6 +122,7 @@ class FrameStream final {
 
   struct Written;
   static void complete_all(std::vector<Written>& written);
+  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
   bool write_queue(std::vector<Written>& written);
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
@@ -127,7 +135,7 @@ class FrameStream final {
   const bool local_;
   const Use use_;
 
-  mutable std::mutex write_mutex_;
+  mutable Mutex write_mutex_;
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
