@@ -130,13 +130,20 @@ class TcpRace {
   bool silent_ = false;
 };
 
-/// Completes the handshake on a new connection and reads the peer's hello.
+/// The error of a dial whose connection the listener took and did not answer: it has too many connections in the
+/// handshake, and may answer another time.
+Status refused_for_now(const Status& status) {
+  const bool cut = status.code() == Code::connection_lost || status.code() == Code::deadline_exceeded;
+  return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
+}
+
+/// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
 Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
   const bool demand = key_needed(local ? unix_peer_uid(socket.get()) : std::nullopt, ::geteuid());
   const auto agreed = handshake_as_dialler(socket.get(), terms_of(engine, demand), deadline);
-  if (!agreed) return agreed.status();
+  if (!agreed) return refused_for_now(agreed.status());
   auto hello = read_hello(socket.get(), deadline);
-  if (!hello) return hello.status();
+  if (!hello) return refused_for_now(hello.status());
   return Connected{std::move(socket), local, std::move(*hello)};
 }
 
@@ -159,7 +166,7 @@ Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point 
       if (connected) why = check_answer(record, connected->hello);
       if (connected && why.ok()) return connected;
       if (!connected) why = connected.status();
-      may_answer = why.code() == Code::deadline_exceeded;
+      may_answer = why.code() == Code::resource_exhausted;
       return why;
     }
     why = socket.status();
@@ -176,11 +183,8 @@ Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point 
     if (may_unix && answer.code() == Code::unauthenticated)
       answer = {Code::connection_lost, formatted("{}, but another process answers at {}: {}", unix_failure.what(),
                                                  winner->address, answer.what())};
-    // The acceptor closes a connection without a word if too many are in their handshakes, or if it ends.
-    if (!connected)
-      may_answer =
-          may_answer || answer.code() == Code::deadline_exceeded || connected.status().code() == Code::connection_lost;
-    if (answer.code() != Code::deadline_exceeded) code = answer.code();
+    may_answer = may_answer || answer.code() == Code::resource_exhausted;
+    if (answer.code() != Code::resource_exhausted) code = answer.code();
     race.note(winner->address, answer.what());
   }
   may_answer = may_answer || race.silent();
@@ -310,7 +314,9 @@ bool dial_stranger(Engine& engine, Dialling& dialling) {
     link->close(why);
     return true;
   }
-  return link->unreachable(why, may_answer && Clock::now() - dialling.since < engine.options.peer_timeout);
+  const bool refused = why.code() == Code::resource_exhausted;  // for now
+  return link->unreachable(refused ? Status(Code::connection_lost, std::string(why.what())) : why,
+                           may_answer && Clock::now() - dialling.since < engine.options.peer_timeout);
 }
 
 /// Dials the peer of a session. True: attached, or given up.

@@ -7,11 +7,23 @@
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/text.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
 
 using Purpose = wire::Hello::Purpose;
+
+namespace {
+
+/// Drops the descriptors of a frame that goes to another host. The channel at the peer sees that none came.
+void leave_out(Descriptors& descriptors, Bytes& frame, const FrameStream& stream) {
+  if (descriptors.empty() || stream.local()) return;
+  descriptors.clear();
+  wire::Header::forget_descriptors(frame);
+}
+
+}  // namespace
 
 ConnectionRole role_of(Purpose purpose, bool dialled) {
   const bool bulk = purpose == Purpose::bulk || purpose == Purpose::bulk_back;
@@ -97,6 +109,15 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
   }
   if (const auto stream = slot(ConnectionRole::calls_out).stream) {
     lock.unlock();
+    // Only messages without buffers can be so many, because the others wait for credit.
+    if (stream->unwritten() > link_.engine().options.max_bytes_in_flight) {
+      return link_.calls().drop(
+          {call, std::move(message)},
+          {Code::resource_exhausted,
+           formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
+                     "(max_bytes_in_flight)",
+                     peer_.name, stream->unwritten())});
+    }
     return link_.calls().send(stream, call, std::move(message));
   }
   calls_.push_back({call, std::move(message)});
@@ -106,15 +127,34 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
 }
 
 void Connections::send_control(Bytes frame, Descriptors descriptors) {
+  queue_control(std::move(frame), std::move(descriptors));
+  write_controls();
+}
+
+void Connections::queue_control(Bytes frame, Descriptors descriptors) {
   std::unique_lock lock(mutex_);
-  if (const auto stream = slot(ConnectionRole::calls_out).stream) {
-    lock.unlock();
-    return transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+  const auto stream = slot(ConnectionRole::calls_out).stream;
+  if (!stream) {
+    controls_.emplace_back(std::move(frame), std::move(descriptors));
+    return;
   }
-  controls_.emplace_back(std::move(frame), std::move(descriptors));
-  const bool begin = !closed() && begin_dialling(ConnectionRole::calls_out);
   lock.unlock();
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  leave_out(descriptors, frame, *stream);
+  stream->queue(std::move(frame), std::move(descriptors));
+}
+
+void Connections::write_controls() {
+  std::unique_lock lock(mutex_);
+  const auto stream = slot(ConnectionRole::calls_out).stream;
+  const bool begin = !stream && !controls_.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
+  lock.unlock();
+  if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
+    link_.engine().pool->submit_long([link = link_.shared_from_this()] { link->engine().dial(link, Purpose::calls); });
+  }
+  if (!stream) return;
+  std::vector<FrameStream::Written> written;
+  if (!stream->write_some(&written)) finish_writes(stream);
+  if (!written.empty()) complete_apart(std::move(written));
 }
 
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -128,7 +168,8 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
     lock.unlock();
     std::vector<FrameStream::Part> parts;
     parts.push_back(std::move(part));
-    return transmit(stream, std::move(frame), std::move(parts), true);
+    transmit(stream, std::move(frame), std::move(parts), true);
+    return;
   }
   buffers_.emplace_back(std::move(frame), std::move(part));
   const bool begin = begin_dialling(ConnectionRole::bulk_out);
@@ -136,16 +177,36 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
 }
 
-void Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
+bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
                            Descriptors descriptors) {
-  if (!descriptors.empty() && !stream->local()) {  // the channel at the peer sees that no descriptors came
-    descriptors.clear();
-    wire::Header::forget_descriptors(frame);
-  }
-  if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
+  leave_out(descriptors, frame, *stream);
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (!done)
     finish_writes(stream);
   else if (!flush && stream->corked())
     link_.activate();
+  return done;
+}
+
+bool Connections::flush() {
+  bool any = false;
+  for (const auto& stream : streams()) {
+    if (!stream->corked()) continue;
+    any = true;
+    std::vector<FrameStream::Written> written;
+    if (!stream->write_some(&written)) finish_writes(stream);
+    if (!written.empty()) complete_apart(std::move(written));
+  }
+  return any;
+}
+
+/// Completes written parts on a pool thread.
+void Connections::complete_apart(std::vector<FrameStream::Written> written) {
+  const auto held = std::make_shared<std::vector<FrameStream::Written>>(std::move(written));
+  if (!link_.engine().pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
 }
 
 void Connections::finish_writes(const Stream& stream) {

@@ -26,6 +26,7 @@
 #include "agent/session.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -83,14 +84,20 @@ class Connections final {
   /// Sends the request of a call that is in OutgoingCalls: now, or when the connection is up; dials if needed.
   void send_call(const std::shared_ptr<Call::State>& call, Message message);
   /// Sends a control or release frame on the calls connection of this side. The peer reads that stream at all times,
-  /// but the stream of its own calls only while it waits for a reply. Dials if needed.
+  /// but the stream of its own calls only while it waits for a reply. Dials if needed. The two halves of it:
+  /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
+  /// this thread, because channels send messages while they hold locks.
   void send_control(Bytes frame, Descriptors descriptors);
+  void queue_control(Bytes frame, Descriptors descriptors);
+  void write_controls();
   /// Sends a bulk frame and its buffer on the bulk connection of this side; dials if needed.
   void send_bulk(Bytes frame, FrameStream::Part part);
-  /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. A pool thread writes what the
-  /// socket does not take at once.
-  void transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
+  /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. False: the socket is full, and a
+  /// pool thread writes the rest.
+  bool transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
                 Descriptors descriptors = {});
+  /// Runs on the reactor thread: writes what is queued. Returns whether anything was.
+  bool flush();
   /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer.
   void finish_writes(const Stream& stream);
   /// Sends goodbye on the calls connections.
@@ -156,6 +163,7 @@ class Connections final {
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   bool begin_dialling(ConnectionRole role);
+  void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;
   PeerInfo peer_;
@@ -164,7 +172,7 @@ class Connections final {
   std::atomic<std::uint64_t> other_number_{0};
   std::atomic<bool> closed_{false};
 
-  mutable std::mutex mutex_;  // guards the members down to writing_, and the changes of those above
+  mutable Mutex mutex_;  // guards the members down to writing_, and the changes of those above
   std::shared_ptr<Session> session_;
   std::array<Slot, 4> slots_;
   std::deque<UnsentCall> calls_;  // what waits for a connection of this side

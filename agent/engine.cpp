@@ -200,7 +200,7 @@ void Engine::activate(std::weak_ptr<Link> link) {
 
 Pace Engine::tick() {
   pool->tick();
-  auto pace = !pool->busy() ? Pace::rest : pool->steady() ? Pace::walk : Pace::run;
+  auto pace = pool->busy() ? Pace::run : Pace::rest;
   const auto now = Clock::now();
   std::vector<std::weak_ptr<Link>> candidates, active;
   {

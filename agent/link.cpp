@@ -36,13 +36,27 @@ class ReadableConnection final : public Readable {
   const ConnectionRole role_;
 };
 
+/// The bytes of replies that may wait for a socket of the peer. While there are more, its requests are not read.
+constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
+constexpr std::size_t resume_after = std::size_t{1} << 20;
+
+/// Returns whether the peer has closed its end.
+bool has_ended(const FrameStream& stream) {
+  pollfd state{stream.fd(), POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 }  // namespace
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
       connections_(*this, std::move(peer), ++engine_->links_made, std::move(session)),
       channels_(*this),
-      calls_(*this) {}
+      calls_(*this),
+      credits_(engine_->options.max_bytes_in_flight),
+      incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
+                       engine_->options.max_queued_bytes}),
+      untaken_replies_(engine_->options.max_bytes_in_flight, [this](bool pause) { pause_handlers(pause); }) {}
 
 std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session) {
   return {new Link(std::move(engine), std::move(peer), std::move(session)), [](Link* link) {
@@ -100,9 +114,7 @@ void Link::on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& 
     case ConnectionRole::calls_out:
       return calls_.reader().on_readable(stream);
     case ConnectionRole::calls_in:
-      if (!stream->begin_read()) return;
-      if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
-      return stream->end_read();
+      return on_requests(stream);
     case ConnectionRole::bulk_out:
       return on_bulk_out_readable(stream);
     case ConnectionRole::bulk_in:
@@ -156,14 +168,11 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : remains->calls) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  std::vector<std::shared_ptr<IncomingRequest>> incoming_calls;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);
-  }
-  for (const auto& incoming : incoming_calls) cancel_incoming(*incoming);
-  flow_word_.fetch_add(1);
-  futex_wake(flow_word_);
+  incoming_calls_.cancel_all();
+  untaken_replies_.close();
+  resume_requests();
+  pool.start_waiting(this);
+  credits_.close();
   calls_.wake_waiting();
   if (const auto self = weak_from_this().lock()) engine_->lost(self, why, loss);
   return true;
@@ -172,6 +181,35 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
 bool Link::unreachable(const Status& why, bool may_answer) {
   connections_.fail_impatient(why, may_answer);
   return close(why, Loss::connection, true);
+}
+
+void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
+                    bool flush, Descriptors descriptors) {
+  if (connections_.transmit(stream, std::move(frame), std::move(trailing), flush, std::move(descriptors))) return;
+  const bool replies = stream == connections_.stream(ConnectionRole::calls_in);
+  if (replies && stream->unwritten() > most_unread_replies) hold_requests();
+}
+
+void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
+  if (requests_held_) {
+    engine_->pool->disarm(stream->fd());
+    if (!has_ended(*stream)) return;  // else reads what the peer sent before it ended
+  }
+  if (!stream->begin_read()) {
+    // A thread reads, and something in a frame holds it up. It arms the stream again, because `requests_missed_` is
+    // set; until then the stream must not be reported again and again.
+    requests_missed_ = true;
+    engine_->pool->disarm(stream->fd());
+    if (!stream->begin_read()) return;
+    requests_missed_ = true;  // the thread that read may have armed the stream before it was disarmed here
+  }
+  if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
+  stream->end_read();
+  if (requests_missed_.exchange(false)) arm_requests(*stream);
+}
+
+void Link::arm_requests(const FrameStream& stream) {
+  if (!requests_held_) engine_->pool->arm(stream.fd());
 }
 
 /// Edge-triggered. The peer sends nothing on this connection, so the only event is its end.
@@ -236,7 +274,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
                             : Status(Code::protocol_error, "a reply arrived on a connection for requests");
       break;
     case wire::Kind::cancel:
-      if (from_caller) on_cancel(header.call);
+      if (from_caller) incoming_calls_.cancel(header.call);
       break;
     case wire::Kind::control:
       status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
@@ -251,7 +289,8 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     case wire::Kind::ping: {
       wire::Header pong;
       pong.kind = wire::Kind::pong;
-      if (const auto& back = from_caller ? incoming : outgoing)
+      // Bytes on their way are a sign of life too. A peer that reads nothing gets no pong, so its pings do not pile up.
+      if (const auto& back = from_caller ? incoming : outgoing; back && back->unwritten() < most_unread_replies)
         connections_.transmit(back, wire::assemble(pong, {}, {}, {}), {}, true);
       break;
     }
@@ -278,11 +317,12 @@ void Link::activate() {
 Pace Link::tick(Clock::time_point now) {
   active_.store(false, std::memory_order_seq_cst);  // first: a thread that begins something from now on activates again
   auto pace = Pace::rest;
-  for (const auto& stream : connections_.streams()) {
-    if (!stream->corked()) continue;
+  if (requests_held_) {
+    const auto stream = connections_.stream(ConnectionRole::calls_in);
+    if (!stream || stream->unwritten() + resume_after < most_unread_replies) resume_requests();
     pace = Pace::run;
-    if (!stream->write_some()) connections_.finish_writes(stream);
   }
+  if (connections_.flush()) pace = Pace::run;
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
     Bytes extensions;
     Writer writer(extensions);
@@ -296,8 +336,10 @@ Pace Link::tick(Clock::time_point now) {
 }
 
 bool Link::keep_alive(Clock::time_point now) {
-  if (const auto status = connections_.keep_alive(now); !status.ok()) close(status);
-  return !closed();
+  const auto why = connections_.keep_alive(now);
+  if (why.ok()) return !closed();
+  engine_->pool->submit([self = shared_from_this(), why] { self->close(why); });
+  return false;
 }
 
 Status Link::connect(Clock::time_point until) {

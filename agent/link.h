@@ -21,28 +21,16 @@
 
 #include "agent/channel_set.h"
 #include "agent/connections.h"
+#include "agent/credits.h"
 #include "agent/engine.h"
+#include "agent/incoming_calls.h"
 #include "agent/link_rings.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
 #include "agent/transport/frame_stream.h"
-#include "base/futex.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
-
-/// A request's place in the queue of its order key.
-struct OrderTicket {
-  UniqueFunction<void()> start;  // dispatches the request; set once it has landed, if earlier requests run still
-};
-
-/// A request that the callee has not answered yet.
-struct IncomingRequest {
-  std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
-  std::optional<Clock::time_point> deadline;
-  std::uint32_t order = 0;
-  std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
-};
 
 /// The route of the reply to one request: its stream, or its slot in a ring, and the call's id.
 struct ReplyRoute {
@@ -65,12 +53,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Adds the call to calls(), and sends its request now, or when the link is connected; dials if needed. `call->link`
   /// must be set already.
   void start(const std::shared_ptr<Call::State>& call, Message message);
-  /// Acquires credit for `bytes` bytes: blocks until the bytes in flight leave room. A message larger than the bound
-  /// goes when nothing else is in flight. DeadlineExceeded after `options.timeout`. Returns Ok on a closed link, whose
-  /// calls then fail by themselves.
+  /// Acquires credit for `bytes` bytes; see Credits. DeadlineExceeded after `options.timeout`.
   Status acquire_credit(std::size_t bytes, const RawCallOptions& options);
-  /// Returns the credit for `bytes` bytes, and wakes the threads in acquire_credit().
-  void release_credit(std::size_t bytes);
+  Credits& credits() noexcept { return credits_; }
 
   // --- as the callee -----------------------------------------------------------------------------------------------
   /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
@@ -80,12 +65,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void refuse(const ReplyRoute& route, const Status& status);
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
-  /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
-  void on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told);
-  /// Marks the request as cancelled, and runs its callback.
-  void cancel_incoming(IncomingRequest& incoming);
-  /// Removes a request that has been answered or dropped, and starts the next request of its order key.
-  void end_incoming(std::uint64_t call, const IncomingRequest& incoming);
+  /// Removes a request that has been answered or dropped.
+  void end_incoming(std::uint64_t call, IncomingRequest& incoming);
+  IncomingCalls& incoming_calls() noexcept { return incoming_calls_; }
+  UntakenReplies& untaken_replies() noexcept { return untaken_replies_; }
 
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
@@ -109,6 +92,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void send_control(Bytes frame, Descriptors descriptors) {
     connections_.send_control(std::move(frame), std::move(descriptors));
   }
+  void queue_control(Bytes frame, Descriptors descriptors) {
+    connections_.queue_control(std::move(frame), std::move(descriptors));
+  }
+  void write_controls() { connections_.write_controls(); }
   void send_bulk(Bytes frame, FrameStream::Part part) { connections_.send_bulk(std::move(frame), std::move(part)); }
   /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
   void resume_bulk();
@@ -154,11 +141,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
   /// Returns the stream of this side's requests; null until it is up.
   [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.stream(ConnectionRole::calls_out); }
-  /// See Connections.
+  /// Connections::transmit(). If the peer leaves too many replies unread, stops reading its requests.
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
-                bool flush, Descriptors descriptors = {}) {
-    connections_.transmit(stream, std::move(frame), std::move(trailing), flush, std::move(descriptors));
-  }
+                bool flush, Descriptors descriptors = {});
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
   [[nodiscard]] bool ring_settled();
   /// Returns Ok, or why the link has ended.
@@ -176,8 +161,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void on_bulk_readable(const std::shared_ptr<FrameStream>& stream);
   void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 
-  void on_cancel(std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
+  Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
+  void on_requests(const std::shared_ptr<FrameStream>& stream);
+  void arm_requests(const FrameStream& stream);
+  void pause_handlers(bool pause);
+  void hold_requests();
+  void resume_requests();
 
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
   Status on_ring(FrameStream& stream, ByteView payload, Descriptors descriptors);
@@ -187,32 +177,27 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void withdraw_ring();
   void drop_rings();
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
-  void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply);
-  void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
-  void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
+  void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
+                std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
   const std::shared_ptr<Engine> engine_;
   Connections connections_;
   ChannelSet channels_;
   OutgoingCalls calls_;
-
-  std::atomic<bool> leaving_{false};  // the peer said goodbye
-  std::atomic<bool> active_{false};   // the engine's tick ticks this link
+  Credits credits_;
+  IncomingCalls incoming_calls_;
+  UntakenReplies untaken_replies_;
+  std::atomic<bool> requests_held_{false};    // the peer's requests are not read: it reads no replies
+  std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
+  std::atomic<bool> leaving_{false};          // the peer said goodbye
+  std::atomic<bool> active_{false};           // the engine's tick ticks this link
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
-  std::mutex ring_mutex_;  // guards the next four
+  Mutex ring_mutex_;  // guards the next four
   std::shared_ptr<IncomingRing> ring_in_;
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
-
-  std::mutex incoming_calls_mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<IncomingRequest>> incoming_calls_;
-  std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
-
-  std::mutex flow_mutex_;
-  std::size_t bytes_in_flight_ = 0;
-  std::atomic<std::uint32_t> flow_word_{0};
 
   std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
   std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
