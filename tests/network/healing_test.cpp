@@ -112,6 +112,27 @@ TEST_F(NetworkTest, ACallWaitsWithinItsDeadlineForAPeerThatCannotBeReached) {
   EXPECT_TRUE(attempt("a call with a deadline of 30 s, 11 s after it was made", [&] { call.get(); }));
 }
 
+TEST_F(NetworkTest, AnInterfaceThatIsCutCostsAMomentIfThePeerHasAnother) {
+  open({"a", "b"});
+  network->add_unplugged_interface("b", "eth1", "10.98.0.2");
+  for (const auto* order : {"eth1,eth0", "eth0,eth1"}) {
+    ::setenv("TENSORFERRY_SOCKET_IFNAME", order, 1);
+    const auto b = start("b");
+    ::unsetenv("TENSORFERRY_SOCKET_IFNAME");
+    const auto a = join("a", 5s, serve_here);
+    const Since since;
+    EXPECT_TRUE(attempt(std::string("the first call, ") + order,
+                        [&] { a->call_with<int>(within(10s), "b", "record", 1).get(); }));
+    EXPECT_LT(since.passed(), 3s);  // 300 ms on a machine that is not busy
+    EXPECT_TRUE(attempt("1 MB", [&] { a->call<Tensor>("b", "echo", patterned_tensor(megabyte)).get(); }));
+    network->reset_connections(store->port());
+    EXPECT_TRUE(eventually([&] {
+      return bool(attempt("a call after a reset", [&] { a->call_with<int>(within(10s), "b", "record", 2).get(); }));
+    }));
+    a->leave();
+  }
+}
+
 TEST_F(NetworkTest, ConnectionsThatAFirewallHasForgottenAreReplaced) {
   open({"a", "b"});
   const auto b = start("b", 500ms);
