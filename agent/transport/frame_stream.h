@@ -12,6 +12,8 @@
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "base/function.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -74,6 +76,9 @@ class FrameStream final {
   /// caller completes on a thread that may wait for the program's locks; null: they complete here.
   bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
             std::vector<Written>* apart = nullptr);
+  /// Queues a frame and writes nothing, so it runs no completion. The caller calls write_some() soon. After close() it
+  /// drops the frame.
+  void queue(Bytes frame, Descriptors descriptors);
   /// Writes as much of the queue as the socket takes now. Returns true if nothing is left, or if the socket has failed.
   /// `apart`: as for send().
   bool write_some(std::vector<Written>* apart = nullptr);
@@ -125,6 +130,7 @@ class FrameStream final {
     Completion landed;
   };
 
+  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
   bool write_queue(std::vector<Written>& written);
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
@@ -137,7 +143,7 @@ class FrameStream final {
   const bool local_;
   const Use use_;
 
-  mutable std::mutex write_mutex_;
+  mutable Mutex write_mutex_;
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
