@@ -89,7 +89,10 @@ void IncomingCalls::end_order_ticket(std::uint32_t order, const OrderTicket& ord
     const std::lock_guard lock(mutex_);
     auto& queue = ordered_[order];
     const bool was_first = queue.front().get() == &order_ticket;
-    std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
+    if (was_first)
+      queue.pop_front();
+    else
+      std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
     if (queue.empty())
       ordered_.erase(order);
     else if (was_first)
