@@ -276,7 +276,11 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   std::vector<std::shared_ptr<IncomingRequest>> incoming_calls;
   {
     const std::lock_guard lock(incoming_calls_mutex_);
-    for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);
+    // An idempotent call goes on: its caller asks for the answer over the session's next link.
+    const bool goes_on = loss == Loss::connection && why.code() != Code::agent_closed;
+    for (const auto& [id, incoming] : incoming_calls_) {
+      if (!goes_on || incoming->key == 0) incoming_calls.push_back(incoming);
+    }
   }
   for (const auto& incoming : incoming_calls) cancel_incoming(*incoming);
   flow_word_.fetch_add(1);

@@ -42,6 +42,8 @@ struct IncomingRequest {
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
+  std::uint64_t key = 0;                      // of an idempotent call, which goes on if its link is lost
+  std::shared_ptr<Session> session;           // of an idempotent call that runs: has the record that needs its answer
 };
 
 /// The route of the reply to one request: its stream, or its slot in a ring, and the call's id.
@@ -257,6 +259,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void take_ring_replies();
   [[nodiscard]] bool taken_out_of_ring(const Call::State& call) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
+  bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply);
   void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);

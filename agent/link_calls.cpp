@@ -184,6 +184,12 @@ void Link::send_now(const std::shared_ptr<FrameStream>& stream, const std::share
     wire::put_extension(writer, wire::extension::function_name,
                         view_of(std::string_view(call->function).substr(0, longest_name)));
   }
+  if (call->idempotency.key != 0) {
+    auto key = call->idempotency;
+    key.settled = engine_->idempotency_keys.least(peer_.name);
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::idempotency, encode(key));
+  }
   if (!call->options.results.empty()) {
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));
@@ -375,6 +381,7 @@ Status Link::on_reply(FrameStream* stream, const wire::Frame& frame) {
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
+    call->refused = true;
     if (pending_.remove(call->id)) finish(call, std::move(status));
     return {};
   }
