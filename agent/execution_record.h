@@ -13,13 +13,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
 #include "base/interval_set.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -50,7 +50,7 @@ class ExecutionRecord final {
   void settle_below(std::uint64_t key);
   void forget(Executions::iterator execution);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   Executions executions_;
   std::size_t answers_ = 0, bytes_ = 0;
   std::uint64_t settled_ = 0;  // the caller sends no key below this one

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "agent/agent.h"
 #include "agent/call_state.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -30,7 +30,7 @@ class IdempotencyKeys final {
   [[nodiscard]] std::uint64_t least(const std::string& peer) const;
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::uint64_t last_ = 0;
   std::map<std::string, std::set<std::uint64_t>, std::less<>> open_;
 };
@@ -62,7 +62,7 @@ class IdempotentCall final : public std::enable_shared_from_this<IdempotentCall>
   const std::uint64_t key_;
   std::shared_ptr<Session> reached_;  // the session whose peer may have the call; used by one attempt after another
 
-  std::mutex mutex_;  // guards the next two
+  Mutex mutex_;  // guards the next two
   std::shared_ptr<Call::State> attempt_;
   bool cancelled_ = false;
 };

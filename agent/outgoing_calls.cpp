@@ -22,7 +22,7 @@ struct ArgumentPin {
   }
   ~ArgumentPin() {
     call->release_arguments();
-    link->release_credit(bytes);
+    link->credits().release(bytes);
   }
   ArgumentPin(const ArgumentPin&) = delete;
   ArgumentPin& operator=(const ArgumentPin&) = delete;
@@ -163,7 +163,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
   if (call.done()) return true;
   const auto stream = link_.outgoing();
   if (stream && stream->corked() && !stream->write_some()) link_.finish_writes(stream);
-  link_.engine().pool->about_to_block();
+  const WaitInHandler place;
   return reader_.wait(call, until, interrupted);
 }
 
@@ -223,7 +223,7 @@ void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status&
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {
   const auto& call = unsent.call;
-  link_.release_credit(call->counted_bytes);
+  link_.credits().release(call->counted_bytes);
   call->release_arguments();
   fail(call, why);
 }
@@ -264,9 +264,14 @@ bool OutgoingCalls::tick(Clock::time_point now) {
   if (!under_way || now.time_since_epoch().count() - last_expiry_ <= std::chrono::nanoseconds(expiry_interval).count())
     return under_way;
   last_expiry_ = now.time_since_epoch().count();
-  for (const auto& call : pending_.all()) {
+  auto calls = pending_.all();
+  bool any_done = false;
+  for (const auto& call : calls) {
     if (call->deadline && *call->deadline <= now) expire(call);
+    any_done = any_done || call->done();
   }
+  // The last reference to a call drops memory of the program's, which may wait for the program's locks.
+  if (any_done) link_.engine().pool->submit([dropped = std::move(calls)] {});
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
   return under_way;
