@@ -206,6 +206,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void withdraw_ring();
   void drop_rings();
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
+  bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
