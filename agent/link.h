@@ -25,6 +25,7 @@
 #include "agent/link_rings.h"
 #include "agent/pending_calls.h"
 #include "agent/session.h"
+#include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
 #include "base/futex.h"
 
@@ -145,9 +146,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
   /// Sends a control or release frame on the stream that this side dialled; dials if needed.
   void send_control(Bytes frame, Descriptors descriptors);
-  /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
+  /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
+  /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
-  /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
+  /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
   void resume_bulk();
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
@@ -223,6 +225,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
                 bool flush, Descriptors descriptors = {});
   void wake_connected();
   void finish_writes(const std::shared_ptr<FrameStream>& stream);
+  bool claim_another_bulk_dial();
+  bool go_on_writing(const std::shared_ptr<FrameStream>& stream);
+  void write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, FrameStream::Part part);
   bool read_or_sleep(Call::State& call, std::optional<Clock::time_point> until,
                      const std::function<bool()>& interrupted, bool& slept);
   void read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
@@ -273,12 +278,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<Session> session_;
-  std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
+  std::shared_ptr<FrameStream> outgoing_, incoming_;
+  BulkStreams bulk_;
   bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
-  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, bulk_out_
+  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, one of bulk_.out
   bool dialling_back_ = false, dialling_bulk_back_ = false;  // for a `dial` frame of the peer
   std::deque<Deferred> deferred_;
-  std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;
+  std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;  // for the next connection of bulk_.out that is free
   std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
   int connecting_ = 0;  // threads in connect()
   /// By order key: the requests behind one that waits for a probe.
@@ -323,7 +329,6 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<std::uint32_t> flow_word_{0};
 
   std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
-  std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
   std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
 
   // Used by the reactor thread alone, in keep_alive().

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -65,10 +66,13 @@ class FrameStream final {
   /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
   /// send may come. After close() the parts complete with its error.
   bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
-  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left.
+  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left. Between two system calls it
+  /// lets other threads queue their frames, so a sender waits for one system call at most.
   bool write_some();
   /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
-  [[nodiscard]] bool corked() const noexcept { return unwritten_.load(std::memory_order_relaxed) != 0; }
+  [[nodiscard]] bool corked() const noexcept { return unwritten() != 0; }
+  /// Returns the number of bytes in the queue.
+  [[nodiscard]] std::size_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
 
   /// Takes the right to read. Returns false if another thread has it.
   bool begin_read() noexcept;
@@ -81,6 +85,10 @@ class FrameStream final {
   enum class Progress : std::uint8_t { some, none, held, closed };
   /// Receives at most once from the socket, without blocking, and passes every complete frame to `sink`.
   Progress read_some(FrameSink& sink);
+  /// Sleeps until there is something to read, or until `patience` has passed; true: read again. Only for the thread
+  /// that has the right to read. Over TCP, the kernel wakes the thread once for many bytes of a buffer that is on its
+  /// way; until then (also in epoll) fewer bytes do not count as readable.
+  bool wait_readable(std::chrono::milliseconds patience);
   /// Reads the next `destination.bytes` bytes behind the frame into `destination.data`, or drops them if it is null.
   /// Only inside on_frame. Completes with ProtocolError if fewer bytes stand behind the frame.
   void read(Buffer destination, Completion landed);
@@ -97,6 +105,7 @@ class FrameStream final {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   /// Returns true for a unix socket: the peer is on this host, and the socket passes descriptors.
   [[nodiscard]] bool local() const noexcept { return local_; }
+  [[nodiscard]] Use use() const noexcept { return use_; }
 
  private:
   struct Outgoing {
@@ -115,7 +124,11 @@ class FrameStream final {
 
   struct Written;
   static void complete_all(std::vector<Written>& written);
-  bool write_queue(std::vector<Written>& written);
+  enum class Wrote : std::uint8_t { all, some, full };  // some: the queue is not empty, and the socket may take more
+  Wrote write_once(std::vector<Written>& written);
+  bool write_queue(std::unique_lock<std::mutex>& lock, std::vector<Written>& written);
+  void let_others_queue(std::unique_lock<std::mutex>& lock) const;
+  void set_low_water_mark();
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
   std::optional<Progress> parse(FrameSink& sink);
@@ -131,6 +144,7 @@ class FrameStream final {
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
+  std::atomic<int> senders_{0};            // threads that want to queue a frame
 
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
@@ -141,6 +155,7 @@ class FrameStream final {
   std::deque<Incoming> behind_;
   std::uint64_t unclaimed_ = 0;  // trailing bytes of the current frame that no read() asked for: dropped after behind_
   std::vector<FileDescriptor> descriptors_;
+  int low_water_mark_ = 1;  // SO_RCVLOWAT
 };
 
 }  // namespace tensorferry
