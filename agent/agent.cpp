@@ -161,6 +161,13 @@ std::chrono::nanoseconds device_time_of(const Message& message) {
 
 }  // namespace
 
+WaitInHandler::WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->about_to_block();
+}
+WaitInHandler::~WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->unblocked();
+}
+
 RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RawAgent::~RawAgent() {
   if (usable_here())

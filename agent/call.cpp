@@ -63,7 +63,7 @@ void Call::State::run_completion() {
     result_ = Status(Code::invalid_argument, "the reply was taken already");
   }
   completion(std::move(*result));
-  if (link) link->sentinel_ended(*this, true);
+  if (link) link->calls().lazy().ended(*this, true);
 }
 
 void Call::State::prepare_to_sleep() {
@@ -109,14 +109,14 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
   if (now) return run_completion();
   if (notice == Notice::prompt || !link) return escalate();
   lazy = true;
-  if (!link->become_sentinel(*this)) return;
+  if (!link->calls().lazy().become_sentinel(*this, *link->engine().reactor)) return;
   escalate();
-  if (done()) link->sentinel_ended(*this, true);  // the completion may have run before this was the sentinel call
+  if (done()) link->calls().lazy().ended(*this, true);  // the completion may have run before this was the sentinel call
 }
 
 void Call::State::escalate() {
   lazy = false;
-  if (link) link->expect_reply(*this);
+  if (link) link->calls().expect_reply(*this);
 }
 
 bool Call::State::claim() {
@@ -126,7 +126,7 @@ bool Call::State::claim() {
     dropped = std::move(completion_);
   }
   lazy = false;
-  if (link) link->sentinel_ended(*this, false);
+  if (link) link->calls().lazy().ended(*this, false);
   return static_cast<bool>(dropped);
 }
 
@@ -167,16 +167,17 @@ std::size_t Message::bytes() const {
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
   if (state_->done() || state_->inherited()) return true;
   if (!state_->link) return false;
-  return state_->link->wait(*state_, until, interrupted);
+  return state_->link->calls().wait(*state_, until, interrupted);
 }
 
 bool Call::spin_wait(std::chrono::nanoseconds at_least) {
-  return state_->done() || state_->inherited() || (state_->link && state_->link->spin_wait(*state_, at_least));
+  return state_->done() || state_->inherited() ||
+         (state_->link && state_->link->calls().ring().spin_wait(*state_, at_least));
 }
 
 bool Call::done() const noexcept {
   if (state_->inherited()) return true;
-  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->poll_ring(*state_);
+  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->calls().ring().poll(*state_);
   return state_->done();
 }
 std::string_view Call::function() const noexcept { return state_->function; }
@@ -194,7 +195,8 @@ void Call::on_sent(Completion sent, bool with_executor) {
 }
 void Call::cancel() {
   if (state_->link && !state_->inherited())
-    state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
+    state_->link->calls().cancel(state_,
+                                 Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
 }
 
 }  // namespace tensorferry

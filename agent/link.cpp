@@ -1,8 +1,7 @@
-// A link's connections, frames and liveness. Its calls are in link_calls.cpp, link_serving.cpp and link_rings.cpp.
+// A link's connections, frames and liveness. The calls of its peer are in link_serving.cpp and link_rings.cpp.
 #include "agent/link.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,6 +38,16 @@ class Connection final : public Readable {
   const Report report_;
 };
 
+/// The bytes of replies that may wait for a socket of the peer. While there are more, its requests are not read.
+constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
+constexpr std::size_t resume_after = std::size_t{1} << 20;
+
+/// Returns whether the peer has closed its end.
+bool has_ended(const FrameStream& stream) {
+  pollfd state{stream.fd(), POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 /// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
 /// holds the process's sockets.
 class PeerProcess final : public Readable {
@@ -63,8 +72,12 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Sessio
       peer_(std::move(peer)),
       number_(++engine_->links_made),
       channels_(*this),
-      session_(std::move(session)),
-      nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      calls_(*this),
+      credits_(engine_->options.max_bytes_in_flight),
+      incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
+                       engine_->options.max_queued_bytes}),
+      untaken_replies_(engine_->options.max_bytes_in_flight, [this](bool pause) { pause_handlers(pause); }),
+      session_(std::move(session)) {}
 
 std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session) {
   return {new Link(std::move(engine), std::move(peer), std::move(session)), [](Link* link) {
@@ -95,6 +108,11 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
 std::shared_ptr<FrameStream> Link::outgoing() const {
   const std::lock_guard lock(connect_mutex_);
   return outgoing_;
+}
+
+std::shared_ptr<FrameStream> Link::incoming() const {
+  const std::lock_guard lock(connect_mutex_);
+  return incoming_;
 }
 
 std::vector<std::shared_ptr<FrameStream>> Link::streams() const {
@@ -171,7 +189,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   pool.add(stream->fd(), std::make_shared<Connection>(self, stream, report), watch);
 
   while (sends && !bulk) {  // new messages queue behind those that waited, until none is left
-    std::deque<Deferred> calls;
+    std::deque<UnsentCall> calls;
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(connect_mutex_);
@@ -183,7 +201,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
       }
     }
     for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
-    for (auto& [call, message] : calls) send_request(stream, call, std::move(message));
+    for (auto& [call, message] : calls) calls_.send(stream, call, std::move(message));
   }
   if (sends && bulk) {
     if (local) {
@@ -205,18 +223,8 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     stream->close({Code::connection_lost, "the link has ended"});
     return false;
   }
-  wake_connected();
+  calls_.wake_waiting();
   return true;
-}
-
-/// Wakes the threads that sleep because there was no stream to read. Makes the pool read the stream for calls with
-/// completions.
-void Link::wake_connected() {
-  {
-    const std::lock_guard lock(wait_mutex_);
-    for (auto* waiter : waiters_) waiter->wake();
-  }
-  if (pending_.size() != 0) expect_replies();
 }
 
 void Link::close(const Status& status, Loss loss) { close(status, loss, false); }
@@ -227,7 +235,7 @@ constexpr Milliseconds longest_last_look(50);
 /// Takes the replies that the peer gave before it ended: the thread that notices the end may be ahead of the thread
 /// that reads the replies.
 void Link::take_last_replies() {
-  take_ring_replies();  // first, because a slot may say that its reply comes by socket
+  calls_.ring().take_all();  // first, because a slot may say that its reply comes by socket
   const auto stream = outgoing();
   const auto until = Clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
@@ -246,7 +254,7 @@ void Link::take_last_replies() {
 bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   if (!closed() && status.code() == Code::connection_lost) take_last_replies();
   std::vector<std::shared_ptr<FrameStream>> streams;
-  std::deque<Deferred> deferred;
+  std::deque<UnsentCall> deferred;
   std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
   Status why;
   int pidfd = -1;
@@ -282,53 +290,32 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   }
   for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
   channels_.close(why);
-  for (const auto& unsent : deferred) drop(unsent, why);
-  for (const auto& call : pending_.all()) {
-    // Two kinds of calls end elsewhere. A call whose reply is landing in the caller's own memory ends when its landing
-    // does; closing the channels above has failed that landing. A call whose reply a thread has just taken out of its
-    // slot is ended by that thread.
-    if (!taken_out_of_ring(*call)) fail(call, why);
-  }
+  for (const auto& unsent : deferred) calls_.drop(unsent, why);
+  calls_.fail_all(why);
   drop_rings();
-  std::vector<std::shared_ptr<IncomingRequest>> incoming_calls;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);
-  }
-  for (const auto& incoming : incoming_calls) cancel_incoming(*incoming);
-  flow_word_.fetch_add(1);
-  futex_wake(flow_word_);
-  wake_connected();
+  incoming_calls_.cancel_all();
+  untaken_replies_.close();
+  resume_requests();
+  pool.start_waiting(this);
+  credits_.close();
+  calls_.wake_waiting();
   if (const auto self = weak_from_this().lock()) engine_->lost(self, why, loss);
   return true;
 }
 
-void Link::drop(const Deferred& unsent, const Status& why) {
-  const auto& call = unsent.call;
-  release_credit(call->counted_bytes);
-  call->release_arguments();
-  fail(call, why);
-}
-
-/// Ends a call with the link's error `why`.
-void Link::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
-  if (!pending_.give_up(call->id)) return;
-  finish(call, Status(why.code(), "\"" + call->shown() + "\": " + std::string(why.what())));
-}
-
 bool Link::unreachable(const Status& why) {
-  std::deque<Deferred> impatient;
+  std::deque<UnsentCall> impatient;
   {
     const std::lock_guard lock(connect_mutex_);
-    std::deque<Deferred> patient;
+    std::deque<UnsentCall> patient;
     for (auto& unsent : deferred_) {
-      const bool waits = unsent.call->options.wait_for_ready && pending_.find(unsent.call->id);
+      const bool waits = unsent.call->options.wait_for_ready && calls_.contains(*unsent.call);
       (waits ? patient : impatient).push_back(std::move(unsent));
     }
     deferred_ = std::move(patient);
   }
   const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
-  for (const auto& unsent : impatient) drop(unsent, named);
+  for (const auto& unsent : impatient) calls_.drop(unsent, named);
   return close(why, Loss::connection, true);
 }
 
@@ -342,7 +329,7 @@ void Link::redial() {
 
 bool Link::keep_dialling(wire::Hello::Purpose purpose) {
   const bool bulk = purpose == wire::Hello::Purpose::bulk;
-  std::deque<Deferred> ended;  // their calls have ended meanwhile, by their deadlines for example
+  std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
   bool wanted = false;
   {
     const std::lock_guard lock(connect_mutex_);
@@ -353,14 +340,14 @@ bool Link::keep_dialling(wire::Hello::Purpose purpose) {
       return dialling_bulk_ = false;
     }
     if (!bulk && outgoing_) return false;
-    std::deque<Deferred> waiting;
-    for (auto& unsent : deferred_) (pending_.find(unsent.call->id) ? waiting : ended).push_back(std::move(unsent));
+    std::deque<UnsentCall> waiting;
+    for (auto& unsent : deferred_) (calls_.contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
     deferred_ = std::move(waiting);
     wanted = bulk ? !deferred_bulk_.empty()
                   : !incoming_ || !deferred_.empty() || !deferred_controls_.empty() || connecting_ != 0;
     if (!wanted) (bulk ? dialling_bulk_ : dialling_) = false;
   }
-  for (const auto& unsent : ended) drop(unsent, {Code::cancelled, "the call has ended"});
+  for (const auto& unsent : ended) calls_.drop(unsent, {Code::cancelled, "the call has ended"});
   return wanted;
 }
 
@@ -430,10 +417,22 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
     descriptors.clear();
     wire::Header::forget_descriptors(frame);
   }
-  if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (!done) {
     finish_writes(stream);
-  else if (!flush && stream->corked())
+    if (stream->unwritten() > most_unread_replies && stream == incoming()) hold_requests();
+  } else if (!flush && stream->corked()) {
     engine_->reactor->kick();
+  }
+}
+
+/// Completes written parts on a pool thread.
+void Link::complete_apart(std::vector<FrameStream::Written> written) {
+  const auto held = std::make_shared<std::vector<FrameStream::Written>>(std::move(written));
+  if (!engine_->pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
 }
 
 /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer. On a bulk
@@ -523,7 +522,11 @@ void Link::send_bulk(Bytes frame, FrameStream::Part part) {
 void Link::write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, FrameStream::Part part) {
   std::vector<FrameStream::Part> parts;
   parts.push_back(std::move(part));
-  if (stream->send(std::move(frame), std::move(parts), {}, true)) {
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(parts), {}, true, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (done) {
     const std::lock_guard lock(connect_mutex_);
     if (deferred_bulk_.empty()) return bulk_.give_back(stream.get());
   }
@@ -531,30 +534,30 @@ void Link::write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, F
 }
 
 void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
-  if (!stream->begin_read()) return;
+  if (requests_held_) {
+    engine_->pool->disarm(stream->fd());
+    if (!has_ended(*stream)) return;  // else reads what the peer sent before it ended
+  }
+  if (!stream->begin_read()) {
+    // A thread reads, and something in a frame holds it up. It arms the stream again, because `requests_missed_` is
+    // set; until then the stream must not be reported again and again.
+    requests_missed_ = true;
+    engine_->pool->disarm(stream->fd());
+    if (!stream->begin_read()) return;
+    requests_missed_ = true;  // the thread that read may have armed the stream before it was disarmed here
+  }
   if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
   stream->end_read();
+  if (requests_missed_.exchange(false)) arm_requests(*stream);
 }
 
-/// May run before `outgoing_` is set. The events are edge-triggered: bytes that this leaves unread, or an end behind a
-/// reply, are not reported again. So this reads until nothing is left.
-void Link::on_replies(const std::shared_ptr<FrameStream>& stream) {
-  if (!stream->begin_read()) {
-    const std::lock_guard lock(wait_mutex_);
-    if (!stream->begin_read()) {
-      // A waiting caller reads the stream. It arms the stream again in stop_reading(), because `missed_` is set.
-      if (std::exchange(armed_, false)) engine_->pool->disarm(stream->fd());
-      missed_ = true;
-      return;
-    }
-  }
-  auto progress = FrameStream::Progress::some;
-  while (progress == FrameStream::Progress::some) progress = stream->read_some(*this);
-  if (progress == FrameStream::Progress::closed) close(stream->status());
-  stop_reading(stream);
+void Link::arm_requests(const FrameStream& stream) {
+  if (!requests_held_) engine_->pool->arm(stream.fd());
 }
 
-/// Edge-triggered too. The peer sends nothing on this connection, so the only event is its end.
+void Link::on_replies(const std::shared_ptr<FrameStream>& stream) { calls_.reader().on_readable(stream); }
+
+/// Edge-triggered. The peer sends nothing on this connection, so the only event is its end.
 void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) return;
   auto progress = FrameStream::Progress::some;
@@ -621,11 +624,11 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
                            : Status(Code::protocol_error, "a request arrived on a connection for replies");
       break;
     case wire::Kind::reply:
-      status = !from_caller ? on_reply(&stream, *frame)
+      status = !from_caller ? calls_.on_reply(&stream, *frame)
                             : Status(Code::protocol_error, "a reply arrived on a connection for requests");
       break;
     case wire::Kind::cancel:
-      if (from_caller) on_cancel(header.call);
+      if (from_caller) incoming_calls_.cancel(header.call);
       break;
     case wire::Kind::control:
       status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
@@ -640,7 +643,8 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     case wire::Kind::ping: {
       wire::Header pong;
       pong.kind = wire::Kind::pong;
-      if (const auto& back = from_caller ? incoming : outgoing)
+      // Bytes on their way are a sign of life too. A peer that reads nothing gets no pong, so its pings do not pile up.
+      if (const auto& back = from_caller ? incoming : outgoing; back && back->unwritten() < most_unread_replies)
         transmit(back, wire::assemble(pong, {}, {}, {}), {}, true);
       break;
     }
@@ -660,13 +664,20 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
 }
 
 bool Link::tick(Clock::time_point now) {
-  bool under_way = pending_.size() != 0;
+  bool under_way = false;
+  if (requests_held_) {
+    const auto stream = incoming();
+    if (!stream || stream->unwritten() + resume_after < most_unread_replies) resume_requests();
+    under_way = true;
+  }
   for (const auto& stream : streams()) {
     if (!stream->corked()) continue;
     under_way = true;
     // Only a thread that has taken a bulk connection writes it; this thread is not to be kept for a large buffer.
     if (stream->use() == FrameStream::Use::bulk) continue;
-    if (!stream->write_some()) finish_writes(stream);
+    std::vector<FrameStream::Written> written;
+    if (!stream->write_some(&written)) finish_writes(stream);
+    if (!written.empty()) complete_apart(std::move(written));
   }
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
     Bytes extensions;
@@ -677,17 +688,7 @@ bool Link::tick(Clock::time_point now) {
     send_control(wire::assemble(header, extensions, {}, {}), {});
     under_way = true;
   }
-  expect_lazy(now - Milliseconds(1));
-  if (pending_.size() != 0 &&
-      now.time_since_epoch().count() - last_expiry_ > std::chrono::nanoseconds(Milliseconds(10)).count()) {
-    last_expiry_ = now.time_since_epoch().count();
-    for (const auto& call : pending_.all()) {
-      if (call->deadline && *call->deadline <= now) cancel(call, expired(*call));
-    }
-    if (ring_ready_.load(std::memory_order_acquire)) ring_out_->calls->reclaim();
-    expect_replies();  // for calls without a waiting thread
-  }
-  return under_way;
+  return calls_.tick(now) || under_way;
 }
 
 /// Needed between hosts only: there, silence is the only sign that a peer is gone. Bytes that arrive are a sign of
@@ -714,10 +715,11 @@ bool Link::keep_alive(Clock::time_point now) {
     silent_ += std::min(now - last_look_, interval);
   }
   last_look_ = now;
-  if (!called()) expect_frames();  // the peer may ask to be dialled, while no thread waits for a reply
+  if (!called()) calls_.reader().expect_frames();  // the peer may ask to be dialled, while no thread waits for a reply
   if (silent_ > 3 * interval) {
     const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
-    close({Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"});
+    const Status why(Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms");
+    engine_->pool->submit([self = shared_from_this(), why] { self->close(why); });
     return false;
   }
   if (silent_ > interval && now - last_pinged_ > interval) {
@@ -725,7 +727,7 @@ bool Link::keep_alive(Clock::time_point now) {
     wire::Header ping;
     ping.kind = wire::Kind::ping;
     if (const auto stream = outgoing()) transmit(stream, wire::assemble(ping, {}, {}, {}), {}, true);
-    expect_replies();
+    calls_.expect_replies();
   }
   return true;
 }

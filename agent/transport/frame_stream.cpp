@@ -27,13 +27,6 @@ constexpr std::size_t max_descriptors = 64;  // received, and not yet claimed by
 
 }  // namespace
 
-/// A part whose bytes have been written. Its owner may belong to the program and may take the program's locks when it
-/// is dropped, so the stream drops it under none of its own locks.
-struct FrameStream::Written {
-  Completion written;
-  Owner owner;
-};
-
 void FrameStream::complete_all(std::vector<Written>& written) {
   for (auto& part : written) {
     part.owner.reset();
@@ -46,14 +39,17 @@ FrameStream::FrameStream(FileDescriptor fd, bool local, Use use)
 
 FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
 
-bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush) {
-  std::vector<Written> written;
+bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+                       std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
   std::vector<Part> unsent;
   Status failed;
   bool done = true;
+  bool write_now = false;
+  senders_.fetch_add(1, std::memory_order_relaxed);
   {
-    senders_.fetch_add(1, std::memory_order_relaxed);
-    std::unique_lock lock(write_mutex_);
+    const std::lock_guard lock(write_mutex_);
     senders_.fetch_sub(1, std::memory_order_relaxed);
     if (!status_.ok()) {
       failed = status_;
@@ -68,53 +64,50 @@ bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors desc
         queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
       }
       unwritten_ += bytes;
-      if (flush || unwritten_ >= cork_bytes) done = write_queue(lock, written);
+      write_now = flush || unwritten_ >= cork_bytes;
     }
   }
-  complete_all(written);
+  if (write_now) done = write(written, apart == nullptr);
+  complete_all(here);
   for (auto& part : unsent) complete(std::move(part.written), failed);
   return done;
 }
 
-bool FrameStream::write_some() {
-  std::vector<Written> written;
-  bool done = true;
-  {
-    std::unique_lock lock(write_mutex_);
-    if (status_.ok()) done = write_queue(lock, written);
-  }
-  complete_all(written);
+bool FrameStream::write_some(std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
+  const bool done = write(written, apart == nullptr);
+  complete_all(here);
   return done;
 }
 
-/// Writes the queue until the socket is full; returns false then. Completes what is written under no lock, and leaves
-/// in `written` what the caller is to complete. Leaves a socket error to the reading thread, which sees it too and
-/// closes the stream with it.
-bool FrameStream::write_queue(std::unique_lock<std::mutex>& lock, std::vector<Written>& written) {
-  auto wrote = write_once(written);
-  while (wrote == Wrote::some) {
-    if (!written.empty()) {
-      lock.unlock();
+/// Writes the queue until the socket is full; returns false then. If `here`, completes what is written on the way.
+bool FrameStream::write(std::vector<Written>& written, bool here) {
+  while (true) {
+    auto wrote = Wrote::all;
+    {
+      const std::lock_guard lock(write_mutex_);
+      if (status_.ok()) wrote = write_once(written);
+    }
+    if (wrote != Wrote::some) return wrote == Wrote::all;
+    if (here) {
       complete_all(written);
       written.clear();
-      lock.lock();
     }
-    if (senders_.load(std::memory_order_relaxed) != 0) let_others_queue(lock);
-    wrote = status_.ok() ? write_once(written) : Wrote::all;
+    let_others_queue();
   }
-  return wrote != Wrote::full;
 }
 
-/// Releases the lock until the threads that wait for it have had it. A mutex alone would give it back to this thread.
-void FrameStream::let_others_queue(std::unique_lock<std::mutex>& lock) const {
-  lock.unlock();
+/// Waits until the threads that want to queue a frame have had the lock. A mutex alone would give it back to this
+/// thread.
+void FrameStream::let_others_queue() {
   for (int i = 0; i < most_yields && senders_.load(std::memory_order_relaxed) != 0; ++i) std::this_thread::yield();
-  lock.lock();
 }
 
-/// Makes one system call, which writes at most `slice_bytes`. Under write_mutex_.
+/// Makes one system call, which writes at most `slice_bytes`. Under write_mutex_. After a socket error it writes no
+/// more, and shuts the socket down, so that the reading thread closes the stream.
 FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
-  if (queue_.empty()) return Wrote::all;
+  if (broken_ || queue_.empty()) return Wrote::all;
   std::array<iovec, max_iovecs> iov{};
   std::size_t count = 0;
   std::size_t room = slice_bytes;
@@ -154,10 +147,10 @@ FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
   if (sent < 0) {
     if (errno == EINTR) return Wrote::some;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Wrote::full;
-    if (errno == EFAULT) {  // no error of the socket: the reading thread would never see it
+    if (errno == EFAULT)
       log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
-      ::shutdown(fd_.get(), SHUT_RDWR);
-    }
+    broken_ = true;
+    ::shutdown(fd_.get(), SHUT_RDWR);
     return Wrote::all;
   }
   advance(static_cast<std::size_t>(sent), written);
@@ -185,11 +178,11 @@ void FrameStream::advance(std::size_t bytes, std::vector<Written>& written) {
   }
 }
 
-bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_acq_rel); }
+bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_seq_cst); }
 
 void FrameStream::end_read() noexcept {
   if (closed_.load(std::memory_order_acquire)) fail_reads();
-  reading_.store(false, std::memory_order_release);
+  reading_.store(false, std::memory_order_seq_cst);
   // A close() between the two lines above found a reader and left the destinations to it.
   if (closed_.load(std::memory_order_acquire) && begin_read()) {
     fail_reads();

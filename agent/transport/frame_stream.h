@@ -54,6 +54,13 @@ class FrameStream final {
     Buffer buffer;
     Completion written;
   };
+  /// A part whose bytes have been written. Its owner and its completion may take the program's locks (in Python, the
+  /// GIL), so the stream drops them under none of its own locks.
+  struct Written {
+    Completion written;
+    Owner owner;
+  };
+  static void complete_all(std::vector<Written>& written);
 
   FrameStream(FileDescriptor fd, bool local, Use use);
   ~FrameStream();
@@ -64,14 +71,17 @@ class FrameStream final {
   /// takes. Never blocks.
   ///
   /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
-  /// send may come. After close() the parts complete with its error.
-  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
-  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left. Between two system calls it
-  /// lets other threads queue their frames, so a sender waits for one system call at most.
-  bool write_some();
-  /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
-  [[nodiscard]] bool corked() const noexcept { return unwritten() != 0; }
-  /// Returns the number of bytes in the queue.
+  /// send may come. After close() the parts complete with its error. `apart`: receives the written parts, which the
+  /// caller completes on a thread that may wait for the program's locks; null: they complete here.
+  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+            std::vector<Written>* apart = nullptr);
+  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left, or if the socket has failed.
+  /// `apart`: as for send(). Between two system calls it lets other threads queue their frames, so a sender waits for
+  /// one system call at most.
+  bool write_some(std::vector<Written>* apart = nullptr);
+  /// Returns whether bytes wait in the queue for a socket that works: a sender did not flush, or the socket was full.
+  [[nodiscard]] bool corked() const noexcept { return unwritten() != 0 && !broken_.load(std::memory_order_relaxed); }
+  /// Returns how many bytes wait in the queue.
   [[nodiscard]] std::size_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
 
   /// Takes the right to read. Returns false if another thread has it.
@@ -122,12 +132,10 @@ class FrameStream final {
     Completion landed;
   };
 
-  struct Written;
-  static void complete_all(std::vector<Written>& written);
   enum class Wrote : std::uint8_t { all, some, full };  // some: the queue is not empty, and the socket may take more
+  bool write(std::vector<Written>& written, bool here);
   Wrote write_once(std::vector<Written>& written);
-  bool write_queue(std::unique_lock<std::mutex>& lock, std::vector<Written>& written);
-  void let_others_queue(std::unique_lock<std::mutex>& lock) const;
+  void let_others_queue();
   void set_low_water_mark();
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
@@ -146,6 +154,7 @@ class FrameStream final {
   Status status_;                          // under write_mutex_
   std::atomic<int> senders_{0};            // threads that want to queue a frame
 
+  std::atomic<bool> broken_{false};  // writing has failed: the reading thread closes the stream
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
 
