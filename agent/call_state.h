@@ -10,6 +10,7 @@
 
 #include "agent/agent.h"
 #include "agent/transport/call_ring.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -73,7 +74,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void run_completion();
 
   std::atomic<std::uint32_t> word_{idle};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::optional<Result<Received>> result_;
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;

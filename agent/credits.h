@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <optional>
 
 #include "agent/agent.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -42,7 +42,7 @@ class Credits final {
   void grant();
 
   const std::size_t most_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::deque<Waiter*> waiters_;  // in the order of asking
   std::size_t in_flight_ = 0;
   bool closed_ = false;
@@ -62,7 +62,7 @@ class UntakenReplies final {
  private:
   const std::size_t most_;
   const std::function<void(bool)> pause_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::size_t bytes_ = 0;
   bool paused_ = false;
   bool closed_ = false;

@@ -13,12 +13,12 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
 #include "agent/agent.h"
 #include "base/function.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -77,7 +77,7 @@ class IncomingCalls final {
   const Bounds bounds_;
   std::atomic<std::size_t> started_{0};
   std::atomic<std::size_t> queued_bytes_{0};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<IncomingRequest>> requests_;
   std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
 };

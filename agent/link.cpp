@@ -489,15 +489,37 @@ bool Link::go_on_writing(const std::shared_ptr<FrameStream>& stream) {
 /// Control frames always go on the stream that this side dialled. The peer reads that stream at all times, but reads
 /// the stream of its own calls only while it waits for a reply.
 void Link::send_control(Bytes frame, Descriptors descriptors) {
+  queue_control(std::move(frame), std::move(descriptors));
+  write_controls();
+}
+
+void Link::write_controls() {
   std::unique_lock lock(connect_mutex_);
-  if (const auto stream = outgoing_) {
-    lock.unlock();
-    return transmit(stream, std::move(frame), {}, true, std::move(descriptors));
-  }
-  deferred_controls_.emplace_back(std::move(frame), std::move(descriptors));
-  const bool dial = !closed() && !std::exchange(dialling_, true);
+  const auto stream = outgoing_;
+  const bool dial = !stream && !deferred_controls_.empty() && !closed() && !std::exchange(dialling_, true);
   lock.unlock();
-  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+  if (dial) {  // by way of the pool, because a dial that the agent refuses ends the link
+    engine_->pool->submit_long([self = shared_from_this()] { self->engine_->dial(self, wire::Hello::Purpose::calls); });
+  }
+  if (!stream) return;
+  std::vector<FrameStream::Written> written;
+  if (!stream->write_some(&written)) finish_writes(stream);
+  if (!written.empty()) complete_apart(std::move(written));
+}
+
+void Link::queue_control(Bytes frame, Descriptors descriptors) {
+  std::unique_lock lock(connect_mutex_);
+  const auto stream = outgoing_;
+  if (!stream) {
+    deferred_controls_.emplace_back(std::move(frame), std::move(descriptors));
+    return;
+  }
+  lock.unlock();
+  if (!descriptors.empty() && !stream->local()) {  // the channel at the peer sees that no descriptors came
+    descriptors.clear();
+    wire::Header::forget_descriptors(frame);
+  }
+  stream->queue(std::move(frame), std::move(descriptors));
 }
 
 void Link::send_bulk(Bytes frame, FrameStream::Part part) {

@@ -28,6 +28,7 @@
 #include "agent/session.h"
 #include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -107,8 +108,12 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
-  /// Sends a control or release frame on the stream that this side dialled; dials if needed.
+  /// Sends a control or release frame on the stream that this side dialled; dials if needed. The two halves of it:
+  /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
+  /// this thread, because channels send messages while they hold locks.
   void send_control(Bytes frame, Descriptors descriptors);
+  void queue_control(Bytes frame, Descriptors descriptors);
+  void write_controls();
   /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
   /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
@@ -222,7 +227,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<bool> requests_held_{false};    // the peer's requests are not read: it reads no replies
   std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
 
-  mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
+  mutable Mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<Session> session_;
   std::shared_ptr<FrameStream> outgoing_, incoming_;
   BulkStreams bulk_;
@@ -241,7 +246,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
   std::shared_ptr<IncomingRing> ring_in_;  // under connect_mutex_
-  std::mutex ring_mutex_;                  // guards the next three
+  Mutex ring_mutex_;                       // guards the next three
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::string ring_reason_;  // why there is no ring; "": not offered yet

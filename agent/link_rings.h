@@ -11,6 +11,7 @@
 #include "agent/transport/doorbell.h"
 #include "agent/transport/oversubscribed_wait.h"
 #include "agent/transport/spin.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -68,7 +69,7 @@ class OutgoingRing final : public RequestSource {
  private:
   const std::weak_ptr<Link> link_;
   const std::shared_ptr<Doorbell> callee_;  // the callee's
-  std::mutex collect_mutex_;                // one thread at a time takes from the done list
+  Mutex collect_mutex_;                     // one thread at a time takes from the done list
 };
 
 }  // namespace tensorferry

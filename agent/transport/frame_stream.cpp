@@ -55,15 +55,7 @@ bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors desc
       failed = status_;
       unsent = std::move(trailing);
     } else {
-      auto bytes = frame.size();
-      for (const auto& part : trailing) bytes += part.buffer.bytes;
-      const bool alone = trailing.empty() && descriptors.empty();
-      if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
-        queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
-      } else {
-        queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
-      }
-      unwritten_ += bytes;
+      enqueue(std::move(frame), std::move(trailing), std::move(descriptors));
       write_now = flush || unwritten_ >= cork_bytes;
     }
   }
@@ -71,6 +63,24 @@ bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors desc
   complete_all(here);
   for (auto& part : unsent) complete(std::move(part.written), failed);
   return done;
+}
+
+void FrameStream::queue(Bytes frame, Descriptors descriptors) {
+  const std::lock_guard lock(write_mutex_);
+  if (status_.ok()) enqueue(std::move(frame), {}, std::move(descriptors));
+}
+
+/// Under write_mutex_.
+void FrameStream::enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors) {
+  auto bytes = frame.size();
+  for (const auto& part : trailing) bytes += part.buffer.bytes;
+  const bool alone = trailing.empty() && descriptors.empty();
+  if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
+    queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
+  } else {
+    queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
+  }
+  unwritten_ += bytes;
 }
 
 bool FrameStream::write_some(std::vector<Written>* apart) {

@@ -13,6 +13,8 @@
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "base/function.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -75,6 +77,9 @@ class FrameStream final {
   /// caller completes on a thread that may wait for the program's locks; null: they complete here.
   bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
             std::vector<Written>* apart = nullptr);
+  /// Queues a frame and writes nothing, so it runs no completion. The caller calls write_some() soon. After close() it
+  /// drops the frame.
+  void queue(Bytes frame, Descriptors descriptors);
   /// Writes as much of the queue as the socket takes now. Returns true if nothing is left, or if the socket has failed.
   /// `apart`: as for send(). Between two system calls it lets other threads queue their frames, so a sender waits for
   /// one system call at most.
@@ -133,6 +138,7 @@ class FrameStream final {
   };
 
   enum class Wrote : std::uint8_t { all, some, full };  // some: the queue is not empty, and the socket may take more
+  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
   bool write(std::vector<Written>& written, bool here);
   Wrote write_once(std::vector<Written>& written);
   void let_others_queue();
@@ -148,7 +154,7 @@ class FrameStream final {
   const bool local_;
   const Use use_;
 
-  mutable std::mutex write_mutex_;
+  mutable Mutex write_mutex_;
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
