@@ -47,8 +47,9 @@ enum class Kind : std::uint8_t {
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;     // maps rings that peers of the same user offer on a unix socket
-inline constexpr std::uint32_t bundles = 2;  // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t ring = 1;          // maps rings that peers of the same user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
 }  // namespace feature
 
 namespace flag {
