@@ -1,6 +1,7 @@
 #include "agent/connections.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <thread>
@@ -66,7 +67,14 @@ std::vector<Connections::Stream> Connections::streams() const {
   for (const auto& each : slots_) {
     if (each.stream) all.push_back(each.stream);
   }
+  all.insert(all.end(), bulk_.out.begin(), bulk_.out.end());
+  all.insert(all.end(), bulk_.in.begin(), bulk_.in.end());
   return all;
+}
+
+bool Connections::reads_bulk(const FrameStream& stream) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(bulk_.in.begin(), bulk_.in.end(), [&](const auto& one) { return one.get() == &stream; });
 }
 
 Connections::Stream Connections::only_incoming() const {
@@ -164,17 +172,39 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
     lock.unlock();
     return complete(std::move(part.written), ended);
   }
-  if (const auto stream = slot(ConnectionRole::bulk_out).stream) {
+  if (const auto stream = bulk_.take_idle()) {
     lock.unlock();
-    std::vector<FrameStream::Part> parts;
-    parts.push_back(std::move(part));
-    transmit(stream, std::move(frame), std::move(parts), true);
-    return;
+    return write_bulk(stream, std::move(frame), std::move(part));
   }
   buffers_.emplace_back(std::move(frame), std::move(part));
-  const bool begin = begin_dialling(ConnectionRole::bulk_out);
+  const bool begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
   lock.unlock();
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+}
+
+/// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
+bool Connections::begin_another_bulk_dial() {
+  if (buffers_.empty() || !bulk_.wants_another(buffers_.front().second.buffer.bytes)) return false;
+  auto& state = slot(ConnectionRole::bulk_out).state;
+  if (state != State::up) return false;
+  state = State::dialling;
+  return bulk_.attempt_due = true;
+}
+
+/// Writes a buffer on a bulk connection that the caller has taken. A pool thread writes the rest if the socket is full,
+/// and the buffers that have come meanwhile.
+void Connections::write_bulk(const Stream& stream, Bytes frame, FrameStream::Part part) {
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(part));
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(parts), {}, true, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (done) {
+    const std::lock_guard lock(mutex_);
+    if (buffers_.empty()) return bulk_.give_back(stream.get());
+  }
+  finish_writes(stream);
 }
 
 bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
@@ -196,6 +226,8 @@ bool Connections::flush() {
   for (const auto& stream : streams()) {
     if (!stream->corked()) continue;
     any = true;
+    // Only a thread that has taken a bulk connection writes it; this thread is not to be kept for a large buffer.
+    if (stream->use() == FrameStream::Use::bulk) continue;
     std::vector<FrameStream::Written> written;
     if (!stream->write_some(&written)) finish_writes(stream);
     if (!written.empty()) complete_apart(std::move(written));
@@ -221,15 +253,34 @@ void Connections::finish_writes(const Stream& stream) {
         pollfd writable{stream->fd(), POLLOUT, 0};
         ::poll(&writable, 1, 1000);
       }
-      const std::lock_guard lock(mutex_);
-      std::erase(writing_, stream);
-      // A sender that met a full socket just now found the stream in the list and left the writing to this thread.
-      if (!stream->closed() && stream->corked())
-        writing_.push_back(stream);
-      else
-        return;
-    } while (true);
+    } while (go_on_writing(stream));
   });
+}
+
+/// Queues the next buffer that waits, if this is a bulk connection. False: the stream has nothing to write, and another
+/// thread may write it.
+bool Connections::go_on_writing(const Stream& stream) {
+  std::optional<std::pair<Bytes, FrameStream::Part>> next;
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    // A sender that met a full socket just now found the stream in writing_ and left the writing to this thread.
+    if (!stream->closed() && stream->corked()) return true;
+    if (stream->use() == FrameStream::Use::bulk && !buffers_.empty()) {
+      next = std::move(buffers_.front());
+      buffers_.pop_front();
+      begin = begin_another_bulk_dial();
+    } else {
+      bulk_.give_back(stream.get());
+      std::erase(writing_, stream);
+      return false;
+    }
+  }
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(next->second));
+  stream->send(std::move(next->first), std::move(parts), {}, true);
+  return true;
 }
 
 void Connections::say_goodbye() {
@@ -237,6 +288,42 @@ void Connections::say_goodbye() {
   goodbye.kind = wire::Kind::goodbye;
   for (const auto role : {ConnectionRole::calls_out, ConnectionRole::calls_in}) {
     if (const auto to = stream(role)) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
+  }
+}
+
+// ---- Bulk data that arrives
+
+void Connections::read_bulk(const Stream& stream) {
+  while (stream->begin_read()) {
+    const auto resumes = [this] {
+      const std::lock_guard lock(mutex_);
+      return bulk_resumes_;
+    }();
+    auto progress = FrameStream::Progress::some;
+    while (progress == FrameStream::Progress::some) {
+      progress = stream->read_some(link_);
+      if (progress == FrameStream::Progress::none && stream->wait_readable(Milliseconds(2)))
+        progress = FrameStream::Progress::some;
+    }
+    if (progress == FrameStream::Progress::closed) link_.close(stream->status());
+    stream->end_read();
+    if (progress == FrameStream::Progress::none) link_.engine().pool->arm(stream->fd());
+    if (progress != FrameStream::Progress::held) return;
+    const std::lock_guard lock(mutex_);
+    if (bulk_resumes_ == resumes) return bulk_.held.push_back(stream);
+  }
+}
+
+void Connections::resume_bulk() {
+  std::vector<Stream> held;
+  {
+    const std::lock_guard lock(mutex_);
+    ++bulk_resumes_;
+    held.swap(bulk_.held);
+  }
+  for (const auto& stream : held) {
+    link_.engine().pool->submit_long(
+        [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
   }
 }
 
@@ -253,15 +340,16 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
     if (stale || (other_number() != 0 && other_number() != hello.link)) return nullptr;
   }
   auto& slot = this->slot(role);
-  if (slot.state == State::attaching || slot.state == State::up) return nullptr;
+  const bool full =
+      is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
+  if (full || slot.state == State::attaching) return nullptr;
   session_ = session;
   if (!dialled) other_number_.store(hello.link, std::memory_order_release);
   auto stream = std::make_shared<FrameStream>(std::move(fd), local,
                                               is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
-  if (is_out(role))
-    slot.state = State::attaching;
-  else
-    slot = {State::up, stream};
+  slot.state = is_out(role) ? State::attaching : State::up;
+  if (role == ConnectionRole::calls_in) slot.stream = stream;
+  if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
   if (incarnation() == 0) {
     peer_.rank = hello.rank;
     peer_.incarnation = hello.incarnation;
@@ -270,33 +358,34 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
   return stream;
 }
 
-void Connections::send_waiting(ConnectionRole role, const Stream& stream) {
-  if (!is_out(role)) return;
-  while (true) {
+void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
+  while (role == ConnectionRole::calls_out) {
     std::deque<UnsentCall> calls;
-    std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(mutex_);
-      if (is_bulk(role)) {
-        buffers.swap(buffers_);
-      } else {
-        controls.swap(controls_);
-        calls.swap(calls_);
-      }
-      if (calls.empty() && buffers.empty() && controls.empty()) {
+      controls.swap(controls_);
+      calls.swap(calls_);
+      if (calls.empty() && controls.empty()) {
         slot(role) = {State::up, stream};
         return;
       }
     }
     for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
     for (auto& [call, message] : calls) link_.calls().send(stream, call, std::move(message));
-    for (auto& [frame, part] : buffers) {
-      std::vector<FrameStream::Part> parts;
-      parts.push_back(std::move(part));
-      transmit(stream, std::move(frame), std::move(parts), true);
-    }
   }
+  if (role != ConnectionRole::bulk_out) return;
+  if (stream->local()) {
+    constexpr int bytes = BulkStreams::unix_send_buffer;
+    ::setsockopt(stream->fd(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (bulk_.out.empty()) bulk_.allow((hello.features & wire::feature::several_bulk) != 0, stream->local());
+    bulk_.add_out(stream);
+    slot(role).state = State::up;
+  }
+  finish_writes(stream);  // the buffers that wait
 }
 
 void Connections::dial() {
@@ -313,13 +402,20 @@ bool Connections::keep_dialling(Purpose purpose) {
   bool wanted = false;
   {
     const std::lock_guard lock(mutex_);
-    if (closed() || slot(role).state != State::dialling) return false;
+    auto& state = slot(role).state;
+    if (closed() || state != State::dialling) return false;
+    if (is_bulk(role) && !bulk_.out.empty()) {  // one more: tried once
+      if (std::exchange(bulk_.attempt_due, false)) return true;
+      bulk_.allow_no_more();
+      state = State::up;
+      return false;
+    }
     std::deque<UnsentCall> waiting;
     for (auto& unsent : calls_) (link_.calls().contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
     calls_ = std::move(waiting);
     const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
     wanted = is_bulk(role) ? !buffers_.empty() : !called || !calls_.empty() || !controls_.empty() || connecting_ != 0;
-    if (!wanted) slot(role).state = State::absent;
+    if (!wanted) state = State::absent;
   }
   for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
   return wanted;
@@ -434,6 +530,9 @@ std::optional<Connections::Remains> Connections::end(const Status& why, bool unl
   for (const auto& each : slots_) {
     if (each.stream) remains.streams.push_back(each.stream);
   }
+  remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
+  remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
+  bulk_.held.clear();
   remains.calls.swap(calls_);
   remains.buffers.swap(buffers_);
   return remains;

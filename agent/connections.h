@@ -24,6 +24,7 @@
 #include "agent/liveness.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
+#include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
@@ -67,8 +68,10 @@ class Connections final {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   /// Returns Ok, or why the link has ended.
   [[nodiscard]] Status status() const;
-  /// Returns the connection's stream if it is up, else null.
+  /// Returns the stream of a connection for calls if it is up, else null.
   [[nodiscard]] Stream stream(ConnectionRole role) const;
+  /// Returns whether this is a bulk connection on which the peer sends.
+  [[nodiscard]] bool reads_bulk(const FrameStream& stream) const;
   /// Returns the stream of the peer's requests if this side has not dialled one of its own, else null.
   [[nodiscard]] Stream only_incoming() const;
   /// Returns the streams that are up.
@@ -90,7 +93,8 @@ class Connections final {
   void send_control(Bytes frame, Descriptors descriptors);
   void queue_control(Bytes frame, Descriptors descriptors);
   void write_controls();
-  /// Sends a bulk frame and its buffer on the bulk connection of this side; dials if needed.
+  /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
+  /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
   /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. False: the socket is full, and a
   /// pool thread writes the rest.
@@ -98,10 +102,19 @@ class Connections final {
                 Descriptors descriptors = {});
   /// Runs on the reactor thread: writes what is queued. Returns whether anything was.
   bool flush();
-  /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer.
+  /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer. On a bulk
+  /// connection, which the caller has taken, it then writes the buffers that wait.
   void finish_writes(const Stream& stream);
   /// Sends goodbye on the calls connections.
   void say_goodbye();
+
+  // --- receiving bulk data -------------------------------------------------------------------------------------------
+  /// Reads a bulk connection of the peer's. Runs on a pool thread that does not lead, so it may take long. Reads until
+  /// no bytes have come for 2 ms (the stream is then armed again), or until a frame has no destination yet
+  /// (resume_bulk() continues then).
+  void read_bulk(const Stream& stream);
+  /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
+  void resume_bulk();
 
   // --- making connections (Engine::dial, the acceptor)
   // -----------------------------------------------------------------
@@ -111,7 +124,7 @@ class Connections final {
   Stream attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
                 const std::shared_ptr<Session>& session);
   /// Sends everything that waited for the connection: attaching -> up. New messages queue behind until then.
-  void send_waiting(ConnectionRole role, const Stream& stream);
+  void send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello);
   /// Starts a thread that dials the calls connection of this side, if it is absent.
   void dial();
   /// Asks before each attempt to dial. False: the attempt is not needed any more, because there is such a connection,
@@ -158,11 +171,14 @@ class Connections final {
   enum class State : std::uint8_t { absent, dialling, attaching, up };
   struct Slot {
     State state = State::absent;
-    Stream stream;  // null unless it is up
+    Stream stream;  // null unless it is up; the streams for bulk data are in bulk_
   };
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   bool begin_dialling(ConnectionRole role);
+  bool begin_another_bulk_dial();
+  bool go_on_writing(const Stream& stream);
+  void write_bulk(const Stream& stream, Bytes frame, FrameStream::Part part);
   void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;
@@ -175,7 +191,9 @@ class Connections final {
   mutable Mutex mutex_;  // guards the members down to writing_, and the changes of those above
   std::shared_ptr<Session> session_;
   std::array<Slot, 4> slots_;
-  std::deque<UnsentCall> calls_;  // what waits for a connection of this side
+  BulkStreams bulk_;
+  std::uint64_t bulk_resumes_ = 0;  // destinations registered so far for bulk bytes
+  std::deque<UnsentCall> calls_;    // what waits for a connection of this side
   std::deque<std::pair<Bytes, FrameStream::Part>> buffers_;
   std::deque<std::pair<Bytes, Descriptors>> controls_;
   int connecting_ = 0;  // threads in connect()

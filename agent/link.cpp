@@ -98,7 +98,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   auto& pool = *engine_->pool;
   const auto watch = is_out(role) ? Pool::Watch::closing : is_bulk(role) ? Pool::Watch::blocking : Pool::Watch::always;
   pool.add(stream->fd(), std::make_shared<ReadableConnection>(weak_from_this(), stream, role), watch);
-  connections_.send_waiting(role, stream);
+  connections_.send_waiting(role, stream, hello);
   if (role == ConnectionRole::calls_out) offer_ring(stream, hello);
   if (closed()) {  // close() may have run without seeing this stream
     pool.remove(stream->fd());
@@ -118,7 +118,7 @@ void Link::on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& 
     case ConnectionRole::bulk_out:
       return on_bulk_out_readable(stream);
     case ConnectionRole::bulk_in:
-      return on_bulk_readable(stream);
+      return connections_.read_bulk(stream);
   }
 }
 
@@ -168,7 +168,8 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : remains->calls) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  incoming_calls_.cancel_all();
+  // An idempotent call goes on: its caller asks for the answer over the session's next link.
+  incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed);
   untaken_replies_.close();
   resume_requests();
   pool.start_waiting(this);
@@ -221,39 +222,10 @@ void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   stream->end_read();
 }
 
-/// Runs on a pool thread that does not lead, so it may take long. Reads until no bytes have come for 2 ms (the stream
-/// is then armed again), or until a frame has no destination yet (resume_bulk() continues then).
-void Link::on_bulk_readable(const std::shared_ptr<FrameStream>& stream) {
-  while (stream->begin_read()) {
-    const auto resumes = bulk_resumes_.load();
-    auto progress = FrameStream::Progress::some;
-    while (progress == FrameStream::Progress::some) {
-      progress = stream->read_some(*this);
-      if (progress == FrameStream::Progress::none) {
-        pollfd readable{stream->fd(), POLLIN, 0};
-        if (::poll(&readable, 1, 2) > 0) progress = FrameStream::Progress::some;
-      }
-    }
-    if (progress == FrameStream::Progress::closed) close(stream->status());
-    stream->end_read();
-    if (progress == FrameStream::Progress::none) engine_->pool->arm(stream->fd());
-    if (progress != FrameStream::Progress::held) return;
-    bulk_held_ = true;
-    if (bulk_resumes_ == resumes || !bulk_held_.exchange(false)) return;
-  }
-}
-
-void Link::resume_bulk() {
-  ++bulk_resumes_;
-  if (!bulk_held_.exchange(false)) return;  // no reader waits for a destination
-  const auto stream = connections_.stream(ConnectionRole::bulk_in);
-  if (stream) engine_->pool->submit_long([self = shared_from_this(), stream] { self->on_bulk_readable(stream); });
-}
-
 Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                                         Descriptors descriptors) {
   if (header.kind == wire::Kind::bulk) {
-    if (connections_.stream(ConnectionRole::bulk_in).get() != &stream)
+    if (!connections_.reads_bulk(stream))
       return Status(Code::protocol_error, "a bulk frame arrived on a connection for calls");
     return channels_.on_bulk(stream, header);
   }

@@ -98,7 +98,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void write_controls() { connections_.write_controls(); }
   void send_bulk(Bytes frame, FrameStream::Part part) { connections_.send_bulk(std::move(frame), std::move(part)); }
   /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
-  void resume_bulk();
+  void resume_bulk() { connections_.resume_bulk(); }
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const { return connections_.local(); }
   /// Returns the transport of calls to the peer: "ring", "unix" or "tcp". If it is not "ring", sets `why_no_ring`.
@@ -158,7 +158,6 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   bool close(const Status& status, Loss loss, bool unless_awaited);
   void take_last_replies();
-  void on_bulk_readable(const std::shared_ptr<FrameStream>& stream);
   void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 
   Status on_request(const wire::Frame& frame, ReplyRoute route);
@@ -177,6 +176,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void withdraw_ring();
   void drop_rings();
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
+  bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
@@ -198,9 +198,6 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
-
-  std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
-  std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
 };
 
 }  // namespace tensorferry

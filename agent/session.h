@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "agent/agent.h"
+#include "agent/execution_record.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
@@ -52,6 +53,9 @@ class Session final {
   void note_dial(bool succeeded) noexcept { hard_to_dial_ = !succeeded; }
   [[nodiscard]] bool is_hard_to_dial() const noexcept { return hard_to_dial_; }
 
+  /// Returns the record of the peer's idempotent calls to this agent.
+  [[nodiscard]] ExecutionRecord& executions() noexcept { return executions_; }
+
   /// Marks the peer as dead. True for the first caller, who reports it.
   bool bury() noexcept { return !dead_.exchange(true); }
   [[nodiscard]] bool dead() const noexcept { return dead_.load(); }
@@ -63,6 +67,7 @@ class Session final {
   mutable Mutex mutex_;  // guards the next two
   FileDescriptor process_;
   std::optional<Record> record_;
+  ExecutionRecord executions_;
 };
 
 }  // namespace tensorferry
