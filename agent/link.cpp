@@ -652,6 +652,7 @@ bool Link::tick(Clock::time_point now) {
 /// life, also in the middle of a frame. So are bytes that the peer takes, because they hold up the pings behind them;
 /// the kernel of a stopped peer takes pings, and a stopped peer counts as silent.
 bool Link::keep_alive(Clock::time_point now) {
+  calls_.reader().read_late_replies();
   if (closed() || local() || incarnation() == 0) return !closed();
   const auto interval = std::chrono::duration_cast<Clock::duration>(engine_->options.heartbeat);
   TcpMoved moved;
