@@ -20,6 +20,9 @@ class Reply::State final {
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
+  /// Returns whether this is the reply of an idempotent call's execution, which must be recorded.
+  [[nodiscard]] bool runs_once() const noexcept { return incoming->session != nullptr; }
+  void record(Result<Message> answer) const { incoming->session->executions().end(incoming->key, std::move(answer)); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -41,8 +44,10 @@ void Reply::send(Message message) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
+  if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
   if (late)
-    state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
+    state->link->refuse(state->route, too_late);
   else
     state->link->answer(state->route, std::move(message));
   state->link->end_incoming(state->route.call, *state->incoming);
@@ -51,6 +56,7 @@ void Reply::send(Message message) {
 void Reply::fail(Status status) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
+  if (state->runs_once()) state->record(status);
   state->link->refuse(state->route, status);
   state->link->end_incoming(state->route.call, *state->incoming);
 }
@@ -63,6 +69,7 @@ bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
   const auto& incoming = *state_->incoming;
   if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
+  if (incoming.key != 0) return false;  // another link may ask for the answer
   return state_->route.ring && state_->route.ring->abandoned(state_->route.slot);
 }
 
@@ -122,10 +129,11 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   for (const auto& record : frame.buffers) bytes = plus(bytes, record.bytes);
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(Clock::now() + Milliseconds(header.remaining_ms)) : std::nullopt;
-  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes);
+  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
   if (!begun) return refuse_request(stream, frame, route, begun.status());
   auto incoming = std::move(*begun);
-  if (closed()) incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
+  if (closed() && incoming->key == 0)
+    incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
@@ -133,9 +141,10 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(stream, frame, {},
                     [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
-                     spilled](Status status, Received received) mutable {
+                     spilled, key = frame.idempotency](Status status, Received received) mutable {
                       if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
                       if (!status.ok()) return reply->fail(std::move(status));
+                      if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
                       if (!incoming->order_ticket) {
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
                                               std::move(incoming), std::move(*reply));
@@ -147,6 +156,20 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                           });
                     });
   return {};
+}
+
+/// Returns whether an idempotent call is to run. If not, the reply has been taken care of.
+bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply) {
+  if (key.receiver != 0 && key.receiver != engine_->self.incarnation) {
+    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->self.name +
+                                           "\" was restarted since. The call may have run once"});
+    return false;
+  }
+  const auto session = this->session();
+  auto cancel = [self = shared_from_this(), incoming] { self->incoming_calls_.cancel(*incoming); };
+  if (!session->executions().admit(key, reply, std::move(cancel))) return false;
+  incoming->session = session;
+  return true;
 }
 
 /// Answers a request that was not taken in. A protocol error is returned, and closes the link.
@@ -188,24 +211,24 @@ void Link::hold_requests() {
   std::shared_ptr<FrameStream> stream;
   std::shared_ptr<IncomingRing> ring;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (requests_held_.exchange(true)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     ring = ring_in_;
     pause_handlers(true);
     if (ring) ring->hold(true);
   }
   if (stream) engine_->pool->disarm(stream->fd());
-  engine_->reactor->kick();
+  activate();
   if (closed()) resume_requests();
 }
 
 void Link::resume_requests() {
   std::shared_ptr<FrameStream> stream;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (!requests_held_.exchange(false)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     pause_handlers(false);
     if (ring_in_) ring_in_->hold(false);
   }

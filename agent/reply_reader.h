@@ -14,7 +14,7 @@
 
 #include "agent/call_state.h"
 #include "agent/transport/frame_stream.h"
-#include "base/file_descriptor.h"
+#include "agent/transport/nudge.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
@@ -65,7 +65,7 @@ class ReplyReader final {
   std::vector<Call::State*> sleepers_;  // calls whose threads sleep until they may read
   bool armed_ = false;                  // the pool is to read the stream
   bool missed_ = false;                 // the pool met an event while a caller read: arm again for the unread rest
-  const FileDescriptor nudge_;          // eventfd: wakes a reader out of poll()
+  Nudge nudge_;                         // wakes a reader out of poll()
 
   static inline thread_local const ReplyReader* reading_ = nullptr;  // whose replies this thread takes
 };

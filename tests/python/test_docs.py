@@ -193,6 +193,21 @@ def test_pages_name_files_that_exist() -> None:
     assert not stale, "pages name files that do not exist"
 
 
+def test_the_page_of_failures_names_tests_that_exist() -> None:
+    cases = {
+        f"{suite}.{name}"
+        for text in sources("tests").values()
+        for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)
+    }
+    cases |= {name for text in sources("tests").values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    rows = re.findall(r"^\| (?!what happens|-)(.*) \|$", (ROOT / "docs/failures.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(\w+\.\w+|test_\w+)`", row.split(" | ")[-1])
+        assert named, f"no test is named: {row}"
+        assert set(named) <= cases, f"no such test: {set(named) - cases}"
+
+
 def test_the_hosted_workflow_has_every_step() -> None:
     steps = subprocess.run([ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
     matrix = re.search(r"^ +step: \[(.*)\]$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
