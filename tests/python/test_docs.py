@@ -85,8 +85,8 @@ def test_environment_page_has_every_variable_that_tests_and_scripts_read() -> No
 
 # The folders of the house whose dependencies the build or the #includes show.
 LIBRARIES = (
-    "base", "channels", "converters", "agent", "rpc/core", "rpc/cpp", "rpc/member", "rpc", "include", "python/csrc",
-    "contrib/tensorpipe",
+    "base", "channels", "converters", "agent", "rpc/core", "rpc/cpp", "rpc/member", "rpc/torch", "rpc", "include",
+    "python/csrc", "contrib/tensorpipe",
 )  # fmt: skip
 FOR_PROGRAMS = "include/tensorferry/channel.h"  # gathers headers of other folders; no library includes it
 
@@ -109,7 +109,8 @@ def dependencies() -> set[tuple[str, str]]:
     for folder in LIBRARIES:
         lists = ROOT / folder / "CMakeLists.txt"
         text = lists.read_text() if lists.exists() else ""
-        for name, rest in re.findall(r"tensorferry_(?:library|python_module)\(\s*(\w*)([^)]*)\)", text):
+        made = r"tensorferry_(?:library|python_module|python_extension)"
+        for name, rest in re.findall(made + r"\(\s*(\w*)([^)]*)\)", text):
             owners.setdefault(name, folder)
             links += [(folder, used) for used in re.findall(r"\btensorferry_\w+", rest.partition("LINK")[2])]
     assert owners, "no targets found"
