@@ -31,7 +31,6 @@ bool OutgoingRing::serve_one() {
 }
 
 void RingCalls::open(std::shared_ptr<OutgoingRing> ring) {
-  calls_.resize(CallRing::slots);
   ring_ = std::move(ring);
   open_.store(true, std::memory_order_release);
 }
@@ -43,6 +42,7 @@ bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
   call->slot = *slot;
   {
     const std::lock_guard lock(mutex_);
+    if (calls_.size() <= slot->index) calls_.resize(slot->index + 1);  // low indices come first
     calls_[slot->index] = call;
   }
   call->in_ring.store(true, std::memory_order_seq_cst);
@@ -59,7 +59,7 @@ void RingCalls::on_done(SlotId slot) {
   std::shared_ptr<Call::State> call;
   {
     const std::lock_guard lock(mutex_);
-    call = calls_[slot.index].lock();
+    if (slot.index < calls_.size()) call = calls_[slot.index].lock();
   }
   if (call && call->slot.generation == slot.generation) take(call);
 }

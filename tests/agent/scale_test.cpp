@@ -106,6 +106,8 @@ TEST_P(ManyPeers, CostLittleWhileTheyAreIdle) {
     peers[static_cast<std::size_t>(i)]->wait();
     call_all("crowd" + std::to_string(i) + "_", each);
   }
+  // On one host, the peer's process has a descriptor too.
+  const double most_descriptors = transport == "ring" ? 4.05 : 3.05;
   Cost cost;
   const auto is_small = [&] {  // memory is given back, and threads end, after a while
     const auto now = cost_now();
@@ -114,7 +116,7 @@ TEST_P(ManyPeers, CostLittleWhileTheyAreIdle) {
     const double stores = 2.0 * crowds;
     cost = {(now.kilobytes - before.kilobytes) / count, (now.descriptors - before.descriptors - stores) / count,
             (now.threads - before.threads) / count};
-    return cost.kilobytes < 64 && cost.descriptors < 3.05 && cost.threads < 0.1;
+    return cost.kilobytes < 64 && cost.descriptors < most_descriptors && cost.threads < 0.1;
   };
   EXPECT_TRUE(eventually(is_small, std::chrono::seconds(30)));
   std::printf("%d idle peers by %s: %.1f KiB, %.2f descriptors, %.2f threads each\n", crowds * each, transport.c_str(),
