@@ -1,5 +1,6 @@
 #include "rpc/torch/rpc_agent.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/rpc/request_callback.h>
 #include <torch/csrc/distributed/rpc/utils.h>
@@ -94,6 +95,14 @@ std::chrono::milliseconds milliseconds_of(float seconds) {
 
 }  // namespace
 
+/// A request whose answer has not come.
+struct TorchRpcAgent::PendingSend {
+  explicit PendingSend(c10::intrusive_ptr<JitFuture> f) : future(std::move(f)) {}
+  const c10::intrusive_ptr<JitFuture> future;
+  std::atomic_flag done;  // the reply and the time-out compete to complete the future
+  std::optional<Timeouts::Key> timeout;
+};
+
 /// The workers of the group, by name and by id. References stay valid after a worker has left. Thread-safe.
 class TorchRpcAgent::Workers final {
  public:
@@ -112,13 +121,13 @@ class TorchRpcAgent::Workers final {
   [[nodiscard]] const WorkerInfo& find(const std::string& name) const {
     const std::lock_guard lock(mutex_);
     const auto found = by_name_.find(name);
-    TORCH_CHECK(found != by_name_.end(), "Unknown destination worker ", name);
+    TORCH_CHECK(found != by_name_.end(), "could not find destination: unknown destination worker ", name);
     return *found->second;
   }
   [[nodiscard]] const WorkerInfo& find(rpc::worker_id_t id) const {
     const std::lock_guard lock(mutex_);
     const auto found = by_id_.find(id);
-    TORCH_CHECK(found != by_id_.end(), "Unknown destination worker id ", id);
+    TORCH_CHECK(found != by_id_.end(), "could not find destination: unknown destination worker id ", id);
     return *found->second;
   }
   [[nodiscard]] std::vector<WorkerInfo> list() const {
@@ -203,6 +212,7 @@ void TorchRpcAgent::shutdownImpl() {
     started_.notify_all();
   }
   member_->leave();
+  timeouts_.stop();
 }
 
 bool TorchRpcAgent::await_start() {
@@ -230,17 +240,9 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   TORCH_CHECK(rpcAgentRunning_.load(), "Node ", RpcAgent::getWorkerInfo().id_, " tried to send() a message of type ",
               message->type(), " but RPC is no longer running on this node.");
   auto timeout = timeout_seconds == rpc::kUnsetRpcTimeout ? getRpcTimeout() : milliseconds_of(timeout_seconds);
-  const auto whole_timeout = timeout;
   if (timeout_seconds > 0) timeout = std::max(timeout, std::chrono::milliseconds(1));
-  if (faults_) {
-    const auto& payload = message->payload();
-    if (faults_->fails(message->type(), {payload.data(), payload.size()}))
-      return failed_future(error_of(rpc::makeRPCError("Send attempt failed intentionally", rpc::INTENTIONAL_FAILURE)));
-    const auto delay = faults_->delay(message->type());
-    std::this_thread::sleep_for(delay);
-    if (timeout.count() != 0 && delay >= timeout) return failed_future(timed_out(timeout));
-    if (timeout.count() != 0) timeout -= delay;
-  }
+  if (faults_ && faults_->fails(message->type(), {message->payload().data(), message->payload().size()}))
+    return failed_future(error_of(rpc::makeRPCError("Send attempt failed intentionally", rpc::INTENTIONAL_FAILURE)));
   const auto own_map = map_to(to.name_);
   const auto& map = device_map.empty() ? own_map : device_map;
   if (const auto missing = missing_mapping(*message, map, to.name_, false); !missing.empty())
@@ -249,48 +251,60 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   if (!encoded.ok()) TORCH_CHECK(false, encoded.status().text());
 
   RawCallOptions options;
-  options.timeout = timeout;
+  options.timeout = Milliseconds(0);  // Timeouts says why
   options.arguments = placement_of(map);
   options.results = inverse_of(own_map);
-  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get(), getDevices());
+  auto pending = std::make_shared<PendingSend>(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), getDevices()));
+  auto future = pending->future;
+  const auto began = Clock::now();
+  const auto start_timeout = [&] {
+    if (timeout.count() == 0 || pending->timeout) return;
+    pending->timeout = timeouts_.add(began + timeout, [pending, timeout] {
+      if (!pending->done.test_and_set()) pending->future->setError(timed_out(timeout));
+    });
+  };
+  if (const auto delay = faults_ ? faults_->delay(message->type()) : Milliseconds(0); delay.count() != 0) {
+    start_timeout();
+    std::this_thread::sleep_for(delay);
+  }
   ++member_->unread;
   auto call = member_->agent().call(to.name_, served_name, *std::move(encoded), std::move(options));
   thread_local CallPattern pattern;
   const bool counts = is_call(message->type());
   if (counts && pattern.expects_wait()) {
     if (call.wait(Clock::now() + longest_wait_in_send)) {
-      complete(*future, call.take(), whole_timeout);
+      complete(*pending, call.take());
       return future;
     }
     pattern.slow();
   } else if (counts) {
     pattern.leave(future);
   }
-  call.on_done([self = shared_from_this(), future, call, whole_timeout](Result<Received> reply) {
+  start_timeout();
+  call.on_done([self = shared_from_this(), pending, call](Result<Received> reply) {
     self->prepare_thread();
-    self->complete(*future, std::move(reply), whole_timeout);
+    self->complete(*pending, std::move(reply));
   });
   return future;
 }
 
-void TorchRpcAgent::complete(JitFuture& future, Result<Received> reply, std::chrono::milliseconds timeout) {
-  if (!reply.ok()) {
-    const auto status = reply.status();
-    future.setErrorIfNeeded(status.code() == Code::deadline_exceeded ? timed_out(timeout) : error_of(status.text()));
-  } else {
-    const CurrentStreams streams(*converters_, reply->buffers);
-    auto decoded = decode(*reply, *converters_);
-    if (!decoded.ok()) {
-      future.setErrorIfNeeded(error_of(decoded.status().text()));
-    } else if (decoded->message->type() == rpc::EXCEPTION) {
-      const auto& text = decoded->message->payload();
-      future.setErrorIfNeeded(error_of({text.begin(), text.end()}));
-    } else {
-      future.markCompleted(std::move(decoded->message), std::move(decoded->device_storages));
-    }
-  }
-  // The callbacks of the future have run. Before, they may have made calls, for which join() must wait too.
+void TorchRpcAgent::complete(PendingSend& pending, Result<Received> reply) {
+  if (pending.timeout) timeouts_.remove(*pending.timeout);
+  if (!pending.done.test_and_set()) set_result(*pending.future, std::move(reply));
+  // The callbacks of the future have run. They may have made calls, for which join() must wait too.
   --member_->unread;
+}
+
+void TorchRpcAgent::set_result(JitFuture& future, Result<Received> reply) const {
+  if (!reply.ok()) return future.setError(error_of(reply.status().text()));
+  const CurrentStreams streams(*converters_, reply->buffers);
+  auto decoded = decode(*reply, *converters_);
+  if (!decoded.ok()) return future.setError(error_of(decoded.status().text()));
+  if (decoded->message->type() == rpc::EXCEPTION) {
+    const auto& text = decoded->message->payload();
+    return future.setError(error_of({text.begin(), text.end()}));
+  }
+  future.markCompleted(std::move(decoded->message), std::move(decoded->device_storages));
 }
 
 // ---- calls served here
@@ -302,6 +316,12 @@ void TorchRpcAgent::serve(Request request, Reply reply) {
   auto decoded = decode(request.arguments, *converters_);
   if (!decoded.ok()) return reply.fail(decoded.status());
   auto& message = *decoded->message;
+  // After one profiled request, torch would record nothing of the next one on the same thread.
+  std::optional<at::ThreadLocalStateGuard> clean;
+  if (message.type() == rpc::RUN_WITH_PROFILING_REQ) {
+    thread_local const at::ThreadLocalState unused_thread;
+    clean.emplace(unused_thread);
+  }
   c10::intrusive_ptr<JitFuture> result;
   try {
     result = (*cb_)(message, streams_for(request.arguments.buffers));

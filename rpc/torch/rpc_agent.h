@@ -21,6 +21,7 @@
 #include "rpc/member/member.h"
 #include "rpc/torch/faults.h"
 #include "rpc/torch/message.h"
+#include "rpc/torch/timeouts.h"
 
 namespace tensorferry::torch_rpc {
 
@@ -88,10 +89,12 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
 
  private:
   class Workers;
+  struct PendingSend;
 
   void serve(Request request, Reply reply);
   void answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply);
-  void complete(JitFuture& future, Result<Received> reply, std::chrono::milliseconds timeout);
+  void complete(PendingSend& pending, Result<Received> reply);
+  void set_result(JitFuture& future, Result<Received> reply) const;
   void prepare_thread() const;
   bool await_start();
   std::vector<c10::Stream> streams_for(const std::vector<Buffer>& buffers) const;
@@ -104,6 +107,8 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   TorchRpcSettings settings_;                    // the maps and devices are guarded by groups_mutex_
   const std::unique_ptr<FaultInjector> faults_;  // null: none
   const std::unique_ptr<Workers> workers_;
+
+  Timeouts timeouts_;
 
   mutable std::mutex groups_mutex_;
   std::vector<std::unique_ptr<const std::vector<c10::Device>>> devices_;  // the last one counts; callers hold others
