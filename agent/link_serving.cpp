@@ -211,24 +211,24 @@ void Link::hold_requests() {
   std::shared_ptr<FrameStream> stream;
   std::shared_ptr<IncomingRing> ring;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (requests_held_.exchange(true)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     ring = ring_in_;
     pause_handlers(true);
     if (ring) ring->hold(true);
   }
   if (stream) engine_->pool->disarm(stream->fd());
-  engine_->reactor->kick();
+  activate();
   if (closed()) resume_requests();
 }
 
 void Link::resume_requests() {
   std::shared_ptr<FrameStream> stream;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (!requests_held_.exchange(false)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     pause_handlers(false);
     if (ring_in_) ring_in_->hold(false);
   }
