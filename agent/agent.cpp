@@ -11,6 +11,7 @@
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "channels/pinned_bytes.h"
 
 namespace tensorferry {
 
@@ -328,6 +329,7 @@ Counters RawAgent::counters() const {
     add(counters.bytes_sent, name, engine.bytes_sent[i]);
     add(counters.bytes_received, name, engine.bytes_received[i]);
   }
+  counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }
 

@@ -259,6 +259,7 @@ struct RawAgentOptions {
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
+  std::uint64_t pinned_bytes = 0;  // page-locked host memory of the whole process, for GPUs
 };
 
 /// The channels between one local device and one device of a peer, and the transport of calls to that peer.

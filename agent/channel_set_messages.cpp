@@ -40,6 +40,7 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
   bool last = false;            // no other channel will be asked for this buffer
+  bool interim = false;         // a faster channel will probably carry later buffers
   bool spill = false;           // this buffer holds the records of all others
   std::size_t inline_room = 0;  // bytes left in the frame for inline buffers
 
@@ -62,6 +63,7 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
     if (!copies_.empty()) copier_->copy(copies_);
   }
   [[nodiscard]] bool last_resort() const override { return last; }
+  [[nodiscard]] bool for_now() const override { return interim; }
   [[nodiscard]] bool leads() const override { return spill; }
 
  private:
@@ -92,10 +94,12 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
   std::string reasons;
   bool fell_back = false;  // a faster channel failed; a channel that is still being probed does not count
   const auto& order = this->order({buffer.device, destination});
+  builder.interim = false;
   for (auto* binding : order.bindings) {
     if (!require.empty() && binding->name() != require) continue;
     if (const auto state = binding->state(); state != ChannelBinding::State::usable) {
       fell_back = fell_back || state == ChannelBinding::State::failed;
+      builder.interim = builder.interim || state == ChannelBinding::State::probing;
       reasons += std::string("\n  ") + std::string(binding->name()) + ": " + binding->reason();
       continue;
     }
@@ -103,6 +107,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     auto offer = binding->channel->offer(buffer, sharing, builder, [held](const Status&) {});
     if (auto* refusal = std::get_if<Refusal>(&offer)) {
       fell_back = fell_back || !refusal->passing;
+      builder.interim = builder.interim || refusal->passing;
       reasons += std::string("\n  ") + std::string(binding->name()) + ": " + refusal->reason;
       continue;
     }

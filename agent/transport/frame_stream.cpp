@@ -276,14 +276,23 @@ std::ptrdiff_t FrameStream::receive() {
   }
   const auto got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got <= 0) return got;
+  std::size_t received = 0;
   for (auto* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
       FileDescriptor descriptor(fd);
-      if (descriptors_.size() < max_descriptors) descriptors_.push_back(std::move(descriptor));
+      if (descriptors_.size() == max_descriptors) continue;
+      descriptors_.push_back(std::move(descriptor));
+      ++received;
     }
+  }
+  // At RLIMIT_NOFILE the system drops descriptors. One call receives those of one frame at most; the frame then comes
+  // without any, and the channel of its message copes.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    descriptors_.resize(descriptors_.size() - received);
+    if (descriptors_.size() < max_descriptors) descriptors_.emplace_back();
   }
   const auto straight = std::min(static_cast<std::size_t>(got), direct);
   end_ += static_cast<std::size_t>(got) - straight;
@@ -344,14 +353,16 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
       }
       error = {Code::protocol_error, "malformed frame: it has a body on a bulk connection"};
     }
-    if (error.ok() && header->descriptors > descriptors_.size()) {
+    const bool dropped = error.ok() && header->descriptors > 0 && !descriptors_.empty() && !descriptors_.front();
+    if (error.ok() && !dropped && header->descriptors > descriptors_.size()) {
       error = {Code::protocol_error, "malformed frame: it names file descriptors that did not arrive"};
     }
     if (error.ok()) {
       Descriptors descriptors;
-      for (int i = 0; i < header->descriptors; ++i)
+      const std::ptrdiff_t taken_ones = dropped ? 1 : header->descriptors;
+      for (std::ptrdiff_t i = 0; i < taken_ones && !dropped; ++i)
         descriptors.push_back(std::move(descriptors_[static_cast<std::size_t>(i)]));
-      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + header->descriptors);
+      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + taken_ones);
       unclaimed_ = header->trailing;
       const auto taken =
           sink.on_frame(*this, *header, bytes.subspan(wire::Header::size, header->length), std::move(descriptors));

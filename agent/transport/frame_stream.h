@@ -169,8 +169,8 @@ class FrameStream final {
   std::size_t begin_ = 0, end_ = 0;
   std::deque<Incoming> behind_;
   std::uint64_t unclaimed_ = 0;  // trailing bytes of the current frame that no read() asked for: dropped after behind_
-  std::vector<FileDescriptor> descriptors_;
-  int low_water_mark_ = 1;  // SO_RCVLOWAT
+  std::vector<FileDescriptor> descriptors_;  // an empty one stands for all of a frame, which the system has dropped
+  int low_water_mark_ = 1;                   // SO_RCVLOWAT
 };
 
 }  // namespace tensorferry

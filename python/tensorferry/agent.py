@@ -95,6 +95,7 @@ class Counters:
         objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
         references_given: references that peers hold on those objects now.
         references_held: references that this agent holds now on objects of peers, by the owner's name.
+        pinned_bytes: page-locked host memory that this process holds now to copy tensors of GPUs through.
 
     Example::
 
@@ -109,6 +110,7 @@ class Counters:
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)
+    pinned_bytes: int = 0
 
 
 _living: set[Agent] = set()  # keeps every agent alive until it leaves, even if the program drops it

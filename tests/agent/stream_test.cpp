@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -294,6 +295,64 @@ TEST_F(Streams, AFrameWithMissingFileDescriptorsClosesTheStream) {
   a->send(frame_of(Kind::control, "x", 0, 1), {}, {}, true);
   EXPECT_EQ(drain(*b, sink), FrameStream::Progress::closed);
   EXPECT_EQ(b->status().code(), Code::protocol_error);
+}
+
+/// At RLIMIT_NOFILE the system drops descriptors that arrive. Only their frame goes without them.
+TEST_F(Streams, DescriptorsThatTheSystemDropsAreMissingInTheirFrameAlone) {
+  connect();
+  const auto pipes = [](std::size_t count) {
+    Descriptors all;
+    while (all.size() < count) {
+      int fds[2];
+      EXPECT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+      ::close(fds[1]);
+      all.emplace_back(fds[0]);
+    }
+    return all;
+  };
+  a->send(frame_of(Kind::control, "all", 0, 2), {}, pipes(2), true);
+  flow(1);
+  a->send(frame_of(Kind::control, "dropped", 0, 2), {}, pipes(2), false);
+  a->send(frame_of(Kind::control, "none", 0, 0), {}, {}, false);
+  a->send(frame_of(Kind::control, "later", 0, 1), {}, pipes(1), false);
+  EXPECT_TRUE(a->write_some());  // the sender's copies of the descriptors are closed
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<FileDescriptor> fill;
+  const auto lowest = [] { return FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+  fill.push_back(lowest());
+  const rlimit few{static_cast<rlim_t>(fill.back().get()) + 2, before.rlim_max};  // room for one descriptor
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (true) {
+    fill.push_back(lowest());
+    if (!fill.back()) break;
+  }
+  fill.pop_back();
+  if (!fill.empty()) fill.pop_back();
+  Recorder& seen = sink;
+  (void)b->read_some(seen);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  flow(4);
+  ASSERT_EQ(sink.frames, (std::vector<std::string>{"all", "dropped", "none", "later"}));
+  EXPECT_EQ(sink.descriptors[0].size(), 2U);
+  EXPECT_TRUE(sink.descriptors[1].empty());
+  EXPECT_TRUE(sink.descriptors[2].empty());
+  EXPECT_EQ(sink.descriptors[3].size(), 1U);
+}
+
+/// Control messages are written by threads that may hold locks.
+TEST_F(Streams, WhatAWriteCompletesCanBeLeftToAnotherThread) {
+  connect();
+  std::atomic<int> written{0};
+  a->send(frame_of(Kind::request, "m", 100), parts_of({patterned(100)}, &written), {}, false);
+  a->queue(frame_of(Kind::control, "c"), {});
+  EXPECT_TRUE(a->corked());
+  std::vector<FrameStream::Written> apart;
+  EXPECT_TRUE(a->write_some(&apart));
+  EXPECT_EQ(written, 0);
+  FrameStream::complete_all(apart);
+  EXPECT_EQ(written, 1);
+  flow(2);
 }
 
 TEST_F(Streams, UnannouncedFileDescriptorsAreClosed) {
