@@ -8,6 +8,7 @@
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "agent/transport/long_slice.h"
 #include "base/text.h"
 #include "channels/completion.h"
 
@@ -248,6 +249,7 @@ void Connections::finish_writes(const Stream& stream) {
     writing_.push_back(stream);
   }
   link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
+    const LongSlice slice;
     do {
       while (!stream->closed() && !stream->write_some()) {
         pollfd writable{stream->fd(), POLLOUT, 0};
@@ -294,6 +296,7 @@ void Connections::say_goodbye() {
 // ---- Bulk data that arrives
 
 void Connections::read_bulk(const Stream& stream) {
+  const LongSlice slice;
   while (stream->begin_read()) {
     const auto resumes = [this] {
       const std::lock_guard lock(mutex_);

@@ -87,7 +87,12 @@ std::shared_ptr<Link> Engine::link_of(const wire::Hello& peer, bool gone) {
       old = std::move(it->second);
       links.erase(it);
     }
-    if (!leaving) links.emplace(peer.name, Link::make(shared_from_this(), {peer.name, -1, 0}, nullptr));
+    // Calls may wait in the new link before it has the connection, and also if it refuses the connection.
+    const auto session = sessions.find(peer.name);
+    const bool goes_on = session != sessions.end() && session->second->peer().incarnation == peer.incarnation;
+    if (!leaving) {
+      links.emplace(peer.name, Link::make(shared_from_this(), {peer.name, -1, 0}, goes_on ? session->second : nullptr));
+    }
   }
   if (old && old->incarnation() == peer.incarnation) old->close({Code::connection_lost, "it dialled again"});
   if (old && old->incarnation() != peer.incarnation)

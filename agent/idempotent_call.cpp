@@ -91,7 +91,7 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
   if (result.ok() || attempt.refused) return finish(std::move(result));
   const auto why = result.status();
   if (may_try_again(attempt, why)) {
-    reached_ = attempt.link->session();
+    if (const auto session = attempt.link->session()) reached_ = session;
     if (engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); })) return;
   }
   // The peer that may have run the call is gone, whatever the last attempt met: the name may be free by now.
@@ -102,7 +102,8 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
 bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {
   if (why.code() != Code::connection_lost || engine_->leaving) return false;
   if (call_->deadline && Clock::now() >= *call_->deadline) return false;
-  const auto session = attempt.link->session();
+  const auto known = attempt.link->session();
+  const auto& session = known ? known : reached_;  // none: the link never had a connection
   if (!session || session->dead() || session->process_ended() || (reached_ && reached_ != session)) return false;
   const std::lock_guard lock(mutex_);
   return !cancelled_;

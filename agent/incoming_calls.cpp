@@ -1,5 +1,6 @@
 #include "agent/incoming_calls.h"
 
+#include <mutex>
 #include <utility>
 #include <vector>
 

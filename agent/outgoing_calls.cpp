@@ -207,6 +207,7 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
+  reader_.expect_late_reply();
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
   wire::Header header;
   header.kind = wire::Kind::cancel;

@@ -98,13 +98,25 @@ void ReplyReader::stop_reading(const std::shared_ptr<FrameStream>& stream) {
     return;
   }
   // The pool also reads when no call is in flight, until the peer has answered the offer of a ring.
-  const bool wanted = (link_.calls().count() != 0 || !link_.ring_settled()) && !stream->closed();
+  const bool wanted = (link_.calls().count() != 0 || draining_ || !link_.ring_settled()) && !stream->closed();
   if (wanted == armed_ && !std::exchange(missed_, false)) return;
   armed_ = wanted;
   if (wanted)
     link_.engine().pool->arm(stream->fd());
   else
     link_.engine().pool->disarm(stream->fd());
+}
+
+void ReplyReader::read_late_replies() {
+  const auto stream = late_.load(std::memory_order_relaxed) ? link_.outgoing() : nullptr;
+  if (!stream) return;
+  int unread = 0;
+  ::ioctl(stream->fd(), FIONREAD, &unread);
+  {
+    const std::lock_guard lock(mutex_);
+    draining_ = unread > 0;
+  }
+  if (unread > 0) expect_frames();
 }
 
 void ReplyReader::expect_frames() {

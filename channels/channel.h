@@ -91,6 +91,9 @@ class Outgoing {
   /// Returns whether this is the last channel that the agent asks for this buffer. If so, the channel carries it even
   /// if that is slow.
   [[nodiscard]] virtual bool last_resort() const = 0;
+  /// Returns whether a channel that precedes this one in the pair's order will probably carry later buffers: it is
+  /// being probed, or refused this buffer in passing. Then it does not pay to make anything for later buffers.
+  [[nodiscard]] virtual bool for_now() const { return false; }
   /// Returns whether the buffer describes the other buffers of this message (docs/protocol.md, "Spilled"). Those may be
   /// on the bulk connection already, where the receiver reads nothing until it knows them. So if the buffer can be
   /// appended, it must not go on the bulk connection behind them, however large it is.
@@ -139,13 +142,16 @@ class Wire {
   virtual void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) = 0;
 
   /// Ends the probe that `open` began: Ok, or the reason why the pair cannot be used. May be called inside `open`. The
-  /// channel calls it once, and again with an error if a ready pair can carry no more. Tickets under way are still
-  /// pulled then.
+  /// channel calls it again if that changes: with an error if a ready pair can carry no more (tickets under way are
+  /// still pulled then), with Ok if a later probe of a pair that had failed succeeds.
   virtual void ready(Status probed) = 0;
 
   /// Returns false if this agent must share no memory with its peers. A channel that can work without shared memory
   /// then does so.
   [[nodiscard]] virtual bool may_share_memory() const { return true; }
+
+  /// Returns whether control messages can carry descriptors to this peer.
+  [[nodiscard]] virtual bool passes_descriptors() const { return true; }
 
   /// Returns the peer's name, for errors.
   [[nodiscard]] virtual std::string_view peer() const = 0;

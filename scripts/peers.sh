@@ -14,6 +14,6 @@ packages='import site; print(site.getsitepackages()[0])'
 say "installing $list into ${folder##*/}"
 while read -r requirement; do
   case $requirement in '' | '#'*) continue ;; esac
-  "$folder/bin/python" -m pip install -q --disable-pip-version-check "$requirement" || say "left out: $requirement"
+  "$folder/bin/python" -m pip install -q --disable-pip-version-check "$requirement" </dev/null || say "left out: $requirement"
 done <"$list"
 echo "$key" >"$folder/.installed"

@@ -2,10 +2,12 @@
 
 #include <array>
 #include <bitset>
+#include <cstdlib>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/mutex.h"
 #include "base/text.h"
 
@@ -156,6 +158,13 @@ CUresult copy_between(CUdeviceptr to, int to_device, CUdeviceptr from, int from_
   if (!to_context.ok() || !from_context.ok()) return CUDA_ERROR_INVALID_CONTEXT;
   allow_peer(to_device, from_device);
   return api()->memcpy_peer_async(to, *to_context, from, *from_context, bytes, stream);
+}
+
+bool few_queues() {
+  constexpr int usual = 8;
+  const std::string text(environment::value_of("CUDA_DEVICE_MAX_CONNECTIONS"));
+  const int queues = std::atoi(text.c_str());
+  return queues > 0 && queues < usual;
 }
 
 std::string without_access_to(int device) {

@@ -109,6 +109,11 @@ void allow_peer(int device, int other);
 CUresult copy_between(CUdeviceptr to, int to_device, CUdeviceptr from, int from_device, std::size_t bytes,
                       CUstream stream);
 
+/// Returns whether the environment gives this process fewer hardware queues than the driver's usual 8
+/// (CUDA_DEVICE_MAX_CONNECTIONS). Then streams are more likely to share one, and work that waits holds up all streams
+/// of its queue.
+bool few_queues();
+
 /// Returns the UUIDs of the GPUs that this process sees and to which `device` has no peer access, one after another.
 std::string without_access_to(int device);
 

@@ -1,6 +1,7 @@
 #include "channels/cuda/invalidate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -60,6 +61,13 @@ InvalidationListener::~InvalidationListener() {
 }
 
 }  // namespace cuda
+
+namespace {
+std::atomic<bool> untracked{false};
+}  // namespace
+
+void leave_cuda_memory_untracked() noexcept { untracked.store(true); }
+bool cuda_memory_is_untracked() noexcept { return untracked.load(std::memory_order_relaxed); }
 
 void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept {
   auto& all = cuda::Listeners::of_this_process();

@@ -34,6 +34,9 @@ class Flow {
   /// Makes progress after a transfer was added to the queue. Runs with no lock held.
   virtual void advance() = 0;
 
+  /// Does what send() does, under a lock of mutex_ that the caller has taken; unlocks it.
+  std::uint64_t send(Transfer transfer, std::unique_lock<Mutex>& lock);
+
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
   /// Makes the flow's stream wait for `transfer.ready`; creates the stream at first use. Call inside DeviceGuard.
   Status order_behind(const Transfer& transfer);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/mutex.h"
@@ -34,8 +36,17 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   explicit RingFlow(Direction direction, Device device, Completion broken = {})
       : Flow(direction, device, std::move(broken), 0) {}
 
-  /// Sets the ring. Call before the first transfer; later calls do nothing.
+  /// Sets the ring; does nothing if there is one.
   void use(std::shared_ptr<Ring> ring);
+  /// Sends a buffer as send() does; returns nullopt, and leaves `transfer` as it is, if there is no ring.
+  std::optional<std::uint64_t> send_by_ring(Transfer& transfer);
+  /// Drops the ring if no chunk is under way in it, at either end, and returns it; null otherwise. Until the next
+  /// use(), nothing is sent or received here.
+  std::shared_ptr<Ring> retire();
+  /// Returns the number of the next chunk. It does not change while there is no ring.
+  [[nodiscard]] std::uint64_t next();
+  /// Returns whether there is no ring, or a transfer was added within the last `time`.
+  [[nodiscard]] bool used_within(std::chrono::steady_clock::duration time);
   /// Returns the sender's GB/s in the fastest transfer so far; 0 if there was none. Only transfers of at least
   /// 2 * Ring::slots chunks count, because shorter ones do not show the receiver's pace.
   [[nodiscard]] double speed() const { return speed_.load(); }
@@ -70,6 +81,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   std::shared_ptr<Ring> ring_;          // this and the rest: guarded by mutex_
   std::deque<CopyInFlight> in_flight_;  // copies in flight, in stream order
   bool polled_ = false;
+  std::chrono::steady_clock::time_point used_;
 };
 
 }  // namespace tensorferry::cuda_basic

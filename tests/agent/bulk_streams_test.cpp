@@ -1,8 +1,12 @@
 // Large buffers in flight: the bulk connections that they go on.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
 #include <vector>
 
+#include "agent/transport/long_slice.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/raw_peer.h"
 
@@ -91,6 +95,23 @@ TEST_F(BulkConnections, ACallFailsIfItsLinkEndsWhileItsBufferWaits) {
     ASSERT_TRUE(call.wait());
     EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   }
+}
+
+/// Returns the time slice of the calling thread, in nanoseconds; 0: the kernel has none that a thread can set.
+std::uint64_t slice_of_this_thread() {
+  std::array<std::uint64_t, 6> attributes{};  // the fourth is sched_runtime
+  if (::syscall(SYS_sched_getattr, 0, attributes.data(), sizeof attributes, 0) != 0) return 0;
+  return attributes[3];
+}
+
+TEST(LongSlice, LastsAsLongAsTheObject) {
+  const auto before = slice_of_this_thread();
+  if (before == 0) GTEST_SKIP() << "this kernel has no time slices that a thread can set";
+  {
+    const LongSlice slice;
+    EXPECT_EQ(slice_of_this_thread(), 50'000'000U);
+  }
+  EXPECT_EQ(slice_of_this_thread(), before);
 }
 
 class BulkBetweenAgents : public ::testing::TestWithParam<Ways> {};

@@ -128,11 +128,17 @@ struct Ipc {
     return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});
   }
 };
+struct IpcOnHost {
+  static std::unique_ptr<Driver> make() {
+    return std::make_unique<CudaIpcDriver>(
+        cuda_ipc::CudaIpcOptions{.within_process = true, .wait = cuda_ipc::CudaIpcOptions::Wait::on_host});
+  }
+};
 struct Basic {
   static std::unique_ptr<Driver> make() { return std::make_unique<CudaBasicDriver>(); }
 };
-using Drivers3 = ::testing::Types<Xth, Ipc, Basic>;
-TYPED_TEST_SUITE(CudaOrder, Drivers3);
+using OrderedDrivers = ::testing::Types<Xth, Ipc, IpcOnHost, Basic>;
+TYPED_TEST_SUITE(CudaOrder, OrderedDrivers);
 
 TYPED_TEST(CudaOrder, BytesOfAPendingKernelArriveAfterIt) {
   for (const auto& [bytes, by_default] :
@@ -291,7 +297,7 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelDoesNotDisturbIt) {
   source.stream = kernel.get();
   const Rescuer rescuer(kernel);
   const auto released = pair->a->send(source);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the other end's stream waits for the word
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the other end waits for the word
   pair.reset();
   EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
   EXPECT_NE(released.wait_name(), "nothing");
@@ -344,7 +350,7 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
     return 0;
   });
   const auto memory = cuda_memory(0);
-  CudaIpcDriver driver;
+  CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::by_stream});
   WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
   std::shared_ptr<Arrival> arrival;
   std::promise<void> landed;
@@ -360,6 +366,55 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
   EXPECT_EQ(arrival->consumed.runs(), 0);
   child.kill();
   const auto killed = std::chrono::steady_clock::now();
+  ASSERT_TRUE(arrival->consumed.wait().has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
+  end.finish();
+  // This process can still use the GPU: it allocates, computes and frees.
+  const auto again = cuda_memory(0);
+  const auto buffer = again->filled(200 * megabyte, 9);
+  EXPECT_TRUE(again->holds(buffer, 9));
+}
+
+TEST(CudaIpc, APullThatWaitsForAKilledSenderFailsAndTheStreamIsFree) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  auto [mine, theirs] = connected_sockets();
+  Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+    const auto memory = cuda_memory(0);
+    CudaIpcDriver driver;
+    WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
+    end.start();
+    (void)end.wait_ready();
+    auto source = memory->filled(megabyte, 1);
+    const Blocked kernel;
+    source.stream = kernel.get();
+    end.send(source);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+    return 0;
+  });
+  const auto memory = cuda_memory(0);
+  CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::on_host});
+  WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
+  std::shared_ptr<Arrival> arrival;
+  std::promise<void> pulled;
+  end.behave({.on_message = [&](Arrivals& arrivals) {  // before the child can send
+    arrival = arrivals.front();
+    end.pull(arrival);
+    pulled.set_value();
+  }});
+  end.start();
+  ASSERT_TRUE(end.wait_ready().has_value());
+  pulled.get_future().wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(arrival->landed.runs(), 0);
+  EXPECT_EQ(arrival->consumed.runs(), 0);
+  {
+    const DeviceGuard here(0);
+    EXPECT_EQ(api()->stream_query(static_cast<CUstream>(arrival->buffer.stream)), CUDA_SUCCESS)
+        << "the stream waits for the sender";
+  }
+  child.kill();
+  const auto killed = std::chrono::steady_clock::now();
+  EXPECT_EQ(arrival->landed.wait_name(), "ConnectionLost");
   ASSERT_TRUE(arrival->consumed.wait().has_value());
   EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
   end.finish();

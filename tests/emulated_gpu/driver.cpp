@@ -470,7 +470,7 @@ CUresult attributes(unsigned int count, CUpointer_attribute* names, void** value
         give(range.id);
         break;
       case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        give(std::uint64_t{chunk ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE});
+        give(std::uint64_t{chunk ? range.pages->handles.load() : 0U});
         break;
       case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         give(int{known && range.allocated});
@@ -549,6 +549,7 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const C
                 unsigned long long) {
   auto pages = memory().create(bytes, number_of(wanted->location.id));
   if (!pages) return CUDA_ERROR_OUT_OF_MEMORY;
+  pages->handles = static_cast<unsigned int>(wanted->requestedHandleTypes);
   *handle = memory().add_handle(std::move(pages));
   return CUDA_SUCCESS;
 }

@@ -1,6 +1,7 @@
 /// The memory of the emulated devices. It is shared memory of the host, so that another process can map it too.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,7 +23,8 @@ struct Pages {
 
   const int descriptor;
   const std::size_t bytes;
-  const int device;  // as the driver numbers the devices, whatever this process sees
+  const int device;                       // as the driver numbers the devices, whatever this process sees
+  std::atomic<unsigned int> handles{1U};  // the types of handles that can export it (CUmemAllocationHandleType)
 };
 using PagesPtr = std::shared_ptr<Pages>;
 

@@ -24,9 +24,9 @@ std::vector<std::string> simulate(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&](std::uint64_t bound) { return static_cast<std::size_t>(random() % bound); };
   const std::size_t agents = 2 + below(2);
-  World world(seed, agents);
   // A warm world has its sessions before faults begin: from then on, no idempotent call may be lost.
   const bool warm = below(3) != 0;
+  World world(seed, agents, warm);
   if (warm) {
     for (std::size_t from = 0; from < agents; ++from) {
       for (std::size_t to = 0; to < agents; ++to) {

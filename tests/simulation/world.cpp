@@ -37,12 +37,16 @@ std::size_t number_in(ByteView payload) {
 
 // ---- An agent
 
-SimulatedAgent::SimulatedAgent(World& world, std::size_t index) : world_(world), index_(index) {
+SimulatedAgent::SimulatedAgent(World& world, std::size_t index, bool warm) : world_(world), index_(index) {
   agent = join(world.store(), std::string(1, static_cast<char>('a' + index)), {"tcp", "basic"},
                [](RawAgentOptions& options) { options.max_threads = 64; });
   network_ = std::make_shared<AgentNetwork>(*agent);
-  references = References::make(
-      id(), network_, {.retry = Milliseconds(5), .most_retry = Milliseconds(50), .ask_after = Milliseconds(40)});
+  References::Options options;
+  options.retry = Milliseconds(5);
+  options.most_retry = Milliseconds(50);
+  options.ask_after = Milliseconds(40);
+  if (warm) options.give_up = Milliseconds(100);
+  references = References::make(id(), network_, options);
   serve_references(*agent, references);
   agent->on_peer_lost([this](const PeerInfo& peer, const Status& why) {
     ++world_.deaths;
@@ -96,8 +100,9 @@ void SimulatedAgent::keep(const Request& request, Reply reply) {
 
 // ---- Calls
 
-World::World(std::uint64_t seed, std::size_t agents) : relay_(seed), store_(std::make_shared<RelayedStore>(relay_)) {
-  for (std::size_t i = 0; i < agents; ++i) agents_.push_back(std::make_unique<SimulatedAgent>(*this, i));
+World::World(std::uint64_t seed, std::size_t agents, bool warm)
+    : relay_(seed), store_(std::make_shared<RelayedStore>(relay_)) {
+  for (std::size_t i = 0; i < agents; ++i) agents_.push_back(std::make_unique<SimulatedAgent>(*this, i, warm));
 }
 
 World::~World() {

@@ -42,7 +42,8 @@ class World;
 /// One agent with its reference tables. Serves "run", "linger", "make" and "keep".
 class SimulatedAgent {
  public:
-  SimulatedAgent(World& world, std::size_t index);
+  /// `warm`: the agent has its sessions before faults begin, so the tables may give no peer up by themselves.
+  SimulatedAgent(World& world, std::size_t index, bool warm);
   ~SimulatedAgent();
   SimulatedAgent(const SimulatedAgent&) = delete;
   SimulatedAgent& operator=(const SimulatedAgent&) = delete;
@@ -69,7 +70,7 @@ struct HeldReference {
 /// Thread-safe, except for the constructor and the destructor.
 class World {
  public:
-  World(std::uint64_t seed, std::size_t agents);
+  World(std::uint64_t seed, std::size_t agents, bool warm);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
