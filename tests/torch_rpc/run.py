@@ -1,8 +1,9 @@
 """Runs PyTorch's RPC suite on TensorFerry's backend: run.py [cpu] [faulty] [gpu] [options]
 
-Each test has a process of its own, forked from this one, which has imported torch. A test that takes too long is ended
-with all its processes. Exits with 1 if a test failed that docs/torch-rpc-conformance.md does not list, or if a listed
-one passed.
+Each test has a process of its own, forked from this one, which has imported torch. A test on GPUs has a new
+interpreter, because CUDA does not work in forks of a process that has asked for GPUs. A test that takes too long is
+ended with all its processes. Exits with 1 if a test failed that docs/torch-rpc-conformance.md does not list, or if a
+listed one passed.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ def run_one(test: str) -> int:
     return 0 if result.wasSuccessful() else 1
 
 
+def is_on_gpus(test: str) -> bool:
+    return "Cuda" in test.split(".")[0]
+
+
 def start(test: str, folder: str) -> tuple[int, Running]:
     output = os.path.join(folder, test)
     pid = os.fork()
@@ -80,6 +85,8 @@ def start(test: str, folder: str) -> tuple[int, Running]:
         out = os.open(output, os.O_WRONLY | os.O_CREAT)
         os.dup2(out, 1)
         os.dup2(out, 2)
+        if is_on_gpus(test):
+            os.execv(sys.executable, [sys.executable, __file__, "--one", test])
         code = 1
         try:
             code = run_one(test)
@@ -166,6 +173,7 @@ def report(results: list[Result], listed: set[str], seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", default=["cpu", "faulty"], help="cpu, faulty, gpu; default: cpu faulty")
+    parser.add_argument("--one", help="runs this test in this process, for the other processes of this program")
     parser.add_argument("-k", default="", help="only tests whose name contains this")
     parser.add_argument("--tenth", action="store_true", help="a fixed tenth of the tests")
     parser.add_argument("--shards", type=int, default=os.cpu_count() or 1, help="tests that run side by side")
@@ -173,6 +181,8 @@ def main() -> int:
     parser.add_argument("--again", type=int, default=1, help="how often a failed test is tried again")
     parser.add_argument("--report", type=Path, help="writes the report to this file, and outputs of failures beside it")
     options = parser.parse_args()
+    if options.one:
+        return run_one(options.one)
 
     import suite
     from torch.testing._internal import common_distributed
