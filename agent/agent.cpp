@@ -7,6 +7,7 @@
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
+#include "agent/idempotent_call.h"
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
@@ -90,7 +91,7 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   const std::weak_ptr<Engine> weak = engine;
   engine->reactor = std::make_unique<Reactor>([weak] {
     const auto alive = weak.lock();
-    return alive && alive->tick();
+    return alive ? alive->tick() : Pace::rest;
   });
   Pool::Limits limits;
   limits.most = std::max(limits.least, engine->options.max_threads);
@@ -161,6 +162,13 @@ std::chrono::nanoseconds device_time_of(const Message& message) {
 
 }  // namespace
 
+WaitInHandler::WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->about_to_block();
+}
+WaitInHandler::~WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->unblocked();
+}
+
 RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RawAgent::~RawAgent() {
   if (usable_here())
@@ -221,6 +229,11 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   const auto bytes = message.bytes();
   auto link = engine.link_to(peer);
   state->link = link;
+  if (state->options.idempotent) {
+    state->device_time = device_time_of(message);
+    IdempotentCall::start(engine.shared_from_this(), peer, state, std::move(message));
+    return Call(std::move(state));
+  }
   if (bytes != 0) {
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
       state->complete(status);

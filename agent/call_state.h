@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,9 +11,12 @@
 
 #include "agent/agent.h"
 #include "agent/transport/call_ring.h"
+#include "agent/wire/frame.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
+class IdempotentCall;
 class Link;
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
@@ -35,6 +39,9 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// Returns whether this is the parent's call, in a forked child. No thread of the child ends it, and its lock may be
   /// held for ever.
   [[nodiscard]] bool inherited() const noexcept;
+
+  /// Waits for an idempotent call: its attempts end on threads of the pool. See Call::wait.
+  bool wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
 
   Result<Received> take();
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice);
@@ -65,6 +72,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
   SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
+  /// The key of an idempotent call's attempt. On the call itself (`options.idempotent`), key 0.
+  wire::IdempotencyKey idempotency;
+  std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
+  bool refused = false;                    // the callee answered with an error; set before complete()
   bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
   std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it
 
@@ -73,7 +84,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void run_completion();
 
   std::atomic<std::uint32_t> word_{idle};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::optional<Result<Received>> result_;
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;

@@ -53,4 +53,9 @@ inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};
 
+/// Read by python/tensorferry/torch.py.
+inline constexpr Variable torch_rpc{"TENSORFERRY_TORCH_RPC", "the backend that torch takes",
+                                    "`1`: calls of `torch.distributed.rpc` go by TensorFerry if the program names no "
+                                    "backend."};
+
 }  // namespace tensorferry::environment
