@@ -7,15 +7,16 @@
 namespace tensorferry::collectives {
 namespace {
 
-constexpr std::array<std::string_view, 9> operations{"barrier",        "broadcast", "all_reduce", "reduce",    "all_gather",
-                                                     "reduce_scatter", "gather",    "scatter",    "all_to_all"};
+constexpr std::array<std::string_view, 9> operations{
+    "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"};
 constexpr std::array<std::string_view, 3> algorithms{"direct", "one_shot", "two_shot"};
 
 bool reduces_everywhere(Operation operation) {
   return operation == Operation::all_reduce || operation == Operation::reduce;
 }
 
-/// The largest all_reduce of one_shot, in bytes. `benchmarks/collectives.py --crossings` prints the measurement.
+/// The largest all_reduce of one_shot, in bytes. Estimated: from about here on, to read the inputs of all ranks costs
+/// more than a second step.
 std::size_t crossing(std::size_t ranks, Links links) {
   if (!links.board) return std::size_t{32} << 10;
   return ranks <= 2 ? std::size_t{32} << 10 : std::size_t{16} << 10;
@@ -62,8 +63,8 @@ AlgorithmChoice explain_choice(Operation operation, std::size_t bytes, std::size
     out.reason = "prescribed";
   } else {
     out.reason = formatted("{} bytes are {} {}, the crossing of {} ranks {}", bytes,
-                           out.algorithm == Algorithm::one_shot ? "at most" : "more than", crossing(ranks, links), ranks,
-                           links.board ? "on one host" : "that exchange messages");
+                           out.algorithm == Algorithm::one_shot ? "at most" : "more than", crossing(ranks, links),
+                           ranks, links.board ? "on one host" : "that exchange messages");
   }
   return out;
 }

@@ -32,6 +32,7 @@ struct Letter {
   std::size_t from = 0;
   Fingerprint fingerprint;
   std::uint64_t bytes = 0;
+  bool arrived = false;
 };
 
 /// A message that is being sent, or received. Completes once. Thread-safe.
@@ -45,7 +46,7 @@ class Delivery final {
   void wait_for_end();
   [[nodiscard]] bool done() const;
   [[nodiscard]] Status status() const;
-  /// What has arrived; valid once done() and Ok.
+  /// What has arrived; valid once done(). After an error, too, `arrived` tells whether it has.
   [[nodiscard]] Letter letter() const;
   /// Completes the operation; only the first call counts.
   void complete(Status status, Letter letter = {});
@@ -68,8 +69,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
 
-  /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data is
-  /// not read any more. Until then the bytes must not change.
+  /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
+  /// is not read any more. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
   /// Takes the next message of `key` from `from` (any_rank: of a send, from whichever rank it comes first) into

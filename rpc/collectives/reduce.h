@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "include/tensorferry/reduction.h"
+#include "rpc/collectives/reduction.h"
 
 namespace tensorferry::collectives {
 

@@ -173,6 +173,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, co
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (only(tensors).is_sparse()) return allreduce_sparse(tensors, opts);
   return work_of(tensors_.all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
                                      start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);

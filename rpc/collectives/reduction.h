@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "tensorferry/dtype.h"
+#include "include/tensorferry/dtype.h"
 
 namespace tensorferry {
 
