@@ -306,6 +306,8 @@ Counters RawAgent::counters() const {
   counters.calls_sent = engine.calls_sent;
   counters.calls_served = engine.calls_served;
   counters.calls_failed = engine.calls_failed;
+  counters.late_answers = engine.late_answers.count();
+  counters.late_replies = engine.late_replies;
   const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
     if (bytes != 0) to[std::move(name)] = bytes;
   };

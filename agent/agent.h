@@ -166,6 +166,8 @@ class Reply {
   /// Replaces an earlier `told`.
   void on_cancelled(UniqueFunction<void()> told);
 
+  /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
+  bool begin();
   /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 
@@ -234,6 +236,8 @@ struct RawAgentOptions {
 
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
+  std::uint64_t late_answers = 0;  // calls that this agent answered after their callers had given up
+  std::uint64_t late_replies = 0;  // replies to this agent that came after their calls had ended
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
 };
 

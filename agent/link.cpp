@@ -154,6 +154,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
   channels_.meet(hello);
+  calls_.meet(hello);
   const auto self = weak_from_this();
   auto& pool = *engine_->pool;
   if (pidfd >= 0) pool.add(pidfd, std::make_shared<PeerProcess>(self), Pool::Watch::always);
@@ -542,6 +543,12 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     }
     case wire::Kind::goodbye:
       leaving_ = true;
+      break;
+    case wire::Kind::status:
+      if (from_caller)
+        tell_status(incoming, header.call);
+      else
+        status = calls_.on_status(header.call, frame->payload);
       break;
     case wire::Kind::dial:
       status = on_dial(frame->payload);

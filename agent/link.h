@@ -39,6 +39,11 @@ struct IncomingRequest {
   std::atomic<bool> cancelled{false};
   UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
   std::optional<Clock::time_point> deadline;
+  Clock::time_point received;
+  std::atomic<wire::CallStatus::Stage> stage{wire::CallStatus::Stage::arriving};
+  std::atomic<Clock::rep> started{0};           // when the handler began
+  std::atomic<std::uint32_t> busy_at_start{0};  // handlers that ran then; 0: it began at once
+  std::uint32_t function = 0;                   // its number; 0: not known
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
 };
@@ -81,6 +86,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status on_ring_request(ByteView bytes, SlotId slot);
   /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told);
+  /// The handler of a request begins at `now`.
+  void begin(IncomingRequest& incoming, Clock::time_point now);
+  /// A request is answered after its caller had given up.
+  void answered_late(const IncomingRequest& incoming);
   /// Marks the request as cancelled, and runs its callback.
   void cancel_incoming(IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped, and starts the next request of its order key.
@@ -203,6 +212,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::vector<std::shared_ptr<FrameStream>> streams() const;
 
   void on_cancel(std::uint64_t call);
+  void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
 
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);

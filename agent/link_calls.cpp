@@ -56,6 +56,7 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
     lock.unlock();
     return calls_.send(stream, call, std::move(message));
   }
+  call->hold = SendHold::connection;
   deferred_.push_back({call, std::move(message)});
   const bool dial = !std::exchange(dialling_, true);
   lock.unlock();

@@ -1,4 +1,5 @@
 // The callee's side of a link: takes requests, dispatches them to handlers in order, and sends replies.
+#include <algorithm>
 #include <utility>
 
 #include "agent/link.h"
@@ -40,6 +41,7 @@ void Reply::send(Message message) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  if (late) state->link->answered_late(*state->incoming);
   if (late)
     state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
   else
@@ -48,21 +50,37 @@ void Reply::send(Message message) {
 }
 
 void Reply::fail(Status status) {
+  const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
+  if (late) state->link->answered_late(*state->incoming);
   state->link->refuse(state->route, status);
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::tell(std::uint32_t number) {
-  if (state_) state_->route.tell_number = number;
+  if (!state_) return;
+  state_->route.tell_number = number;
+  state_->incoming->function = number;
+}
+
+/// Returns whether the caller has given up by `now`.
+static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, Clock::time_point now) {
+  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= now)) return true;
+  return route.ring && route.ring->abandoned(route.slot);
 }
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  const auto& incoming = *state_->incoming;
-  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
-  return state_->route.ring && state_->route.ring->abandoned(state_->route.slot);
+  return given_up(*state_->incoming, state_->route, Clock::now());
+}
+
+bool Reply::begin() {
+  if (!state_ || state_->inherited()) return false;
+  const auto now = Clock::now();
+  if (given_up(*state_->incoming, state_->route, now)) return false;
+  state_->link->begin(*state_->incoming, now);
+  return true;
 }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
@@ -91,7 +109,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
     function = engine_->functions.find(name);
   }
   auto incoming = std::make_shared<IncomingRequest>();
-  if (header.remaining_ms != 0) incoming->deadline = Clock::now() + Milliseconds(header.remaining_ms);
+  incoming->received = Clock::now();
+  if (header.remaining_ms != 0) incoming->deadline = incoming->received + Milliseconds(header.remaining_ms);
+  if (function) incoming->function = function->number;
   incoming->order = header.order;
   if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
   {
@@ -110,6 +130,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                     [self = shared_from_this(), function = std::move(function), name = std::move(name), reply,
                      incoming](Status status, Received received) mutable {
                       if (!status.ok()) return reply->fail(std::move(status));
+                      incoming->stage = wire::CallStatus::Stage::queued;
+                      if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
+                        incoming->busy_at_start = self->engine_->pool->load().busy;
                       if (!incoming->order_ticket)
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
                                               std::move(*reply));
@@ -163,6 +186,48 @@ void Link::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket
   }
   // The next request may be refused at once, and so may the one after it. complete() avoids a stack frame for each.
   if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
+}
+
+/// Answers a status frame: how far the request has come here.
+void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
+  std::shared_ptr<IncomingRequest> incoming;
+  bool ordered = false;
+  {
+    const std::lock_guard lock(incoming_calls_mutex_);
+    if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
+    ordered = incoming && incoming->order_ticket && incoming->order_ticket->start;
+  }
+  const auto since = [now = Clock::now()](Clock::time_point then) {
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(now - then).count()));
+  };
+  wire::CallStatus status;
+  const auto load = engine_->pool->load();
+  status.busy = load.busy;
+  status.handlers = load.most;
+  status.waiting = load.waiting;
+  if (incoming) {
+    status.stage = ordered ? wire::CallStatus::Stage::ordered : incoming->stage.load();
+    status.received_us = since(incoming->received);
+    if (status.stage == wire::CallStatus::Stage::running)
+      status.started_us = since(Clock::time_point(Clock::duration(incoming->started)));
+    status.busy_at_start = incoming->busy_at_start;
+  }
+  wire::Header header;
+  header.kind = wire::Kind::status;
+  header.call = call;
+  transmit(stream, wire::assemble(header, {}, {}, encode(status)), {}, true);
+}
+
+void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
+  incoming.started = now.time_since_epoch().count();
+  incoming.stage = wire::CallStatus::Stage::running;
+}
+
+void Link::answered_late(const IncomingRequest& incoming) {
+  if (closed()) return;  // the caller did not give up: the link ended
+  const auto function = incoming.function != 0 ? engine_->functions.find(incoming.function) : nullptr;
+  engine_->late_answers.add(peer_.name, function ? std::string(shown_name(function->name)) : "?");
 }
 
 void Link::on_cancel(std::uint64_t call) {

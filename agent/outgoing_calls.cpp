@@ -5,6 +5,7 @@
 
 #include "agent/link.h"
 #include "agent/placement.h"
+#include "agent/time_out_text.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -13,6 +14,10 @@ namespace {
 constexpr std::size_t longest_name = 4096;
 constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
 constexpr auto expiry_interval = Milliseconds(10);
+
+/// How long before its deadline the callee is asked how far a call has come: a third of the time-out, but at least some
+/// intervals of the tick, and at most what a slow network and a busy peer need for an answer.
+Milliseconds lead_of(Milliseconds timeout) { return std::clamp(timeout / 3, Milliseconds(50), Milliseconds(1000)); }
 
 /// Holds a request's arguments and its credit until the peer has read all of its buffers.
 struct ArgumentPin {
@@ -65,6 +70,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
   if (order == 0) return false;
   const std::lock_guard lock(behind_mutex_);
   if (const auto it = behind_.find(order); it != behind_.end()) {
+    call->hold = SendHold::order;
     it->second.push_back({call, std::move(message)});
     return true;
   }
@@ -74,6 +80,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
 
 void OutgoingCalls::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream,
                                      UnsentCall request) {
+  request.call->hold = SendHold::probe;
   link_.channels().when_probed(known, [this, link = link_.shared_from_this(), stream,
                                        held = std::move(request)]() mutable { send_held(stream, std::move(held)); });
 }
@@ -139,6 +146,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   const auto now = Clock::now().time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
+  call->sent_at = now;
   auto built = status.ok() ? link_.channels().build(header, std::move(extensions), std::move(message),
                                                     call->options.require, call->options.arguments, held)
                            : Result<ChannelSet::Built>(status);
@@ -164,6 +172,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
 Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
   if (!call) {  // the call was cancelled or has expired
+    ++link_.engine().late_replies;
     link_.channels().discard(stream, frame);
     return {};
   }
@@ -173,6 +182,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     numbers_[call->function] = frame.function_number;
   }
   if ((frame.header.flags & wire::flag::error) != 0) {
+    call->landing = false;  // an error has no buffers
     auto status = wire::decode_status(frame.payload);
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
@@ -257,24 +267,49 @@ bool OutgoingCalls::tick(Clock::time_point now) {
   if (!under_way || now.time_since_epoch().count() - last_expiry_ <= std::chrono::nanoseconds(expiry_interval).count())
     return under_way;
   last_expiry_ = now.time_since_epoch().count();
+  if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
+    last_reply_ = now.time_since_epoch().count();
   for (const auto& call : pending_.all()) {
-    if (call->deadline && *call->deadline <= now) expire(call);
+    if (!call->deadline) continue;
+    if (*call->deadline <= now)
+      expire(call);
+    else if (*call->deadline - now <= lead_of(call->options.timeout))
+      ask(*call);
   }
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
   return under_way;
 }
 
+/// Asks the callee how far the call has come, once. The tick flushes the frame.
+void OutgoingCalls::ask(Call::State& call) {
+  if (!answers_status_ || call.sent_at == 0 || call.landing || call.asked.exchange(true)) return;
+  wire::Header header;
+  header.kind = wire::Kind::status;
+  header.call = call.id;
+  if (const auto stream = link_.outgoing()) link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, false);
+}
+
+Status OutgoingCalls::on_status(std::uint64_t id, ByteView payload) {
+  const auto status = decode<wire::CallStatus>(payload);
+  if (!status) return {Code::protocol_error, "a malformed status frame"};
+  const auto now = Clock::now();
+  last_reply_ = now.time_since_epoch().count();
+  if (const auto call = pending_.find(id)) call->set_report({*status, now});
+  return {};
+}
+
 Status OutgoingCalls::expired(const Call::State& call) const {
-  const auto seconds = [](auto duration) {
-    const auto all = std::chrono::duration_cast<Milliseconds>(duration).count();
-    if (all < 100) return std::to_string(all) + " ms";
-    return std::to_string(all / 1000) + "." + std::to_string(all / 100 % 10) + " s";
-  };
-  return {Code::deadline_exceeded, "\"" + call.shown() + "\" on \"" + link_.peer().name + "\" did not answer in " +
-                                       seconds(call.options.timeout) + " (sent " + seconds(Clock::now() - call.made) +
-                                       " ago, " + (link_.outgoing() ? "link up" : "no link yet") +
-                                       "). Raise timeout= or the deadline around the call"};
+  const auto now = Clock::now();
+  CallersView view;
+  view.peer = link_.peer().name;
+  view.connected = link_.outgoing() != nullptr;
+  view.transport = call.in_ring ? "shared memory" : link_.local() ? "unix socket" : "tcp";
+  const auto session = link_.session();
+  auto heard = Clock::time_point(Clock::duration(last_reply_));
+  if (session) heard = std::max(heard, session->last_heard());
+  if (session) view.silence = now - heard;
+  return {Code::deadline_exceeded, time_out_text(call, view, now)};
 }
 
 std::string OutgoingCalls::state_text() const {

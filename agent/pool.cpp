@@ -197,6 +197,12 @@ void Pool::end_polling(Worker& self) {
   if (unattended(*self.sources)) doorbell_->ring();
 }
 
+Pool::Load Pool::load() const {
+  const std::lock_guard lock(mutex_);
+  return {static_cast<std::uint32_t>(handlers_), static_cast<std::uint32_t>(limits_.most),
+          static_cast<std::uint32_t>(held_.size())};
+}
+
 bool Pool::saturated() const {
   const std::lock_guard lock(mutex_);
   return held_.size() >= static_cast<std::size_t>(limits_.most) &&

@@ -107,6 +107,11 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   /// Called inside a job whose thread is going to wait: hands the lead to another thread, or wakes one for waiting
   /// jobs. Does nothing on other threads.
   void about_to_block();
+  /// Handlers that run, that may run at once, and that wait for a place.
+  struct Load {
+    std::uint32_t busy = 0, most = 0, waiting = 0;
+  };
+  [[nodiscard]] Load load() const;
   /// Returns whether new requests should be refused: `Limits::most` handlers run, as many wait, and for 50 ms none has
   /// begun or ended. The last condition keeps a burst of short handlers from being refused.
   [[nodiscard]] bool saturated() const;

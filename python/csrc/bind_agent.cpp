@@ -186,7 +186,8 @@ py::dict counters(PythonAgent& agent) {
   const auto held = agent.references().counts();
   using namespace py::literals;
   return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
-                  "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
+                  "calls_failed"_a = now.calls_failed, "late_answers"_a = now.late_answers,
+                  "late_replies"_a = now.late_replies, "bytes_sent"_a = now.bytes_sent,
                   "bytes_received"_a = now.bytes_received, "objects"_a = held.objects,
                   "references_given"_a = held.forks, "references_held"_a = held.holds);
 }

@@ -89,6 +89,8 @@ class Counters:
         calls_sent: calls that this agent made.
         calls_served: calls of peers that this agent answered.
         calls_failed: calls that this agent made and that ended with an error of TensorFerry's own.
+        late_answers: calls of peers that this agent answered after their callers had given up.
+        late_replies: replies to this agent that came after their calls had ended.
         bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
             ``share``; under ``"inline"`` those inside the frames of calls.
         bytes_received: the same for bytes received.
@@ -106,6 +108,8 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
+    late_answers: int = 0
+    late_replies: int = 0
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)
