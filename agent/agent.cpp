@@ -19,6 +19,7 @@ class RawAgent::Impl final {
   std::shared_ptr<Acceptor> acceptor;
   std::mutex leave_mutex;
   bool left = false;
+  std::optional<std::size_t> recording;  // for RawAgentOptions::trace
 
   Status create(RawAgentOptions options);
   void leave();
@@ -101,6 +102,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   acceptor = std::move(*listening);
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
+  if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
+  if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();
   every_second_ = std::make_unique<boost::asio::steady_timer>(engine->reactor->context());
   look_after();
@@ -134,6 +137,10 @@ void RawAgent::Impl::leave() {
     engine->sessions.clear();
   }
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  if (recording) {
+    write_trace(trace_path(engine->options.trace, engine->self.name),
+                engine->trace.stop(*recording, engine->self, engine->record.boot_id));
+  }
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   engine->reactor->stop();
@@ -318,6 +325,12 @@ Counters RawAgent::counters() const {
     add(counters.bytes_received, name, engine.bytes_received[i]);
   }
   return counters;
+}
+
+std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
+std::string RawAgent::stop_trace(std::size_t recording) {
+  const auto& engine = impl_->engine;
+  return engine->trace.stop(recording, engine->self, engine->record.boot_id);
 }
 
 std::pair<std::size_t, std::size_t> RawAgent::in_flight() const {

@@ -232,6 +232,7 @@ struct RawAgentOptions {
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::string trace;          // a file: leave() writes a trace of all calls beside it; "": TENSORFERRY_TRACE, else none
 };
 
 struct Counters {
@@ -308,6 +309,12 @@ class RawAgent {
   /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
   [[nodiscard]] Counters counters() const;
+  /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
+  /// number.
+  [[nodiscard]] std::size_t start_trace();
+  /// Ends a recording. Returns the calls that have ended meanwhile as a Chrome trace (JSON); docs/tracing.md describes
+  /// it.
+  std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 

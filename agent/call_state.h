@@ -15,6 +15,7 @@
 namespace tensorferry {
 
 class Link;
+struct CallRecord;
 
 /// What the callee has told about a call shortly before its deadline.
 struct CalleeReport {
@@ -81,9 +82,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
   std::atomic<Clock::rep> sent_at{0};      // when the request was built to be sent; 0: not yet
   std::atomic<SendHold> hold{SendHold::none};
-  std::atomic<bool> asked{false};  // the callee has been asked how far the call has come
-  bool spun = false;               // Call::spin_wait has spun for the reply, so wait() need not spin again
-  std::atomic<bool> lazy{false};   // has a lazy completion: no thread is told yet to take the reply for it
+  std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
+  std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
+  bool spun = false;                   // Call::spin_wait has spun for the reply, so wait() need not spin again
+  std::atomic<bool> lazy{false};       // has a lazy completion: no thread is told yet to take the reply for it
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;

@@ -44,6 +44,7 @@ struct IncomingRequest {
   std::atomic<Clock::rep> started{0};           // when the handler began
   std::atomic<std::uint32_t> busy_at_start{0};  // handlers that ran then; 0: it began at once
   std::uint32_t function = 0;                   // its number; 0: not known
+  std::shared_ptr<CallRecord> traced;           // null: no trace is recorded
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
 };
@@ -222,6 +223,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void no_ring_because(std::string reason);
   void withdraw_ring();
   void drop_rings();
+  [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
+                                                      const ReplyRoute& route) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply);
   void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);

@@ -45,7 +45,7 @@ void Link::release_credit(std::size_t bytes) {
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
-  calls_.add(call);
+  calls_.add(call, message);
   std::unique_lock lock(connect_mutex_);
   if (closed()) {
     const auto ended = status_;

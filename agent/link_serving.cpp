@@ -36,11 +36,22 @@ Reply::~Reply() {
   if (state_) fail({Code::internal, "the handler ended without a reply"});
 }
 
+/// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
+static void record_answer(Link& link, const IncomingRequest& incoming) {
+  const auto& record = incoming.traced;
+  if (!record) return;
+  record->stages[CallRecord::received] = incoming.received.time_since_epoch().count();
+  record->stages[CallRecord::started] = incoming.started.load();
+  record->reach(CallRecord::replied);
+  link.engine().trace.add(record);
+}
+
 void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  record_answer(*state->link, *state->incoming);
   if (late) state->link->answered_late(*state->incoming);
   if (late)
     state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
@@ -53,6 +64,7 @@ void Reply::fail(Status status) {
   const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
+  record_answer(*state->link, *state->incoming);
   if (late) state->link->answered_late(*state->incoming);
   state->link->refuse(state->route, status);
   state->link->end_incoming(state->route.call, *state->incoming);
@@ -94,6 +106,20 @@ void Reply::on_cancelled(UniqueFunction<void()> told) {
 
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
 
+/// Begins the record of a request for the trace.
+std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std::string& function,
+                                            const ReplyRoute& route) const {
+  auto record = std::make_shared<CallRecord>();
+  record->served = true;
+  record->function = shown_name(function);
+  record->peer = peer_.name;
+  record->flow = CallTrace::flow_of(incarnation(), engine_->self.incarnation, frame.header.call);
+  record->transport = route.ring ? "ring" : route.stream->local() ? "unix" : "tcp";
+  record->bytes = frame.payload.size();
+  for (const auto& buffer : frame.buffers) record->bytes += buffer.net_bytes();
+  return record;
+}
+
 Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
   std::shared_ptr<const RawFunction> function;
@@ -112,6 +138,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   incoming->received = Clock::now();
   if (header.remaining_ms != 0) incoming->deadline = incoming->received + Milliseconds(header.remaining_ms);
   if (function) incoming->function = function->number;
+  if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
   incoming->order = header.order;
   if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
   {
@@ -133,6 +160,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                       incoming->stage = wire::CallStatus::Stage::queued;
                       if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
                         incoming->busy_at_start = self->engine_->pool->load().busy;
+                      if (incoming->traced) incoming->traced->reach(CallRecord::queued);
                       if (!incoming->order_ticket)
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
                                               std::move(*reply));
@@ -304,7 +332,7 @@ void Link::refuse(const ReplyRoute& route, const Status& status) {
   Bytes extensions;
   auto header = reply_to(route, extensions);
   header.flags = wire::flag::error;
-  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
+  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}, -1});
 }
 
 void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {

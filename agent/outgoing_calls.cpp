@@ -47,8 +47,13 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 
 OutgoingCalls::OutgoingCalls(Link& link) : link_(link), reader_(link), ring_(link, reader_), lazy_(pending_) {}
 
-void OutgoingCalls::add(const std::shared_ptr<Call::State>& call) {
+void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message& message) {
   auto& engine = link_.engine();
+  if (engine.trace.on()) {
+    call->traced = std::make_shared<CallRecord>();
+    call->traced->bytes = message.payload.size();
+    for (const auto& buffer : message.buffers) call->traced->bytes += buffer.bytes;
+  }
   pending_.add(call);
   ++engine.pending;
   ++engine.calls_sent;
@@ -155,6 +160,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
     if (pending_.remove(call->id)) finish(call, built.status());
     return;
   }
+  if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
   if (by_ring && built->trailing.empty() && ring_.send(call, built->frame)) return;
   link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
 }
@@ -176,6 +182,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     link_.channels().discard(stream, frame);
     return {};
   }
+  if (call->traced) call->traced->reach(CallRecord::answered);
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     const std::lock_guard lock(numbers_mutex_);
@@ -203,9 +210,29 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
   auto& engine = link_.engine();
   --engine.pending;
   if (!result) ++engine.calls_failed;
+  if (call->traced) record(*call, result.status().code());
   call->complete(std::move(result));
   ring_.call_ended(*call);
   reader_.call_ended(*call);
+}
+
+/// Adds the record of a call that ends.
+void OutgoingCalls::record(const Call::State& call, Code code) {
+  auto& engine = link_.engine();
+  auto& record = *call.traced;
+  record.function = call.shown();
+  record.peer = link_.peer().name;
+  record.flow = CallTrace::flow_of(engine.self.incarnation, link_.incarnation(), call.id);
+  record.transport = call.in_ring ? "ring" : link_.local() ? "unix" : "tcp";
+  record.stages[CallRecord::made] = call.made.time_since_epoch().count();
+  record.stages[CallRecord::sent] = call.sent_at.load();
+  record.code = code;
+  if (const int channel = record.channel; channel >= 0) {
+    const auto driver = static_cast<std::size_t>(channel);
+    record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver]->name() : "inline";
+  }
+  record.reach(CallRecord::landed);
+  engine.trace.add(call.traced);
 }
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {

@@ -38,8 +38,8 @@ class OutgoingCalls final {
   /// Belongs to `link`, which outlives it.
   explicit OutgoingCalls(Link& link);
 
-  /// Adds a call. From now on its deadline ends it, also while it waits for a connection.
-  void add(const std::shared_ptr<Call::State>& call);
+  /// Adds the call that carries `message`. From now on its deadline ends it, also while it waits for a connection.
+  void add(const std::shared_ptr<Call::State>& call, const Message& message);
   /// Sends the request of a call that has been added: now, or when a probe that it needs has ended, or behind the
   /// earlier request of its order key that waits for a probe.
   void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message);
@@ -92,6 +92,7 @@ class OutgoingCalls final {
                 bool by_ring);
   Status name_function(const Call::State& call, wire::Header& header, Bytes& extensions);
   void ask(Call::State& call);
+  void record(const Call::State& call, Code code);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
 

@@ -49,4 +49,9 @@ inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};
 
+inline constexpr Variable trace{
+    "TENSORFERRY_TRACE", "no trace",
+    "The path of a file. Each agent records its calls, and writes them when it leaves, as a Chrome trace beside that "
+    "path: `out.json` becomes `out.NAME.PID.json`."};
+
 }  // namespace tensorferry::environment

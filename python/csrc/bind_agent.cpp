@@ -141,6 +141,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   take("unix_sockets", options.unix_sockets);
   take("shared_memory", options.shared_memory);
   take("socket_dir", options.socket_dir);
+  take("trace", options.trace);
   std::vector<int> gpus;
   take("gpus", gpus);
   known.add("device_maps");
@@ -229,6 +230,11 @@ void bind_agent(py::module_& module) {
            [](const PythonAgent& self, const std::string& peer) { return self.agent().link_state(peer); })
       .def("_explain", &explain)
       .def("_counters", &counters)
+      .def("_start_trace", [](PythonAgent& self) { return self.agent().start_trace(); })
+      .def("_stop_trace",
+           [](PythonAgent& self, std::size_t recording) {
+             return unlocked([&] { return self.agent().stop_trace(recording); });
+           })
       .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);
 
   {
