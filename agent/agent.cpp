@@ -10,6 +10,7 @@
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace tensorferry {
 
@@ -168,6 +169,13 @@ std::chrono::nanoseconds device_time_of(const Message& message) {
 
 }  // namespace
 
+WaitInHandler::WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->about_to_block();
+}
+WaitInHandler::~WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->unblocked();
+}
+
 RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RawAgent::~RawAgent() {
   if (usable_here())
@@ -230,7 +238,8 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   state->link = link;
   if (bytes != 0) {
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
-      state->complete(status);
+      state->complete(Status(status.code(),
+                             formatted("\"{}\" on \"{}\": not sent, because {}", state->shown(), peer, status.what())));
       state->release_arguments();
       return Call(std::move(state));
     }

@@ -210,6 +210,18 @@ class Executor {
   virtual void detach(void* thread) = 0;  // once per attached thread, before it ends
 };
 
+/// A wait of the calling thread for something that another call or a peer brings. If the thread runs a handler, the
+/// handler holds no place (`RawAgentOptions::max_threads`) while this object lives, so the calls for which it waits can
+/// run. Call::wait() does this by itself. Other waits inside handlers need it, for example those on a condition
+/// variable. Does nothing on threads that belong to no agent.
+class WaitInHandler {
+ public:
+  WaitInHandler();
+  ~WaitInHandler();
+  WaitInHandler(const WaitInHandler&) = delete;
+  WaitInHandler& operator=(const WaitInHandler&) = delete;
+};
+
 struct RawAgentOptions {
   std::string name;
   int rank = -1;
@@ -221,8 +233,14 @@ struct RawAgentOptions {
   std::vector<Device> devices{Device{}};                 // this agent's devices; always includes the CPU
   std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the agent makes the CPU's if it is missing
   std::shared_ptr<Executor> executor;
-  int max_threads = 1024;  // handlers that run at once; if as many wait too, ResourceExhausted
-  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; beyond it the sender blocks
+  int max_threads = 1024;  // handlers that run at once, without those that wait for a call of their own
+  // Per peer: requests taken in whose handlers have not started, and the bytes of their payloads and buffers. They wait
+  // up to their deadlines. Beyond a bound, requests fail with ResourceExhausted.
+  int max_queued_calls = 65536;
+  std::size_t max_queued_bytes = std::size_t{16} << 30;
+  // Per peer, and in each direction: bytes of buffers that the peer has not taken. Beyond it a caller blocks, and no
+  // further handler of the peer's requests starts.
+  std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   Milliseconds heartbeat{5000};      // between hosts; the link to a peer that is silent for three heartbeats ends
   Milliseconds peer_timeout{60000};  // a peer that cannot be reached for this long is dead
   std::string interface;             // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous

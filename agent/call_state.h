@@ -11,6 +11,7 @@
 #include "agent/agent.h"
 #include "agent/transport/call_ring.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -92,7 +93,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void run_completion();
 
   std::atomic<std::uint32_t> word_{idle};
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::optional<Result<Received>> result_;
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;

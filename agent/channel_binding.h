@@ -8,6 +8,7 @@
 
 #include "agent/channel_set.h"
 #include "agent/link.h"
+#include "base/mutex.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -60,7 +61,7 @@ class ChannelSet::ChannelBinding final : public Wire {
   }
 
   ControlId control(Bytes message, Descriptors descriptors) override {
-    return set_.control(*this, static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
+    return set_.control(code(), static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
   }
   void read(Buffer destination, Completion landed) override {
     if (reading == nullptr) {
@@ -90,7 +91,7 @@ class ChannelSet::ChannelBinding final : public Wire {
     }
     set_.probe_ended();
     if (probed.ok() && immediate_) return;  // the peer assumes it, so no connection is opened to say so
-    set_.control(*this, static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
+    set_.control(code(), static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
                  view_of(probed.what().substr(0, 1024)), {});
   }
   [[nodiscard]] bool may_share_memory() const override { return set_.engine_.options.shared_memory; }
@@ -106,7 +107,7 @@ class ChannelSet::ChannelBinding final : public Wire {
   const std::size_t driver_;
   const DevicePair pair_;
   const bool immediate_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   bool mine_ready_ = false;
   bool theirs_ready_;
   std::string reason_;

@@ -18,6 +18,7 @@
 #include "agent/incoming_message.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -104,7 +105,8 @@ class ChannelSet final {
   };
   using BindingKey = std::pair<std::size_t, DevicePair>;  // index of this side's driver, device pair
 
-  ControlId control(ChannelBinding& binding, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
+  /// Sends a control message about the channel with this code. Any thread; under none of the locks here.
+  ControlId control(std::uint32_t code, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
   void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
   const ChannelOrder& order(DevicePair pair);
   ChannelBinding* open(std::size_t driver, DevicePair pair);
@@ -127,9 +129,12 @@ class ChannelSet final {
                                         bool spill = false);
   void land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived);
   /// Returns the binding that the peer names by its own driver number and device pair; opens the channel if the peer
-  /// was the first to use it. Null: no such driver or device, or it does not reach.
-  ChannelBinding* binding_of_peer(std::uint8_t driver, DevicePair theirs);
-  ChannelBinding* binding_of_code(std::uint32_t code);
+  /// was the first to use it. Null: this end does not want that channel, and the peer is told so if `refuses`, once.
+  /// ProtocolError: the peer has never announced such a driver, or not for that device.
+  Result<ChannelBinding*> binding_of_peer(std::uint8_t driver, DevicePair theirs, bool refuses = true);
+  Result<ChannelBinding*> binding_of_code(std::uint32_t code, bool refuses = true);
+  /// Tells the peer that this end does not want a channel that the peer has opened.
+  void refuse(const std::string& driver, DevicePair pair, const std::string& reason);
   void want_release(std::uint64_t id);
   void progress();
   void probe_ended();
@@ -137,9 +142,9 @@ class ChannelSet final {
 
   Link& link_;
   Engine& engine_;
-  std::mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
+  Mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
 
-  mutable std::mutex mutex_;  // guards the members below; never held across a call of a channel
+  mutable Mutex mutex_;  // guards the members below; never held across a call of a channel
   bool met_ = false;
   bool bundles_ = false;  // the peer reads bundles
   bool closed_ = false;
@@ -157,7 +162,7 @@ class ChannelSet final {
   std::uint64_t next_release_ = 1;
   std::atomic<int> unconsumed_{0};  // pulled tickets whose source is still being read, if their sender waits for it
   std::vector<std::uint64_t> releases_;
-  std::mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
+  Mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
   ControlId controls_sent_ = 0;
   ControlId controls_received_ = 0;
   std::vector<std::pair<ControlId, std::function<void(const Status&)>>>
@@ -166,6 +171,7 @@ class ChannelSet final {
   std::vector<UniqueFunction<void()>> after_probe_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, BulkRead> bulk_reads_;
   std::set<std::string> warned_;
+  std::set<std::uint32_t> refused_;  // codes of the channels that the peer has opened and this end does not want
 };
 
 }  // namespace tensorferry

@@ -332,11 +332,26 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
   ChannelBinding::reading = stream;
   for (const auto& record : frame.buffers) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
-    auto* binding = binding_of_peer(record.channel, {record.source, record.destination});
-    if (binding == nullptr || !binding->channel) continue;
-    binding->channel->discard(
-        {record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0});
-    want_release(record.release);
+    const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+    if (!named.ok()) continue;
+    auto* const binding = *named;
+    if (binding == nullptr || !binding->channel) {
+      want_release(record.release);
+      continue;
+    }
+    // As a pull does, it comes after the control message that the ticket needs.
+    auto end = [this, link = link_.shared_from_this(), binding,
+                ticket = Ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after,
+                                record.release != 0},
+                id = record.release](const Status& failed) {
+      if (!failed.ok()) return;
+      binding->channel->discard(ticket);
+      want_release(id);
+    };
+    if (record.after == 0)
+      end({});
+    else
+      pull_when(record.after, std::move(end));
   }
   ChannelBinding::reading = nullptr;
 }
@@ -373,9 +388,12 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     engine_.bytes_received[Engine::most_drivers] += record.bytes;
     return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
   }
-  auto* binding = binding_of_peer(record.channel, {record.source, record.destination});
+  const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+  if (!named.ok()) return landed({Code::protocol_error, "the ticket is of " + std::string(named.status().what())});
+  auto* const binding = *named;
   if (binding == nullptr || !binding->channel) {
-    return landed({Code::protocol_error, "the ticket is of a channel that does not reach this device"});
+    want_release(record.release);
+    return landed({Code::channel_unavailable, "the buffer came by a channel that its receiver does not want"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
   engine_.bytes_received[binding->driver()] += record.net_bytes();

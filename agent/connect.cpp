@@ -62,13 +62,20 @@ Result<FileDescriptor> connect_tcp(const std::string& address, Clock::time_point
   return socket;
 }
 
-/// Completes the handshake on a new connection and reads the peer's hello.
+/// The error of a dial whose connection the listener took and did not answer: it has too many connections in the
+/// handshake, and may answer another time.
+Status refused_for_now(const Status& status) {
+  const bool cut = status.code() == Code::connection_lost || status.code() == Code::deadline_exceeded;
+  return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
+}
+
+/// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
 Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
   const bool demand = key_needed(local ? unix_peer_uid(socket.get()) : std::nullopt, ::geteuid());
   const auto agreed = handshake_as_dialler(socket.get(), terms_of(engine, demand), deadline);
-  if (!agreed) return agreed.status();
+  if (!agreed) return refused_for_now(agreed.status());
   auto hello = read_hello(socket.get(), deadline);
-  if (!hello) return hello.status();
+  if (!hello) return refused_for_now(hello.status());
   return Connected{std::move(socket), local, std::move(*hello)};
 }
 
@@ -178,8 +185,9 @@ Status dial_and_attach(Engine& engine, Link& link, const Record& record, Purpose
   return {Code::connection_lost, "the link refused the connection"};
 }
 
-/// Dials a peer of which no incarnation is known. True: attached, or the link has been closed.
-bool dial_stranger(Engine& engine, const std::shared_ptr<Link>& link, Purpose purpose) {
+/// Dials a peer of which no incarnation is known. True: attached, or the link has been closed. `since`: the first
+/// attempt.
+bool dial_stranger(Engine& engine, const std::shared_ptr<Link>& link, Purpose purpose, Clock::time_point since) {
   // The directory waits for an absent peer only as long as the link's calls allow, and in short slices, because a later
   // call may allow less.
   const auto patience = std::clamp(link->patience(), Milliseconds(0), Milliseconds(100));
@@ -199,7 +207,10 @@ bool dial_stranger(Engine& engine, const std::shared_ptr<Link>& link, Purpose pu
     link->close(why);
     return true;
   }
-  return link->unreachable(why);
+  // The calls wait for the next attempt, up to their deadlines.
+  if (why.code() == Code::resource_exhausted && Clock::now() - since < engine.options.peer_timeout) return false;
+  const bool refused = why.code() == Code::resource_exhausted;
+  return link->unreachable(refused ? Status(Code::connection_lost, std::string(why.what())) : why);
 }
 
 /// Dials the peer of a session. True: attached, or given up.
@@ -237,7 +248,7 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
       std::this_thread::sleep_for(Milliseconds(1));
     while (link->keep_dialling(purpose)) {
       const auto session = link->session();
-      if (session ? dial_known(*engine, link, session, purpose) : dial_stranger(*engine, link, purpose)) return;
+      if (session ? dial_known(*engine, link, session, purpose) : dial_stranger(*engine, link, purpose, since)) return;
       if (purpose == Purpose::bulk && Clock::now() - since > longest_bulk_dial) {
         return link->give_up_bulk(
             {Code::connection_lost, formatted("neither agent could dial the bulk connection to \"{}\" in {} s",

@@ -11,6 +11,7 @@
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -122,7 +123,7 @@ class IncomingMessage final {
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;
-  std::mutex mutex_;
+  Mutex mutex_;
   Status error_;
 };
 

@@ -36,6 +36,16 @@ class Connection final : public Readable {
   const Report report_;
 };
 
+/// The bytes of replies that may wait for a socket of the peer. While there are more, its requests are not read.
+constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
+constexpr std::size_t resume_after = std::size_t{1} << 20;
+
+/// Returns whether the peer has closed its end.
+bool has_ended(const FrameStream& stream) {
+  pollfd state{stream.fd(), POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 /// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
 /// holds the process's sockets.
 class PeerProcess final : public Readable {
@@ -61,6 +71,10 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Sessio
       number_(++engine_->links_made),
       channels_(*this),
       calls_(*this),
+      credits_(engine_->options.max_bytes_in_flight),
+      incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
+                       engine_->options.max_queued_bytes}),
+      untaken_replies_(engine_->options.max_bytes_in_flight, [this](bool pause) { pause_handlers(pause); }),
       session_(std::move(session)) {}
 
 std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session) {
@@ -92,6 +106,11 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
 std::shared_ptr<FrameStream> Link::outgoing() const {
   const std::lock_guard lock(connect_mutex_);
   return outgoing_;
+}
+
+std::shared_ptr<FrameStream> Link::incoming() const {
+  const std::lock_guard lock(connect_mutex_);
+  return incoming_;
 }
 
 std::vector<std::shared_ptr<FrameStream>> Link::streams() const {
@@ -258,14 +277,11 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : deferred) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  std::vector<std::shared_ptr<IncomingRequest>> incoming_calls;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    for (const auto& [id, incoming] : incoming_calls_) incoming_calls.push_back(incoming);
-  }
-  for (const auto& incoming : incoming_calls) cancel_incoming(*incoming);
-  flow_word_.fetch_add(1);
-  futex_wake(flow_word_);
+  incoming_calls_.cancel_all();
+  untaken_replies_.close();
+  resume_requests();
+  pool.start_waiting(this);
+  credits_.close();
   calls_.wake_waiting();
   if (const auto self = weak_from_this().lock()) engine_->lost(self, why, loss);
   return true;
@@ -379,10 +395,22 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
     descriptors.clear();
     wire::Header::forget_descriptors(frame);
   }
-  if (!stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush))
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (!done) {
     finish_writes(stream);
-  else if (!flush && stream->corked())
+    if (stream->unwritten() > most_unread_replies && stream == incoming()) hold_requests();
+  } else if (!flush && stream->corked()) {
     engine_->reactor->kick();
+  }
+}
+
+/// Completes written parts on a pool thread.
+void Link::complete_apart(std::vector<FrameStream::Written> written) {
+  const auto held = std::make_shared<std::vector<FrameStream::Written>>(std::move(written));
+  if (!engine_->pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
 }
 
 void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
@@ -411,15 +439,37 @@ void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
 /// Control frames always go on the stream that this side dialled. The peer reads that stream at all times, but reads
 /// the stream of its own calls only while it waits for a reply.
 void Link::send_control(Bytes frame, Descriptors descriptors) {
+  queue_control(std::move(frame), std::move(descriptors));
+  write_controls();
+}
+
+void Link::write_controls() {
   std::unique_lock lock(connect_mutex_);
-  if (const auto stream = outgoing_) {
-    lock.unlock();
-    return transmit(stream, std::move(frame), {}, true, std::move(descriptors));
-  }
-  deferred_controls_.emplace_back(std::move(frame), std::move(descriptors));
-  const bool dial = !closed() && !std::exchange(dialling_, true);
+  const auto stream = outgoing_;
+  const bool dial = !stream && !deferred_controls_.empty() && !closed() && !std::exchange(dialling_, true);
   lock.unlock();
-  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+  if (dial) {  // by way of the pool, because a dial that the agent refuses ends the link
+    engine_->pool->submit_long([self = shared_from_this()] { self->engine_->dial(self, wire::Hello::Purpose::calls); });
+  }
+  if (!stream) return;
+  std::vector<FrameStream::Written> written;
+  if (!stream->write_some(&written)) finish_writes(stream);
+  if (!written.empty()) complete_apart(std::move(written));
+}
+
+void Link::queue_control(Bytes frame, Descriptors descriptors) {
+  std::unique_lock lock(connect_mutex_);
+  const auto stream = outgoing_;
+  if (!stream) {
+    deferred_controls_.emplace_back(std::move(frame), std::move(descriptors));
+    return;
+  }
+  lock.unlock();
+  if (!descriptors.empty() && !stream->local()) {  // the channel at the peer sees that no descriptors came
+    descriptors.clear();
+    wire::Header::forget_descriptors(frame);
+  }
+  stream->queue(std::move(frame), std::move(descriptors));
 }
 
 void Link::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -442,9 +492,25 @@ void Link::send_bulk(Bytes frame, FrameStream::Part part) {
 }
 
 void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
-  if (!stream->begin_read()) return;
+  if (requests_held_) {
+    engine_->pool->disarm(stream->fd());
+    if (!has_ended(*stream)) return;  // else reads what the peer sent before it ended
+  }
+  if (!stream->begin_read()) {
+    // A thread reads, and something in a frame holds it up. It arms the stream again, because `requests_missed_` is
+    // set; until then the stream must not be reported again and again.
+    requests_missed_ = true;
+    engine_->pool->disarm(stream->fd());
+    if (!stream->begin_read()) return;
+    requests_missed_ = true;  // the thread that read may have armed the stream before it was disarmed here
+  }
   if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
   stream->end_read();
+  if (requests_missed_.exchange(false)) arm_requests(*stream);
+}
+
+void Link::arm_requests(const FrameStream& stream) {
+  if (!requests_held_) engine_->pool->arm(stream.fd());
 }
 
 void Link::on_replies(const std::shared_ptr<FrameStream>& stream) { calls_.reader().on_readable(stream); }
@@ -522,7 +588,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
                             : Status(Code::protocol_error, "a reply arrived on a connection for requests");
       break;
     case wire::Kind::cancel:
-      if (from_caller) on_cancel(header.call);
+      if (from_caller) incoming_calls_.cancel(header.call);
       break;
     case wire::Kind::control:
       status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
@@ -537,7 +603,8 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     case wire::Kind::ping: {
       wire::Header pong;
       pong.kind = wire::Kind::pong;
-      if (const auto& back = from_caller ? incoming : outgoing)
+      // Bytes on their way are a sign of life too. A peer that reads nothing gets no pong, so its pings do not pile up.
+      if (const auto& back = from_caller ? incoming : outgoing; back && back->unwritten() < most_unread_replies)
         transmit(back, wire::assemble(pong, {}, {}, {}), {}, true);
       break;
     }
@@ -564,10 +631,17 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
 
 bool Link::tick(Clock::time_point now) {
   bool under_way = false;
+  if (requests_held_) {
+    const auto stream = incoming();
+    if (!stream || stream->unwritten() + resume_after < most_unread_replies) resume_requests();
+    under_way = true;
+  }
   for (const auto& stream : streams()) {
     if (!stream->corked()) continue;
     under_way = true;
-    if (!stream->write_some()) finish_writes(stream);
+    std::vector<FrameStream::Written> written;
+    if (!stream->write_some(&written)) finish_writes(stream);
+    if (!written.empty()) complete_apart(std::move(written));
   }
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
     Bytes extensions;
@@ -608,7 +682,8 @@ bool Link::keep_alive(Clock::time_point now) {
   if (!called()) calls_.reader().expect_frames();  // the peer may ask to be dialled, while no thread waits for a reply
   if (silent_ > 3 * interval) {
     const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
-    close({Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"});
+    const Status why(Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms");
+    engine_->pool->submit([self = shared_from_this(), why] { self->close(why); });
     return false;
   }
   if (silent_ > interval && now - last_pinged_ > interval) {

@@ -20,34 +20,16 @@
 #include <vector>
 
 #include "agent/channel_set.h"
+#include "agent/credits.h"
 #include "agent/engine.h"
+#include "agent/incoming_calls.h"
 #include "agent/link_rings.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
 #include "agent/transport/frame_stream.h"
-#include "base/futex.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
-
-/// A request's place in the queue of its order key.
-struct OrderTicket {
-  UniqueFunction<void()> start;  // dispatches the request; set once it has landed, if earlier requests run still
-};
-
-/// A request that the callee has not answered yet.
-struct IncomingRequest {
-  std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the link's incoming_calls_mutex_
-  std::optional<Clock::time_point> deadline;
-  Clock::time_point received;
-  std::atomic<wire::CallStatus::Stage> stage{wire::CallStatus::Stage::arriving};
-  std::atomic<Clock::rep> started{0};           // when the handler began
-  std::atomic<std::uint32_t> busy_at_start{0};  // handlers that ran then; 0: it began at once
-  std::uint32_t function = 0;                   // its number; 0: not known
-  std::shared_ptr<CallRecord> traced;           // null: no trace is recorded
-  std::uint32_t order = 0;
-  std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
-};
 
 /// The route of the reply to one request: its stream, or its slot in a ring, and the call's id.
 struct ReplyRoute {
@@ -70,12 +52,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Adds the call to calls(), and sends its request now, or when the link is connected; dials if needed. `call->link`
   /// must be set already.
   void start(const std::shared_ptr<Call::State>& call, Message message);
-  /// Acquires credit for `bytes` bytes: blocks until the bytes in flight leave room. A message larger than the bound
-  /// goes when nothing else is in flight. DeadlineExceeded after `options.timeout`. Returns Ok on a closed link, whose
-  /// calls then fail by themselves.
+  /// Acquires credit for `bytes` bytes; see Credits. DeadlineExceeded after `options.timeout`.
   Status acquire_credit(std::size_t bytes, const RawCallOptions& options);
-  /// Returns the credit for `bytes` bytes, and wakes the threads in acquire_credit().
-  void release_credit(std::size_t bytes);
+  Credits& credits() noexcept { return credits_; }
 
   // --- as the callee -----------------------------------------------------------------------------------------------
   /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
@@ -85,16 +64,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void refuse(const ReplyRoute& route, const Status& status);
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
-  /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
-  void on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told);
   /// The handler of a request begins at `now`.
   void begin(IncomingRequest& incoming, Clock::time_point now);
   /// A request is answered after its caller had given up.
   void answered_late(const IncomingRequest& incoming);
-  /// Marks the request as cancelled, and runs its callback.
-  void cancel_incoming(IncomingRequest& incoming);
-  /// Removes a request that has been answered or dropped, and starts the next request of its order key.
-  void end_incoming(std::uint64_t call, const IncomingRequest& incoming);
+  /// Removes a request that has been answered or dropped.
+  void end_incoming(std::uint64_t call, IncomingRequest& incoming);
+  IncomingCalls& incoming_calls() noexcept { return incoming_calls_; }
+  UntakenReplies& untaken_replies() noexcept { return untaken_replies_; }
 
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
@@ -134,8 +111,12 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
-  /// Sends a control or release frame on the stream that this side dialled; dials if needed.
+  /// Sends a control or release frame on the stream that this side dialled; dials if needed. The two halves of it:
+  /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
+  /// this thread, because channels send messages while they hold locks.
   void send_control(Bytes frame, Descriptors descriptors);
+  void queue_control(Bytes frame, Descriptors descriptors);
+  void write_controls();
   /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
   void send_bulk(Bytes frame, FrameStream::Part part);
   /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
@@ -210,11 +191,17 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status on_dial(ByteView payload);
   void take_last_replies();
   std::shared_ptr<FrameStream> only_incoming() const;
+  std::shared_ptr<FrameStream> incoming() const;
   std::vector<std::shared_ptr<FrameStream>> streams() const;
+  void complete_apart(std::vector<FrameStream::Written> written);
 
-  void on_cancel(std::uint64_t call);
   void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
+  Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
+  void arm_requests(const FrameStream& stream);
+  void pause_handlers(bool pause);
+  void hold_requests();
+  void resume_requests();
 
   void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
   Status on_ring(FrameStream& stream, ByteView payload, Descriptors descriptors);
@@ -226,9 +213,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
                                                       const ReplyRoute& route) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
-  void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply);
-  void start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start);
-  void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
+  void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
+                std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
   const std::shared_ptr<Engine> engine_;
   PeerInfo peer_;
@@ -237,8 +223,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::atomic<std::uint64_t> other_number_{0};
   ChannelSet channels_;
   OutgoingCalls calls_;
+  Credits credits_;
+  IncomingCalls incoming_calls_;
+  UntakenReplies untaken_replies_;
+  std::atomic<bool> requests_held_{false};    // the peer's requests are not read: it reads no replies
+  std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
 
-  mutable std::mutex connect_mutex_;  // guards the connections, and the messages that wait for them
+  mutable Mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<Session> session_;
   std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
   bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
@@ -256,18 +247,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
   std::shared_ptr<IncomingRing> ring_in_;  // under connect_mutex_
-  std::mutex ring_mutex_;                  // guards the next three
+  Mutex ring_mutex_;                       // guards the next three
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
-
-  std::mutex incoming_calls_mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<IncomingRequest>> incoming_calls_;
-  std::map<std::uint32_t, std::deque<std::shared_ptr<OrderTicket>>> ordered_;  // by order key; the front one runs
-
-  std::mutex flow_mutex_;
-  std::size_t bytes_in_flight_ = 0;
-  std::atomic<std::uint32_t> flow_word_{0};
 
   std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
   std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination

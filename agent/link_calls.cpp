@@ -3,45 +3,19 @@
 #include <utility>
 
 #include "agent/link.h"
-#include "base/futex.h"
 #include "base/text.h"
 
 namespace tensorferry {
 
 Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
+  if (credits_.try_acquire(bytes)) return {};
   const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
-  bool first = true;
-  while (true) {
-    const auto word = flow_word_.load();
-    {
-      const std::lock_guard lock(flow_mutex_);
-      if (closed() || bytes_in_flight_ == 0 || bytes_in_flight_ + bytes <= engine_->options.max_bytes_in_flight) {
-        bytes_in_flight_ += bytes;
-        return {};
-      }
-    }
-    if (until && Clock::now() >= *until) {
-      return {Code::deadline_exceeded, "\"" + peer_.name +
-                                           "\" did not read the messages that were sent to it before (" +
-                                           std::to_string(engine_->options.max_bytes_in_flight) +
-                                           " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
-    }
-    if (std::exchange(first, false)) {
-      engine_->pool->about_to_block();
-      calls_.expect_replies();  // replies carry the acknowledgements that return credit
-    }
-    futex_wait(flow_word_, word, until);
-  }
-}
-
-void Link::release_credit(std::size_t bytes) {
-  if (bytes == 0) return;
-  {
-    const std::lock_guard lock(flow_mutex_);
-    bytes_in_flight_ -= bytes;
-  }
-  flow_word_.fetch_add(1);
-  futex_wake(flow_word_);
+  const WaitInHandler waiting;
+  calls_.expect_replies();  // replies carry the acknowledgements that return credit
+  if (credits_.wait(bytes, until)) return {};
+  return {Code::deadline_exceeded, "\"" + peer_.name + "\" did not read the messages that were sent to it before (" +
+                                       std::to_string(engine_->options.max_bytes_in_flight) +
+                                       " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
@@ -54,6 +28,14 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
   }
   if (const auto stream = outgoing_) {
     lock.unlock();
+    // Only messages without buffers can be so many, because the others wait for credit.
+    if (stream->unwritten() > engine_->options.max_bytes_in_flight) {
+      return calls_.drop({call, std::move(message)},
+                         {Code::resource_exhausted,
+                          formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
+                                    "(max_bytes_in_flight)",
+                                    peer_.name, stream->unwritten())});
+    }
     return calls_.send(stream, call, std::move(message));
   }
   call->hold = SendHold::connection;

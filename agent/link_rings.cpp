@@ -186,6 +186,7 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
     const std::lock_guard lock(connect_mutex_);
     if (closed()) return {};
     ring_in_ = source;
+    if (requests_held_) source->hold(true);
   }
   add_to_pool(source);
   Descriptors back;

@@ -40,8 +40,8 @@ Reply::~Reply() {
 static void record_answer(Link& link, const IncomingRequest& incoming) {
   const auto& record = incoming.traced;
   if (!record) return;
-  record->stages[CallRecord::received] = incoming.received.time_since_epoch().count();
-  record->stages[CallRecord::started] = incoming.started.load();
+  record->stages[CallRecord::received] = incoming.received.load();
+  record->stages[CallRecord::started] = incoming.began.load();
   record->reach(CallRecord::replied);
   link.engine().trace.add(record);
 }
@@ -97,11 +97,11 @@ bool Reply::begin() {
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
-  state_->link->on_cancelled(state_->incoming, std::move(told));
+  state_->link->incoming_calls().on_cancelled(*state_->incoming, std::move(told));
   // The pool may read a cancel frame from the stream before it takes the request out of the ring. The slot then says
   // that the caller has given up.
   if (state_->route.ring && state_->route.ring->abandoned(state_->route.slot))
-    state_->link->cancel_incoming(*state_->incoming);
+    state_->link->incoming_calls().cancel(*state_->incoming);
 }
 
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
@@ -120,6 +120,32 @@ std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std:
   return record;
 }
 
+namespace {
+
+/// Adds without overflow: a peer may claim any size.
+std::size_t plus(std::size_t a, std::size_t b) { return a + std::min(b, ~std::size_t{0} - a); }
+
+std::size_t bytes_of(const Received& received) {
+  auto bytes = received.payload.size();
+  for (const auto& buffer : received.buffers) bytes = plus(bytes, buffer.bytes);
+  return bytes;
+}
+
+/// Counts a reply's buffers until the peer has taken all of them.
+struct ReplyPin {
+  ReplyPin(std::shared_ptr<Link> of, std::size_t size) : link(std::move(of)), bytes(size) {
+    link->untaken_replies().add(bytes);
+  }
+  ~ReplyPin() { link->untaken_replies().remove(bytes); }
+  ReplyPin(const ReplyPin&) = delete;
+  ReplyPin& operator=(const ReplyPin&) = delete;
+
+  std::shared_ptr<Link> link;
+  std::size_t bytes;
+};
+
+}  // namespace
+
 Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
   std::shared_ptr<const RawFunction> function;
@@ -134,113 +160,75 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
-  auto incoming = std::make_shared<IncomingRequest>();
-  incoming->received = Clock::now();
-  if (header.remaining_ms != 0) incoming->deadline = incoming->received + Milliseconds(header.remaining_ms);
+  auto* stream = route.ring ? nullptr : route.stream.get();
+  auto bytes = frame.payload.size();
+  for (const auto& record : frame.buffers) bytes = plus(bytes, record.bytes);
+  const auto now = Clock::now();
+  const auto deadline =
+      header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
+  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes);
+  if (!begun) return refuse_request(stream, frame, route, begun.status());
+  auto incoming = std::move(*begun);
+  incoming->received = now.time_since_epoch().count();
   if (function) incoming->function = function->number;
   if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
-  incoming->order = header.order;
-  if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (!incoming_calls_.emplace(header.call, incoming).second)
-      return {Code::protocol_error, "a request has the id of another request that is still open"};
-    if (closed()) incoming->cancelled = true;  // close() may have cancelled the requests before this one was added
-    if (incoming->order_ticket) ordered_[header.order].push_back(incoming->order_ticket);
-  }
+  if (closed()) incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
-  auto* stream = route.ring ? nullptr : route.stream.get();
+  const bool spilled = (header.flags & wire::flag::spilled) != 0;
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(stream, frame, {},
-                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply,
-                     incoming](Status status, Received received) mutable {
+                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
+                     spilled](Status status, Received received) mutable {
+                      if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
                       if (!status.ok()) return reply->fail(std::move(status));
                       incoming->stage = wire::CallStatus::Stage::queued;
                       if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
-                        incoming->busy_at_start = self->engine_->pool->load().busy;
+                        incoming->busy_at_arrival = self->engine_->pool->load().busy;
                       if (incoming->traced) incoming->traced->reach(CallRecord::queued);
-                      if (!incoming->order_ticket)
+                      if (!incoming->order_ticket) {
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
-                                              std::move(*reply));
-                      self->start_in_order(incoming->order, *incoming->order_ticket,
-                                           [self, function, name, received = std::move(received), reply]() mutable {
-                                             self->dispatch(std::move(function), std::move(name), std::move(received),
-                                                            std::move(*reply));
-                                           });
+                                              std::move(incoming), std::move(*reply));
+                      }
+                      self->incoming_calls_.when_in_order(
+                          *incoming, [self, function, name, received = std::move(received), incoming, reply]() mutable {
+                            self->dispatch(std::move(function), std::move(name), std::move(received),
+                                           std::move(incoming), std::move(*reply));
+                          });
                     });
   return {};
 }
 
-void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply) {
-  auto& pool = *engine_->pool;
-  if (pool.saturated()) {
-    return reply.fail({Code::resource_exhausted, "all " + std::to_string(engine_->options.max_threads) +
-                                                     " handlers of \"" + engine_->self.name +
-                                                     "\" are busy, and as many calls wait. Raise max_threads there"});
-  }
+/// Answers a request that was not taken in. A protocol error is returned, and closes the link.
+Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
+  if (why.code() == Code::protocol_error) return why;
+  channels_.discard(stream, frame);
+  refuse(route, {why.code(), "\"" + engine_->self.name + "\" is busy: " + std::string(why.what())});
+  return {};
+}
+
+void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
+                    std::shared_ptr<IncomingRequest> incoming, Reply reply) {
   const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
+  const auto deadline = incoming->deadline;
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
-              arguments = std::move(arguments), reply = std::move(reply)]() mutable {
+              arguments = std::move(arguments), incoming = std::move(incoming), reply = std::move(reply)]() mutable {
+    self->incoming_calls_.start(*incoming);
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
-  pool.submit_handler(std::move(job), executor);
-}
-
-/// Runs `start` now, or when all earlier requests of its order key have been answered.
-void Link::start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (ordered_[order].front().get() != &order_ticket) {
-      order_ticket.start = std::move(start);
-      return;
-    }
-  }
-  start();
-}
-
-void Link::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket) {
-  UniqueFunction<void()> next;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    auto& queue = ordered_[order];
-    const bool was_first = queue.front().get() == &order_ticket;
-    std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
-    if (queue.empty())
-      ordered_.erase(order);
-    else if (was_first)
-      next = std::move(queue.front()->start);
-  }
-  // The next request may be refused at once, and so may the one after it. complete() avoids a stack frame for each.
-  if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
+  engine_->pool->submit_handler(std::move(job), executor, this, deadline);
 }
 
 /// Answers a status frame: how far the request has come here.
 void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
-  std::shared_ptr<IncomingRequest> incoming;
-  bool ordered = false;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
-    ordered = incoming && incoming->order_ticket && incoming->order_ticket->start;
-  }
-  const auto since = [now = Clock::now()](Clock::time_point then) {
-    return static_cast<std::uint64_t>(
-        std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(now - then).count()));
-  };
-  wire::CallStatus status;
+  constexpr std::size_t most_unwritten = 1 << 20;  // a peer that asks and does not read gets no answers
+  if (stream->unwritten() > most_unwritten) return;
+  auto status = incoming_calls_.status(call, Clock::now());
   const auto load = engine_->pool->load();
   status.busy = load.busy;
   status.handlers = load.most;
   status.waiting = load.waiting;
-  if (incoming) {
-    status.stage = ordered ? wire::CallStatus::Stage::ordered : incoming->stage.load();
-    status.received_us = since(incoming->received);
-    if (status.stage == wire::CallStatus::Stage::running)
-      status.started_us = since(Clock::time_point(Clock::duration(incoming->started)));
-    status.busy_at_start = incoming->busy_at_start;
-  }
   wire::Header header;
   header.kind = wire::Kind::status;
   header.call = call;
@@ -248,7 +236,7 @@ void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t
 }
 
 void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
-  incoming.started = now.time_since_epoch().count();
+  incoming.began = now.time_since_epoch().count();
   incoming.stage = wire::CallStatus::Stage::running;
 }
 
@@ -258,44 +246,48 @@ void Link::answered_late(const IncomingRequest& incoming) {
   engine_->late_answers.add(peer_.name, function ? std::string(shown_name(function->name)) : "?");
 }
 
-void Link::on_cancel(std::uint64_t call) {
-  std::shared_ptr<IncomingRequest> incoming;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
-  }
-  if (incoming) cancel_incoming(*incoming);
-}
-
-void Link::cancel_incoming(IncomingRequest& incoming) {
-  UniqueFunction<void()> on_cancelled;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    incoming.cancelled = true;
-    on_cancelled = std::move(incoming.on_cancelled);
-  }
-  if (on_cancelled) on_cancelled();
-}
-
-void Link::on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (!incoming->cancelled) {
-      std::swap(incoming->on_cancelled, told);
-      return;
-    }
-  }
-  told();
-}
-
-void Link::end_incoming(std::uint64_t call, const IncomingRequest& incoming) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    incoming_calls_.erase(call);
-  }
+void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
+  incoming_calls_.end(call, incoming);
   --engine_->serving;
   ++engine_->calls_served;
-  if (incoming.order_ticket) end_order_ticket(incoming.order, *incoming.order_ticket);
+}
+
+/// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.
+void Link::pause_handlers(bool pause) {
+  if (pause)
+    engine_->pool->pause(this);
+  else
+    engine_->pool->resume(this);
+}
+
+/// Stops to read the peer's requests, because it does not read its replies.
+void Link::hold_requests() {
+  std::shared_ptr<FrameStream> stream;
+  std::shared_ptr<IncomingRing> ring;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (requests_held_.exchange(true)) return;
+    stream = incoming_;
+    ring = ring_in_;
+    pause_handlers(true);
+    if (ring) ring->hold(true);
+  }
+  if (stream) engine_->pool->disarm(stream->fd());
+  engine_->reactor->kick();
+  if (closed()) resume_requests();
+}
+
+void Link::resume_requests() {
+  std::shared_ptr<FrameStream> stream;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    if (!requests_held_.exchange(false)) return;
+    stream = incoming_;
+    pause_handlers(false);
+    if (ring_in_) ring_in_->hold(false);
+  }
+  if (stream) engine_->pool->arm(stream->fd());
+  engine_->pool->doorbell().ring();
 }
 
 namespace {
@@ -322,7 +314,11 @@ void Link::answer(const ReplyRoute& route, Message message) {
   }
   Bytes extensions;
   const auto header = reply_to(route, extensions);
-  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, nullptr);
+  const auto bytes = message.bytes();
+  // Buffers of so few bytes are copied into the frame.
+  auto held = bytes > inline_bytes ? std::make_shared<ReplyPin>(shared_from_this(), bytes) : nullptr;
+  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, held);
+  held.reset();
   if (!built) return refuse(route, built.status());
   send_answer(route, std::move(*built));
 }

@@ -27,7 +27,7 @@ struct ArgumentPin {
   }
   ~ArgumentPin() {
     call->release_arguments();
-    link->release_credit(bytes);
+    link->credits().release(bytes);
   }
   ArgumentPin(const ArgumentPin&) = delete;
   ArgumentPin& operator=(const ArgumentPin&) = delete;
@@ -171,7 +171,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
   if (call.done()) return true;
   const auto stream = link_.outgoing();
   if (stream && stream->corked() && !stream->write_some()) link_.finish_writes(stream);
-  link_.engine().pool->about_to_block();
+  const WaitInHandler place;
   return reader_.wait(call, until, interrupted);
 }
 
@@ -253,7 +253,7 @@ void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status&
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {
   const auto& call = unsent.call;
-  link_.release_credit(call->counted_bytes);
+  link_.credits().release(call->counted_bytes);
   call->release_arguments();
   fail(call, why);
 }
@@ -296,13 +296,17 @@ bool OutgoingCalls::tick(Clock::time_point now) {
   last_expiry_ = now.time_since_epoch().count();
   if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
     last_reply_ = now.time_since_epoch().count();
-  for (const auto& call : pending_.all()) {
-    if (!call->deadline) continue;
-    if (*call->deadline <= now)
+  auto calls = pending_.all();
+  bool any_done = false;
+  for (const auto& call : calls) {
+    if (call->deadline && *call->deadline <= now)
       expire(call);
-    else if (*call->deadline - now <= lead_of(call->options.timeout))
+    else if (call->deadline && *call->deadline - now <= lead_of(call->options.timeout))
       ask(*call);
+    any_done = any_done || call->done();
   }
+  // The last reference to a call drops memory of the program's, which may wait for the program's locks.
+  if (any_done) link_.engine().pool->submit([dropped = std::move(calls)] {});
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
   return under_way;

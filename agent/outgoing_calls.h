@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -24,6 +23,7 @@
 #include "agent/ring_calls.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -101,10 +101,10 @@ class OutgoingCalls final {
   ReplyReader reader_;
   RingCalls ring_;
   LazyCompletions lazy_;
-  std::mutex behind_mutex_;
+  Mutex behind_mutex_;
   /// By order key: the requests behind one that waits for a probe.
   std::unordered_map<std::uint32_t, std::deque<UnsentCall>> behind_;
-  std::mutex numbers_mutex_;
+  Mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
   std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
   std::atomic<bool> answers_status_{false};        // the peer does

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "agent/call_state.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -96,7 +97,7 @@ class PendingCalls final {
     return slot.call && slot.generation == id >> 32 ? &slot : nullptr;
   }
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<PendingSlot> slots_;
   std::vector<std::uint32_t> free_;
   std::size_t count_ = 0;

@@ -9,6 +9,8 @@
 namespace tensorferry {
 namespace {
 
+thread_local bool is_reactor = false;
+
 constexpr std::chrono::milliseconds tick_interval{1};
 constexpr int idle_ticks_until_sleep = 200;  // so that not every call of a burst pays for waking this thread
 
@@ -22,9 +24,12 @@ void Reactor::start() {
   thread_ = std::thread([this] {
     block_signals_of_others();
     ::pthread_setname_np(::pthread_self(), "tf-reactor");
+    is_reactor = true;
     loop_->context.run();
   });
 }
+
+bool Reactor::on_any_thread() noexcept { return is_reactor; }
 
 void Reactor::stop() {
   if (!thread_.joinable()) return;

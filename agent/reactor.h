@@ -26,6 +26,9 @@ class Reactor final {
   void close();
   /// Returns the thread's io_context; valid until close().
   [[nodiscard]] boost::asio::io_context& context() noexcept { return loop_->context; }
+  /// Returns whether the calling thread is a reactor's. No owner or completion of the program's runs there: it might
+  /// wait for a lock of the program's, and deadlines and promotion would stop meanwhile.
+  [[nodiscard]] static bool on_any_thread() noexcept;
   [[nodiscard]] bool on_thread() const noexcept { return thread_.get_id() == std::this_thread::get_id(); }
 
   /// Starts ticking. Any thread, at any time, also after close(); costs one atomic load if the thread ticks already.

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "agent/call_state.h"
 #include "agent/transport/frame_stream.h"
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -61,7 +61,7 @@ class ReplyReader final {
   void stop_reading(const std::shared_ptr<FrameStream>& stream);
 
   Link& link_;
-  std::mutex mutex_;                    // guards the choice of the stream's reader, and the next three
+  Mutex mutex_;                         // guards the choice of the stream's reader, and the next three
   std::vector<Call::State*> sleepers_;  // calls whose threads sleep until they may read
   bool armed_ = false;                  // the pool is to read the stream
   bool missed_ = false;                 // the pool met an event while a caller read: arm again for the unread rest

@@ -160,7 +160,8 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
   if (!found) {
     const auto over = [&] { return answered(call) || call.done(); };
     OversubscribedWait::Member waiting(ring_->oversubscribed);
-    if (!waiting.until(over)) link_.engine().pool->about_to_block();
+    std::optional<WaitInHandler> place;
+    if (!waiting.until(over)) place.emplace();
     while (!over()) {
       if (until && Clock::now() >= *until) return false;
       // The tick enforces the call's own deadline, because a timed sleep costs 2 us.

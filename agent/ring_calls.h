@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "agent/call_state.h"
 #include "agent/link_rings.h"
 #include "agent/reply_reader.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -62,7 +62,7 @@ class RingCalls final {
   ReplyReader& reader_;
   std::shared_ptr<OutgoingRing> ring_;  // never changes once `open_` is true
   std::atomic<bool> open_{false};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<std::weak_ptr<Call::State>> calls_;  // by slot; under mutex_
 };
 

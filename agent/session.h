@@ -18,6 +18,7 @@
 #include "agent/agent.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -53,7 +54,7 @@ class Session final {
   const PeerInfo peer_;
   std::atomic<Clock::rep> last_heard_{0};
   std::atomic<bool> dead_{false};
-  mutable std::mutex mutex_;  // guards the next two
+  mutable Mutex mutex_;  // guards the next two
   FileDescriptor process_;
   std::optional<Record> record_;
 };

@@ -65,8 +65,8 @@ std::string reported(const Call::State& call, const CalleeReport& report, bool i
       break;
   }
   text += ", started after " + ago(status.started_us);
-  if (status.busy_at_start >= status.handlers)
-    text += " (" + handlers(status.busy_at_start, status.handlers) + " were busy)";
+  if (status.busy_at_arrival >= status.handlers)
+    text += " (" + handlers(status.busy_at_arrival, status.handlers) + " were busy)";
   return text + ", still running";
 }
 
@@ -83,7 +83,7 @@ std::string time_out_text(const Call::State& call, const CallersView& view, Cloc
   } else if (report) {
     text += reported(call, *report, call.in_ring);
     const auto& status = report->status;
-    busy = status.stage == Stage::queued ? status.busy >= status.handlers : status.busy_at_start >= status.handlers;
+    busy = status.stage == Stage::queued ? status.busy >= status.handlers : status.busy_at_arrival >= status.handlers;
     busy = busy && status.stage != Stage::unknown;
   } else {
     text += unheard(call, view, now);

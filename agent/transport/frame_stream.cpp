@@ -21,13 +21,6 @@ constexpr std::size_t max_descriptors = 64;  // received, and not yet claimed by
 
 }  // namespace
 
-/// A part whose bytes have been written. Its owner may belong to the program and may take the program's locks when it
-/// is dropped, so the stream drops it under none of its own locks.
-struct FrameStream::Written {
-  Completion written;
-  Owner owner;
-};
-
 void FrameStream::complete_all(std::vector<Written>& written) {
   for (auto& part : written) {
     part.owner.reset();
@@ -40,8 +33,10 @@ FrameStream::FrameStream(FileDescriptor fd, bool local, Use use)
 
 FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
 
-bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush) {
-  std::vector<Written> written;
+bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+                       std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
   std::vector<Part> unsent;
   Status failed;
   bool done = true;
@@ -51,37 +46,49 @@ bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors desc
       failed = status_;
       unsent = std::move(trailing);
     } else {
-      auto bytes = frame.size();
-      for (const auto& part : trailing) bytes += part.buffer.bytes;
-      const bool alone = trailing.empty() && descriptors.empty();
-      if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
-        queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
-      } else {
-        queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
-      }
-      unwritten_ += bytes;
+      enqueue(std::move(frame), std::move(trailing), std::move(descriptors));
       if (flush || unwritten_ >= cork_bytes) done = write_queue(written);
     }
   }
-  complete_all(written);
+  complete_all(here);
   for (auto& part : unsent) complete(std::move(part.written), failed);
   return done;
 }
 
-bool FrameStream::write_some() {
-  std::vector<Written> written;
+void FrameStream::queue(Bytes frame, Descriptors descriptors) {
+  const std::lock_guard lock(write_mutex_);
+  if (status_.ok()) enqueue(std::move(frame), {}, std::move(descriptors));
+}
+
+/// Under write_mutex_.
+void FrameStream::enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors) {
+  auto bytes = frame.size();
+  for (const auto& part : trailing) bytes += part.buffer.bytes;
+  const bool alone = trailing.empty() && descriptors.empty();
+  if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
+    queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
+  } else {
+    queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
+  }
+  unwritten_ += bytes;
+}
+
+bool FrameStream::write_some(std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
   bool done = true;
   {
     const std::lock_guard lock(write_mutex_);
     if (status_.ok()) done = write_queue(written);
   }
-  complete_all(written);
+  complete_all(here);
   return done;
 }
 
-/// Writes the queue until the socket is full; returns false then. Under write_mutex_. Leaves a socket error to the
-/// reading thread, which sees it too and closes the stream with it.
+/// Writes the queue until the socket is full; returns false then. Under write_mutex_. After a socket error it writes no
+/// more, and shuts the socket down, so that the reading thread closes the stream.
 bool FrameStream::write_queue(std::vector<Written>& written) {
+  if (broken_) return true;
   while (!queue_.empty()) {
     std::array<iovec, max_iovecs> iov{};
     std::size_t count = 0;
@@ -119,10 +126,10 @@ bool FrameStream::write_queue(std::vector<Written>& written) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-      if (errno == EFAULT) {  // no error of the socket: the reading thread would never see it
+      if (errno == EFAULT)
         log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
-        ::shutdown(fd_.get(), SHUT_RDWR);
-      }
+      broken_ = true;
+      ::shutdown(fd_.get(), SHUT_RDWR);
       return true;
     }
     advance(static_cast<std::size_t>(sent), written);
@@ -151,11 +158,11 @@ void FrameStream::advance(std::size_t bytes, std::vector<Written>& written) {
   }
 }
 
-bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_acq_rel); }
+bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_seq_cst); }
 
 void FrameStream::end_read() noexcept {
   if (closed_.load(std::memory_order_acquire)) fail_reads();
-  reading_.store(false, std::memory_order_release);
+  reading_.store(false, std::memory_order_seq_cst);
   // A close() between the two lines above found a reader and left the destinations to it.
   if (closed_.load(std::memory_order_acquire) && begin_read()) {
     fail_reads();

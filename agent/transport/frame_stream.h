@@ -12,6 +12,8 @@
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "base/function.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -53,6 +55,13 @@ class FrameStream final {
     Buffer buffer;
     Completion written;
   };
+  /// A part whose bytes have been written. Its owner and its completion may take the program's locks (in Python, the
+  /// GIL), so the stream drops them under none of its own locks.
+  struct Written {
+    Completion written;
+    Owner owner;
+  };
+  static void complete_all(std::vector<Written>& written);
 
   FrameStream(FileDescriptor fd, bool local, Use use);
   ~FrameStream();
@@ -63,12 +72,20 @@ class FrameStream final {
   /// takes. Never blocks.
   ///
   /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
-  /// send may come. After close() the parts complete with its error.
-  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
-  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left.
-  bool write_some();
-  /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
-  [[nodiscard]] bool corked() const noexcept { return unwritten_.load(std::memory_order_relaxed) != 0; }
+  /// send may come. After close() the parts complete with its error. `apart`: receives the written parts, which the
+  /// caller completes on a thread that may wait for the program's locks; null: they complete here.
+  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+            std::vector<Written>* apart = nullptr);
+  /// Queues a frame and writes nothing, so it runs no completion. The caller calls write_some() soon. After close() it
+  /// drops the frame.
+  void queue(Bytes frame, Descriptors descriptors);
+  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left, or if the socket has failed.
+  /// `apart`: as for send().
+  bool write_some(std::vector<Written>* apart = nullptr);
+  /// Returns whether bytes wait in the queue for a socket that works: a sender did not flush, or the socket was full.
+  [[nodiscard]] bool corked() const noexcept { return unwritten() != 0 && !broken_.load(std::memory_order_relaxed); }
+  /// Returns how many bytes wait in the queue.
+  [[nodiscard]] std::size_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
 
   /// Takes the right to read. Returns false if another thread has it.
   bool begin_read() noexcept;
@@ -113,8 +130,7 @@ class FrameStream final {
     Completion landed;
   };
 
-  struct Written;
-  static void complete_all(std::vector<Written>& written);
+  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
   bool write_queue(std::vector<Written>& written);
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
@@ -127,11 +143,12 @@ class FrameStream final {
   const bool local_;
   const Use use_;
 
-  mutable std::mutex write_mutex_;
+  mutable Mutex write_mutex_;
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
 
+  std::atomic<bool> broken_{false};  // writing has failed: the reading thread closes the stream
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
 

@@ -217,14 +217,14 @@ struct CallStatus {
     last = running,
   };
   Stage stage = Stage::unknown;
-  std::uint64_t received_us = 0;    // microseconds since it was received
-  std::uint64_t started_us = 0;     // microseconds since its handler began
-  std::uint32_t busy_at_start = 0;  // handlers that ran then; 0: it began at once
-  std::uint32_t busy = 0;           // handlers that run now
-  std::uint32_t handlers = 0;       // that may run at once
-  std::uint32_t waiting = 0;        // requests that wait for a handler now
-  static constexpr std::tuple fields{&CallStatus::stage,         &CallStatus::received_us, &CallStatus::started_us,
-                                     &CallStatus::busy_at_start, &CallStatus::busy,        &CallStatus::handlers,
+  std::uint64_t received_us = 0;      // microseconds since it was received
+  std::uint64_t started_us = 0;       // microseconds since its handler began
+  std::uint32_t busy_at_arrival = 0;  // handlers that ran when it had arrived; 0: few
+  std::uint32_t busy = 0;             // handlers that run now
+  std::uint32_t handlers = 0;         // that may run at once
+  std::uint32_t waiting = 0;          // requests that wait for a handler now
+  static constexpr std::tuple fields{&CallStatus::stage,           &CallStatus::received_us, &CallStatus::started_us,
+                                     &CallStatus::busy_at_arrival, &CallStatus::busy,        &CallStatus::handlers,
                                      &CallStatus::waiting};
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/cma/messages.h"
 #include "channels/cma/process.h"
@@ -244,7 +245,7 @@ class CmaChannel final : public Channel {
   bool challenged_ = false;  // guarded by mutex_
   bool answered_ = false;    // only for the thread that handles control messages
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
   std::shared_ptr<const SenderMemory> source_;  // null before the probe and after close()
 };

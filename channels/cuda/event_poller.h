@@ -2,13 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include "base/background.h"
 #include "base/function.h"
+#include "base/mutex.h"
 #include "channels/cuda/device.h"
 
 namespace tensorferry::cuda {
@@ -63,15 +63,15 @@ class EventPoller final {
   Clock::duration pause(bool functions, Clock::duration quiet);
   void run();
 
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
+  Mutex mutex_;  // guards the members below
+  Condition changed_;
   std::vector<PolledEvent> incoming_;
   std::vector<PollFunction> incoming_functions_;
   std::uint64_t submitted_ = 0;  // counts all poll functions and closely watched events
   bool idle_ = false;            // the thread sleeps until the next submission
   bool alive_ = false;
 
-  std::mutex polling_;  // guards polled_; taken before mutex_
+  Mutex polling_;  // guards polled_; taken before mutex_
   std::vector<PolledEvent> polled_;
 };
 

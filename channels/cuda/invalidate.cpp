@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/cuda/event_poller.h"
 
 namespace tensorferry {
@@ -18,11 +19,11 @@ struct Range {
 };
 
 struct Listeners {
-  std::mutex mutex;  // guards the next two; held while listeners run
+  Mutex mutex;  // guards the next two; held while listeners run
   std::map<std::size_t, InvalidationListener::Listener> listeners;
   std::size_t next = 1;
 
-  std::mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
+  Mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
   std::vector<Range> queue;
 
   static Listeners& of_this_process() {

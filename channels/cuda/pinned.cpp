@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "base/mutex.h"
 #include "channels/cuda/event_poller.h"
 
 namespace tensorferry::cuda {
@@ -40,7 +41,7 @@ class Kept {
     int device;
   };
   const std::uint32_t born_in_ = forks();
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<Pages> pages_;
   std::size_t bytes_ = 0;
 };

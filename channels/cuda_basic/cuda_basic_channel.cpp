@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
@@ -30,7 +31,7 @@ using cuda_basic::Transfer;
 
 /// The ring through which this end sends; set before the peer receives its descriptor.
 struct Made {
-  std::mutex mutex;
+  Mutex mutex;
   std::shared_ptr<Ring> ring;
 };
 
@@ -250,7 +251,7 @@ class CudaBasicChannel final : public Channel {
   std::atomic<bool> ring_ready_{false};  // the peer has mapped this end's ring
   std::atomic<bool> their_ring_{false};  // this end has mapped the peer's ring
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
 };
 

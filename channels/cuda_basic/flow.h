@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/mutex.h"
 #include "channels/cuda_basic/transfer.h"
 
 namespace tensorferry::cuda_basic {
@@ -39,7 +40,7 @@ class Flow {
 
   const Direction direction_;
   const Device device_;
-  std::mutex mutex_;  // guards the members below
+  Mutex mutex_;  // guards the members below
   Completion broken_;
   Queue queue_;
   CUstream stream_ = nullptr;  // of a flow on a GPU; made at first use

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/mutex.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
 
@@ -70,7 +71,7 @@ bool RingFlow::next_is_there() const {
                                       : ring_->ready(at.slot).reached(at.value);
 }
 
-void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress) {
+void RingFlow::begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress) {
   auto& due = *queue_.due();
   if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/flow.h"
 #include "channels/cuda_basic/ring.h"
@@ -58,7 +59,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
-  void begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress);
+  void begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress);
   Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress);
   void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress);
   /// Fails all transfers of this direction.

@@ -8,6 +8,7 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
@@ -47,8 +48,8 @@ struct ChannelState {
   const std::shared_ptr<Imports> imports;
   const std::shared_ptr<Offers> offers = std::make_shared<Offers>();
 
-  std::mutex mutex;  // guards the members below
-  Status end;        // ok until close()
+  Mutex mutex;  // guards the members below
+  Status end;   // ok until close()
   std::shared_ptr<SignalSemaphores> words_out;
   std::shared_ptr<WaitSemaphores> words_in;
   std::shared_ptr<cuda_ipc::ProbeMemory> probe_memory;  // dropped when both ends have probed
@@ -214,6 +215,8 @@ class CudaIpcChannel final : public Channel {
     auto memory = reserve(sink, ticket.bytes, pair_.local, wire_.peer());
     if (!memory.ok()) return finish(memory.status());
     if (ticket.bytes == 0) return finish({});
+    if (auto capturing = cuda::refusal_of_capture(pair_.local.index, memory->stream); !capturing.ok())
+      return finish(capturing);
     shared_->imports->find(
         *parsed, [shared = shared_, parsed = *parsed, memory = std::move(*memory), landed = std::move(landed),
                   consumed = std::move(consumed)](Result<Imports::ImportedMemory> source) mutable {
@@ -356,22 +359,20 @@ std::variant<Bytes, Refusal> CudaIpcDriver::descriptor(Device device) {
   const auto gpu = cuda::uuid_of(device.index);
   const auto host = boot_id();
   if (!gpu || host.empty()) return Refusal{"the system does not identify this GPU or this host"};
-  return encode(cuda_ipc::CudaIpcDescriptor{host, *gpu, xth::nonce_of_this_process()});
+  const auto barred = cuda::without_access_to(device.index);
+  return encode(cuda_ipc::CudaIpcDescriptor{host, *gpu, xth::nonce_of_this_process(), barred});
 }
 
+/// Asks the two descriptors alone, not the driver: the other process may see other GPUs than this one.
 std::optional<Refusal> CudaIpcDriver::reaches(ByteView mine, ByteView theirs) {
   const auto ours = decode<cuda_ipc::CudaIpcDescriptor>(mine), others = decode<cuda_ipc::CudaIpcDescriptor>(theirs);
   if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
   if (ours->boot_id != others->boot_id) return Refusal{"another host"};
   if (ours->process == others->process && !options_.within_process)
     return Refusal{"the same process: cuda_xth carries there"};
-  const auto here = cuda::device_of(ours->gpu), there = cuda::device_of(others->gpu);
-  // If this process does not see one of the GPUs, the probe decides.
-  if (!here || !there || *here == *there) return std::nullopt;
-  int can = 0;
-  const auto asked = cuda::api()->device_can_access_peer(&can, *here, *there);
-  if (asked == CUDA_SUCCESS && can != 0) return std::nullopt;
-  return Refusal{"the two GPUs have no access to each other's memory"};
+  if (ours->bars(others->gpu) || others->bars(ours->gpu))
+    return Refusal{"the two GPUs have no access to each other's memory"};
+  return std::nullopt;  // if neither process sees both GPUs, the probe decides
 }
 
 std::unique_ptr<Channel> CudaIpcDriver::open(Wire& wire, DevicePair pair) {

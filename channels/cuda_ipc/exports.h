@@ -9,6 +9,7 @@
 #include <string>
 #include <variant>
 
+#include "base/mutex.h"
 #include "channels/channel.h"
 #include "channels/cuda/api.h"
 #include "channels/cuda_ipc/messages.h"
@@ -62,7 +63,7 @@ class Exports final {
 
   const std::shared_ptr<WireUse> wire_;
   const bool within_process_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<CUdeviceptr, Export> exports_;  // by base
   std::uint64_t next_ = 1;
 };

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/cuda/pinned.h"
 #include "channels/cuda_ipc/messages.h"
 
@@ -41,7 +42,7 @@ class SignalSemaphores final {
 
  private:
   cuda::Pinned page_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::deque<std::uint32_t> free_;
   std::vector<std::uint32_t> values_ = std::vector<std::uint32_t>(words);  // the last value enqueued, per word
 };
@@ -61,7 +62,7 @@ class WaitSemaphores final : public std::enable_shared_from_this<WaitSemaphores>
 
  private:
   cuda::Pinned page_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::multimap<std::uint32_t, std::uint32_t> waited_for_;  // word to value
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/bundle.h"
 #include "channels/completion.h"
@@ -224,7 +225,7 @@ class ShmChannel final : public Channel {
   shm::Mappings mappings_;
   bool probed_ = false;  // only for the thread that handles control messages
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
 };
 

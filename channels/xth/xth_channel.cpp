@@ -15,7 +15,7 @@ namespace {
 
 class XthChannel final : public Channel {
  public:
-  explicit XthChannel(Wire& wire) : wire_(wire), end_("xth", wire) {}
+  XthChannel(Wire& wire, DevicePair pair) : wire_(wire), end_("xth", pair, wire) {}
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (buffer.device.type != DeviceType::cpu)
@@ -70,8 +70,8 @@ std::variant<Bytes, Refusal> XthDriver::descriptor(Device device) {
 
 std::optional<Refusal> XthDriver::reaches(ByteView mine, ByteView theirs) { return xth::reaches(mine, theirs); }
 
-std::unique_ptr<Channel> XthDriver::open(Wire& wire, DevicePair) {
-  auto channel = std::make_unique<XthChannel>(wire);
+std::unique_ptr<Channel> XthDriver::open(Wire& wire, DevicePair pair) {
+  auto channel = std::make_unique<XthChannel>(wire, pair);
   wire.ready({});
   return channel;
 }

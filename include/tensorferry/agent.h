@@ -59,9 +59,13 @@ struct AgentOptions {
   /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all
   /// of them. See tensorferry/channel.h.
   std::function<void(Registry&)> register_channels{};
-  /// The number of served functions that run at once. When all are busy and as many calls wait, further calls fail with
-  /// ResourceExhausted, unless a function has begun or ended within the last 50 ms.
+  /// The number of served functions that run at once, without those that wait for a call of their own. Further calls
+  /// wait up to their deadlines, and start in turn by peer.
   int threads = 1024;
+  /// The number of calls of one peer that may wait for their functions to start, and the bytes that they may have.
+  /// Further ones fail with ResourceExhausted.
+  int max_queued_calls = 65536;
+  std::size_t max_queued_bytes = std::size_t{16} << 30;
   /// The time-out of calls whose CallOptions give none. 0: calls have no time-out.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// How long join() waits for the store, and then for the world.
@@ -72,7 +76,8 @@ struct AgentOptions {
   /// A peer that cannot be reached for this long counts as dead: references to its objects are lost, and it loses those
   /// that it holds.
   std::chrono::milliseconds peer_timeout = std::chrono::seconds(60);
-  /// The bound on the bytes in flight to one peer. Callers beyond it wait.
+  /// The bound on the bytes in flight to one peer, for calls and for results each. Callers beyond it wait. When a peer
+  /// does not take its results, no further function that it calls starts.
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   /// The network interface to listen on. "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
   std::string interface {};

@@ -133,6 +133,8 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   take("channels", options.channels);
   take("max_threads", options.max_threads);
   take("max_bytes_in_flight", options.max_bytes_in_flight);
+  take("max_queued_calls", options.max_queued_calls);
+  take("max_queued_bytes", options.max_queued_bytes);
   take("heartbeat", heartbeat);
   take("peer_timeout", peer_timeout);
   take("interface", options.interface);

@@ -182,9 +182,14 @@ class Agent(Calls):
         socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
         trace: a file beside which the agent writes a trace of all its calls when it leaves (:meth:`trace`); by default
             ``TENSORFERRY_TRACE``, else none.
-        max_threads: how many functions run here at once. When as many more calls wait, further calls fail with
+        max_threads: how many functions run here at once, without those that wait for a call or a future of their own.
+            Further calls wait up to their deadlines, and start in turn by peer.
+        max_queued_calls: how many calls of one peer may wait here for their functions to start. Further ones fail with
             :class:`ResourceExhausted`.
-        max_bytes_in_flight: the limit of bytes in flight to one peer; callers beyond it block.
+        max_queued_bytes: how many bytes the waiting calls of one peer may have. A call with more fails with
+            :class:`ResourceExhausted`, unless no other call of the peer waits.
+        max_bytes_in_flight: how many bytes of tensors may be under way to one peer, for calls and for results each.
+            Callers beyond it block. When a peer does not take its results, no further function that it calls starts.
         devices: the local GPUs that tensors of this agent's calls may be on; None: all that torch sees. The agent asks
             nothing of a GPU, and makes no context on it, before it sends or receives a tensor on that GPU.
         device_maps: for each peer, a one-to-one dict from devices here to devices there. Tensors in the arguments of
@@ -376,7 +381,7 @@ class Agent(Calls):
 
         Example::
 
-            with rpc.trace("calls.json") as trace:
+            with rpc.trace() as trace:
                 rpc.rpc_sync("worker1", max, args=(1, 2))
             assert any(event["name"] == "max" for event in trace.events)
         """

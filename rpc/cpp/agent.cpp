@@ -26,6 +26,8 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   if (options.register_channels) options.register_channels(out.registry);
   out.max_threads = options.threads;
   out.max_bytes_in_flight = options.max_bytes_in_flight;
+  out.max_queued_calls = options.max_queued_calls;
+  out.max_queued_bytes = options.max_queued_bytes;
   out.heartbeat = options.heartbeat;
   out.peer_timeout = options.peer_timeout;
   out.interface = std::move(options.interface);

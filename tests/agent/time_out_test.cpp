@@ -69,7 +69,7 @@ TEST_F(TimeOutText, TellsOfARunningCallThatHadToWaitForAHandler) {
   status.stage = Stage::running;
   status.received_us = after(milliseconds(2));
   status.started_us = after(milliseconds(3100));
-  status.busy_at_start = status.handlers = 64;
+  status.busy_at_arrival = status.handlers = 64;
   report(status);
   EXPECT_EQ(
       text(),

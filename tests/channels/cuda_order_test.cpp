@@ -87,6 +87,14 @@ class Rescuer {
   std::thread thread_;
 };
 
+/// The memory that a caller provides (`out=`).
+struct Into final : Sink {
+  explicit Into(Buffer b) : buffer(std::move(b)) {}
+  std::optional<Buffer> reserve(std::size_t) override { return buffer; }
+  bool adopt(Buffer) override { return false; }
+  Buffer buffer;
+};
+
 /// Both ends are on the first GPU. Their memory is like that of expandable segments, which cuda_ipc can map twice in
 /// one process.
 template <class DriverOf>
@@ -160,12 +168,7 @@ TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
   auto destination = this->memory_b->filled(megabyte, 1);
   const Blocked kernel;
   destination.stream = kernel.get();
-  struct Into final : Sink {
-    explicit Into(Buffer b) : buffer(std::move(b)) {}
-    std::optional<Buffer> reserve(std::size_t) override { return buffer; }
-    bool adopt(Buffer) override { return false; }
-    Buffer buffer;
-  } into(destination);
+  Into into(destination);
   Outcome landed, consumed;
   Letter letter(*this->pair->a);
   ASSERT_TRUE(letter.offer(source)) << letter.refusal;
@@ -213,6 +216,51 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureContinues) {
   CUgraph graph = nullptr;
   EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
   api()->stream_destroy(stream);
+}
+
+/// `out=` may name memory on a stream that is captured when the bytes come. A copy would become a node of the graph:
+/// it would not run now, and each replay would read memory that is long freed.
+TYPED_TEST(CudaOrder, ABufferForACapturingStreamFailsAndTheGraphStaysEmpty) {
+  const auto source = this->memory_a->filled(megabyte, 7);
+  auto destination = this->memory_b->filled(megabyte, 1);
+  CUstream stream = nullptr;
+  const DeviceGuard here(0);
+  ASSERT_EQ(api()->stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
+  const auto nodes_of = driver_function<decltype(&::cuGraphGetNodes)>("cuGraphGetNodes");
+  const auto destroy = driver_function<decltype(&::cuGraphDestroy)>("cuGraphDestroy");
+  destination.stream = stream;
+  Into into(destination);
+  this->pair->b->behave({.on_message = [&](Arrivals& arrivals) {
+    EXPECT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    this->pair->b->channel().pull(arrivals.front()->ticket, into, arrivals.front()->landed.completion(),
+                                  arrivals.front()->consumed.completion());
+  }});
+  Letter letter(*this->pair->a);
+  ASSERT_TRUE(letter.offer(source)) << letter.refusal;
+  letter.send();
+  const auto refused = this->pair->b->receive();
+  ASSERT_EQ(refused.size(), 1U);
+  const auto status = refused.front()->landed.wait();
+  ASSERT_TRUE(status.has_value());
+  EXPECT_EQ(status->code(), Code::channel_unavailable);
+  EXPECT_NE(status->what().find("captured"), std::string_view::npos) << status->text();
+  CUgraph graph = nullptr;
+  ASSERT_EQ(end(stream, &graph), CUDA_SUCCESS);
+  std::size_t nodes = 99;
+  EXPECT_EQ(nodes_of(graph, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 0U);
+  destroy(graph);
+  api()->stream_destroy(stream);
+  this->pair->b->behave({});
+  EXPECT_TRUE(this->memory_b->holds(Buffer{gpu, destination.data, megabyte, nullptr, {}}, 1));
+  const auto next = this->pair->a->send(this->memory_a->filled(megabyte, 8));
+  const auto arrivals = this->pair->b->receive();
+  ASSERT_EQ(arrivals.size(), 1U);
+  EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok") << "later buffers arrive";
+  EXPECT_TRUE(this->memory_b->holds(arrivals.front()->buffer, 8));
+  EXPECT_EQ(next.wait_name(), "Ok");
 }
 
 TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndContinues) {
