@@ -37,7 +37,7 @@ constexpr std::chrono::seconds handshake_timeout{10};
 // A stranger that is older makes room for another. A dialler sends its first bytes at once, and its proof a round trip
 // later.
 constexpr std::chrono::milliseconds patience_with_silence{500};
-constexpr std::chrono::milliseconds patience_with_proof{2000};
+constexpr std::chrono::milliseconds patience_with_proof{4000};
 
 class AgentAcceptor;
 
@@ -235,7 +235,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   AcceptorHandshake handshake(terms);
   std::array<std::byte, AcceptorHandshake::kHelloBytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
-  if (error == asio::error::eof && got == 0) co_return Status();  // a probe for a listener: not worth a warning
+  if (error && got == 0) co_return Status();  // a probe for a listener, or a stranger: not worth a warning
   if (error) co_return cut();
   of->silent = false;
   const auto answer = handshake.answer(opening);

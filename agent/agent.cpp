@@ -7,6 +7,7 @@
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
+#include "agent/idempotent_call.h"
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
@@ -236,6 +237,11 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   const auto bytes = message.bytes();
   auto link = engine.link_to(peer);
   state->link = link;
+  if (state->options.idempotent) {
+    state->device_time = device_time_of(message);
+    IdempotentCall::start(engine.shared_from_this(), peer, state, std::move(message));
+    return Call(std::move(state));
+  }
   if (bytes != 0) {
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
       state->complete(Status(status.code(),

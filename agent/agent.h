@@ -85,7 +85,13 @@ struct RawCallOptions {
   Placement results;            // this agent's devices for the reply's tensors; travels with the request
   bool wait_for_ready = false;  // waits up to the deadline for a peer that has not joined yet, or restarts
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
-  std::string label;            // the function's name in errors; "": shown_name() of its name
+  /// True: if the call's connection is lost, sends the call again over the session's next link, within its deadline.
+  /// The callee runs it once, and keeps its answer for a while (agent/execution_record.h). Such a call fails with
+  /// ConnectionLost if the callee's incarnation has ended, or if the callee has forgotten the answer. The message is
+  /// kept until the call has ended, and its buffers must not change until then. Not with `order`, nor with buffers that
+  /// are shared.
+  bool idempotent = false;
+  std::string label;  // the function's name in errors; "": shown_name() of its name
 };
 
 /// Returns the function's name for errors and logs: the last part of a name that may have scopes ("py:module:f").

@@ -4,6 +4,7 @@
 #include "agent/agent.h"
 #include "agent/call_state.h"
 #include "agent/engine.h"
+#include "agent/idempotent_call.h"
 #include "agent/link.h"
 #include "base/futex.h"
 
@@ -88,6 +89,16 @@ void Call::State::wake() {
   if (was == sleeping) futex_wake(word_);
 }
 
+bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
+  link->engine().pool->about_to_block();
+  while (!done()) {
+    if (until && Clock::now() >= *until) return false;
+    prepare_to_sleep();
+    if (!sleep(until) && interrupted && interrupted()) return false;
+  }
+  return true;
+}
+
 Result<Received> Call::State::take() {
   if (inherited()) return link->engine().used_after_fork();
   const std::lock_guard lock(mutex_);
@@ -107,7 +118,7 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
     now = result_.has_value();
   }
   if (now) return run_completion();
-  if (notice == Notice::prompt || !link) return escalate();
+  if (notice == Notice::prompt || !link || options.idempotent) return escalate();
   lazy = true;
   if (!link->calls().lazy().become_sentinel(*this, *link->engine().reactor)) return;
   escalate();
@@ -116,7 +127,7 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
 
 void Call::State::escalate() {
   lazy = false;
-  if (link) link->calls().expect_reply(*this);
+  if (link && !options.idempotent) link->calls().expect_reply(*this);
 }
 
 bool Call::State::claim() {
@@ -178,6 +189,7 @@ std::size_t Message::bytes() const {
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
   if (state_->done() || state_->inherited()) return true;
   if (!state_->link) return false;
+  if (state_->options.idempotent) return state_->wait_for_attempts(until, interrupted);
   return state_->link->calls().wait(*state_, until, interrupted);
 }
 
@@ -205,6 +217,7 @@ void Call::on_sent(Completion sent, bool with_executor) {
   state_->on_sent(std::move(sent), with_executor);
 }
 void Call::cancel() {
+  if (const auto attempts = state_->attempts.lock(); attempts && !state_->inherited()) return attempts->cancel();
   if (state_->link && !state_->inherited())
     state_->link->calls().cancel(state_,
                                  Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));

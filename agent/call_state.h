@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 
 namespace tensorferry {
 
+class IdempotentCall;
 class Link;
 struct CallRecord;
 
@@ -47,6 +49,9 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// Returns whether this is the parent's call, in a forked child. No thread of the child ends it, and its lock may be
   /// held for ever.
   [[nodiscard]] bool inherited() const noexcept;
+
+  /// Waits for an idempotent call: its attempts end on threads of the pool. See Call::wait.
+  bool wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
 
   Result<Received> take();
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice);
@@ -85,8 +90,12 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<SendHold> hold{SendHold::none};
   std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
   std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
-  bool spun = false;                   // Call::spin_wait has spun for the reply, so wait() need not spin again
-  std::atomic<bool> lazy{false};       // has a lazy completion: no thread is told yet to take the reply for it
+  /// The key of an idempotent call's attempt. On the call itself (`options.idempotent`), key 0.
+  wire::IdempotencyKey idempotency;
+  std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
+  bool refused = false;                    // the callee answered with an error; set before complete()
+  bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
+  std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it
 
  private:
   static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;

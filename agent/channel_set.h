@@ -121,7 +121,9 @@ class ChannelSet final {
   Status offer(MessageBuilder& builder, const Buffer& buffer, Device destination, Sharing sharing,
                const std::string& require, const std::shared_ptr<void>& held);
   void withdraw(MessageBuilder& builder);
-  void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in);
+  void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in,
+            std::vector<std::function<void()>>& copies);
+  void copy_elsewhere(std::vector<std::function<void()>> copies);
   /// Runs `pull` when the control message `after` has come; with an error if the link ends before.
   void pull_when(ControlId after, std::function<void(const Status&)> pull);
   std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes payload,

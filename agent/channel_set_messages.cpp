@@ -5,12 +5,14 @@
 #include "agent/channel_binding.h"
 #include "agent/channel_set.h"
 #include "channels/completion.h"
+#include "channels/copy.h"
 
 namespace tensorferry {
 namespace {
 
 constexpr std::size_t room_for_records = 48 * 1024;  // records and payload of more bytes travel in a buffer (spilled)
 constexpr std::size_t typical_ticket = 32;
+constexpr std::size_t copies_elsewhere_from = std::size_t{64} << 10;  // the thread that reads copies less by itself
 
 Buffer buffer_of(Bytes bytes) {
   auto owner = std::make_shared<Bytes>(std::move(bytes));
@@ -42,8 +44,24 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
     trailing_bytes += buffer.bytes;
     trailing.push_back({std::move(buffer), std::move(written)});
   }
+  bool copy_later(Copier& copier, std::byte* to, ByteView from, const Owner& owner) override {
+    if (copier_ != nullptr && copier_ != &copier) return false;
+    copier_ = &copier;
+    copies_.push_back({to, from.data(), from.size()});
+    if (destinations_.empty() || destinations_.back() != owner) destinations_.push_back(owner);
+    return true;
+  }
+  /// Does the copies of copy_later().
+  void copy() {
+    if (!copies_.empty()) copier_->copy(copies_);
+  }
   [[nodiscard]] bool last_resort() const override { return last; }
   [[nodiscard]] bool leads() const override { return spill; }
+
+ private:
+  Copier* copier_ = nullptr;
+  std::vector<Copier::Piece> copies_;
+  std::vector<Owner> destinations_;
 };
 
 /// Records one buffer: inline in the frame, or with the ticket of the first channel of its pair that accepts it.
@@ -241,6 +259,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     status = offer(builder, message.buffers[i], message.destination_of(i).device, message.sharing_of(i), require, held);
   }
   ByteView payload = message.payload;
+  Buffer whole;  // what is spilled
   header.buffers = static_cast<std::uint16_t>(builder.count);
   if (status.ok() && spill) {
     Bytes body;
@@ -253,7 +272,8 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     builder.may_append = builder.spill = true;
     header.buffers = 1;
     header.flags |= wire::flag::spilled;
-    status = offer(builder, buffer_of(std::move(body)), {}, Sharing::by_value, "", held);
+    whole = buffer_of(std::move(body));
+    status = offer(builder, whole, {}, Sharing::by_value, "", held);
   }
   header.trailing = builder.trailing_bytes;
   Built built{{}, std::move(builder.trailing), -1};
@@ -265,6 +285,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     if (!status.ok()) return status;
     return built;
   }
+  builder.copy();
   {
     const std::lock_guard lock(mutex_);
     if (closed_) status = status_;
@@ -319,7 +340,9 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
-  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in);
+  std::vector<std::function<void()>> copies;
+  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in, copies);
+  if (!copies.empty()) copy_elsewhere(std::move(copies));
   return message_in;
 }
 
@@ -372,8 +395,18 @@ void ChannelSet::land_spilled(Received spill, const std::vector<Buffer>& into, I
   land(records, Bytes(payload.begin(), payload.end()), into, std::move(arrived))->landed({});
 }
 
+/// Runs pulls that copy, on a pool thread that neither reads messages nor is inside the executor.
+void ChannelSet::copy_elsewhere(std::vector<std::function<void()>> copies) {
+  const auto all = std::make_shared<std::vector<std::function<void()>>>(std::move(copies));
+  const auto run = [all] {
+    for (const auto& copy : *all) copy();
+  };
+  if (!engine_.pool->submit_long(run)) run();
+}
+
+/// Pulls one buffer, or adds its pull to `copies`.
 void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
-                      const std::shared_ptr<IncomingMessage>& message_in) {
+                      const std::shared_ptr<IncomingMessage>& message_in, std::vector<std::function<void()>>& copies) {
   // A peer that broke the protocol may never send the rest of the message, so the link closes at once.
   const auto landed = [link = link_.shared_from_this(), message_in](const Status& status) {
     if (status.code() == Code::protocol_error) link->close(status);
@@ -407,6 +440,16 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
       want_release(id);
     });
   };
+  if (record.bytes >= copies_elsewhere_from && binding->channel->copies_into(sink)) {
+    if (record.after == 0) {
+      copies.emplace_back([pull = std::move(pull)] { pull({}); });
+      return;
+    }
+    return pull_when(record.after, [this, pull = std::move(pull)](const Status& failed) {
+      if (!failed.ok()) return pull(failed);
+      copy_elsewhere({[pull] { pull({}); }});
+    });
+  }
   if (record.after == 0)
     pull({});
   else

@@ -15,6 +15,7 @@
 #include "agent/auth.h"
 #include "agent/call_trace.h"
 #include "agent/functions.h"
+#include "agent/idempotent_call.h"
 #include "agent/late_answers.h"
 #include "agent/pool.h"
 #include "agent/reactor.h"
@@ -92,6 +93,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   std::vector<wire::Hello::Driver> descriptors;  // one for each driver
   HostMemory host_memory;
   Functions functions;
+  IdempotencyKeys idempotency_keys;
   std::mutex resolver_mutex;
   RawAgent::Resolver resolver;
   std::function<void(const PeerInfo&, Status)> peer_lost;  // under resolver_mutex

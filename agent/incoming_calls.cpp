@@ -11,10 +11,12 @@ namespace tensorferry {
 
 Result<std::shared_ptr<IncomingRequest>> IncomingCalls::begin(std::uint64_t call,
                                                               std::optional<Clock::time_point> deadline,
-                                                              std::uint32_t order, std::size_t bytes) {
+                                                              std::uint32_t order, std::size_t bytes,
+                                                              std::uint64_t key) {
   auto incoming = std::make_shared<IncomingRequest>();
   incoming->deadline = deadline;
   incoming->order = order;
+  incoming->key = key;
   if (order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
   const std::lock_guard lock(mutex_);
   if (requests_.contains(call))
@@ -110,7 +112,10 @@ void IncomingCalls::end_order_ticket(std::uint32_t order, const OrderTicket& ord
     const std::lock_guard lock(mutex_);
     auto& queue = ordered_[order];
     const bool was_first = queue.front().get() == &order_ticket;
-    std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
+    if (was_first)
+      queue.pop_front();
+    else
+      std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
     if (queue.empty())
       ordered_.erase(order);
     else if (was_first)
@@ -150,11 +155,13 @@ void IncomingCalls::cancel(std::uint64_t call) {
   if (incoming) cancel(*incoming);
 }
 
-void IncomingCalls::cancel_all() {
+void IncomingCalls::cancel_all(bool but_idempotent) {
   std::vector<std::shared_ptr<IncomingRequest>> all;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [id, incoming] : requests_) all.push_back(incoming);
+    for (const auto& [id, incoming] : requests_) {
+      if (!but_idempotent || incoming->key == 0) all.push_back(incoming);
+    }
   }
   for (const auto& incoming : all) cancel(*incoming);
 }

@@ -23,6 +23,7 @@
 
 namespace tensorferry {
 
+class Session;
 struct CallRecord;
 
 /// A request's place in the queue of its order key.
@@ -37,6 +38,7 @@ struct IncomingRequest {
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
+  std::uint64_t key = 0;                      // of an idempotent call, which goes on if its link is lost
   // How far it has come, for the caller's status frames.
   std::atomic<wire::CallStatus::Stage> stage{wire::CallStatus::Stage::arriving};
   std::atomic<Clock::rep> received{0}, began{0};  // when the request came, and when its handler began
@@ -46,6 +48,7 @@ struct IncomingRequest {
   // One thread at a time uses these: the one that reads, lands, starts or ends the request.
   std::size_t bytes = 0;  // of payload and buffers, as long as they count
   bool started = false;
+  std::shared_ptr<Session> session;  // of an idempotent call that runs: has the record that needs its answer
 };
 
 class IncomingCalls final {
@@ -59,10 +62,11 @@ class IncomingCalls final {
 
   explicit IncomingCalls(Bounds bounds) : bounds_(bounds) {}
 
-  /// Takes a request in. `bytes`: of its payload and of the buffers that its frame names. ProtocolError: a request with
+  /// Takes a request in. `bytes`: of its payload and of the buffers that its frame names. `key`: of an idempotent call;
+  /// 0: it is none. ProtocolError: a request with
   /// this id is open. ResourceExhausted: a bound is reached, and the text says which.
   Result<std::shared_ptr<IncomingRequest>> begin(std::uint64_t call, std::optional<Clock::time_point> deadline,
-                                                 std::uint32_t order, std::size_t bytes);
+                                                 std::uint32_t order, std::size_t bytes, std::uint64_t key = 0);
   /// Counts bytes that the frame did not name, because another buffer held its records. Errors as begin().
   Status grow(IncomingRequest& incoming, std::size_t bytes);
   /// Runs `start` now, or when all earlier requests of its order key have been answered.
@@ -80,7 +84,8 @@ class IncomingCalls final {
   /// Marks the request as cancelled, and runs its callback. An unknown id: does nothing.
   void cancel(IncomingRequest& incoming);
   void cancel(std::uint64_t call);
-  void cancel_all();
+  /// `but_idempotent`: leaves idempotent calls alone.
+  void cancel_all(bool but_idempotent);
 
  private:
   [[nodiscard]] Status add_bytes(std::size_t bytes);

@@ -40,10 +40,11 @@ class BufferSink final : public Sink {
     return result;
   }
   bool adopt(Buffer buffer) override {
-    if (into_.data != nullptr || copies_) return false;
+    if (!adopts()) return false;
     result = std::move(buffer);
     return true;
   }
+  [[nodiscard]] bool adopts() const override { return into_.data == nullptr && !copies_; }
 
   Buffer result;
 

@@ -2,10 +2,12 @@
 #include "agent/link.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -116,9 +118,11 @@ std::shared_ptr<FrameStream> Link::incoming() const {
 std::vector<std::shared_ptr<FrameStream>> Link::streams() const {
   const std::lock_guard lock(connect_mutex_);
   std::vector<std::shared_ptr<FrameStream>> all;
-  for (const auto& stream : {outgoing_, incoming_, bulk_out_, bulk_in_}) {
+  for (const auto& stream : {outgoing_, incoming_}) {
     if (stream) all.push_back(stream);
   }
+  all.insert(all.end(), bulk_.out.begin(), bulk_.out.end());
+  all.insert(all.end(), bulk_.in.begin(), bulk_.in.end());
   return all;
 }
 
@@ -149,14 +153,17 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
       const bool stale = hello.other_link != 0 && hello.other_link != number_;
       if (stale || (other_number() != 0 && other_number() != hello.link)) return false;
     }
-    auto& place = bulk ? (sends ? bulk_out_ : bulk_in_) : (sends ? outgoing_ : incoming_);
-    if (place || (sends && (bulk ? attaching_bulk_ : attaching_))) return false;
+    const bool full =
+        bulk ? (sends ? bulk_.out : bulk_.in).size() >= BulkStreams::most : (sends ? outgoing_ : incoming_) != nullptr;
+    if (full || (sends && (bulk ? attaching_bulk_ : attaching_))) return false;
     if (sends) (bulk ? attaching_bulk_ : attaching_) = true;
     session_ = session;
     if (!dialled) other_number_.store(hello.link, std::memory_order_release);
     stream =
         std::make_shared<FrameStream>(std::move(fd), local, bulk ? FrameStream::Use::bulk : FrameStream::Use::calls);
-    if (!sends) place = stream;  // else it becomes visible below, after the messages that waited for it
+    // A stream that this side writes becomes visible below, after the messages that waited for it.
+    if (!sends && bulk) bulk_.in.push_back(stream);
+    if (!sends && !bulk) incoming_ = stream;
     if (incarnation() == 0) {
       peer_.rank = hello.rank;
       peer_.incarnation = hello.incarnation;
@@ -182,26 +189,33 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   const auto watch = sends ? Pool::Watch::closing : bulk ? Pool::Watch::blocking : Pool::Watch::always;
   pool.add(stream->fd(), std::make_shared<Connection>(self, stream, report), watch);
 
-  while (true) {  // new messages queue behind those that waited, until none is left
+  while (sends && !bulk) {  // new messages queue behind those that waited, until none is left
     std::deque<UnsentCall> calls;
-    std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(connect_mutex_);
-      if (sends && !bulk) controls.swap(deferred_controls_);
-      if (sends) (bulk ? buffers.swap(deferred_bulk_) : calls.swap(deferred_));
-      if (calls.empty() && buffers.empty() && controls.empty()) {
-        if (sends) (bulk ? bulk_out_ : outgoing_) = stream;
+      controls.swap(deferred_controls_);
+      calls.swap(deferred_);
+      if (calls.empty() && controls.empty()) {
+        outgoing_ = stream;
         break;
       }
     }
     for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
     for (auto& [call, message] : calls) calls_.send(stream, call, std::move(message));
-    for (auto& [frame, part] : buffers) {
-      std::vector<FrameStream::Part> parts;
-      parts.push_back(std::move(part));
-      transmit(stream, std::move(frame), std::move(parts), true);
+  }
+  if (sends && bulk) {
+    if (local) {
+      constexpr int bytes = BulkStreams::unix_send_buffer;
+      ::setsockopt(stream->fd(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     }
+    {
+      const std::lock_guard lock(connect_mutex_);
+      if (bulk_.out.empty()) bulk_.allow((hello.features & wire::feature::several_bulk) != 0, local);
+      bulk_.add_out(stream);
+      attaching_bulk_ = dialling_bulk_ = false;
+    }
+    finish_writes(stream);  // the buffers that wait
   }
   if (sends && !bulk) offer_ring(stream, hello);
   if (closed()) {  // close() may have run without seeing this stream
@@ -255,9 +269,12 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
                                            (leaving_ ? "it left the job" : std::string(status.what())));
     status_ = why;
     closed_.store(true, std::memory_order_release);
-    for (const auto& stream : {outgoing_, incoming_, bulk_out_, bulk_in_}) {
+    for (const auto& stream : {outgoing_, incoming_}) {
       if (stream) streams.push_back(stream);
     }
+    streams.insert(streams.end(), bulk_.out.begin(), bulk_.out.end());
+    streams.insert(streams.end(), bulk_.in.begin(), bulk_.in.end());
+    bulk_.held.clear();
     deferred.swap(deferred_);
     buffers.swap(deferred_bulk_);
     pidfd = process_.get();
@@ -277,7 +294,8 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : deferred) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  incoming_calls_.cancel_all();
+  // An idempotent call goes on: its caller asks for the answer over the session's next link.
+  incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed);
   untaken_replies_.close();
   resume_requests();
   pool.start_waiting(this);
@@ -317,7 +335,13 @@ bool Link::keep_dialling(wire::Hello::Purpose purpose) {
   bool wanted = false;
   {
     const std::lock_guard lock(connect_mutex_);
-    if (closed() || (bulk ? bulk_out_ : outgoing_) || (bulk ? attaching_bulk_ : attaching_)) return false;
+    if (closed() || (bulk ? attaching_bulk_ : attaching_)) return false;
+    if (bulk && !bulk_.out.empty()) {  // one more: tried once
+      if (std::exchange(bulk_.attempt_due, false)) return true;
+      bulk_.allow_no_more();
+      return dialling_bulk_ = false;
+    }
+    if (!bulk && outgoing_) return false;
     std::deque<UnsentCall> waiting;
     for (auto& unsent : deferred_) (calls_.contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
     deferred_ = std::move(waiting);
@@ -349,7 +373,7 @@ Status Link::on_dial(ByteView payload) {
   const bool bulk = wanted->purpose == wire::Hello::Purpose::bulk;
   {
     const std::lock_guard lock(connect_mutex_);
-    if (bulk ? bulk_in_ : incoming_) return {};
+    if (bulk ? !bulk_.in.empty() : incoming_ != nullptr) return {};
     if (std::exchange(bulk ? dialling_bulk_back_ : dialling_back_, true)) return {};
   }
   engine_->dial_back(shared_from_this(), bulk ? wire::Hello::Purpose::bulk_back : wire::Hello::Purpose::calls_back);
@@ -413,6 +437,8 @@ void Link::complete_apart(std::vector<FrameStream::Written> written) {
   if (!engine_->pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
 }
 
+/// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer. On a bulk
+/// connection, which the caller has taken, it then writes the buffers that wait.
 void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
   {
     const std::lock_guard lock(connect_mutex_);
@@ -425,15 +451,41 @@ void Link::finish_writes(const std::shared_ptr<FrameStream>& stream) {
         pollfd writable{stream->fd(), POLLOUT, 0};
         ::poll(&writable, 1, 1000);
       }
-      const std::lock_guard lock(self->connect_mutex_);
-      std::erase(self->writing_, stream);
-      // A sender that met a full socket just now found the stream in the list and left the writing to this thread.
-      if (!stream->closed() && stream->corked())
-        self->writing_.push_back(stream);
-      else
-        return;
-    } while (true);
+    } while (self->go_on_writing(stream));
   });
+}
+
+/// Returns whether the caller must dial another bulk connection, because a buffer waits. Under connect_mutex_.
+bool Link::claim_another_bulk_dial() {
+  if (deferred_bulk_.empty() || !bulk_.wants_another(deferred_bulk_.front().second.buffer.bytes)) return false;
+  if (std::exchange(dialling_bulk_, true)) return false;
+  return bulk_.attempt_due = true;
+}
+
+/// Queues the next buffer that waits, if this is a bulk connection. False: the stream has nothing to write, and another
+/// thread may write it.
+bool Link::go_on_writing(const std::shared_ptr<FrameStream>& stream) {
+  std::optional<std::pair<Bytes, FrameStream::Part>> next;
+  bool dial = false;
+  {
+    const std::lock_guard lock(connect_mutex_);
+    // A sender that met a full socket just now found the stream in writing_ and left the writing to this thread.
+    if (!stream->closed() && stream->corked()) return true;
+    if (stream->use() == FrameStream::Use::bulk && !deferred_bulk_.empty()) {
+      next = std::move(deferred_bulk_.front());
+      deferred_bulk_.pop_front();
+      dial = claim_another_bulk_dial();
+    } else {
+      bulk_.give_back(stream.get());
+      std::erase(writing_, stream);
+      return false;
+    }
+  }
+  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::bulk);
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(next->second));
+  stream->send(std::move(next->first), std::move(parts), {}, true);
+  return true;
 }
 
 /// Control frames always go on the stream that this side dialled. The peer reads that stream at all times, but reads
@@ -479,16 +531,30 @@ void Link::send_bulk(Bytes frame, FrameStream::Part part) {
     lock.unlock();
     return complete(std::move(part.written), ended);
   }
-  if (const auto stream = bulk_out_) {
+  if (const auto stream = bulk_.take_idle()) {
     lock.unlock();
-    std::vector<FrameStream::Part> parts;
-    parts.push_back(std::move(part));
-    return transmit(stream, std::move(frame), std::move(parts), true);
+    return write_bulk(stream, std::move(frame), std::move(part));
   }
   deferred_bulk_.emplace_back(std::move(frame), std::move(part));
-  const bool dial = !std::exchange(dialling_bulk_, true);
+  const bool dial = bulk_.out.empty() ? !std::exchange(dialling_bulk_, true) : claim_another_bulk_dial();
   lock.unlock();
   if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::bulk);
+}
+
+/// Writes a buffer on a bulk connection that the caller has taken. A pool thread writes the rest if the socket is full,
+/// and the buffers that have come meanwhile.
+void Link::write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, FrameStream::Part part) {
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(part));
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(parts), {}, true, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (done) {
+    const std::lock_guard lock(connect_mutex_);
+    if (deferred_bulk_.empty()) return bulk_.give_back(stream.get());
+  }
+  finish_writes(stream);
 }
 
 void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
@@ -532,29 +598,27 @@ void Link::on_bulk_readable(const std::shared_ptr<FrameStream>& stream) {
     auto progress = FrameStream::Progress::some;
     while (progress == FrameStream::Progress::some) {
       progress = stream->read_some(*this);
-      if (progress == FrameStream::Progress::none) {
-        pollfd readable{stream->fd(), POLLIN, 0};
-        if (::poll(&readable, 1, 2) > 0) progress = FrameStream::Progress::some;
-      }
+      if (progress == FrameStream::Progress::none && stream->wait_readable(Milliseconds(2)))
+        progress = FrameStream::Progress::some;
     }
     if (progress == FrameStream::Progress::closed) close(stream->status());
     stream->end_read();
     if (progress == FrameStream::Progress::none) engine_->pool->arm(stream->fd());
     if (progress != FrameStream::Progress::held) return;
-    bulk_held_ = true;
-    if (bulk_resumes_ == resumes || !bulk_held_.exchange(false)) return;
+    const std::lock_guard lock(connect_mutex_);
+    if (bulk_resumes_ == resumes) return bulk_.held.push_back(stream);
   }
 }
 
 void Link::resume_bulk() {
-  ++bulk_resumes_;
-  if (!bulk_held_.exchange(false)) return;  // no reader waits for a destination
-  std::shared_ptr<FrameStream> stream;
+  std::vector<std::shared_ptr<FrameStream>> held;
   {
     const std::lock_guard lock(connect_mutex_);
-    stream = bulk_in_;
+    ++bulk_resumes_;
+    held.swap(bulk_.held);
   }
-  if (stream) engine_->pool->submit_long([self = shared_from_this(), stream] { self->on_bulk_readable(stream); });
+  for (const auto& stream : held)
+    engine_->pool->submit_long([self = shared_from_this(), stream] { self->on_bulk_readable(stream); });
 }
 
 Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
@@ -562,7 +626,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
   if (header.kind == wire::Kind::bulk) {
     const auto bulk = [&] {
       const std::lock_guard lock(connect_mutex_);
-      return bulk_in_.get() == &stream;
+      return std::any_of(bulk_.in.begin(), bulk_.in.end(), [&](const auto& one) { return one.get() == &stream; });
     }();
     if (!bulk) return Status(Code::protocol_error, "a bulk frame arrived on a connection for calls");
     return channels_.on_bulk(stream, header);
@@ -639,6 +703,8 @@ bool Link::tick(Clock::time_point now) {
   for (const auto& stream : streams()) {
     if (!stream->corked()) continue;
     under_way = true;
+    // Only a thread that has taken a bulk connection writes it; this thread is not to be kept for a large buffer.
+    if (stream->use() == FrameStream::Use::bulk) continue;
     std::vector<FrameStream::Written> written;
     if (!stream->write_some(&written)) finish_writes(stream);
     if (!written.empty()) complete_apart(std::move(written));

@@ -26,6 +26,7 @@
 #include "agent/link_rings.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
+#include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
 #include "base/mutex.h"
 
@@ -117,9 +118,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void send_control(Bytes frame, Descriptors descriptors);
   void queue_control(Bytes frame, Descriptors descriptors);
   void write_controls();
-  /// Sends a bulk frame and its buffer on the bulk connection that this side dialled; dials if needed.
+  /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
+  /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
-  /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
+  /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
   void resume_bulk();
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
@@ -193,6 +195,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::shared_ptr<FrameStream> only_incoming() const;
   std::shared_ptr<FrameStream> incoming() const;
   std::vector<std::shared_ptr<FrameStream>> streams() const;
+  bool claim_another_bulk_dial();
+  bool go_on_writing(const std::shared_ptr<FrameStream>& stream);
+  void write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, FrameStream::Part part);
   void complete_apart(std::vector<FrameStream::Written> written);
 
   void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
@@ -213,6 +218,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
                                                       const ReplyRoute& route) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
+  bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
@@ -231,12 +237,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   mutable Mutex connect_mutex_;  // guards the connections, and the messages that wait for them
   std::shared_ptr<Session> session_;
-  std::shared_ptr<FrameStream> outgoing_, incoming_, bulk_out_, bulk_in_;
+  std::shared_ptr<FrameStream> outgoing_, incoming_;
+  BulkStreams bulk_;
   bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
-  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, bulk_out_
+  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, one of bulk_.out
   bool dialling_back_ = false, dialling_bulk_back_ = false;  // for a `dial` frame of the peer
   std::deque<UnsentCall> deferred_;
-  std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;
+  std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;  // for the next connection of bulk_.out that is free
   std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
   int connecting_ = 0;                                 // threads in connect()
   std::vector<std::shared_ptr<FrameStream>> writing_;  // streams whose writes a pool thread finishes
@@ -253,7 +260,6 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   std::string ring_reason_;  // why there is no ring; "": not offered yet
 
   std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
-  std::atomic<bool> bulk_held_{false};          // the bulk connection waits for a destination
 
   // Used by the reactor thread alone, in keep_alive().
   Clock::time_point last_look_, last_pinged_;

@@ -20,6 +20,9 @@ class Reply::State final {
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
+  /// Returns whether this is the reply of an idempotent call's execution, which must be recorded.
+  [[nodiscard]] bool runs_once() const noexcept { return incoming->session != nullptr; }
+  void record(Result<Message> answer) const { incoming->session->executions().end(incoming->key, std::move(answer)); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -51,10 +54,12 @@ void Reply::send(Message message) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
+  if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
   record_answer(*state->link, *state->incoming);
   if (late) state->link->answered_late(*state->incoming);
   if (late)
-    state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
+    state->link->refuse(state->route, too_late);
   else
     state->link->answer(state->route, std::move(message));
   state->link->end_incoming(state->route.call, *state->incoming);
@@ -64,6 +69,7 @@ void Reply::fail(Status status) {
   const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
+  if (state->runs_once()) state->record(status);
   record_answer(*state->link, *state->incoming);
   if (late) state->link->answered_late(*state->incoming);
   state->link->refuse(state->route, status);
@@ -79,6 +85,7 @@ void Reply::tell(std::uint32_t number) {
 /// Returns whether the caller has given up by `now`.
 static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, Clock::time_point now) {
   if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= now)) return true;
+  if (incoming.key != 0) return false;  // another link may ask for the answer
   return route.ring && route.ring->abandoned(route.slot);
 }
 
@@ -166,13 +173,14 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto now = Clock::now();
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
-  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes);
+  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
   if (!begun) return refuse_request(stream, frame, route, begun.status());
   auto incoming = std::move(*begun);
   incoming->received = now.time_since_epoch().count();
   if (function) incoming->function = function->number;
   if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
-  if (closed()) incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
+  if (closed() && incoming->key == 0)
+    incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
@@ -180,9 +188,10 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(stream, frame, {},
                     [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
-                     spilled](Status status, Received received) mutable {
+                     spilled, key = frame.idempotency](Status status, Received received) mutable {
                       if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
                       if (!status.ok()) return reply->fail(std::move(status));
+                      if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
                       incoming->stage = wire::CallStatus::Stage::queued;
                       if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
                         incoming->busy_at_arrival = self->engine_->pool->load().busy;
@@ -198,6 +207,20 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                           });
                     });
   return {};
+}
+
+/// Returns whether an idempotent call is to run. If not, the reply has been taken care of.
+bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply) {
+  if (key.receiver != 0 && key.receiver != engine_->self.incarnation) {
+    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->self.name +
+                                           "\" was restarted since. The call may have run once"});
+    return false;
+  }
+  const auto session = this->session();
+  auto cancel = [self = shared_from_this(), incoming] { self->incoming_calls_.cancel(*incoming); };
+  if (!session->executions().admit(key, reply, std::move(cancel))) return false;
+  incoming->session = session;
+  return true;
 }
 
 /// Answers a request that was not taken in. A protocol error is returned, and closes the link.

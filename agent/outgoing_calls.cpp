@@ -143,6 +143,12 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   header.order = call->options.order;
   Bytes extensions;
   const auto status = name_function(*call, header, extensions);
+  if (call->idempotency.key != 0) {
+    auto key = call->idempotency;
+    key.settled = link_.engine().idempotency_keys.least(link_.peer().name);
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::idempotency, encode(key));
+  }
   if (!call->options.results.empty()) {
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));
@@ -194,6 +200,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
+    call->refused = true;
     if (pending_.remove(call->id)) finish(call, std::move(status));
     return {};
   }

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "agent/agent.h"
+#include "agent/execution_record.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
@@ -46,6 +47,9 @@ class Session final {
   void set_record(const Record& record);
   [[nodiscard]] std::optional<Record> record() const;
 
+  /// Returns the record of the peer's idempotent calls to this agent.
+  [[nodiscard]] ExecutionRecord& executions() noexcept { return executions_; }
+
   /// Marks the peer as dead. True for the first caller, who reports it.
   bool bury() noexcept { return !dead_.exchange(true); }
   [[nodiscard]] bool dead() const noexcept { return dead_.load(); }
@@ -57,6 +61,7 @@ class Session final {
   mutable Mutex mutex_;  // guards the next two
   FileDescriptor process_;
   std::optional<Record> record_;
+  ExecutionRecord executions_;
 };
 
 }  // namespace tensorferry

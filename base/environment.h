@@ -45,6 +45,10 @@ inline constexpr Variable socket_dir{"TENSORFERRY_SOCKET_DIR", "abstract sockets
 inline constexpr Variable socket_ifname{"TENSORFERRY_SOCKET_IFNAME", "the interface that leads to the store's host",
                                         "The network interface on whose address an agent listens."};
 
+inline constexpr Variable collectives{
+    "TENSORFERRY_COLLECTIVES", "the table of algorithms",
+    "The algorithms of collective operations: `all_reduce=two_shot,reduce=one_shot` prescribes these two."};
+
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};

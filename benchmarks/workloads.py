@@ -152,7 +152,14 @@ def leaves(rpc: ModuleType, seconds: float, size: int, count: int) -> list[int]:
 
 
 def take(tensor: torch.Tensor) -> None:
-    """The callee's side of a tensor that is handed over."""
+    """The callee's side of a tensor that is sent or handed over."""
+
+
+def sent(rpc: ModuleType, seconds: float, size: int) -> list[int]:
+    """An ordinary float32 tensor of `size` bytes, sent to the callee, which returns nothing."""
+    rpc_sync = rpc.rpc_sync
+    tensor = torch.arange(size // 4, dtype=torch.float32)
+    return _repeat(lambda: rpc_sync(PEER, take, args=(tensor,)), seconds)
 
 
 def shared(rpc: ModuleType, seconds: float, size: int) -> list[int]:

@@ -128,6 +128,8 @@ class CmaChannel final : public Channel {
     if (cma::is_refusal(failed)) refuse(failed);
   }
 
+  [[nodiscard]] bool copies_into(const Sink&) const override { return true; }
+
   void withdraw(const Ticket& ticket) override {
     const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
     if (const auto* address_in = opaque ? std::get_if<cma::SourceAddress>(&*opaque) : nullptr)

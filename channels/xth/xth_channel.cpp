@@ -36,6 +36,8 @@ class XthChannel final : public Channel {
     complete(std::move(landed), std::move(consumed), status);
   }
 
+  [[nodiscard]] bool copies_into(const Sink&) const override { return true; }
+
   void withdraw(const Ticket& ticket) override { end_.withdraw(ticket); }
   void close(Status status) noexcept override { end_.close(std::move(status)); }
 

@@ -251,7 +251,7 @@ TEST_P(Bounds, APeerWithManyCallsDoesNotDelayAnother) {
     reply.send({});
   });
   std::vector<Call> many;
-  for (int i = 0; i < 2000; ++i) many.push_back(a->call("b", "slow", {}));
+  for (int i = 0; i < 500; ++i) many.push_back(a->call("b", "slow", {}));
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(call_sync(*c, "b", "slow", {}).ok());
   EXPECT_FALSE(many.back().done()) << "the calls of the other peer wait still";
   for (auto& call : many) ASSERT_TRUE(call.wait());
@@ -264,7 +264,7 @@ TEST_P(Bounds, TwoAgentsThatFloodEachOtherWithLargeCallsAndRepliesEnd) {
   };
   const auto a = join_with("a", narrow), b = join_with("b", narrow);
   const auto flood = [&](RawAgent& from, const char* to) {
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < rounds(1000); ++round) {
       std::vector<Call> calls;
       for (const std::size_t bytes : {100U, 100'000U, 1'500'000U, 300'000U, 3'000'000U})
         calls.push_back(from.call(to, "echo", large(bytes)));
@@ -448,8 +448,11 @@ TEST(Readers, ThatAreHeldUpInAFrameMakeNoOtherThreadSpin) {
   std::this_thread::sleep_for(seconds(2));
   EXPECT_LE(pool_ticks() - before, ::sysconf(_SC_CLK_TCK) / 10) << "of 2 s";
   memory->open = true;
-  EXPECT_TRUE(client.read(wire::Kind::reply).ok());
-  EXPECT_TRUE(client.read(wire::Kind::reply).ok()) << "the stream is read again";
+  for (int i = 0; i < 2; ++i) {
+    const auto reply = client.read(wire::Kind::reply);
+    ASSERT_TRUE(reply.ok()) << "the stream is read again: " << reply.status().text();
+    (void)client.read_bytes(reply->header.trailing);
+  }
 }
 
 TEST(Reactors, DropNoMemoryOfTheProgram) {

@@ -104,6 +104,24 @@ TEST(Header, OfAnUnknownKindIsRefused) {
   }
 }
 
+TEST(CallStatus, IsReadAsItWasWrittenAndRefusedIfItIsShortOrOfAnUnknownStage) {
+  CallStatus status;
+  status.stage = CallStatus::Stage::running;
+  status.received_us = 7;
+  status.started_us = 5;
+  status.busy_at_arrival = status.handlers = 64;
+  status.busy = 3;
+  status.waiting = 2;
+  auto bytes = encode(status);
+  const auto read = decode<CallStatus>(bytes);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(encode(*read), bytes);
+  EXPECT_EQ(read->busy_at_arrival, 64U);
+  EXPECT_FALSE(decode<CallStatus>(ByteView(bytes).first(bytes.size() - 1)).has_value());
+  bytes[0] = std::byte{5};
+  EXPECT_FALSE(decode<CallStatus>(bytes).has_value());
+}
+
 TEST(Header, WithABodyBeyondTheBoundIsRefused) {
   Header header;
   header.kind = Kind::request;

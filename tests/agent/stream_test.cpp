@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "agent/address.h"
 #include "agent/transport/frame_stream.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
@@ -450,6 +451,61 @@ TEST_F(Streams, ASlowReaderDoesNotBlockTheWriter) {
   flow(50);
   EXPECT_EQ(written, 50);
   for (int i = 0; i < 50; ++i) ASSERT_EQ(sink.frames[static_cast<std::size_t>(i)], std::to_string(i));
+}
+
+/// Two ends of a TCP connection over the loopback interface.
+std::pair<FileDescriptor, FileDescriptor> tcp_pair() {
+  auto listener = listen_tcp("127.0.0.1", {});
+  EXPECT_TRUE(listener.ok());
+  auto one = start_connect_tcp("127.0.0.1", listener->port);
+  EXPECT_TRUE(one.ok());
+  pollfd ready{listener->socket.get(), POLLIN, 0};
+  ::poll(&ready, 1, 5000);
+  const int other = ::accept4(listener->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  EXPECT_GE(other, 0);
+  return {std::move(*one), FileDescriptor(other)};
+}
+
+TEST(BulkStreamOverTcp, WakesItsReaderForManyBytesOfALargeBufferAtOnce) {
+  using std::chrono::milliseconds;
+  constexpr std::size_t kilobyte = 1024;
+  auto [one, other] = tcp_pair();
+  FrameStream reader(std::move(other), false, FrameStream::Use::bulk);
+  const auto write = [&, fd = one.get()](std::size_t bytes) {
+    const auto source = patterned(bytes);
+    for (std::size_t sent = 0; sent < bytes;) {
+      const auto some = ::send(fd, source.data + sent, bytes - sent, MSG_NOSIGNAL);
+      if (some > 0) sent += static_cast<std::size_t>(some);
+    }
+  };
+  Recorder sink;
+  int landed = 0;
+  sink.take = [&](FrameStream& stream, const Header& header) {
+    stream.read(patterned(header.trailing), [&](const Status& status) { landed += status.ok() ? 1 : 100; });
+    return FrameSink::Taken::yes;
+  };
+  const auto header = frame_of(Kind::bulk, "", 300 * kilobyte);
+  EXPECT_EQ(::send(one.get(), header.data(), header.size(), MSG_NOSIGNAL), static_cast<ssize_t>(header.size()));
+  ASSERT_TRUE(reader.begin_read());
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "a frame is reported at once";
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  write(64 * kilobyte);
+  EXPECT_FALSE(reader.wait_readable(milliseconds(20))) << "a part of the buffer is not";
+  write(200 * kilobyte);
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000)));
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  write(36 * kilobyte);
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "the end of the buffer is reported however short it is";
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  EXPECT_EQ(landed, 1);
+  EXPECT_EQ(::send(one.get(), header.data(), header.size(), MSG_NOSIGNAL), static_cast<ssize_t>(header.size()));
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "and so is the next frame";
+  one.reset();
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000)));
+  reader.end_read();
 }
 
 }  // namespace

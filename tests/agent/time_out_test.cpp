@@ -255,6 +255,7 @@ INSTANTIATE_TEST_SUITE_P(Over, TimedOutAtAProcess,
 
 TEST_P(TimedOutAtAProcess, CallsToAStoppedPeerTellWhenItWasLastHeardOf) {
   const auto b = start("b");
+  ASSERT_TRUE(me->explain("b").ok());  // waits until the peer has mapped the ring
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   b->signal(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(300));

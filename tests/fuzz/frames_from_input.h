@@ -105,6 +105,10 @@ inline Bytes extensions_from(Reader& in, std::uint8_t choice) {
     wire::put_extension(writer, wire::extension::function_number, std::as_bytes(std::span(&number, 1)));
   }
   if ((choice & 8) != 0) wire::put_extension(writer, in.get<std::uint8_t>(), in.sized());
+  if ((choice & 16) != 0) {
+    const wire::IdempotencyKey key{in.get<std::uint8_t>() % 8U, in.get<std::uint8_t>() % 8U, 0};
+    wire::put_extension(writer, wire::extension::idempotency, encode(key));
+  }
   return out;
 }
 
