@@ -50,14 +50,14 @@ struct Handshake {
 };
 
 asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor);
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp);
 asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
 asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
 
 class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this<AgentAcceptor> {
  public:
   explicit AgentAcceptor(const std::shared_ptr<Engine>& of)
-      : engine(of), context(of->reactor->context()), unix_(context), tcp_(context) {}
+      : engine(of), context(of->reactor->context()), unix_(context) {}
   ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
 
   Status open(Engine& of) {
@@ -68,32 +68,41 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       of.record.unix_address = listener->address;
       unix_.assign(asio::local::stream_protocol(), listener->socket.release());
     }
-    const auto address = listening_address(of.options.interface, of.options.reaches);
-    if (!address) return address.status();
-    if (!address->loopback && !of.own_key)
-      return {Code::unauthenticated, "listening on " + address->address + " (" + address->interface +
-                                         "), which other hosts can reach, needs a key of your own:\n  " +
-                                         std::string(how_to_set_a_key())};
+    const auto addresses = listening_addresses(of.options.interface, of.options.reaches);
+    if (!addresses) return addresses.status();
     const auto ports = parse_ports(of.options.ports);
     if (!ports) return ports.status();
-    auto listener = listen_tcp(address->address, *ports);
+    of.record.tcp_addresses.clear();
+    for (const auto& address : *addresses) {
+      if (of.record.tcp_addresses.size() == Record::kMostAddresses) break;
+      if (auto status = listen_on(of, address, *ports); !status) return status;
+    }
+    return {};
+  }
+
+  Status listen_on(Engine& of, const InterfaceAddress& address, PortRange ports) {
+    if (!address.loopback && !of.own_key)
+      return {Code::unauthenticated, "listening on " + address.address + " (" + address.interface +
+                                         "), which other hosts can reach, needs a key of your own:\n  " +
+                                         std::string(how_to_set_a_key())};
+    auto listener = listen_tcp(address.address, ports);
     if (!listener) return listener.status();
-    of.record.tcp_addresses = {join_host_port(address->address, listener->port)};
-    const bool v6 = address->address.find(':') != std::string::npos;
-    tcp_.assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
+    of.record.tcp_addresses.push_back(join_host_port(address.address, listener->port));
+    const bool v6 = address.address.find(':') != std::string::npos;
+    tcp_.emplace_back(context).assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
     return {};
   }
 
   void start() {
     if (unix_.is_open()) asio::co_spawn(context, accept_unix(shared_from_this()), asio::detached);
-    asio::co_spawn(context, accept_tcp(shared_from_this()), asio::detached);
+    for (auto& each : tcp_) asio::co_spawn(context, accept_tcp(shared_from_this(), each), asio::detached);
   }
 
   void stop() override {
     asio::post(context, [self = shared_from_this()] {
       error_code ignored;
       self->unix_.close(ignored);
-      self->tcp_.close(ignored);
+      for (auto& each : self->tcp_) each.close(ignored);
       for (const auto* all : {&self->strangers, &self->proven}) {
         for (const auto& one : *all) one->socket->close(ignored);
       }
@@ -104,7 +113,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   const std::weak_ptr<Engine> engine;
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
-  asio::ip::tcp::acceptor tcp_;
+  std::list<asio::ip::tcp::acceptor> tcp_;  // one for each address; never changes after open()
   /// Returns the stranger that may make room for another connection; null: none.
   [[nodiscard]] std::shared_ptr<Handshake> outstayed() const {
     const auto now = std::chrono::steady_clock::now();
@@ -161,18 +170,18 @@ asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor) {
   }
 }
 
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor) {
-  while (acceptor->tcp_.is_open()) {
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp) {
+  while (tcp.is_open()) {
     if (!acceptor->make_room()) {  // the others wait in the listener's backlog
       co_await pause(acceptor);
       continue;
     }
     error_code error;
-    auto socket = co_await acceptor->tcp_.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    auto socket = co_await tcp.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (!error) {
       socket.set_option(asio::ip::tcp::no_delay(true), error);
       begin_handshake(acceptor, std::move(socket), false);
-    } else if (acceptor->tcp_.is_open()) {
+    } else if (tcp.is_open()) {
       co_await pause(acceptor);
     }
   }

@@ -93,7 +93,7 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   const std::weak_ptr<Engine> weak = engine;
   engine->reactor = std::make_unique<Reactor>([weak] {
     const auto alive = weak.lock();
-    return alive && alive->tick();
+    return alive ? alive->tick() : Pace::rest;
   });
   Pool::Limits limits;
   limits.most = std::max(limits.least, engine->options.max_threads);

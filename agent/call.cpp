@@ -120,7 +120,7 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
   if (now) return run_completion();
   if (notice == Notice::prompt || !link || options.idempotent) return escalate();
   lazy = true;
-  if (!link->calls().lazy().become_sentinel(*this, *link->engine().reactor)) return;
+  if (!link->calls().lazy().become_sentinel(*this)) return link->activate();
   escalate();
   if (done()) link->calls().lazy().ended(*this, true);  // the completion may have run before this was the sentinel call
 }

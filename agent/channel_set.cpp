@@ -314,7 +314,7 @@ void ChannelSet::want_release(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     releases_.push_back(id);
   }
-  engine_.reactor->kick();
+  link_.activate();
 }
 
 /// Lets the channels complete work that is done but that they would notice only after this frame, such as GPU copies.

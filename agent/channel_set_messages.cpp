@@ -12,6 +12,9 @@ namespace {
 
 constexpr std::size_t room_for_records = 48 * 1024;  // records and payload of more bytes travel in a buffer (spilled)
 constexpr std::size_t typical_ticket = 32;
+// Bytes that may follow one frame. Small calls wait behind them, and on a slow network so do heartbeats. More bytes go
+// on the bulk connection.
+constexpr std::size_t most_behind_frame = 256 * 1024;
 constexpr std::size_t copies_elsewhere_from = std::size_t{64} << 10;  // the thread that reads copies less by itself
 
 Buffer buffer_of(Bytes bytes) {
@@ -32,6 +35,7 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
   std::size_t count = 0;  // of records
   std::vector<FrameStream::Part> trailing;
   std::uint64_t trailing_bytes = 0;
+  std::uint64_t offered_bytes = 0;  // of the buffer that the channels are asked for now
   std::vector<std::pair<std::uint64_t, Offered>> offered;
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
@@ -39,7 +43,9 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
   bool spill = false;           // this buffer holds the records of all others
   std::size_t inline_room = 0;  // bytes left in the frame for inline buffers
 
-  [[nodiscard]] bool appends() const override { return may_append; }
+  [[nodiscard]] bool appends() const override {
+    return may_append && (spill || trailing_bytes + offered_bytes <= most_behind_frame);
+  }
   void append(Buffer buffer, Completion written) override {
     trailing_bytes += buffer.bytes;
     trailing.push_back({std::move(buffer), std::move(written)});
@@ -82,6 +88,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     builder.carried.emplace_back(Engine::most_drivers, buffer.bytes);
     return {};
   }
+  builder.offered_bytes = buffer.bytes;
   std::string reasons;
   bool fell_back = false;  // a faster channel failed; a channel that is still being probed does not count
   const auto& order = this->order({buffer.device, destination});
@@ -141,6 +148,8 @@ void ChannelSet::record(MessageBuilder& builder, wire::BufferRecord record, Chan
 bool ChannelSet::offer_bundle(MessageBuilder& builder, const Message& message, const std::vector<std::uint32_t>& bundle,
                               const std::string& require, const std::shared_ptr<void>& held) {
   wire::BufferRecord record;
+  builder.offered_bytes = 0;
+  for (const auto index : bundle) builder.offered_bytes += message.buffers[index].bytes;
   std::vector<const Buffer*> parts;
   record.parts.reserve(bundle.size());
   parts.reserve(bundle.size());

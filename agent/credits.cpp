@@ -1,6 +1,7 @@
 #include "agent/credits.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/futex.h"
 

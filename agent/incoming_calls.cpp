@@ -1,6 +1,7 @@
 #include "agent/incoming_calls.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 
 #include "agent/call_state.h"
 #include "agent/pending_calls.h"
-#include "agent/reactor.h"
 
 namespace tensorferry {
 
@@ -16,13 +15,12 @@ class LazyCompletions final {
  public:
   explicit LazyCompletions(const PendingCalls& pending) : pending_(pending) {}
 
-  /// Tries to make `call` the sentinel call. True: it is the sentinel call now. False: another call is; the tick of
-  /// `reactor`, which this starts, will make the completion of `call` prompt.
-  bool become_sentinel(const Call::State& call, Reactor& reactor) {
+  /// Tries to make `call` the sentinel call. True: it is the sentinel call now. False: another call is; the caller
+  /// activates the link, whose tick then makes the completion of `call` prompt.
+  bool become_sentinel(const Call::State& call) {
     const Call::State* none = nullptr;
     if (sentinel_.compare_exchange_strong(none, &call)) return true;
     others_ = true;
-    reactor.kick();
     return false;
   }
   /// The completion of `call` has run (`completed`) or was claimed. If `call` is the sentinel call, another call may
@@ -43,6 +41,8 @@ class LazyCompletions final {
         others_ = true;
     }
   }
+  /// Returns whether a tick has completions to make prompt.
+  [[nodiscard]] bool any() const noexcept { return others_; }
   [[nodiscard]] bool is_sentinel(const Call::State& call) const noexcept { return sentinel_.load() == &call; }
 
  private:

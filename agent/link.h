@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "agent/channel_set.h"
+#include "agent/connections.h"
 #include "agent/credits.h"
 #include "agent/engine.h"
 #include "agent/incoming_calls.h"
 #include "agent/link_rings.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
-#include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
 #include "base/mutex.h"
 
@@ -79,130 +79,95 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
   /// incarnation. `fd` is then left as it was, unless the link ended during the call.
   bool attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello);
-  /// Returns whether the link has a connection on which the peer sends requests.
-  [[nodiscard]] bool called() const;
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
   void close(const Status& status, Loss loss = Loss::connection);
-  /// Handles a failed attempt to dial a peer of which no incarnation is known: fails the calls that wait for the
-  /// connection, except those with `wait_for_ready`. True: no call waits, and the link has been closed.
-  bool unreachable(const Status& why);
-  /// Dials, although perhaps no call waits: the session has lost its last link.
-  void redial();
-  /// Asks before each attempt to dial. False: the attempt is not needed any more, because there is such a connection,
-  /// or because the peer has dialled and nothing waits for this connection. Then the next message dials again.
-  bool keep_dialling(wire::Hello::Purpose purpose);
-  /// Asks the peer to dial the connection that this side cannot dial. False: no connection can carry the question.
-  bool ask_to_dial(wire::Hello::Purpose purpose);
-  /// The attempt to answer a `dial` frame has ended.
-  void dialled_back(wire::Hello::Purpose purpose);
-  /// Gives up the bulk connection: fails what waits for it with `why`. The next bulk data dials again.
-  void give_up_bulk(const Status& why);
-  /// Parts with a session whose peer is dead, unless the link has a connection already. What waits then goes to the
-  /// peer's next incarnation. False: the link has a connection, whose end closes it.
-  bool leave_session(const Session& dead);
-  /// Returns whether the link has a connection.
-  [[nodiscard]] bool connected() const;
-  /// Returns the session; null if no incarnation of the peer is known yet.
-  [[nodiscard]] std::shared_ptr<Session> session() const;
+  /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
+  /// call waits, and the link has been closed.
+  bool unreachable(const Status& why, bool may_answer);
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.
   bool ended_by_peer();
-  [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool closed() const noexcept { return connections_.closed(); }
 
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
-  /// Sends a control or release frame on the stream that this side dialled; dials if needed. The two halves of it:
-  /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
-  /// this thread, because channels send messages while they hold locks.
-  void send_control(Bytes frame, Descriptors descriptors);
-  void queue_control(Bytes frame, Descriptors descriptors);
-  void write_controls();
-  /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
-  /// if all are busy.
-  void send_bulk(Bytes frame, FrameStream::Part part);
-  /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
-  void resume_bulk();
+  /// See Connections.
+  void send_control(Bytes frame, Descriptors descriptors) {
+    connections_.send_control(std::move(frame), std::move(descriptors));
+  }
+  void queue_control(Bytes frame, Descriptors descriptors) {
+    connections_.queue_control(std::move(frame), std::move(descriptors));
+  }
+  void write_controls() { connections_.write_controls(); }
+  void send_bulk(Bytes frame, FrameStream::Part part) { connections_.send_bulk(std::move(frame), std::move(part)); }
+  /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
+  void resume_bulk() { connections_.resume_bulk(); }
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
-  [[nodiscard]] bool local() const;
+  [[nodiscard]] bool local() const { return connections_.local(); }
   /// Returns the transport of calls to the peer: "ring", "unix" or "tcp". If it is not "ring", sets `why_no_ring`.
   std::string transport(std::string& why_no_ring);
 
   // --- for the reactor -----------------------------------------------------------------------------------------------
-  /// Runs on the reactor thread about every millisecond. Flushes queued frames, sends acknowledgements, makes lazy
-  /// completions prompt, and expires calls. True: something is under way.
-  bool tick(Clock::time_point now);
+  /// Makes the reactor tick this link: something is under way.
+  void activate();
+  /// Runs on the reactor thread while the link is active. Flushes queued frames, sends acknowledgements, makes lazy
+  /// completions prompt, and expires calls.
+  Pace tick(Clock::time_point now);
+  /// Marks the link as active after a tick. False: another thread has activated it since.
+  bool stay_active() noexcept { return !active_.exchange(true, std::memory_order_seq_cst); }
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host, and closes the
   /// link after three silent intervals. False: the link has ended.
   bool keep_alive(Clock::time_point now);
-  /// Sends goodbye on both calls connections.
-  void say_goodbye();
+  void say_goodbye() { connections_.say_goodbye(); }
   /// Runs `job` on the pool. False: the pool has been stopped, and drops the job.
   bool run(UniqueFunction<void()> job, bool with_executor);
 
   /// Handles one frame, on the thread that reads `stream`.
   Result<Taken> on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                          Descriptors descriptors) override;
-  /// Each runs on a pool thread when a connection is readable: the peer's calls connection (on_requests), the peer's
-  /// bulk connection (on_bulk_readable), and the two that this side dialled (on_replies, on_bulk_out_readable). For
-  /// on_replies see ReplyReader::on_readable.
-  void on_requests(const std::shared_ptr<FrameStream>& stream);
-  void on_bulk_readable(const std::shared_ptr<FrameStream>& stream);
-  void on_replies(const std::shared_ptr<FrameStream>& stream);
-  void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
+  /// Runs on a pool thread when a connection is readable. For calls_out see ReplyReader::on_readable.
+  void on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& stream);
 
-  [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }  // incarnation 0 until connected
-  [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
-  /// Returns the number that tells this link from this agent's other ones, and the peer's number of its end of the link
-  /// (0: not known, because the peer has dialled no connection of it).
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
+  [[nodiscard]] const PeerInfo& peer() const noexcept { return connections_.peer(); }  // incarnation 0 until connected
+  [[nodiscard]] std::uint64_t incarnation() const noexcept { return connections_.incarnation(); }
+  [[nodiscard]] std::shared_ptr<Session> session() const { return connections_.session(); }
   /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
   /// DeadlineExceeded after `until`; else the link's error.
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
+  Connections& connections() noexcept { return connections_; }
+  [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept { return calls_; }
 
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
-  /// Returns the stream of requests that this side dialled; null until it is connected.
-  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const;
-  /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. A pool thread writes what the
-  /// socket does not take at once.
+  /// Returns the stream of this side's requests; null until it is up.
+  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.stream(ConnectionRole::calls_out); }
+  /// Connections::transmit(). If the peer leaves too many replies unread, stops reading its requests.
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                 bool flush, Descriptors descriptors = {});
-  /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer.
-  void finish_writes(const std::shared_ptr<FrameStream>& stream);
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
   [[nodiscard]] bool ring_settled();
   /// Returns Ok, or why the link has ended.
-  [[nodiscard]] Status status() const;
+  [[nodiscard]] Status status() const { return connections_.status(); }
 
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
-  /// Returns how long the calls with `wait_for_ready` that wait for this link may still wait for the peer; 0: none
-  /// does.
-  [[nodiscard]] Milliseconds patience() const;
 
  private:
   Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
   ~Link();
 
   bool close(const Status& status, Loss loss, bool unless_awaited);
-  Status on_dial(ByteView payload);
   void take_last_replies();
-  std::shared_ptr<FrameStream> only_incoming() const;
-  std::shared_ptr<FrameStream> incoming() const;
-  std::vector<std::shared_ptr<FrameStream>> streams() const;
-  bool claim_another_bulk_dial();
-  bool go_on_writing(const std::shared_ptr<FrameStream>& stream);
-  void write_bulk(const std::shared_ptr<FrameStream>& stream, Bytes frame, FrameStream::Part part);
-  void complete_apart(std::vector<FrameStream::Written> written);
+  void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 
   void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
   Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
+  void on_requests(const std::shared_ptr<FrameStream>& stream);
   void arm_requests(const FrameStream& stream);
   void pause_handlers(bool pause);
   void hold_requests();
@@ -223,10 +188,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);
 
   const std::shared_ptr<Engine> engine_;
-  PeerInfo peer_;
-  std::atomic<std::uint64_t> incarnation_{0};
-  const std::uint64_t number_;
-  std::atomic<std::uint64_t> other_number_{0};
+  Connections connections_;
   ChannelSet channels_;
   OutgoingCalls calls_;
   Credits credits_;
@@ -234,37 +196,15 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   UntakenReplies untaken_replies_;
   std::atomic<bool> requests_held_{false};    // the peer's requests are not read: it reads no replies
   std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
-
-  mutable Mutex connect_mutex_;  // guards the connections, and the messages that wait for them
-  std::shared_ptr<Session> session_;
-  std::shared_ptr<FrameStream> outgoing_, incoming_;
-  BulkStreams bulk_;
-  bool dialling_ = false, dialling_bulk_ = false;            // until attach(), or keep_dialling() returns false
-  bool attaching_ = false, attaching_bulk_ = false;          // a stream is about to become outgoing_, one of bulk_.out
-  bool dialling_back_ = false, dialling_bulk_back_ = false;  // for a `dial` frame of the peer
-  std::deque<UnsentCall> deferred_;
-  std::deque<std::pair<Bytes, FrameStream::Part>> deferred_bulk_;  // for the next connection of bulk_.out that is free
-  std::deque<std::pair<Bytes, Descriptors>> deferred_controls_;
-  int connecting_ = 0;                                 // threads in connect()
-  std::vector<std::shared_ptr<FrameStream>> writing_;  // streams whose writes a pool thread finishes
-  FileDescriptor process_;                             // pidfd of a peer on this host
-  Status status_;
-  std::atomic<bool> closed_{false};
-  std::atomic<bool> leaving_{false};  // the peer said goodbye
+  std::atomic<bool> leaving_{false};          // the peer said goodbye
+  std::atomic<bool> active_{false};           // the engine's tick ticks this link
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
-  std::shared_ptr<IncomingRing> ring_in_;  // under connect_mutex_
-  Mutex ring_mutex_;                       // guards the next three
+  Mutex ring_mutex_;  // guards the next four
+  std::shared_ptr<IncomingRing> ring_in_;
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
-
-  std::atomic<std::uint64_t> bulk_resumes_{0};  // destinations registered so far for bulk bytes
-
-  // Used by the reactor thread alone, in keep_alive().
-  Clock::time_point last_look_, last_pinged_;
-  std::uint64_t received_at_last_look_ = 0, taken_at_last_look_ = 0;
-  Clock::duration silent_{0};  // without the time during which this process was stopped
 };
 
 }  // namespace tensorferry

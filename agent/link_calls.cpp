@@ -13,50 +13,22 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
   const WaitInHandler waiting;
   calls_.expect_replies();  // replies carry the acknowledgements that return credit
   if (credits_.wait(bytes, until)) return {};
-  return {Code::deadline_exceeded, "\"" + peer_.name + "\" did not read the messages that were sent to it before (" +
+  return {Code::deadline_exceeded, "\"" + peer().name + "\" did not read the messages that were sent to it before (" +
                                        std::to_string(engine_->options.max_bytes_in_flight) +
                                        " bytes may be in flight). Raise max_bytes_in_flight or timeout"};
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
   calls_.add(call, message);
-  std::unique_lock lock(connect_mutex_);
-  if (closed()) {
-    const auto ended = status_;
-    lock.unlock();
-    return calls_.drop({call, std::move(message)}, ended);
-  }
-  if (const auto stream = outgoing_) {
-    lock.unlock();
-    // Only messages without buffers can be so many, because the others wait for credit.
-    if (stream->unwritten() > engine_->options.max_bytes_in_flight) {
-      return calls_.drop({call, std::move(message)},
-                         {Code::resource_exhausted,
-                          formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
-                                    "(max_bytes_in_flight)",
-                                    peer_.name, stream->unwritten())});
-    }
-    return calls_.send(stream, call, std::move(message));
-  }
-  call->hold = SendHold::connection;
-  deferred_.push_back({call, std::move(message)});
-  const bool dial = !std::exchange(dialling_, true);
-  lock.unlock();
-  if (dial) engine_->dial(shared_from_this(), wire::Hello::Purpose::calls);
+  connections_.send_call(call, std::move(message));
 }
 
 std::string Link::state_text() {
-  std::size_t deferred = 0;
-  bool dialling = false;
-  {
-    const std::lock_guard lock(connect_mutex_);
-    deferred = deferred_.size();
-    dialling = dialling_;
-  }
+  const auto [deferred, dialling] = connections_.waiting();
   const auto stream = outgoing();
   std::string why_no_ring;
   const auto transport = this->transport(why_no_ring);
-  std::string out = "link to \"" + peer_.name + "\": " +
+  std::string out = "link to \"" + peer().name + "\": " +
                     (closed()   ? "ended, " + status().text()
                      : stream   ? "up, calls by " + transport
                      : dialling ? "being dialled"

@@ -74,11 +74,10 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
   auto frame = wire::Frame::decode(*header, bytes.subspan(wire::Header::size));
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
-  std::shared_ptr<FrameStream> stream;
+  auto stream = connections_.stream(ConnectionRole::calls_in);
   std::shared_ptr<IncomingRing> ring;
   {
-    const std::lock_guard lock(connect_mutex_);
-    stream = incoming_;
+    const std::lock_guard lock(ring_mutex_);
     ring = ring_in_;
   }
   if (!stream || !ring) return {Code::connection_lost, "the link has ended"};
@@ -121,11 +120,10 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   const auto operation = in.get<std::uint8_t>();
   const auto nonce = in.get<std::uint64_t>();
   if (in.failed()) return {Code::protocol_error, "malformed frame: the ring frame is truncated"};
-  std::shared_ptr<FrameStream> incoming;
+  const auto incoming = connections_.stream(ConnectionRole::calls_in);
   bool have = false;
   {
-    const std::lock_guard lock(connect_mutex_);
-    incoming = incoming_;
+    const std::lock_guard lock(ring_mutex_);
     have = ring_in_ != nullptr;
   }
   if (incoming.get() == &stream) {
@@ -150,7 +148,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   if (!bell) return bell.status();
   ring->close_descriptor();
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (closed()) return {Code::connection_lost, "the link has ended"};
     calls_.ring().open(std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell)));
   }
@@ -183,7 +181,7 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
   if (!mine) return decline(mine.status().what());
   auto source = std::make_shared<IncomingRing>(weak_from_this(), std::move(*ring), std::move(*callers_bell));
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (closed()) return {};
     ring_in_ = source;
     if (requests_held_) source->hold(true);
@@ -219,16 +217,11 @@ std::string Link::transport(std::string& why_no_ring) {
   return local() ? "unix" : "tcp";
 }
 
-std::shared_ptr<FrameStream> Link::only_incoming() const {
-  const std::lock_guard lock(connect_mutex_);
-  return outgoing_ || dialling_ ? nullptr : incoming_;
-}
-
 bool Link::ended_by_peer() {
   auto ended = CallRing::Ended::no;
   if (calls_.ring().is_open()) {
     ended = calls_.ring().ring()->calls->ended();
-  } else if (const auto stream = only_incoming()) {
+  } else if (const auto stream = connections_.only_incoming()) {
     // Only the peer has dialled. If its connection has ended, so has this link: the next call needs a link to the
     // peer's next incarnation.
     pollfd state{stream->fd(), POLLRDHUP, 0};
@@ -246,7 +239,7 @@ void Link::drop_rings() {
   std::shared_ptr<IncomingRing> in;
   bool out = false;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     in = ring_in_;
     out = calls_.ring().is_open();
   }

@@ -119,7 +119,7 @@ std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std:
   auto record = std::make_shared<CallRecord>();
   record->served = true;
   record->function = shown_name(function);
-  record->peer = peer_.name;
+  record->peer = peer().name;
   record->flow = CallTrace::flow_of(incarnation(), engine_->self.incarnation, frame.header.call);
   record->transport = route.ring ? "ring" : route.stream->local() ? "unix" : "tcp";
   record->bytes = frame.payload.size();
@@ -266,7 +266,7 @@ void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
 void Link::answered_late(const IncomingRequest& incoming) {
   if (closed()) return;  // the caller did not give up: the link ended
   const auto function = incoming.function != 0 ? engine_->functions.find(incoming.function) : nullptr;
-  engine_->late_answers.add(peer_.name, function ? std::string(shown_name(function->name)) : "?");
+  engine_->late_answers.add(peer().name, function ? std::string(shown_name(function->name)) : "?");
 }
 
 void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
@@ -288,24 +288,24 @@ void Link::hold_requests() {
   std::shared_ptr<FrameStream> stream;
   std::shared_ptr<IncomingRing> ring;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (requests_held_.exchange(true)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     ring = ring_in_;
     pause_handlers(true);
     if (ring) ring->hold(true);
   }
   if (stream) engine_->pool->disarm(stream->fd());
-  engine_->reactor->kick();
+  activate();
   if (closed()) resume_requests();
 }
 
 void Link::resume_requests() {
   std::shared_ptr<FrameStream> stream;
   {
-    const std::lock_guard lock(connect_mutex_);
+    const std::lock_guard lock(ring_mutex_);
     if (!requests_held_.exchange(false)) return;
-    stream = incoming_;
+    stream = connections_.stream(ConnectionRole::calls_in);
     pause_handlers(false);
     if (ring_in_) ring_in_->hold(false);
   }

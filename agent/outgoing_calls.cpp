@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t longest_name = 4096;
 constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
-constexpr auto expiry_interval = Milliseconds(10);
+constexpr auto expiry_interval = Milliseconds(9);      // a slow tick, every 10 ms, may come early
 
 /// How long before its deadline the callee is asked how far a call has come: a third of the time-out, but at least some
 /// intervals of the tick, and at most what a slow network and a busy peer need for an answer.
@@ -57,7 +57,7 @@ void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message&
   pending_.add(call);
   ++engine.pending;
   ++engine.calls_sent;
-  if (call->deadline) engine.reactor->kick();
+  if (call->deadline) link_.activate();
 }
 
 void OutgoingCalls::send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
@@ -176,7 +176,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
   if (call.in_ring.load(std::memory_order_acquire) && !ring_.wait(call, until, interrupted)) return false;
   if (call.done()) return true;
   const auto stream = link_.outgoing();
-  if (stream && stream->corked() && !stream->write_some()) link_.finish_writes(stream);
+  if (stream && stream->corked() && !stream->write_some()) link_.connections().finish_writes(stream);
   const WaitInHandler place;
   return reader_.wait(call, until, interrupted);
 }
@@ -244,6 +244,7 @@ void OutgoingCalls::record(const Call::State& call, Code code) {
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
+  reader_.expect_late_reply();
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
   wire::Header header;
   header.kind = wire::Kind::cancel;
@@ -295,11 +296,11 @@ void OutgoingCalls::wake_waiting() {
   if (count() != 0) expect_replies();
 }
 
-bool OutgoingCalls::tick(Clock::time_point now) {
-  const bool under_way = count() != 0;
+Pace OutgoingCalls::tick(Clock::time_point now) {
   lazy_.escalate(now - Milliseconds(1));
-  if (!under_way || now.time_since_epoch().count() - last_expiry_ <= std::chrono::nanoseconds(expiry_interval).count())
-    return under_way;
+  if (count() == 0) return Pace::rest;
+  const auto pace = lazy_.any() ? Pace::run : Pace::walk;
+  if (now.time_since_epoch().count() - last_expiry_ < std::chrono::nanoseconds(expiry_interval).count()) return pace;
   last_expiry_ = now.time_since_epoch().count();
   if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
     last_reply_ = now.time_since_epoch().count();
@@ -316,7 +317,7 @@ bool OutgoingCalls::tick(Clock::time_point now) {
   if (any_done) link_.engine().pool->submit([dropped = std::move(calls)] {});
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
-  return under_way;
+  return pace;
 }
 
 /// Asks the callee how far the call has come, once. The tick flushes the frame.
@@ -342,6 +343,7 @@ Status OutgoingCalls::expired(const Call::State& call) const {
   CallersView view;
   view.peer = link_.peer().name;
   view.connected = link_.outgoing() != nullptr;
+  if (!view.connected) view.dialling = link_.connections().dial_progress();
   view.transport = call.in_ring ? "shared memory" : link_.local() ? "unix socket" : "tcp";
   const auto session = link_.session();
   auto heard = Clock::time_point(Clock::duration(last_reply_));

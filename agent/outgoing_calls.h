@@ -19,6 +19,7 @@
 #include "agent/call_state.h"
 #include "agent/lazy_completions.h"
 #include "agent/pending_calls.h"
+#include "agent/reactor.h"
 #include "agent/reply_reader.h"
 #include "agent/ring_calls.h"
 #include "agent/transport/frame_stream.h"
@@ -71,9 +72,9 @@ class OutgoingCalls final {
   /// The stream has appeared, or the link has ended: the threads that wait for calls look again.
   void wake_waiting();
 
-  /// Runs on the reactor thread about every millisecond: makes lazy completions prompt, and expires calls. Shortly
-  /// before the deadline of a call, asks the callee how far the call has come. True: calls are in flight.
-  bool tick(Clock::time_point now);
+  /// Runs on the reactor thread while the link is active: makes lazy completions prompt, and expires calls. Shortly
+  /// before the deadline of a call, asks the callee how far the call has come.
+  Pace tick(Clock::time_point now);
 
   [[nodiscard]] bool contains(const Call::State& call) const { return pending_.find(call.id) != nullptr; }
   [[nodiscard]] std::size_t count() const { return pending_.size(); }

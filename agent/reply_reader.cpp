@@ -1,9 +1,7 @@
 #include "agent/reply_reader.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +11,7 @@
 
 namespace tensorferry {
 
-ReplyReader::ReplyReader(Link& link) : link_(link), nudge_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+ReplyReader::ReplyReader(Link& link) : link_(link) {}
 
 bool ReplyReader::wait(Call::State& call, std::optional<Clock::time_point> until,
                        const std::function<bool()>& interrupted) {
@@ -69,8 +67,9 @@ bool ReplyReader::read_or_sleep(Call::State& call, std::optional<Clock::time_poi
 void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
                                   std::optional<Clock::time_point> until, const std::function<bool()>& interrupted,
                                   bool& stopped) {
+  const int nudged = nudge_.fd();
   while (!call.done() && !stream->closed()) {
-    pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudge_.get(), POLLIN, 0}};
+    pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged, POLLIN, 0}};
     timespec left{};
     if (until) {
       const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*until - Clock::now()).count());
@@ -83,10 +82,7 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
       if (stopped) return;
       continue;
     }
-    if (sources[1].revents != 0) {
-      std::uint64_t count = 0;
-      (void)!::read(nudge_.get(), &count, sizeof count);
-    }
+    if (sources[1].revents != 0) nudge_.drain();
     if (sources[0].revents != 0 && stream->read_some(link_) == FrameStream::Progress::closed)
       link_.close(stream->status());
   }
@@ -102,13 +98,25 @@ void ReplyReader::stop_reading(const std::shared_ptr<FrameStream>& stream) {
     return;
   }
   // The pool also reads when no call is in flight, until the peer has answered the offer of a ring.
-  const bool wanted = (link_.calls().count() != 0 || !link_.ring_settled()) && !stream->closed();
+  const bool wanted = (link_.calls().count() != 0 || draining_ || !link_.ring_settled()) && !stream->closed();
   if (wanted == armed_ && !std::exchange(missed_, false)) return;
   armed_ = wanted;
   if (wanted)
     link_.engine().pool->arm(stream->fd());
   else
     link_.engine().pool->disarm(stream->fd());
+}
+
+void ReplyReader::read_late_replies() {
+  const auto stream = late_.load(std::memory_order_relaxed) ? link_.outgoing() : nullptr;
+  if (!stream) return;
+  int unread = 0;
+  ::ioctl(stream->fd(), FIONREAD, &unread);
+  {
+    const std::lock_guard lock(mutex_);
+    draining_ = unread > 0;
+  }
+  if (unread > 0) expect_frames();
 }
 
 void ReplyReader::expect_frames() {
@@ -142,9 +150,7 @@ void ReplyReader::wake_sleepers() {
 }
 
 void ReplyReader::call_ended(const Call::State& call) {
-  if (!call.waited || reading_ == this) return;
-  const std::uint64_t one = 1;
-  (void)!::write(nudge_.get(), &one, sizeof one);
+  if (call.waited && reading_ != this) nudge_.wake();
 }
 
 std::string ReplyReader::state_text(FrameStream& stream) {

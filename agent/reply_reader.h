@@ -7,6 +7,7 @@
 /// Threads: any. No function here runs completions under a lock.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +15,7 @@
 
 #include "agent/call_state.h"
 #include "agent/transport/frame_stream.h"
-#include "base/file_descriptor.h"
+#include "agent/transport/nudge.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
@@ -34,6 +35,11 @@ class ReplyReader final {
   /// are edge-triggered: bytes that stay unread, or an end behind a reply, are not reported again. So this reads until
   /// nothing is left.
   void on_readable(const std::shared_ptr<FrameStream>& stream);
+  /// A call was given up: its reply may come when no call is in flight, and no thread reads then.
+  void expect_late_reply() { late_.store(true, std::memory_order_relaxed); }
+  /// Makes the pool read as long as late replies come. Else the peer would read none of this side's frames at last (see
+  /// Link::hold_requests). Called at least once a second.
+  void read_late_replies();
   /// Wakes the threads that sleep because there was no stream to read, or because the link has ended.
   void wake_sleepers();
   /// A call has ended on this thread: wakes the reader, if the call may be its own and it sleeps in poll().
@@ -61,11 +67,13 @@ class ReplyReader final {
   void stop_reading(const std::shared_ptr<FrameStream>& stream);
 
   Link& link_;
-  Mutex mutex_;                         // guards the choice of the stream's reader, and the next three
+  Mutex mutex_;                         // guards the choice of the stream's reader, and the next four
   std::vector<Call::State*> sleepers_;  // calls whose threads sleep until they may read
   bool armed_ = false;                  // the pool is to read the stream
   bool missed_ = false;                 // the pool met an event while a caller read: arm again for the unread rest
-  const FileDescriptor nudge_;          // eventfd: wakes a reader out of poll()
+  Nudge nudge_;                         // wakes a reader out of poll()
+  bool draining_ = false;               // the pool reads late replies
+  std::atomic<bool> late_{false};       // a call was given up
 
   static inline thread_local const ReplyReader* reading_ = nullptr;  // whose replies this thread takes
 };

@@ -25,7 +25,7 @@ std::string unsent(const Call::State& call, const CallersView& view) {
       break;
   }
   if (view.connected) return "not sent yet";
-  std::string text = "not sent, because no connection to it could be opened yet";
+  auto text = "not sent, because no connection to it could be opened yet" + view.dialling;
   if (view.silence) text += formatted("; last heard of the peer {} ago", shown(*view.silence));
   return text;
 }

@@ -13,6 +13,7 @@ namespace tensorferry {
 struct CallersView {
   std::string peer;
   bool connected = false;
+  std::string dialling;                    // ": " and what the attempt to connect does now, or ""
   std::string transport;                   // of the call's request
   std::optional<Clock::duration> silence;  // since the last sign of life; nullopt: the peer has never been reached
 };

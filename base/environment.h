@@ -58,4 +58,9 @@ inline constexpr Variable trace{
     "The path of a file. Each agent records its calls, and writes them when it leaves, as a Chrome trace beside that "
     "path: `out.json` becomes `out.NAME.PID.json`."};
 
+/// Read by python/tensorferry/torch.py.
+inline constexpr Variable torch_rpc{"TENSORFERRY_TORCH_RPC", "the backend that torch takes",
+                                    "`1`: calls of `torch.distributed.rpc` go by TensorFerry if the program names no "
+                                    "backend."};
+
 }  // namespace tensorferry::environment

@@ -16,6 +16,7 @@ from benchmarks.teams import CALLEE, CALLER, PAIR, Team
 
 TORCH = "torch.distributed.rpc"
 OURS = "tensorferry"
+TORCH_ON_OURS = "torch.distributed.rpc on tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
 ONE_TENSOR = "one tensor of the same bytes"
@@ -34,6 +35,7 @@ MODULES = {
     ALONE: "tensorferry.rpc",
     ONE_TENSOR: "tensorferry.rpc",
     TORCH: "torch.distributed.rpc",
+    TORCH_ON_OURS: "benchmarks.torch_backend",
 }
 
 SMALL = 3  # processes; a larger team is forked also where others are new, for it would take longer to start than to run

@@ -56,8 +56,9 @@ class Hosts:
                     client = [*inside[0], "-c", CALLEE, "-P", str(connections), "-t", str(seconds), "-J"]
                     done = subprocess.run(client, capture_output=True, text=True, timeout=60)
                     found = json.loads(done.stdout or "{}")
-                    if done.returncode == 0:
-                        return float(found["end"]["sum_received"]["bits_per_second"]) / 8
+                    received = found.get("end", {}).get("sum_received")
+                    if received is not None:
+                        return float(received["bits_per_second"]) / 8
                     if "refused" not in found.get("error", ""):
                         raise RuntimeError(f"iperf3: {found.get('error', done.stderr)}")
                     time.sleep(0.05)  # the server does not listen yet

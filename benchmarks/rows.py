@@ -26,6 +26,7 @@ from benchmarks.contestants import (
     QUIET,
     STRANGERS,
     TORCH,
+    TORCH_ON_OURS,
     Contestant,
     Scale,
     actors,
@@ -352,6 +353,18 @@ def _memory(name: str, title: str, count: Scale, size: int) -> Row:
     )
 
 
+def _torch_backend(name: str, title: str, unit: Unit, times: float | None, workload: str, **arguments: Any) -> Row:
+    """A program of torch's module on both backends."""
+    return Row(
+        f"torch-backend-{name}",
+        f"torch.distributed.rpc on both backends: {title}",
+        (Figure(unit, {TORCH: times or 1}),),
+        ours=python(TORCH_ON_OURS, workload, **arguments),
+        peers={TORCH: python(TORCH, workload, **arguments)},
+        rounds=3,
+    )
+
+
 HELD = 5120  # bytes of a tensor in a replay buffer
 CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
 
@@ -444,6 +457,18 @@ ROWS = [
         count=IN_FLIGHT,
     ),
     *[_sent_beside_others(megabytes) for megabytes in TENSOR_TARGETS],
+    _torch_backend("noop", "empty rpc_sync", MICROSECONDS, 10, "sync"),
+    _torch_backend(
+        "in-flight", f"{IN_FLIGHT} calls in flight", per_second("calls/s", IN_FLIGHT), 5, "in_flight_torch_wait_all"
+    ),
+    _torch_backend("rref", "a method of an RRef", MICROSECONDS, None, "rref_method"),
+    *[
+        _torch_backend(
+            f"{size}mb", f"{size} MB tensor, sent and received", gigabytes(size << 20), 2.5, "tensors", size=size << 20
+        )
+        for size in TENSOR_TARGETS
+    ],
+    _torch_backend("backward", "a forward and a backward pass over two workers", MICROSECONDS, 1.5, "backward"),
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

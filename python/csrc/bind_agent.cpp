@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "agent/rendezvous/tcp_store.h"
-#include "contrib/tensorpipe/tensorpipe_channel.h"
 #include "python/csrc/agent.h"
+#include "python/csrc/agent_options.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/references.h"
@@ -19,8 +19,6 @@ namespace tensorferry::python {
 namespace {
 
 py::bytes python_bytes(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
-
-Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 /// Runs a blocking operation without the GIL.
 template <class Operation>
@@ -103,58 +101,12 @@ void bind_stores(py::module_& module) {
 
 using DevicePairs = std::vector<std::pair<std::pair<int, int>, std::pair<int, int>>>;
 
-Device device_of(const std::pair<int, int>& device) {
-  return {static_cast<DeviceType>(device.first), static_cast<std::uint8_t>(device.second)};
-}
-
 DeviceMaps device_maps_of(const py::dict& given) {
   DeviceMaps maps;
   for (const auto& [peer, pairs] : given["device_maps"].cast<std::map<std::string, DevicePairs>>()) {
     for (const auto& [local, remote] : pairs) maps[peer].map.emplace_back(device_of(local), device_of(remote));
   }
   return maps;
-}
-
-RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
-  RawAgentOptions options;
-  options.name = name;
-  options.rank = rank;
-  options.store = std::move(store);
-  options.registry.add_on_request("tensorpipe", [] { return make_tensorpipe_driver(); });
-  py::set known;
-  const auto take = [&](const char* key, auto& field) {
-    known.add(key);
-    if (given.contains(key) && !given[key].is_none()) field = given[key].cast<std::decay_t<decltype(field)>>();
-  };
-  auto heartbeat = std::chrono::duration<double>(options.heartbeat).count();
-  auto peer_timeout = std::chrono::duration<double>(options.peer_timeout).count();
-  take("prefix", options.prefix);
-  take("key", options.key);
-  take("channels", options.channels);
-  take("max_threads", options.max_threads);
-  take("max_bytes_in_flight", options.max_bytes_in_flight);
-  take("max_queued_calls", options.max_queued_calls);
-  take("max_queued_bytes", options.max_queued_bytes);
-  take("heartbeat", heartbeat);
-  take("peer_timeout", peer_timeout);
-  take("interface", options.interface);
-  take("ports", options.ports);
-  take("reaches", options.reaches);
-  take("unix_sockets", options.unix_sockets);
-  take("shared_memory", options.shared_memory);
-  take("socket_dir", options.socket_dir);
-  take("trace", options.trace);
-  std::vector<int> gpus;
-  take("gpus", gpus);
-  known.add("device_maps");
-  known.add("world_size");
-  for (const auto index : gpus) options.devices.push_back(device_of({1, index}));
-  options.heartbeat = milliseconds(heartbeat);
-  options.peer_timeout = milliseconds(peer_timeout);
-  for (const auto& [key, value] : given) {
-    if (!known.contains(key)) throw py::type_error("an agent has no option " + py::repr(key).cast<std::string>());
-  }
-  return options;
 }
 
 PythonAgent::Trust trust_of(const std::string& name) {

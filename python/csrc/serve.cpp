@@ -22,6 +22,18 @@ namespace tensorferry::python {
 
 // ---- answers
 
+namespace {
+
+/// Tells the program's log of the exception, because the caller may not show it.
+void log_raised(const std::string& caller, const RemoteException& described) {
+  try {
+    attribute_of("tensorferry.serving", "log_raised")(caller, described.traceback);
+  } catch (py::error_already_set&) {  // a handler of the log raised
+  }
+}
+
+}  // namespace
+
 void PythonReply::value(py::handle result) {
   if (call_.creates()) return call_.keep(outcome_of(py::reinterpret_borrow<py::object>(result), false));
   Message message;
@@ -34,8 +46,9 @@ void PythonReply::value(py::handle result) {
 }
 
 void PythonReply::error(py::error_already_set& raised) {
-  if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   auto described = describe_exception(raised, agent_->self().name);
+  log_raised(call_.caller().name, described);
+  if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   Message message;
   PythonReferenceMarshaller marshaller(*agent_, call_.caller().name, &call_.caller());
   if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &marshaller, message)) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
 #include <thread>
 
 #include "agent/credits.h"
@@ -399,6 +400,24 @@ TEST_P(LazyClients, ThatEndLeaveNothingBehind) {
     sending.join();
   }
   EXPECT_TRUE(eventually([&] { return server->in_flight().second == 0; })) << server->in_flight().second;
+}
+
+TEST(LateReplies, AreReadAlthoughNoCallIsInFlight) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {"unix", "basic"});
+  RawPeer slow(store, "slow");
+  std::vector<Call> calls;
+  for (int i = 0; i < 100; ++i) calls.push_back(a->call("slow", "f", {}));
+  auto peer = slow.accept();
+  std::vector<std::uint64_t> ids;
+  for (int i = 0; i < 100; ++i) {
+    const auto request = peer.connection.read(wire::Kind::request);
+    ASSERT_TRUE(request.ok()) << request.status().text();
+    ids.push_back(request->header.call);
+  }
+  for (auto& call : calls) call.cancel();
+  const std::string payload(40'000, 'x');
+  for (const auto id : ids) ASSERT_TRUE(peer.connection.write(reply_frame(id, {}, 0, 0, payload)).ok());
 }
 
 // ---- The thread that reads, and the reactor

@@ -33,7 +33,7 @@ class TimeOutText : public ::testing::Test {
   }
 
   std::shared_ptr<Call::State> call = std::make_shared<Call::State>("py:model:train_step", RawCallOptions{});
-  CallersView view{"trainer3", true, "tcp", milliseconds(1500)};
+  CallersView view{"trainer3", true, "", "tcp", milliseconds(1500)};
   void SetUp() override { call->sent_at = (call->made + milliseconds(1)).time_since_epoch().count(); }
 };
 
@@ -45,8 +45,10 @@ TEST_F(TimeOutText, TellsThatNoConnectionCouldBeOpened) {
   EXPECT_EQ(text(),
             "\"train_step\" on \"trainer3\": no answer in 60.0 s; not sent, because no connection to it could be "
             "opened yet. Raise timeout= or the deadline around the call");
+  view.dialling = ": connecting to 10.0.0.3:7000";
   view.silence = seconds(20);
-  EXPECT_THAT(text(), HasSubstr("could be opened yet; last heard of the peer 20.0 s ago. Raise"));
+  EXPECT_THAT(text(),
+              HasSubstr("could be opened yet: connecting to 10.0.0.3:7000; last heard of the peer 20.0 s ago. Raise"));
 }
 
 TEST_F(TimeOutText, TellsWhatARequestWaitedForBeforeItWasSent) {

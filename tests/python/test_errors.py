@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pickle
 import runpy
@@ -410,3 +411,20 @@ RAN: list[int] = []
 
 def note_that_it_ran():
     RAN.append(1)
+
+
+def fails_where_it_runs():
+    raise LookupError("only here")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_an_exception_is_logged_where_the_function_runs(pair, caplog, remote):
+    caplog.set_level(logging.INFO, logger="tensorferry")
+    with pytest.raises(LookupError, match="only here"):
+        if remote:
+            pair[0].remote("b", fails_where_it_runs).to_here()
+        else:
+            pair[0].rpc_sync("b", fails_where_it_runs)
+    (record,) = [one for one in caplog.records if one.name == "tensorferry"]
+    text = record.getMessage()
+    assert "'a'" in text and "LookupError: only here" in text and "fails_where_it_runs" in text

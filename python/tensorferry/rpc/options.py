@@ -134,3 +134,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         import torch
 
         self.devices = [torch.device(device) for device in devices]
+
+
+def are_known(options: object) -> bool:
+    """Whether ``init_rpc`` knows all settings of ``options``: those of this package, and torch's own."""
+    if isinstance(options, TensorPipeRpcBackendOptions) or type(options) is RpcBackendOptions:
+        return True
+    import torch.distributed.rpc as theirs
+
+    base = getattr(theirs, "RpcBackendOptions", None)
+    tensorpipe = getattr(theirs, "TensorPipeRpcBackendOptions", None)
+    return (base is not None and type(options) is base) or (tensorpipe is not None and isinstance(options, tensorpipe))

@@ -1,12 +1,11 @@
 /// The backend "tensorferry" of torch.distributed, for tensors of the CPU.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "rpc/collectives/torch/tensor_group.h"
@@ -17,8 +16,8 @@ namespace tensorferry::collectives {
 class TorchWork final : public c10d::Work {
  public:
   TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
-            std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs,
-            std::uint64_t sequence, std::chrono::milliseconds timeout);
+            std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs, std::uint64_t sequence,
+            std::chrono::milliseconds timeout);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -31,7 +30,7 @@ class TorchWork final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
-  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+  std::chrono::milliseconds getTimeout() const { return timeout_; }  // overrides one that torch 2.11 lacks
 
  private:
   const std::shared_ptr<GroupWork> work_;

@@ -1,6 +1,7 @@
 #include "rpc/collectives/torch/tensor_group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <utility>
@@ -117,7 +118,8 @@ TensorGroup::Started TensorGroup::all_reduce(const at::Tensor& input, const at::
   const bool in_place = input.is_same(output);
   const auto out = in_place ? staged.both(output) : staged.output(output);
   const auto in = in_place ? std::span<const std::byte>(out) : staged.input(input);
-  return group_->all_reduce(in, out, type_of(input), std::move(op), Staged::with(std::move(options), std::move(staged)));
+  return group_->all_reduce(in, out, type_of(input), std::move(op),
+                            Staged::with(std::move(options), std::move(staged)));
 }
 
 TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, ReduceOp op,
