@@ -11,6 +11,7 @@
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "channels/pinned_bytes.h"
 
 namespace tensorferry {
@@ -21,6 +22,7 @@ class RawAgent::Impl final {
   std::shared_ptr<Acceptor> acceptor;
   std::mutex leave_mutex;
   bool left = false;
+  std::optional<std::size_t> recording;  // for RawAgentOptions::trace
 
   Status create(RawAgentOptions options);
   void leave();
@@ -103,6 +105,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   acceptor = std::move(*listening);
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
+  if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
+  if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();
   every_second_ = std::make_unique<boost::asio::steady_timer>(engine->reactor->context());
   look_after();
@@ -136,6 +140,10 @@ void RawAgent::Impl::leave() {
     engine->sessions.clear();
   }
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  if (recording) {
+    write_trace(trace_path(engine->options.trace, engine->self.name),
+                engine->trace.stop(*recording, engine->self, engine->record.boot_id));
+  }
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   engine->reactor->stop();
@@ -237,7 +245,8 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   }
   if (bytes != 0) {
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
-      state->complete(status);
+      state->complete(Status(status.code(),
+                             formatted("\"{}\" on \"{}\": not sent, because {}", state->shown(), peer, status.what())));
       state->release_arguments();
       return Call(std::move(state));
     }
@@ -320,6 +329,8 @@ Counters RawAgent::counters() const {
   counters.calls_sent = engine.calls_sent;
   counters.calls_served = engine.calls_served;
   counters.calls_failed = engine.calls_failed;
+  counters.late_answers = engine.late_answers.count();
+  counters.late_replies = engine.late_replies;
   const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
     if (bytes != 0) to[std::move(name)] = bytes;
   };
@@ -331,6 +342,12 @@ Counters RawAgent::counters() const {
   }
   counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
+}
+
+std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
+std::string RawAgent::stop_trace(std::size_t recording) {
+  const auto& engine = impl_->engine;
+  return engine->trace.stop(recording, engine->self, engine->record.boot_id);
 }
 
 std::pair<std::size_t, std::size_t> RawAgent::in_flight() const {

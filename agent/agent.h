@@ -172,6 +172,8 @@ class Reply {
   /// Replaces an earlier `told`.
   void on_cancelled(UniqueFunction<void()> told);
 
+  /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
+  bool begin();
   /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 
@@ -254,10 +256,13 @@ struct RawAgentOptions {
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::string trace;          // a file: leave() writes a trace of all calls beside it; "": TENSORFERRY_TRACE, else none
 };
 
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
+  std::uint64_t late_answers = 0;  // calls that this agent answered after their callers had given up
+  std::uint64_t late_replies = 0;  // replies to this agent that came after their calls had ended
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
   std::uint64_t pinned_bytes = 0;  // page-locked host memory of the whole process, for GPUs
 };
@@ -329,6 +334,12 @@ class RawAgent {
   /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
   [[nodiscard]] Counters counters() const;
+  /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
+  /// number.
+  [[nodiscard]] std::size_t start_trace();
+  /// Ends a recording. Returns the calls that have ended meanwhile as a Chrome trace (JSON); docs/tracing.md describes
+  /// it.
+  std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 

@@ -153,6 +153,17 @@ void Call::State::on_sent(Completion sent, bool with_executor) {
   escalate();  // the reply may carry the acknowledgement
 }
 
+void Call::State::set_report(CalleeReport report) {
+  auto kept = std::make_unique<const CalleeReport>(report);
+  const std::lock_guard lock(mutex_);
+  report_.swap(kept);
+}
+
+std::optional<CalleeReport> Call::State::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_ ? std::optional(*report_) : std::nullopt;
+}
+
 void Call::State::hold_arguments() {
   const std::lock_guard lock(mutex_);
   ++holds_;

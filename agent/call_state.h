@@ -18,6 +18,16 @@ namespace tensorferry {
 
 class IdempotentCall;
 class Link;
+struct CallRecord;
+
+/// What the callee has told about a call shortly before its deadline.
+struct CalleeReport {
+  wire::CallStatus status;
+  Clock::time_point at;  // when it came
+};
+
+/// Why a request has not been sent yet.
+enum class SendHold : std::uint8_t { none, connection, probe, order };
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
@@ -56,6 +66,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// Returns whether the reply is landing in `options.into`. The call then ends when no channel can write there.
   [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
 
+  /// Keeps the callee's report.
+  void set_report(CalleeReport report);
+  [[nodiscard]] std::optional<CalleeReport> report() const;
+
   /// Counts the holders of the arguments' memory. When the last one releases it, the completions of on_sent run.
   void hold_arguments();
   void release_arguments();
@@ -72,6 +86,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
   SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
+  std::atomic<Clock::rep> sent_at{0};      // when the request was built to be sent; 0: not yet
+  std::atomic<SendHold> hold{SendHold::none};
+  std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
+  std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
   /// The key of an idempotent call's attempt. On the call itself (`options.idempotent`), key 0.
   wire::IdempotencyKey idempotency;
   std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
@@ -84,11 +102,12 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void run_completion();
 
   std::atomic<std::uint32_t> word_{idle};
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::optional<Result<Received>> result_;
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;
   std::vector<Completion> sent_;
+  std::unique_ptr<const CalleeReport> report_;
   int holds_ = 1;  // holders of the arguments; the first is the call, until its link has taken the message
 };
 

@@ -50,6 +50,7 @@ class ChannelSet final {
   struct Built {
     Bytes frame;
     std::vector<FrameStream::Part> trailing;
+    int channel = -1;  // that carries the first buffer, by counter of Engine::bytes_sent; -1: there are no buffers
   };
   /// Returns a number for when_probed() if `message` needs a channel that is still being probed: the channel that
   /// `require` names, or one that hands over shared memory. build() could then fail although it will succeed after the

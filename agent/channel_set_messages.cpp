@@ -237,7 +237,7 @@ Result<ChannelSet::Built> ChannelSet::build(wire::Header header, Bytes extension
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
   }
   if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
-    return Built{wire::assemble(header, extensions, {}, message.payload), {}};
+    return Built{wire::assemble(header, extensions, {}, message.payload), {}, -1};
   const auto plan = this->plan(message);
   const bool spill = plan.record_bytes + message.payload.size() > room_for_records;
   auto built = attempt(header, extensions, message, plan, require, held, spill);
@@ -290,7 +290,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     status = offer(builder, whole, {}, Sharing::by_value, "", held);
   }
   header.trailing = builder.trailing_bytes;
-  Built built{{}, std::move(builder.trailing)};
+  Built built{{}, std::move(builder.trailing), -1};
   if (status.ok()) built.frame = wire::assemble(header, extensions, builder.records, payload);
   if (!status.ok() || built.frame.size() > wire::Header::max_length) {
     withdraw(builder);
@@ -312,6 +312,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     return status;
   }
   for (const auto& [counter, bytes] : builder.carried) engine_.bytes_sent[counter] += bytes;
+  if (!builder.carried.empty()) built.channel = static_cast<int>(builder.carried.front().first);
   return built;
 }
 

@@ -129,6 +129,7 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
     }
     return link_.calls().send(stream, call, std::move(message));
   }
+  call->hold = SendHold::connection;
   calls_.push_back({call, std::move(message)});
   const bool begin = begin_dialling(ConnectionRole::calls_out);
   lock.unlock();

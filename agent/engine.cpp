@@ -190,7 +190,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::u
   hello.expected = expected;
   hello.drivers = descriptors;
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles | wire::feature::several_bulk;
+  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }
@@ -228,6 +228,7 @@ Pace Engine::tick() {
 void Engine::look_after() {
   const auto now = Clock::now();
   for (const auto& link : all_links()) link->keep_alive(now);
+  late_answers.log_if_due(now);
   for (const auto& [type, memory] : options.memory) {
     if (auto* ours = dynamic_cast<HostMemory*>(memory.get())) ours->trim();  // the agent's own pool, or a converter's
   }
@@ -235,7 +236,7 @@ void Engine::look_after() {
 
 void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
                          const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
-  if (reply.cancelled()) {
+  if (!reply.begin()) {
     const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
     const std::string called(shown_name(function ? function->name : name));
     return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,

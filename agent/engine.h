@@ -13,8 +13,10 @@
 
 #include "agent/agent.h"
 #include "agent/auth.h"
+#include "agent/call_trace.h"
 #include "agent/functions.h"
 #include "agent/idempotent_call.h"
+#include "agent/late_answers.h"
 #include "agent/pool.h"
 #include "agent/reactor.h"
 #include "agent/rendezvous/directory.h"
@@ -107,6 +109,9 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   std::shared_ptr<Pool> pool;
 
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};
+  std::atomic<std::uint64_t> late_replies{0};  // came after their calls had ended here
+  LateAnswers late_answers;
+  CallTrace trace;
   std::atomic<std::size_t> pending{0}, serving{0};
   std::atomic<std::uint64_t> links_made{0};                                                 // the links' numbers
   std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // by driver; last: inline

@@ -41,6 +41,7 @@ class FairQueue {
   /// Returns how many items pop() may take.
   [[nodiscard]] std::size_t ready() const noexcept { return ready_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
   /// Pauses count: as many resume() end them.
   void pause(const void* sender) {

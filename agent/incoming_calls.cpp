@@ -1,5 +1,6 @@
 #include "agent/incoming_calls.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -53,6 +54,26 @@ Status IncomingCalls::grow(IncomingRequest& incoming, std::size_t bytes) {
   if (auto status = add_bytes(bytes); !status) return status;
   incoming.bytes += bytes;
   return {};
+}
+
+wire::CallStatus IncomingCalls::status(std::uint64_t call, Clock::time_point now) {
+  const auto since = [now](Clock::rep then) {
+    const auto passed = now - Clock::time_point(Clock::duration(then));
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(passed).count()));
+  };
+  using Stage = wire::CallStatus::Stage;
+  wire::CallStatus status;
+  const std::lock_guard lock(mutex_);
+  const auto it = requests_.find(call);
+  if (it == requests_.end() || it->second->received == 0) return status;
+  const auto& incoming = *it->second;
+  const bool behind = incoming.order_ticket && incoming.order_ticket->start;
+  status.stage = behind ? Stage::ordered : incoming.stage.load();
+  status.received_us = since(incoming.received);
+  if (status.stage == Stage::running) status.started_us = since(incoming.began);
+  status.busy_at_arrival = incoming.busy_at_arrival;
+  return status;
 }
 
 void IncomingCalls::when_in_order(const IncomingRequest& incoming, UniqueFunction<void()> start) {

@@ -17,12 +17,14 @@
 #include <unordered_map>
 
 #include "agent/agent.h"
+#include "agent/wire/frame.h"
 #include "base/function.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
 
 class Session;
+struct CallRecord;
 
 /// A request's place in the queue of its order key.
 struct OrderTicket {
@@ -37,6 +39,12 @@ struct IncomingRequest {
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
   std::uint64_t key = 0;                      // of an idempotent call, which goes on if its link is lost
+  // How far it has come, for the caller's status frames.
+  std::atomic<wire::CallStatus::Stage> stage{wire::CallStatus::Stage::arriving};
+  std::atomic<Clock::rep> received{0}, began{0};  // when the request came, and when its handler began
+  std::atomic<std::uint32_t> busy_at_arrival{0};  // see wire::CallStatus
+  std::atomic<std::uint32_t> function{0};         // its number; 0: not known
+  std::shared_ptr<CallRecord> traced;             // null: no trace is recorded
   // One thread at a time uses these: the one that reads, lands, starts or ends the request.
   std::size_t bytes = 0;  // of payload and buffers, as long as they count
   bool started = false;
@@ -67,6 +75,9 @@ class IncomingCalls final {
   void start(IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped, and starts the next request of its order key.
   void end(std::uint64_t call, IncomingRequest& incoming);
+
+  /// Returns how far a request has come at `now`, without the counts of handlers.
+  [[nodiscard]] wire::CallStatus status(std::uint64_t call, Clock::time_point now);
 
   /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(IncomingRequest& incoming, UniqueFunction<void()> told);

@@ -94,6 +94,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
   channels_.meet(hello);
+  calls_.meet(hello);
   const auto role = role_of(hello.purpose, dialled);
   auto& pool = *engine_->pool;
   const auto watch = is_out(role) ? Pool::Watch::closing : is_bulk(role) ? Pool::Watch::blocking : Pool::Watch::always;
@@ -268,6 +269,12 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
     }
     case wire::Kind::goodbye:
       leaving_ = true;
+      break;
+    case wire::Kind::status:
+      if (from_caller)
+        tell_status(incoming, header.call);
+      else
+        status = calls_.on_status(header.call, frame->payload);
       break;
     case wire::Kind::dial:
       status = connections_.on_dial(frame->payload);

@@ -65,6 +65,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void refuse(const ReplyRoute& route, const Status& status);
   /// Handles a request that was copied out of the peer's ring. An error closes the link.
   Status on_ring_request(ByteView bytes, SlotId slot);
+  /// The handler of a request begins at `now`.
+  void begin(IncomingRequest& incoming, Clock::time_point now);
+  /// A request is answered after its caller had given up.
+  void answered_late(const IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped.
   void end_incoming(std::uint64_t call, IncomingRequest& incoming);
   IncomingCalls& incoming_calls() noexcept { return incoming_calls_; }
@@ -160,6 +164,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void take_last_replies();
   void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 
+  void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
   Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
   void on_requests(const std::shared_ptr<FrameStream>& stream);
@@ -175,6 +180,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void no_ring_because(std::string reason);
   void withdraw_ring();
   void drop_rings();
+  [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
+                                                      const ReplyRoute& route) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built);
   bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,

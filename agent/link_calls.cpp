@@ -19,7 +19,7 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
-  calls_.add(call);
+  calls_.add(call, message);
   connections_.send_call(call, std::move(message));
 }
 

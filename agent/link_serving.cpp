@@ -39,6 +39,16 @@ Reply::~Reply() {
   if (state_) fail({Code::internal, "the handler ended without a reply"});
 }
 
+/// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
+static void record_answer(Link& link, const IncomingRequest& incoming) {
+  const auto& record = incoming.traced;
+  if (!record) return;
+  record->stages[CallRecord::received] = incoming.received.load();
+  record->stages[CallRecord::started] = incoming.began.load();
+  record->reach(CallRecord::replied);
+  link.engine().trace.add(record);
+}
+
 void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
@@ -46,6 +56,8 @@ void Reply::send(Message message) {
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
   if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
+  record_answer(*state->link, *state->incoming);
+  if (late) state->link->answered_late(*state->incoming);
   if (late)
     state->link->refuse(state->route, too_late);
   else
@@ -54,23 +66,40 @@ void Reply::send(Message message) {
 }
 
 void Reply::fail(Status status) {
+  const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   if (state->runs_once()) state->record(status);
+  record_answer(*state->link, *state->incoming);
+  if (late) state->link->answered_late(*state->incoming);
   state->link->refuse(state->route, status);
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::tell(std::uint32_t number) {
-  if (state_) state_->route.tell_number = number;
+  if (!state_) return;
+  state_->route.tell_number = number;
+  state_->incoming->function = number;
+}
+
+/// Returns whether the caller has given up by `now`.
+static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, Clock::time_point now) {
+  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= now)) return true;
+  if (incoming.key != 0) return false;  // another link may ask for the answer
+  return route.ring && route.ring->abandoned(route.slot);
 }
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  const auto& incoming = *state_->incoming;
-  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
-  if (incoming.key != 0) return false;  // another link may ask for the answer
-  return state_->route.ring && state_->route.ring->abandoned(state_->route.slot);
+  return given_up(*state_->incoming, state_->route, Clock::now());
+}
+
+bool Reply::begin() {
+  if (!state_ || state_->inherited()) return false;
+  const auto now = Clock::now();
+  if (given_up(*state_->incoming, state_->route, now)) return false;
+  state_->link->begin(*state_->incoming, now);
+  return true;
 }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
@@ -83,6 +112,20 @@ void Reply::on_cancelled(UniqueFunction<void()> told) {
 }
 
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
+
+/// Begins the record of a request for the trace.
+std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std::string& function,
+                                            const ReplyRoute& route) const {
+  auto record = std::make_shared<CallRecord>();
+  record->served = true;
+  record->function = shown_name(function);
+  record->peer = peer().name;
+  record->flow = CallTrace::flow_of(incarnation(), engine_->self.incarnation, frame.header.call);
+  record->transport = route.ring ? "ring" : route.stream->local() ? "unix" : "tcp";
+  record->bytes = frame.payload.size();
+  for (const auto& buffer : frame.buffers) record->bytes += buffer.net_bytes();
+  return record;
+}
 
 namespace {
 
@@ -127,11 +170,15 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   auto* stream = route.ring ? nullptr : route.stream.get();
   auto bytes = frame.payload.size();
   for (const auto& record : frame.buffers) bytes = plus(bytes, record.bytes);
+  const auto now = Clock::now();
   const auto deadline =
-      header.remaining_ms != 0 ? std::optional(Clock::now() + Milliseconds(header.remaining_ms)) : std::nullopt;
+      header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
   auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
   if (!begun) return refuse_request(stream, frame, route, begun.status());
   auto incoming = std::move(*begun);
+  incoming->received = now.time_since_epoch().count();
+  if (function) incoming->function = function->number;
+  if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
   if (closed() && incoming->key == 0)
     incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->serving;
@@ -145,6 +192,10 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                       if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
                       if (!status.ok()) return reply->fail(std::move(status));
                       if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
+                      incoming->stage = wire::CallStatus::Stage::queued;
+                      if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
+                        incoming->busy_at_arrival = self->engine_->pool->load().busy;
+                      if (incoming->traced) incoming->traced->reach(CallRecord::queued);
                       if (!incoming->order_ticket) {
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
                                               std::move(incoming), std::move(*reply));
@@ -190,6 +241,32 @@ void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string nam
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
   engine_->pool->submit_handler(std::move(job), executor, this, deadline);
+}
+
+/// Answers a status frame: how far the request has come here.
+void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
+  constexpr std::size_t most_unwritten = 1 << 20;  // a peer that asks and does not read gets no answers
+  if (stream->unwritten() > most_unwritten) return;
+  auto status = incoming_calls_.status(call, Clock::now());
+  const auto load = engine_->pool->load();
+  status.busy = load.busy;
+  status.handlers = load.most;
+  status.waiting = load.waiting;
+  wire::Header header;
+  header.kind = wire::Kind::status;
+  header.call = call;
+  transmit(stream, wire::assemble(header, {}, {}, encode(status)), {}, true);
+}
+
+void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
+  incoming.began = now.time_since_epoch().count();
+  incoming.stage = wire::CallStatus::Stage::running;
+}
+
+void Link::answered_late(const IncomingRequest& incoming) {
+  if (closed()) return;  // the caller did not give up: the link ended
+  const auto function = incoming.function != 0 ? engine_->functions.find(incoming.function) : nullptr;
+  engine_->late_answers.add(peer().name, function ? std::string(shown_name(function->name)) : "?");
 }
 
 void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
@@ -274,7 +351,7 @@ void Link::refuse(const ReplyRoute& route, const Status& status) {
   Bytes extensions;
   auto header = reply_to(route, extensions);
   header.flags = wire::flag::error;
-  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
+  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}, -1});
 }
 
 void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {

@@ -5,6 +5,7 @@
 
 #include "agent/link.h"
 #include "agent/placement.h"
+#include "agent/time_out_text.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -13,6 +14,10 @@ namespace {
 constexpr std::size_t longest_name = 4096;
 constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
 constexpr auto expiry_interval = Milliseconds(9);      // a slow tick, every 10 ms, may come early
+
+/// How long before its deadline the callee is asked how far a call has come: a third of the time-out, but at least some
+/// intervals of the tick, and at most what a slow network and a busy peer need for an answer.
+Milliseconds lead_of(Milliseconds timeout) { return std::clamp(timeout / 3, Milliseconds(50), Milliseconds(1000)); }
 
 /// Holds a request's arguments and its credit until the peer has read all of its buffers.
 struct ArgumentPin {
@@ -42,8 +47,13 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
 
 OutgoingCalls::OutgoingCalls(Link& link) : link_(link), reader_(link), ring_(link, reader_), lazy_(pending_) {}
 
-void OutgoingCalls::add(const std::shared_ptr<Call::State>& call) {
+void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message& message) {
   auto& engine = link_.engine();
+  if (engine.trace.on()) {
+    call->traced = std::make_shared<CallRecord>();
+    call->traced->bytes = message.payload.size();
+    for (const auto& buffer : message.buffers) call->traced->bytes += buffer.bytes;
+  }
   pending_.add(call);
   ++engine.pending;
   ++engine.calls_sent;
@@ -65,6 +75,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
   if (order == 0) return false;
   const std::lock_guard lock(behind_mutex_);
   if (const auto it = behind_.find(order); it != behind_.end()) {
+    call->hold = SendHold::order;
     it->second.push_back({call, std::move(message)});
     return true;
   }
@@ -74,6 +85,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
 
 void OutgoingCalls::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream,
                                      UnsentCall request) {
+  request.call->hold = SendHold::probe;
   link_.channels().when_probed(known, [this, link = link_.shared_from_this(), stream,
                                        held = std::move(request)]() mutable { send_held(stream, std::move(held)); });
 }
@@ -145,6 +157,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   const auto now = Clock::now().time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
+  call->sent_at = now;
   auto built = status.ok() ? link_.channels().build(header, std::move(extensions), std::move(message),
                                                     call->options.require, call->options.arguments, held)
                            : Result<ChannelSet::Built>(status);
@@ -153,6 +166,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
     if (pending_.remove(call->id)) finish(call, built.status());
     return;
   }
+  if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
   if (by_ring && built->trailing.empty() && ring_.send(call, built->frame)) return;
   link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
 }
@@ -170,15 +184,18 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
 Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
   if (!call) {  // the call was cancelled or has expired
+    ++link_.engine().late_replies;
     link_.channels().discard(stream, frame);
     return {};
   }
+  if (call->traced) call->traced->reach(CallRecord::answered);
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     const std::lock_guard lock(numbers_mutex_);
     numbers_[call->function] = frame.function_number;
   }
   if ((frame.header.flags & wire::flag::error) != 0) {
+    call->landing = false;  // an error has no buffers
     auto status = wire::decode_status(frame.payload);
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
@@ -200,9 +217,29 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
   auto& engine = link_.engine();
   --engine.pending;
   if (!result) ++engine.calls_failed;
+  if (call->traced) record(*call, result.status().code());
   call->complete(std::move(result));
   ring_.call_ended(*call);
   reader_.call_ended(*call);
+}
+
+/// Adds the record of a call that ends.
+void OutgoingCalls::record(const Call::State& call, Code code) {
+  auto& engine = link_.engine();
+  auto& record = *call.traced;
+  record.function = call.shown();
+  record.peer = link_.peer().name;
+  record.flow = CallTrace::flow_of(engine.self.incarnation, link_.incarnation(), call.id);
+  record.transport = call.in_ring ? "ring" : link_.local() ? "unix" : "tcp";
+  record.stages[CallRecord::made] = call.made.time_since_epoch().count();
+  record.stages[CallRecord::sent] = call.sent_at.load();
+  record.code = code;
+  if (const int channel = record.channel; channel >= 0) {
+    const auto driver = static_cast<std::size_t>(channel);
+    record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver]->name() : "inline";
+  }
+  record.reach(CallRecord::landed);
+  engine.trace.add(call.traced);
 }
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
@@ -265,10 +302,15 @@ Pace OutgoingCalls::tick(Clock::time_point now) {
   const auto pace = lazy_.any() ? Pace::run : Pace::walk;
   if (now.time_since_epoch().count() - last_expiry_ < std::chrono::nanoseconds(expiry_interval).count()) return pace;
   last_expiry_ = now.time_since_epoch().count();
+  if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
+    last_reply_ = now.time_since_epoch().count();
   auto calls = pending_.all();
   bool any_done = false;
   for (const auto& call : calls) {
-    if (call->deadline && *call->deadline <= now) expire(call);
+    if (call->deadline && *call->deadline <= now)
+      expire(call);
+    else if (call->deadline && *call->deadline - now <= lead_of(call->options.timeout))
+      ask(*call);
     any_done = any_done || call->done();
   }
   // The last reference to a call drops memory of the program's, which may wait for the program's locks.
@@ -278,17 +320,36 @@ Pace OutgoingCalls::tick(Clock::time_point now) {
   return pace;
 }
 
+/// Asks the callee how far the call has come, once. The tick flushes the frame.
+void OutgoingCalls::ask(Call::State& call) {
+  if (!answers_status_ || call.sent_at == 0 || call.landing || call.asked.exchange(true)) return;
+  wire::Header header;
+  header.kind = wire::Kind::status;
+  header.call = call.id;
+  if (const auto stream = link_.outgoing()) link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, false);
+}
+
+Status OutgoingCalls::on_status(std::uint64_t id, ByteView payload) {
+  const auto status = decode<wire::CallStatus>(payload);
+  if (!status) return {Code::protocol_error, "a malformed status frame"};
+  const auto now = Clock::now();
+  last_reply_ = now.time_since_epoch().count();
+  if (const auto call = pending_.find(id)) call->set_report({*status, now});
+  return {};
+}
+
 Status OutgoingCalls::expired(const Call::State& call) const {
-  const auto seconds = [](auto duration) {
-    const auto all = std::chrono::duration_cast<Milliseconds>(duration).count();
-    if (all < 100) return std::to_string(all) + " ms";
-    return std::to_string(all / 1000) + "." + std::to_string(all / 100 % 10) + " s";
-  };
-  return {Code::deadline_exceeded,
-          "\"" + call.shown() + "\" on \"" + link_.peer().name + "\" did not answer in " +
-              seconds(call.options.timeout) + " (sent " + seconds(Clock::now() - call.made) + " ago, " +
-              (link_.outgoing() ? "link up" : "no link yet" + link_.connections().dial_progress()) +
-              "). Raise timeout= or the deadline around the call"};
+  const auto now = Clock::now();
+  CallersView view;
+  view.peer = link_.peer().name;
+  view.connected = link_.outgoing() != nullptr;
+  if (!view.connected) view.dialling = link_.connections().dial_progress();
+  view.transport = call.in_ring ? "shared memory" : link_.local() ? "unix socket" : "tcp";
+  const auto session = link_.session();
+  auto heard = Clock::time_point(Clock::duration(last_reply_));
+  if (session) heard = std::max(heard, session->last_heard());
+  if (session) view.silence = now - heard;
+  return {Code::deadline_exceeded, time_out_text(call, view, now)};
 }
 
 std::string OutgoingCalls::state_text() const {

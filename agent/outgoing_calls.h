@@ -39,13 +39,17 @@ class OutgoingCalls final {
   /// Belongs to `link`, which outlives it.
   explicit OutgoingCalls(Link& link);
 
-  /// Adds a call. From now on its deadline ends it, also while it waits for a connection.
-  void add(const std::shared_ptr<Call::State>& call);
+  /// Adds the call that carries `message`. From now on its deadline ends it, also while it waits for a connection.
+  void add(const std::shared_ptr<Call::State>& call, const Message& message);
   /// Sends the request of a call that has been added: now, or when a probe that it needs has ended, or behind the
   /// earlier request of its order key that waits for a probe.
   void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message);
   /// Waits until the call has ended; see Call::wait. False: `until` has passed, or `interrupted` returned true.
   bool wait(Call::State& call, std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
+  /// Learns from the peer's hello whether it answers status frames.
+  void meet(const wire::Hello& hello) noexcept { answers_status_ = (hello.features & wire::feature::status) != 0; }
+  /// Handles the callee's report on a call. An error closes the link.
+  Status on_status(std::uint64_t call, ByteView payload);
   /// Handles a reply; `stream`: the one that it came by, null if it came by the ring. An error closes the link.
   Status on_reply(FrameStream* stream, const wire::Frame& frame);
 
@@ -68,7 +72,8 @@ class OutgoingCalls final {
   /// The stream has appeared, or the link has ended: the threads that wait for calls look again.
   void wake_waiting();
 
-  /// Runs on the reactor thread while the link is active: makes lazy completions prompt, and expires calls.
+  /// Runs on the reactor thread while the link is active: makes lazy completions prompt, and expires calls. Shortly
+  /// before the deadline of a call, asks the callee how far the call has come.
   Pace tick(Clock::time_point now);
 
   [[nodiscard]] bool contains(const Call::State& call) const { return pending_.find(call.id) != nullptr; }
@@ -87,6 +92,8 @@ class OutgoingCalls final {
   void send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message,
                 bool by_ring);
   Status name_function(const Call::State& call, wire::Header& header, Bytes& extensions);
+  void ask(Call::State& call);
+  void record(const Call::State& call, Code code);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
 
@@ -101,6 +108,9 @@ class OutgoingCalls final {
   Mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
   std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
+  std::atomic<bool> answers_status_{false};        // the peer does
+  std::atomic<std::uint64_t> replies_at_tick_{0};  // pending_.replies() at the last expiry, to notice new ones
+  std::atomic<Clock::rep> last_reply_{0};          // the last expiry that noticed one
 };
 
 }  // namespace tensorferry

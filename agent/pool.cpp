@@ -277,6 +277,12 @@ void Pool::end_polling(Worker& self) {
   if (unattended(*self.sources)) doorbell_->ring();
 }
 
+Pool::Load Pool::load() const {
+  const std::lock_guard lock(mutex_);
+  return {static_cast<std::uint32_t>(handlers_), static_cast<std::uint32_t>(limits_.most),
+          static_cast<std::uint32_t>(plain_.handlers.size() + in_executor_.handlers.size())};
+}
+
 int Pool::threads() const {
   const std::lock_guard lock(mutex_);
   return threads_;

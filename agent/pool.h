@@ -127,6 +127,11 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void unblocked();
   /// Returns the pool that the calling thread belongs to; null: none, also in a forked child.
   [[nodiscard]] static Pool* current() noexcept;
+  /// Handlers that run, that may run at once, and that wait for a place.
+  struct Load {
+    std::uint32_t busy = 0, most = 0, waiting = 0;
+  };
+  [[nodiscard]] Load load() const;
 
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
   /// requests wait for slow handlers at two ticks running. Called by the reactor thread.

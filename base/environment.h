@@ -53,6 +53,11 @@ inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};
 
+inline constexpr Variable trace{
+    "TENSORFERRY_TRACE", "no trace",
+    "The path of a file. Each agent records its calls, and writes them when it leaves, as a Chrome trace beside that "
+    "path: `out.json` becomes `out.NAME.PID.json`."};
+
 /// Read by python/tensorferry/torch.py.
 inline constexpr Variable torch_rpc{"TENSORFERRY_TORCH_RPC", "the backend that torch takes",
                                     "`1`: calls of `torch.distributed.rpc` go by TensorFerry if the program names no "

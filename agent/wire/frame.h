@@ -44,12 +44,14 @@ enum class Kind : std::uint8_t {
   bulk = 10,    // on a bulk connection: one buffer follows
   ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
   dial = 12,    // a u8 Hello::Purpose: the sender cannot dial the receiver, and asks it for that connection
+  status = 13,  // caller: how far has `call` come? callee: a CallStatus (if both have feature::status)
 };
 
 namespace feature {
 inline constexpr std::uint32_t ring = 1;          // maps rings that peers of the same user offer on a unix socket
 inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
 inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
+inline constexpr std::uint32_t status = 8;        // answers status frames
 }  // namespace feature
 
 namespace flag {
@@ -71,7 +73,8 @@ struct Header {
   std::uint32_t length = 0;    // bytes of body
   std::uint32_t function = 0;  // request: the callee's number of the function; 0: named by an extension record
   union {
-    std::uint64_t call = 0;  // request, reply, cancel: the caller's id of the call; the callee only sends it back
+    std::uint64_t call =
+        0;  // request, reply, cancel, status: the caller's id of the call; the callee only sends it back
     std::uint64_t control;   // control: its number in its direction, from 1
     std::uint64_t sequence;  // bulk: the number that the buffer's ticket names
   };
@@ -214,6 +217,28 @@ struct DialRequest {
   Hello::Purpose purpose = Hello::Purpose::calls;
   static constexpr std::tuple fields{any_value(&DialRequest::purpose)};
   [[nodiscard]] bool valid() const { return purpose == Hello::Purpose::calls || purpose == Hello::Purpose::bulk; }
+};
+
+/// How far a request has come at the callee: the payload of the callee's status frame.
+struct CallStatus {
+  enum class Stage : std::uint8_t {
+    unknown = 0,   // it has not been received, or has been answered
+    arriving = 1,  // received, but its buffers have not all landed
+    ordered = 2,   // waits for an earlier request of its order key
+    queued = 3,    // waits for a handler's thread
+    running = 4,
+    last = running,
+  };
+  Stage stage = Stage::unknown;
+  std::uint64_t received_us = 0;      // microseconds since it was received
+  std::uint64_t started_us = 0;       // microseconds since its handler began
+  std::uint32_t busy_at_arrival = 0;  // handlers that ran when it had arrived; 0: few
+  std::uint32_t busy = 0;             // handlers that run now
+  std::uint32_t handlers = 0;         // that may run at once
+  std::uint32_t waiting = 0;          // requests that wait for a handler now
+  static constexpr std::tuple fields{&CallStatus::stage,           &CallStatus::received_us, &CallStatus::started_us,
+                                     &CallStatus::busy_at_arrival, &CallStatus::busy,        &CallStatus::handlers,
+                                     &CallStatus::waiting};
 };
 
 /// Encodes the payload of an error reply. Cuts the text to 32 KiB.

@@ -85,6 +85,9 @@ struct AgentOptions {
   std::string ports{};
   /// The folder of unix sockets. "": TENSORFERRY_SOCKET_DIR, else abstract sockets, which have no file.
   std::string socket_dir{};
+  /// A file beside which leave() writes a trace of all calls, for Perfetto: "out.json" becomes "out.NAME.PID.json".
+  /// "": TENSORFERRY_TRACE, else no trace.
+  std::string trace{};
   /// False: processes of one host use TCP too.
   bool unix_sockets = true;
   /// False: the agent shares no memory with peers, unless `channels` names a channel that does.
@@ -212,6 +215,10 @@ class Agent {
   /// Returns the state of the link to `peer` and of its calls in flight as text, for bug reports on calls that do not
   /// end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
+  /// Records the calls that begin from now on, made and served here. Returns the recording's number.
+  [[nodiscard]] std::size_t start_trace();
+  /// Ends a recording, and returns the calls that have ended meanwhile as a Chrome trace (JSON).
+  std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of calls served here that have not been
   /// answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;

@@ -142,8 +142,9 @@ py::dict counters(PythonAgent& agent) {
   using namespace py::literals;
   return py::dict(
       "calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served, "calls_failed"_a = now.calls_failed,
-      "bytes_sent"_a = now.bytes_sent, "bytes_received"_a = now.bytes_received, "objects"_a = held.objects,
-      "references_given"_a = held.forks, "references_held"_a = held.holds, "pinned_bytes"_a = now.pinned_bytes);
+      "late_answers"_a = now.late_answers, "late_replies"_a = now.late_replies, "bytes_sent"_a = now.bytes_sent,
+      "bytes_received"_a = now.bytes_received, "objects"_a = held.objects, "references_given"_a = held.forks,
+      "references_held"_a = held.holds, "pinned_bytes"_a = now.pinned_bytes);
 }
 
 }  // namespace
@@ -183,6 +184,11 @@ void bind_agent(py::module_& module) {
            [](const PythonAgent& self, const std::string& peer) { return self.agent().link_state(peer); })
       .def("_explain", &explain)
       .def("_counters", &counters)
+      .def("_start_trace", [](PythonAgent& self) { return self.agent().start_trace(); })
+      .def("_stop_trace",
+           [](PythonAgent& self, std::size_t recording) {
+             return unlocked([&] { return self.agent().stop_trace(recording); });
+           })
       .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);
 
   {

@@ -13,9 +13,11 @@ from . import _C, errors, exposing
 from .calls import Calls
 from .peers import Peer
 from .rendezvous import meet
+from .trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
 
     from .calls import DeviceChoice, DeviceLike, PeerLike
 
@@ -89,6 +91,8 @@ class Counters:
         calls_sent: calls that this agent made.
         calls_served: calls of peers that this agent answered.
         calls_failed: calls that this agent made and that ended with an error of TensorFerry's own.
+        late_answers: calls of peers that this agent answered after their callers had given up.
+        late_replies: replies to this agent that came after their calls had ended.
         bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
             ``share``; under ``"inline"`` those inside the frames of calls.
         bytes_received: the same for bytes received.
@@ -107,6 +111,8 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
+    late_answers: int = 0
+    late_replies: int = 0
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)
@@ -176,6 +182,8 @@ class Agent(Calls):
         shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
             that share memory unless ``channels`` names them.
         socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
+        trace: a file beside which the agent writes a trace of all its calls when it leaves (:meth:`trace`); by default
+            ``TENSORFERRY_TRACE``, else none.
         max_threads: how many functions run here at once, without those that wait for a call or a future of their own.
             Further calls wait up to their deadlines, and start in turn by peer.
         max_queued_calls: how many calls of one peer may wait here for their functions to start. Further ones fail with
@@ -355,6 +363,32 @@ class Agent(Calls):
             assert rpc.counters().calls_sent == before + 1
         """
         return Counters(**self._counters())
+
+    def trace(self, path: str | PathLike[str] | None = None) -> Trace:
+        """Records the calls that this agent makes and serves while a ``with`` block runs, as a trace for Perfetto or
+        ``chrome://tracing``.
+
+        A call is in the trace if it begins and ends in the block. Arrows lead from each call to the peer that serves
+        it, if the peer records too: ``python -m tensorferry.trace merge`` joins the files of several agents. To record
+        all calls of a process, set ``TENSORFERRY_TRACE`` instead.
+
+        Args:
+            path: the file to write the trace to when the block ends; None: only ``events`` of the result has it.
+
+        Returns:
+            A context manager. Its ``events`` are the trace's events, as dicts, when the block has ended.
+
+        Raises:
+            AgentClosed: called in a forked child: the agent belongs to the parent.
+
+        Example::
+
+            with rpc.trace() as trace:
+                rpc.rpc_sync("worker1", max, args=(1, 2))
+            assert any(event["name"] == "max" for event in trace.events)
+        """
+        self._check_usable_here()
+        return Trace(self, path)
 
     def expose(self, fn: Any = None, *, name: str | None = None) -> Any:
         """Lets peers of this agent alone call a function by name: see :func:`tensorferry.rpc.expose`.

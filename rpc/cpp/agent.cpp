@@ -33,6 +33,7 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   out.interface = std::move(options.interface);
   out.ports = std::move(options.ports);
   out.socket_dir = std::move(options.socket_dir);
+  out.trace = std::move(options.trace);
   out.unix_sockets = options.unix_sockets;
   out.shared_memory = options.shared_memory;
   return out;
@@ -65,6 +66,8 @@ void Agent::shutdown(std::chrono::milliseconds timeout) {
   detail::check(finished);
 }
 std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }
+std::size_t Agent::start_trace() { return core_->raw().start_trace(); }
+std::string Agent::stop_trace(std::size_t recording) { return core_->raw().stop_trace(recording); }
 std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }
 
 std::string Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) const {

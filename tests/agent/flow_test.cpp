@@ -49,7 +49,8 @@ TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(
       what(status),
-      HasSubstr("\"lazy\" did not read the messages that were sent to it before (1000000 bytes may be in flight)"));
+      HasSubstr("\"f\" on \"lazy\": not sent, because \"lazy\" did not read the messages that were sent to it before "
+                "(1000000 bytes may be in flight)"));
   EXPECT_FALSE(first.done());
 }
 

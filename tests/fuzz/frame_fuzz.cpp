@@ -115,6 +115,7 @@ void hello(ByteView input) {
   const auto said = wire::Hello::decode(input);
   must(said.ok() || said.status().code() == Code::protocol_error);
   fuzzing::fuzz_records<wire::Hello>(input);
+  fuzzing::fuzz_records<wire::CallStatus>(input);
 }
 
 void error_reply(ByteView input) {

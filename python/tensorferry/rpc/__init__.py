@@ -54,6 +54,7 @@ __all__ = [
     "rpc_stream",
     "rpc_sync",
     "shutdown",
+    "trace",
 ]
 
 _lock = threading.Lock()
@@ -183,6 +184,7 @@ peer = of_current_agent(Agent.peer)
 get_worker_info = of_current_agent(Agent.get_worker_info)
 explain = of_current_agent(Agent.explain)
 counters = of_current_agent(Agent.counters)
+trace = of_current_agent(Agent.trace)
 
 
 def get_rpc_timeout() -> float:
