@@ -227,7 +227,10 @@ Pace Engine::tick() {
 
 void Engine::look_after() {
   const auto now = Clock::now();
-  for (const auto& link : all_links()) link->keep_alive(now);
+  for (const auto& link : all_links()) {
+    link->keep_alive(now);
+    if (const auto session = link->session()) session->executions().expire(now);
+  }
   late_answers.log_if_due(now);
   for (const auto& [type, memory] : options.memory) {
     if (auto* ours = dynamic_cast<HostMemory*>(memory.get())) ours->trim();  // the agent's own pool, or a converter's

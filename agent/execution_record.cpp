@@ -34,12 +34,15 @@ Status forgotten() {
 bool ExecutionRecord::admit(const wire::IdempotencyKey& key, Reply& reply, std::function<void()> cancel) {
   std::shared_ptr<const Result<Message>> answer;
   std::function<void()> cancel_first;
+  Dropped dropped;
   {
     const std::lock_guard lock(mutex_);
-    settle_below(key.settled);
+    settle_below(key.settled, dropped);
     const auto known = executions_.find(key.key);
     if (known == executions_.end() && key.key >= settled_ && !forgotten_.contains(key.key)) {
-      executions_[key.key].cancel = std::move(cancel);
+      auto& execution = executions_[key.key];
+      execution.cancel = std::move(cancel);
+      execution.deadline = reply.deadline();
       return true;
     }
     if (known == executions_.end()) {
@@ -73,7 +76,7 @@ void ExecutionRecord::end(std::uint64_t key, Result<Message> answer) {
   const auto kept = std::make_shared<const Result<Message>>(std::move(answer));
   std::vector<Reply> waiting;
   std::function<void()> cancel;
-  std::vector<std::shared_ptr<const Result<Message>>> dropped;  // after the mutex is released
+  Dropped dropped;
   {
     const std::lock_guard lock(mutex_);
     const auto at = executions_.find(key);
@@ -85,14 +88,9 @@ void ExecutionRecord::end(std::uint64_t key, Result<Message> answer) {
     execution.bytes = bytes_of(*kept);
     ++answers_;
     bytes_ += execution.bytes;
-    if (key < settled_) forget(at);
+    if (key < settled_) forget(at, dropped);
     for (auto oldest = executions_.begin(); answers_ > most_answers || bytes_ > most_bytes;) {
-      const auto next = std::next(oldest);
-      if (oldest->second.answer) {
-        dropped.push_back(oldest->second.answer);
-        forget(oldest);
-      }
-      oldest = next;
+      oldest = oldest->second.answer ? forget(oldest, dropped) : std::next(oldest);
     }
   }
   for (auto& reply : waiting) send(std::move(reply), *kept);
@@ -103,23 +101,32 @@ std::size_t ExecutionRecord::answers() const {
   return answers_;
 }
 
+void ExecutionRecord::expire(Clock::time_point now) {
+  Dropped dropped;
+  const std::lock_guard lock(mutex_);
+  for (auto at = executions_.begin(); at != executions_.end();) {
+    const auto& execution = at->second;
+    const bool over = execution.answer && execution.deadline && *execution.deadline <= now;
+    at = over ? forget(at, dropped) : std::next(at);
+  }
+}
+
 /// Drops the answers of keys below `key`, of which the caller sends no request any more.
-void ExecutionRecord::settle_below(std::uint64_t key) {
+void ExecutionRecord::settle_below(std::uint64_t key, Dropped& dropped) {
   if (key <= settled_) return;
   settled_ = key;
   for (auto at = executions_.begin(); at != executions_.end() && at->first < settled_;) {
-    const auto next = std::next(at);
-    if (at->second.answer) forget(at);
-    at = next;
+    at = at->second.answer ? forget(at, dropped) : std::next(at);
   }
   forgotten_.erase_below(settled_);
 }
 
-void ExecutionRecord::forget(Executions::iterator execution) {
+ExecutionRecord::Executions::iterator ExecutionRecord::forget(Executions::iterator execution, Dropped& dropped) {
   --answers_;
   bytes_ -= execution->second.bytes;
+  dropped.push_back(std::move(execution->second.answer));
   if (execution->first >= settled_) forgotten_.insert(execution->first);
-  executions_.erase(execution);
+  return executions_.erase(execution);
 }
 
 }  // namespace tensorferry

@@ -179,7 +179,7 @@ class RepeatedRequests : public ::testing::Test {
   RepeatedRequests() { counting.serve(*b); }
 
   /// Makes a call, and returns its payload or its error.
-  Result<std::string> call(const wire::IdempotencyKey& key, std::string_view payload) {
+  Result<std::string> call(const wire::IdempotencyKey& key, std::string_view payload, std::uint32_t remaining_ms = 0) {
     Bytes extensions;
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::function_name, view_of(std::string_view("count")));
@@ -187,6 +187,7 @@ class RepeatedRequests : public ::testing::Test {
     wire::Header header;
     header.kind = wire::Kind::request;
     header.call = ++calls;
+    header.remaining_ms = remaining_ms;
     EXPECT_TRUE(peer.write(wire::assemble(header, extensions, {}, view_of(payload))).ok());
     const auto reply = peer.read(wire::Kind::reply);
     if (!reply.ok()) return reply.status();
@@ -220,6 +221,14 @@ TEST_F(RepeatedRequests, OfAForgottenKeyFailAndNeverRunAgain) {
   EXPECT_THAT(std::string(again.status().what()), HasSubstr("forgotten"));
   EXPECT_EQ(counting.runs()["one"], 1);
   EXPECT_TRUE(call({2, 0, 0}, "two").ok()) << "a key that never came runs, however late it is";
+}
+
+TEST_F(RepeatedRequests, AreForgottenSoonAfterTheirDeadline) {
+  ASSERT_TRUE(call({1, 0, 0}, "one", 300).ok());
+  ASSERT_TRUE(call({2, 0, 0}, "two", 60'000).ok());
+  EXPECT_TRUE(eventually([&] { return !call({1, 0, 0}, "one").ok(); })) << "the record holds what was answered";
+  EXPECT_TRUE(call({2, 0, 0}, "two").ok());
+  EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"one", 1}, {"two", 1}}));
 }
 
 TEST_F(RepeatedRequests, OfASettledKeyNeverRunAgain) {
