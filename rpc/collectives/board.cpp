@@ -53,8 +53,8 @@ void Board::announce(std::uint64_t step, const Announcement& announcement, std::
   ring_sleepers();
 }
 
-// A sleeper stores `sleeping` before it reads the flags, and this rank stores a flag before it reads `sleeping`. So one of
-// the two sees the other's store: all four are sequentially consistent (tests/models/board.pml).
+// A sleeper stores `sleeping` before it reads the flags, and this rank stores a flag before it reads `sleeping`. So one
+// of the two sees the other's store: all four are sequentially consistent (tests/models/board.pml).
 void Board::ring_sleepers() {
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
     auto& other = flags(rank);

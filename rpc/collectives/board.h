@@ -68,11 +68,12 @@ struct Announcement {
   std::uint64_t region = 0;
 };
 
-/// A view of the board's memory. Other processes write it at any time, so each value is taken out once and then checked.
+/// A view of the board's memory. Other processes write it at any time, so each value is taken out once and then
+/// checked.
 ///
-/// Steps are numbered from 1, the same at all ranks. A rank announces a step, waits for the announcements of the others,
-/// takes its parts, and says that it is done. A step's slot is used again two steps later; announce() therefore waits
-/// until all ranks are done with the step that used it before.
+/// Steps are numbered from 1, the same at all ranks. A rank announces a step, waits for the announcements of the
+/// others, takes its parts, and says that it is done. A step's slot is used again two steps later; announce() therefore
+/// waits until all ranks are done with the step that used it before.
 ///
 /// Threads: one thread at a time uses a board; any thread may call wake().
 class Board final {

@@ -7,8 +7,8 @@
 namespace tensorferry::collectives {
 namespace {
 
-constexpr std::array<std::string_view, 9> operations{"barrier",        "broadcast", "all_reduce", "reduce",    "all_gather",
-                                                     "reduce_scatter", "gather",    "scatter",    "all_to_all"};
+constexpr std::array<std::string_view, 9> operations{
+    "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"};
 constexpr std::array<std::string_view, 3> algorithms{"direct", "one_shot", "two_shot"};
 
 bool reduces_everywhere(Operation operation) {
@@ -62,8 +62,8 @@ AlgorithmChoice explain_choice(Operation operation, std::size_t bytes, std::size
     out.reason = "prescribed";
   } else {
     out.reason = formatted("{} bytes are {} {}, the crossing of {} ranks {}", bytes,
-                           out.algorithm == Algorithm::one_shot ? "at most" : "more than", crossing(ranks, links), ranks,
-                           links.board ? "on one host" : "that exchange messages");
+                           out.algorithm == Algorithm::one_shot ? "at most" : "more than", crossing(ranks, links),
+                           ranks, links.board ? "on one host" : "that exchange messages");
   }
   return out;
 }

@@ -1,5 +1,5 @@
-/// Elements of the narrow floating-point dtypes: conversions from and to float32, without tables of the processor's own.
-/// Included by each kernels_*.cpp, which compile it for other instructions; so everything has internal linkage.
+/// Elements of the narrow floating-point dtypes: conversions from and to float32, without tables of the processor's
+/// own. Included by each kernels_*.cpp, which compile it for other instructions; so everything has internal linkage.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ struct Half {
 struct BrainFloat {
   std::uint16_t bits;
 };
-/// A float8: `exponent` bits with `bias`, `mantissa` bits. `finite`: the format of the names in "fnuz", whose only NaN is
-/// the negative zero. `infinite`: it has infinities.
+/// A float8: `exponent` bits with `bias`, `mantissa` bits. `finite`: the format of the names in "fnuz", whose only NaN
+/// is the negative zero. `infinite`: it has infinities.
 template <int exponent, int mantissa, int bias, bool finite, bool infinite>
 struct Float8 {
   std::uint8_t bits;
@@ -57,14 +57,15 @@ inline float widen(Float8<exponent, mantissa, bias, finite, infinite> value) {
 inline void narrow(float value, Half& out) {
   const auto bits = bits_of(value);
   const auto magnitude = bits & 0x7fffffffU;
-  // Normal: round to nearest, ties to even, then move the bias. Subnormal: the addition of 0.5 lets the processor round.
+  // Normal: round to nearest, ties to even, then move the bias. Subnormal: the addition of 0.5 lets the processor
+  // round.
   const auto rounded = (magnitude + 0xfffU + (magnitude >> 13U & 1U)) >> 13U;
   const auto normal = rounded - ((127U - 15U) << 10U);
   const auto subnormal = bits_of(float_of(magnitude) + 0.5F) - bits_of(0.5F);
   auto result = magnitude < 0x38800000U ? subnormal : normal;
   result = magnitude >= 0x477ff000U ? 0x7c00U : result;
-  result = magnitude > 0x7f800000U ? 0x7e00U : result;
-  out.bits = static_cast<std::uint16_t>(result | (bits >> 16U & 0x8000U));
+  result |= bits >> 16U & 0x8000U;
+  out.bits = static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7e00U : result);
 }
 inline void narrow(float value, BrainFloat& out) {
   const auto bits = bits_of(value);

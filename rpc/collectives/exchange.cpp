@@ -69,8 +69,7 @@ Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& mis
   for (const auto rank : missing) names += (names.empty() ? "" : ", ") + named(rank);
   return {Code::deadline_exceeded, formatted("{} of group \"{}\" did not end in time: {} not come. Raise timeout=, or "
                                              "see what that rank does",
-                                             what, settings_.label,
-                                             names + (missing.size() == 1 ? " has" : " have"))};
+                                             what, settings_.label, names + (missing.size() == 1 ? " has" : " have"))};
 }
 
 Status RawGroup::agree(const std::vector<Fingerprint>& called) {
@@ -93,9 +92,9 @@ Status RawGroup::agree(const std::vector<Fingerprint>& called) {
 }
 
 Status RawGroup::exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
+  if (auto why = failed(); !why.ok()) return why;
   ++step_;
-  auto status = board_ ? exchange_on_board(called, step, limits) : exchange_by_mail(called, step, limits);
-  return status;
+  return board_ ? exchange_on_board(called, step, limits) : exchange_by_mail(called, step, limits);
 }
 
 // ---- on the board
@@ -210,7 +209,8 @@ Status RawGroup::read_memory(std::size_t rank, std::byte* to, std::uint64_t from
     return {Code::connection_lost,
             formatted("{} of group \"{}\" has died or left: its process has ended", named(rank), settings_.label)};
   }
-  return {Code::channel_unavailable, formatted("cannot read the memory of {}: {}", named(rank), cma::text_of_refusal(error))};
+  return {Code::channel_unavailable,
+          formatted("cannot read the memory of {}: {}", named(rank), cma::text_of_refusal(error))};
 }
 
 Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
@@ -309,9 +309,9 @@ Status RawGroup::exchange_by_mail(const Fingerprint& called, ExchangeStep& step,
     if (receives[from]->done()) {
       calls[from] = receives[from]->letter().fingerprint;
       if (receives[from]->letter().bytes != step.take[from] && wrong.ok()) {
-        wrong = Status(Code::invalid_argument,
-                       formatted("{} gives {} bytes to {}, which expects {}", named(from),
-                                 receives[from]->letter().bytes, named(rank()), step.take[from]));
+        wrong =
+            Status(Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
+                                                     receives[from]->letter().bytes, named(rank()), step.take[from]));
       }
       if (ended.code() == Code::invalid_argument) continue;  // more bytes than expected
     } else {

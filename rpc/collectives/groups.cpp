@@ -111,10 +111,12 @@ void Groups::handle(Request request, Reply reply) {
   }
   if (std::holds_alternative<Greet>(*message)) return reply.send({});
 
-  const auto id = std::visit([](const auto& each) -> std::uint64_t {
-    if constexpr (requires { each.group; }) return each.group;
-    return 0;
-  }, *message);
+  const auto id = std::visit(
+      [](const auto& each) -> std::uint64_t {
+        if constexpr (requires { each.group; }) return each.group;
+        return 0;
+      },
+      *message);
   const auto group = find(id);
   const auto from = group ? group->rank_of(request.peer.name) : std::nullopt;
   if (!from) return reply.fail({Code::not_found, "no such group, or its member has left it"});
@@ -157,9 +159,9 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
   const auto self = agent_->self().name;
   const auto here = std::find(names.begin(), names.end(), self);
   if (here == names.end() || std::set(names.begin(), names.end()).size() != names.size()) {
-    return Status(Code::invalid_argument,
-                  formatted("a group needs each name once, and this agent's (\"{}\") among them: {}", self,
-                            joined(names, ", ")));
+    return Status(
+        Code::invalid_argument,
+        formatted("a group needs each name once, and this agent's (\"{}\") among them: {}", self, joined(names, ", ")));
   }
   if (settings.algorithms.empty()) settings.algorithms = environment::collectives.value();
   auto prescribed = parse_algorithms(settings.algorithms);
@@ -221,8 +223,8 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
       for (std::size_t rank = 1; rank < names.size(); ++rank) {
         if (!waiting.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + names[rank] + "\"";
       }
-      return Status(Code::deadline_exceeded, formatted("group \"{}\" was not formed in time: {} did not join",
-                                                       settings.label, missing));
+      return Status(Code::deadline_exceeded,
+                    formatted("group \"{}\" was not formed in time: {} did not join", settings.label, missing));
     }
     members = std::move(waiting);
     joining_.erase(key);

@@ -71,7 +71,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   std::condition_variable changed_;
   std::map<std::uint64_t, std::weak_ptr<RawGroup>> groups_;
   std::map<std::pair<std::string, std::vector<std::string>>, std::map<std::size_t, std::pair<MemberRecord, Reply>>>
-      joining_;                                                      // at rank 0: joins that no formation has taken
+      joining_;                                                // at rank 0: joins that no formation has taken
   std::map<std::uint64_t, std::shared_ptr<Forming>> forming_;  // at rank 0, until all are ready
   bool left_ = false;
 };

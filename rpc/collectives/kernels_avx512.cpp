@@ -1,5 +1,5 @@
-#include "rpc/collectives/kernels.h"
 #include "rpc/collectives/kernel_sets.h"
+#include "rpc/collectives/kernels.h"
 
 namespace tensorferry::collectives {
 

@@ -68,8 +68,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
 
-  /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data is
-  /// not read any more. Until then the bytes must not change.
+  /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
+  /// is not read any more. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
   /// Takes the next message of `key` from `from` (any_rank: of a send, from whichever rank it comes first) into

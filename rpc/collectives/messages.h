@@ -26,9 +26,12 @@ struct HostIdentity {
   cma::Identity process;
   std::uint64_t probe_address = 0;  // of a word in the process's memory
   std::uint64_t probe_word = 0;     // its value
-  static constexpr std::tuple fields{at_most(&HostIdentity::boot_id, 64), &HostIdentity::uid,
-                                     &HostIdentity::pid_namespace,        &HostIdentity::user_namespace,
-                                     &HostIdentity::process,              &HostIdentity::probe_address,
+  static constexpr std::tuple fields{at_most(&HostIdentity::boot_id, 64),
+                                     &HostIdentity::uid,
+                                     &HostIdentity::pid_namespace,
+                                     &HostIdentity::user_namespace,
+                                     &HostIdentity::process,
+                                     &HostIdentity::probe_address,
                                      &HostIdentity::probe_word};
 };
 struct MemberRecord {
@@ -93,14 +96,9 @@ struct Posted {
   Fingerprint fingerprint;
   std::uint64_t bytes = 0;
   std::uint64_t offer = 0;  // 0: none
-  static constexpr std::tuple fields{&Posted::group,
-                                     varint(&Posted::from),
-                                     &Posted::by_tag,
-                                     &Posted::number,
-                                     varint(&Posted::sequence),
-                                     &Posted::fingerprint,
-                                     varint(&Posted::bytes),
-                                     varint(&Posted::offer)};
+  static constexpr std::tuple fields{&Posted::group,         varint(&Posted::from),     &Posted::by_tag,
+                                     &Posted::number,        varint(&Posted::sequence), &Posted::fingerprint,
+                                     varint(&Posted::bytes), varint(&Posted::offer)};
 };
 /// Asks the sender of a Posted for the data. The reply has one buffer.
 struct FetchOffer {

@@ -121,8 +121,7 @@ RawGroup::Work RawGroup::all_reduce(InBytes input, OutBytes output, DType dtype,
 RawGroup::Work RawGroup::reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, std::size_t root,
                                 StartOptions options) {
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
-    const auto called =
-        fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op);
+    const auto called = fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op);
     const auto chosen = choose(Operation::reduce, input.size(), size(), links_, settings_.algorithms);
     return chosen == Algorithm::one_shot ? reduce_one_shot(called, input, output, op, root, limits)
                                          : reduce_two_shot(called, input, output, op, root, limits);

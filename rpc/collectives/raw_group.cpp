@@ -169,7 +169,8 @@ void RawGroup::fail(const Status& why, bool tell) {
   for (std::size_t to = 0; tell && to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
-    message.payload = encode(GroupMessage(GroupFailed{ends_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
+    message.payload =
+        encode(GroupMessage(GroupFailed{ends_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
     agent_->call(names_[to], group_function, std::move(message), std::move(options));
@@ -227,8 +228,8 @@ void RawGroup::abort(const std::string& why) {
 
 RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
-  auto work = std::make_shared<GroupWork>(shared_from_this(), std::move(run),
-                                          std::chrono::steady_clock::now() + timeout);
+  auto work =
+      std::make_shared<GroupWork>(shared_from_this(), std::move(run), std::chrono::steady_clock::now() + timeout);
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   work->finish_ = std::move(options.finish);
   {
@@ -326,7 +327,8 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
 RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
                                   const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
-  auto work = std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
+  auto work =
+      std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   work->delivery_ = begin([work, finish = std::move(options.finish)](Status status) {
     if (status.ok() && finish) finish();
@@ -338,7 +340,8 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
 RawGroup::Work RawGroup::send(InBytes data, std::size_t to, std::uint64_t tag, StartOptions options) {
   Fingerprint called;
   called.elements = data.size();
-  return transfer(std::move(options), formatted("a send to {} of group \"{}\" with tag {}", named(to), settings_.label, tag),
+  return transfer(std::move(options),
+                  formatted("a send to {} of group \"{}\" with tag {}", named(to), settings_.label, tag),
                   [&](UniqueFunction<void(Status)> told) {
                     return mailbox_->post(to, {true, tag}, data, called, std::move(told));
                   });
@@ -363,8 +366,10 @@ Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
     const auto gone = receive({&token, 1}, 0, base + 1, options);
     gone->wait();
     if (gone->status().code() != Code::deadline_exceeded) return gone->status();
-    return {Code::deadline_exceeded, formatted("{} did not let {} go from the monitored barrier in time: another rank has "
-                                               "not come, or it has not itself", named(0), named(rank()))};
+    return {Code::deadline_exceeded,
+            formatted("{} did not let {} go from the monitored barrier in time: another rank has "
+                      "not come, or it has not itself",
+                      named(0), named(rank()))};
   }
   Status other;
   std::vector<std::size_t> missing;

@@ -72,9 +72,9 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
 
 /// How an operation starts.
 struct StartOptions {
-  Milliseconds timeout{0};  // 0: the group's
-  bool background = true;   // false: the operation runs only while a thread waits for it
-  Owner keep;               // of the memory that the operation uses, until it has ended
+  Milliseconds timeout{0};         // 0: the group's
+  bool background = true;          // false: the operation runs only while a thread waits for it
+  Owner keep;                      // of the memory that the operation uses, until it has ended
   std::function<void()> finish{};  // runs after a success, before the work ends; on the thread that ends it
 };
 
@@ -164,7 +164,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
 
   /// Fails the group at every rank with Cancelled.
   void abort(const std::string& why);
-  /// Leaves the group: it fails with Cancelled, here and, for operations that this rank takes no part in, at the others.
+  /// Leaves the group: it fails with Cancelled, here and, for operations that this rank takes no part in, at the
+  /// others.
   void close();
 
   // For Groups, which forms groups and brings their messages.
@@ -203,7 +204,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Status exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits);
   Status exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
   Status exchange_by_mail(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
-  Result<Announcement> place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts, std::vector<std::byte>& copy);
+  Result<Announcement> place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
+                             std::vector<std::byte>& copy);
   Status agree(const std::vector<Fingerprint>& called);
   Status take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
   Result<const std::byte*> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
@@ -222,8 +224,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::shared_ptr<HandedRegions> handed_over_;  // regions of this process that the other ranks have mapped
   std::unique_ptr<Board> board_;
   std::vector<std::optional<cma::Process>> processes_;  // by rank; nullopt: this process, or one of another host
-  std::atomic<std::int64_t> looked_at_{0};  // when this rank last looked for dead ones, on the steady clock
-  std::vector<std::uint8_t> probed_;        // by rank: a call is to find out whether it is alive; guarded by mutex_
+  std::atomic<std::int64_t> looked_at_{0};              // when this rank last looked for dead ones, on the steady clock
+  std::vector<std::uint8_t> probed_;  // by rank: a call is to find out whether it is alive; guarded by mutex_
 
   // Used by the thread that runs operations.
   std::uint64_t step_ = 0;

@@ -100,8 +100,8 @@ bool TorchWork::isSuccess() const { return work_->done() && work_->status().ok()
 
 std::exception_ptr TorchWork::exception() const {
   if (work_->status().ok()) return nullptr;
-  return std::make_exception_ptr(c10::DistBackendError(
-      {__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, work_->status().text()));
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, work_->status().text()));
 }
 
 int TorchWork::sourceRank() const { return static_cast<int>(work_->letter().from); }
@@ -122,7 +122,9 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void TorchWork::abort() { TORCH_CHECK(false, "an operation of the backend tensorferry cannot be aborted alone: abort the group"); }
+void TorchWork::abort() {
+  TORCH_CHECK(false, "an operation of the backend tensorferry cannot be aborted alone: abort the group");
+}
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const std::lock_guard lock(future_mutex_);
@@ -171,6 +173,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, co
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (only(tensors).is_sparse()) return allreduce_sparse(tensors, opts);
   return work_of(tensors_.all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
                                      start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);
@@ -203,9 +206,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
-  return work_of(
-      tensors_.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
-      c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
+  return work_of(tensors_.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
+                 c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -240,7 +242,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last = tensors_.all_gather(inputs[i], shares(outputs[i], group_->size()), start_options(opts.timeout, opts.asyncOp));
+    last =
+        tensors_.all_gather(inputs[i], shares(outputs[i], group_->size()), start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
   return work_of(std::move(last), c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED,
@@ -266,9 +269,9 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, Tens
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                                  const c10d::ReduceScatterOptions& opts) {
   const auto& list = only_list(inputs);
-  return work_of(tensors_.reduce_scatter(list, only(outputs), op_of(opts.reduceOp),
-                                         start_options(opts.timeout, opts.asyncOp)),
-                 c10d::OpType::REDUCE_SCATTER, "tensorferry:reduce_scatter", {outputs}, list, opts.timeout);
+  return work_of(
+      tensors_.reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+      c10d::OpType::REDUCE_SCATTER, "tensorferry:reduce_scatter", {outputs}, list, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

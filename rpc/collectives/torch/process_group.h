@@ -1,12 +1,11 @@
 /// The backend "tensorferry" of torch.distributed, for tensors of the CPU.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "rpc/collectives/torch/tensor_group.h"
@@ -17,8 +16,8 @@ namespace tensorferry::collectives {
 class TorchWork final : public c10d::Work {
  public:
   TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
-            std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs,
-            std::uint64_t sequence, std::chrono::milliseconds timeout);
+            std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs, std::uint64_t sequence,
+            std::chrono::milliseconds timeout);
 
   bool isCompleted() override;
   bool isSuccess() const override;

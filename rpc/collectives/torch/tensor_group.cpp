@@ -1,6 +1,7 @@
 #include "rpc/collectives/torch/tensor_group.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
@@ -35,7 +36,7 @@ class Staged final {
     const auto kept = std::make_shared<Staged>(std::move(staged));
     if (!kept->copies_.empty()) {
       options.finish = [kept, then = std::move(options.finish)] {
-        const at::NoGradGuard no_grad;
+        const c10::NoGradGuard no_grad;
         for (auto& [to, from] : kept->copies_) to.copy_(from);
         if (then) then();
       };
@@ -117,7 +118,8 @@ TensorGroup::Started TensorGroup::all_reduce(const at::Tensor& input, const at::
   const bool in_place = input.is_same(output);
   const auto out = in_place ? staged.both(output) : staged.output(output);
   const auto in = in_place ? std::span<const std::byte>(out) : staged.input(input);
-  return group_->all_reduce(in, out, type_of(input), std::move(op), Staged::with(std::move(options), std::move(staged)));
+  return group_->all_reduce(in, out, type_of(input), std::move(op),
+                            Staged::with(std::move(options), std::move(staged)));
 }
 
 TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, ReduceOp op,
@@ -125,12 +127,12 @@ TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, R
   if (tensors.empty()) return Status(Code::invalid_argument, "there is no tensor to reduce");
   if (auto status = check_alike(tensors, tensors[0].scalar_type()); !status.ok()) return status;
   if (tensors.size() == 1) return all_reduce(tensors[0], tensors[0], std::move(op), std::move(options));
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   Tensors flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
   auto joined_tensor = at::cat(flat);
   options.finish = [joined_tensor, tensors, then = std::move(options.finish)] {
-    const at::NoGradGuard guard;
+    const c10::NoGradGuard guard;
     std::int64_t at = 0;
     for (const auto& tensor : tensors) {
       tensor.copy_(joined_tensor.narrow(0, at, tensor.numel()).view(tensor.sizes()));
@@ -143,7 +145,7 @@ TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, R
 
 Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) const {
   if (!tensor.is_sparse()) return {Code::invalid_argument, "the tensor is not a sparse COO tensor"};
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto wait = [](const Started& started) {
     if (!started.ok()) return started.status();
     (*started)->wait();

@@ -1,5 +1,5 @@
-/// The operations of a group on torch tensors of the CPU. Tensors may be strided: an input with gaps is copied first, and
-/// an output with gaps gets its elements when the operation ends.
+/// The operations of a group on torch tensors of the CPU. Tensors may be strided: an input with gaps is copied first,
+/// and an output with gaps gets its elements when the operation ends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@
 
 namespace tensorferry::collectives {
 
-/// Starts the operations of a RawGroup. Thread-safe as that is. A tensor that the group cannot take is an InvalidArgument
-/// here, at this rank alone: it is not dense, not on the CPU, of a dtype that the reduction does not know, or of another
-/// size than the operation needs.
+/// Starts the operations of a RawGroup. Thread-safe as that is. A tensor that the group cannot take is an
+/// InvalidArgument here, at this rank alone: it is not dense, not on the CPU, of a dtype that the reduction does not
+/// know, or of another size than the operation needs.
 class TensorGroup final {
  public:
   using Tensors = std::vector<at::Tensor>;

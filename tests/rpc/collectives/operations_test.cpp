@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "channels/region.h"
-
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
@@ -99,7 +98,8 @@ TEST_P(Operations, AllGatherWorksInPlace) {
     Values all(count * ranks, -1);
     std::copy_n(values_of(rank, count).begin(), count, all.begin() + static_cast<std::ptrdiff_t>(rank * count));
     std::vector<std::span<std::byte>> outputs;
-    for (std::size_t from = 0; from < ranks; ++from) outputs.push_back(bytes_in(all).subspan(from * count * 8, count * 8));
+    for (std::size_t from = 0; from < ranks; ++from)
+      outputs.push_back(bytes_in(all).subspan(from * count * 8, count * 8));
     EXPECT_TRUE(ended(group.all_gather(outputs[rank], outputs, DType::int64, true)).ok());
     for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], value_of(i / count, i % count));
   });
@@ -131,7 +131,8 @@ TEST_P(Operations, ReduceScatterGivesEachRankItsShare) {
     EXPECT_TRUE(ended(group.reduce_scatter(inputs, bytes_in(out), DType::int64, Reduction::sum)).ok());
     EXPECT_EQ(out, sum_of(ranks, count, rank * count));
     // Over the input's beginning, which another rank reads.
-    EXPECT_TRUE(ended(group.reduce_scatter(inputs, bytes_in(values).first(count * 8), DType::int64, Reduction::sum)).ok());
+    EXPECT_TRUE(
+        ended(group.reduce_scatter(inputs, bytes_in(values).first(count * 8), DType::int64, Reduction::sum)).ok());
     EXPECT_EQ(Values(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)), out);
   });
 }
@@ -149,7 +150,8 @@ TEST_P(Operations, AllToAllTakesPartsOfDifferentSizes) {
     for (auto& each : in) inputs.push_back(bytes_in(each));
     for (auto& each : out) outputs.push_back(bytes_in(each));
     EXPECT_TRUE(ended(group.all_to_all(inputs, outputs, DType::int64, false)).ok());
-    for (std::size_t from = 0; from < ranks; ++from) EXPECT_EQ(out[from], values_of(from, count + from + 2 * rank, rank));
+    for (std::size_t from = 0; from < ranks; ++from)
+      EXPECT_EQ(out[from], values_of(from, count + from + 2 * rank, rank));
   });
 }
 
