@@ -305,19 +305,17 @@ Status RawGroup::exchange_by_mail(const Fingerprint& called, ExchangeStep& step,
   std::vector<std::size_t> missing;
   for (std::size_t from = 0; from < size(); ++from) {
     if (from == rank()) continue;
-    auto ended = status.ok() ? receives[from]->wait(limits) : status;
-    if (receives[from]->done()) {
-      calls[from] = receives[from]->letter().fingerprint;
-      if (receives[from]->letter().bytes != step.take[from] && wrong.ok()) {
-        wrong =
-            Status(Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
-                                                     receives[from]->letter().bytes, named(rank()), step.take[from]));
-      }
-      if (ended.code() == Code::invalid_argument) continue;  // more bytes than expected
-    } else {
-      missing.push_back(from);
+    const auto ended = receives[from]->wait(limits);
+    const auto letter = receives[from]->letter();
+    if (letter.arrived) calls[from] = letter.fingerprint;
+    if (!receives[from]->done()) missing.push_back(from);
+    // A rank that has seen that the calls differ withdraws its data: this one is about to see it too.
+    const bool differs = letter.arrived && (letter.bytes != step.take[from] || ended.code() == Code::cancelled);
+    if (differs && wrong.ok()) {
+      wrong = Status(Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
+                                                       letter.bytes, named(rank()), step.take[from]));
     }
-    if (!ended.ok() && status.ok()) status = ended;
+    if (!ended.ok() && !differs && status.ok()) status = ended;
   }
   if (status.code() == Code::deadline_exceeded && status.what().empty()) status = late(text_of(called), missing);
   if (status.ok()) status = agree(calls);

@@ -155,7 +155,7 @@ void Mailbox::deliver(const Posted& posted, Buffer data) {
     if (!failed_.ok()) return;
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     line.arrived.emplace(posted.sequence,
-                         Arrived{{posted.from, posted.fingerprint, posted.bytes}, std::move(data), posted.offer});
+                         Arrived{{posted.from, posted.fingerprint, posted.bytes, true}, std::move(data), posted.offer});
   }
   run_matches();
 }

@@ -32,6 +32,7 @@ struct Letter {
   std::size_t from = 0;
   Fingerprint fingerprint;
   std::uint64_t bytes = 0;
+  bool arrived = false;
 };
 
 /// A message that is being sent, or received. Completes once. Thread-safe.
@@ -45,7 +46,7 @@ class Delivery final {
   void wait_for_end();
   [[nodiscard]] bool done() const;
   [[nodiscard]] Status status() const;
-  /// What has arrived; valid once done() and Ok.
+  /// What has arrived; valid once done(). After an error, too, `arrived` tells whether it has.
   [[nodiscard]] Letter letter() const;
   /// Completes the operation; only the first call counts.
   void complete(Status status, Letter letter = {});
