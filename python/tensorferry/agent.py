@@ -441,6 +441,8 @@ class Agent(Calls):
 
         Does nothing the second time. Does nothing in a forked child either: the agent belongs to the parent.
         """
+        if (groups := self.__dict__.get("_groups")) is not None:
+            groups.leave()
         self._leave()
         with _lock:
             _living.discard(self)
