@@ -253,8 +253,8 @@ void bind_collectives(py::module_& module) {
       });
   module.def(
       "process_group",
-      [](const TensorGroup& group, double timeout) -> c10::intrusive_ptr<c10d::Backend> {
-        return c10::make_intrusive<collectives::TorchProcessGroup>(group.raw().shared_from_this(),
+      [](const TensorGroup& tensors, double timeout) -> c10::intrusive_ptr<c10d::Backend> {
+        return c10::make_intrusive<collectives::TorchProcessGroup>(tensors.raw().shared_from_this(),
                                                                    milliseconds_of(timeout));
       },
       py::arg("group"), py::arg("timeout"), "Returns a backend of torch.distributed over the group.");
