@@ -73,7 +73,8 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   if (where) prepared.options.results = {.all = where, .map = {}};
   if (destination.defined()) land_in(destination, *agent_, prepared.options);
   Encoder message;
-  message.raw(Fetch{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, prepared.call.number()});
+  message.raw(
+      Fetch{reference_->owner().incarnation, reference_->object(), reference_->ids().fork, prepared.call.number()});
   prepared.message = message.take();
   try {
     return agent_->call(std::move(prepared));
@@ -320,9 +321,8 @@ Raises:
       .def("confirmed_by_owner", &RRef::confirmed_by_owner, R"(confirmed_by_owner(self) -> bool
 
 Returns whether the owner knows of this reference.)")
-      .def(
-          "rpc_sync", proxy_maker("_rpc_sync"), timeout, py::kw_only(), idempotent,
-          R"(rpc_sync(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
+      .def("rpc_sync", proxy_maker("_rpc_sync"), timeout, py::kw_only(), idempotent,
+           R"(rpc_sync(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.rpc_sync().method(...)`` calls a method of the object at its owner and waits for the result.
 
@@ -332,9 +332,8 @@ Args:
 
 Raises:
     Calling the method: as :func:`rpc_sync`, and the exception that the object's creation raised.)")
-      .def(
-          "rpc_async", proxy_maker("_rpc_async"), timeout, py::kw_only(), idempotent,
-          R"(rpc_async(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
+      .def("rpc_async", proxy_maker("_rpc_async"), timeout, py::kw_only(), idempotent,
+           R"(rpc_async(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.rpc_async().method(...)`` returns a :class:`Future` of the method's result.
 
@@ -344,9 +343,8 @@ Args:
 
 Raises:
     Calling the method: as :func:`rpc_async`; ConnectionLost: the owner is known to be gone.)")
-      .def(
-          "remote", proxy_maker("_remote"), timeout, py::kw_only(), idempotent,
-          R"(remote(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
+      .def("remote", proxy_maker("_remote"), timeout, py::kw_only(), idempotent,
+           R"(remote(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.remote().method(...)`` returns an :class:`RRef` to the method's result, which stays at the
 owner.

@@ -251,7 +251,7 @@ class Agents {
     options.devices = {Device{}, Device{DeviceType::cuda, 0}};
     options.memory = {{DeviceType::cpu, std::make_shared<BoundedMemory>()},
                       {DeviceType::cuda, std::make_shared<DeviceMemory>()}};
-    options.heartbeat = milliseconds(20);  // heartbeats end links that have only a bulk connection
+    options.heartbeat = milliseconds(20);      // heartbeats end links that have only a bulk connection
     options.peer_timeout = milliseconds(100);  // how long the agent dials a peer that is gone
     auto agent = RawAgent::join(std::move(options));
     must(agent.ok());

@@ -59,7 +59,7 @@ def fresh() -> None:
 
 
 def test_calls_run_once_while_connections_end_at_random(pair):
-    a, b = pair
+    a, _b = pair
     stop = threading.Event()
 
     def cut() -> None:
@@ -83,7 +83,7 @@ def test_calls_run_once_while_connections_end_at_random(pair):
 
 
 def test_a_call_sent_again_waits_for_the_first_execution(pair):
-    a, b = pair
+    a, _b = pair
     future = a.rpc_async("b", held, args=(1, torch.ones(3)), timeout=30, idempotent=True)
     assert begun.wait(10)
     sever()
@@ -95,7 +95,7 @@ def test_a_call_sent_again_waits_for_the_first_execution(pair):
 
 
 def test_methods_of_objects_and_creations_are_sent_again(pair):
-    a, b = pair
+    a, _b = pair
     holder = a.remote("b", Holder, idempotent=True)
     future = holder.rpc_async(idempotent=True).held(1, torch.ones(3))
     assert begun.wait(10)
@@ -113,7 +113,7 @@ def test_methods_of_objects_and_creations_are_sent_again(pair):
 
 
 def test_other_calls_fail_with_their_connection(pair):
-    a, b = pair
+    a, _b = pair
     future = a.rpc_async("b", held, args=(1, torch.ones(3)), timeout=30)
     assert begun.wait(10)
     sever()
@@ -123,6 +123,6 @@ def test_other_calls_fail_with_their_connection(pair):
 
 
 def test_an_ordered_handle_makes_no_idempotent_calls(pair):
-    a, b = pair
+    a, _b = pair
     with pytest.raises(errors.InvalidArgument, match="order key"):
         a.rpc_sync(a.peer("b").ordered(), max, args=(1, 2), idempotent=True)
