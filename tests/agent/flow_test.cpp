@@ -55,13 +55,13 @@ TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
 }
 
 TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
-  const auto a = join(store, "a", {}, with_bound(1'000'000));
+  const auto a = join(store, "a", {}, with_bound(250'000));
   RawPeer lazy(store, "lazy");
-  auto first = a->call("lazy", "f", large(180'000, 5));
+  auto first = a->call("lazy", "f", large(80'000, 3));
   auto peer = lazy.accept();
   std::atomic<bool> admitted{false};
   std::thread sender([&] {
-    (void)a->call("lazy", "f", large(200'000), within(seconds(20)));
+    (void)a->call("lazy", "f", large(80'000), within(seconds(20)));
     admitted = true;
   });
   std::this_thread::sleep_for(milliseconds(50));
@@ -70,7 +70,7 @@ TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
   (void)a->call("lazy", "g", message_of("no buffers"));
   EXPECT_LT(since.passed(), seconds(1));
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
-  (void)peer.connection.read_bytes(900'000);
+  (void)peer.connection.read_bytes(240'000);
   EXPECT_TRUE(eventually([&] { return admitted.load(); }));
   sender.join();
 }
