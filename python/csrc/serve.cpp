@@ -48,6 +48,10 @@ void PythonReply::value(py::handle result) {
 void PythonReply::error(py::error_already_set& raised) {
   auto described = describe_exception(raised, agent_->self().name);
   log_raised(call_.caller().name, described);
+  answer_with(raised, std::move(described));
+}
+
+void PythonReply::answer_with(py::error_already_set& raised, RemoteException described) {
   if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   Message message;
   PythonReferenceMarshaller marshaller(*agent_, call_.caller().name, &call_.caller());
@@ -64,14 +68,16 @@ void PythonReply::outcome(const Result<Outcome>& outcome) {
   if (!outcome->raised) return value(object);
   PyErr_SetObject(py::type::of(object).ptr(), object.ptr());
   py::error_already_set raised;
-  error(raised);
+  answer_with(raised, describe_exception(raised, agent_->self().name));
 }
 
 void PythonReply::refuse(const Status& why) {
   if (!call_.creates()) return fail(why);
   set_error(why);
   py::error_already_set refusal;
-  error(refusal);  // gives the error to agents that the object was passed on to
+  answer_with(
+      refusal,
+      describe_exception(refusal, agent_->self().name));  // gives the error to agents that the object was passed on to
 }
 
 void PythonReply::future(py::object future) {
