@@ -274,10 +274,9 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
 std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
   auto& engine = *impl_->engine;
   const std::lock_guard lock(engine.links_mutex);
-  const auto it = engine.links.find(name);
-  if (it == engine.links.end() || it->second->closed()) return std::nullopt;
-  const auto session = it->second->session();
-  return session ? std::optional(session->peer()) : std::nullopt;
+  // The session goes on while one of its links has ended and the next one is not there yet.
+  const auto it = engine.sessions.find(name);
+  return it != engine.sessions.end() && !it->second->dead() ? std::optional(it->second->peer()) : std::nullopt;
 }
 
 std::optional<PeerInfo> RawAgent::linked(int rank) const {

@@ -316,8 +316,9 @@ class RawAgent {
   /// Looks the agent of that name up in the store; waits up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);
-  /// Returns the agent of that name or rank if a connected link to it exists now. Does not ask the store.
+  /// Returns the agent of that name if there is a session with it. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
+  /// Returns the agent of that rank if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
   /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
   /// missing ranks.

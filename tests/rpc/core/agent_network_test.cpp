@@ -170,7 +170,11 @@ TEST(AgentNetworkOverLostConnections, TakesNoPeerForDeadWhoseSessionGoesOn) {
   references->end_creation(*kept, {});
   references->end_creation(*references->begin_creation(owner_id), {});  // and drops it, which the owner is told
   for (int cut = 1; cut <= 12; ++cut) {
-    ASSERT_TRUE(testing::eventually([&] { return messages >= cut; })) << "the message is sent again";
+    ASSERT_TRUE(testing::eventually([&] { return messages >= cut; }))
+        << "the message is not sent again, cut " << cut << "\n"
+        << user->link_state("owner") << "\n"
+        << owner->link_state("user") << "\n"
+        << kept->status().text();
     testing::sever_connections();
   }
   EXPECT_TRUE(kept->status().ok()) << kept->status().text();
