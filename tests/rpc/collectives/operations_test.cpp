@@ -126,7 +126,7 @@ TEST_P(Operations, ReduceScatterGivesEachRankItsShare) {
   each_size([&](std::size_t rank, RawGroup& group, std::size_t count) {
     auto values = values_of(rank, count * ranks);
     std::vector<std::span<const std::byte>> inputs;
-    for (std::size_t to = 0; to < ranks; ++to) inputs.push_back(bytes_in(values).subspan(to * count * 8, count * 8));
+    for (std::size_t to = 0; to < ranks; ++to) inputs.emplace_back(bytes_in(values).subspan(to * count * 8, count * 8));
     Values out(count, -1);
     EXPECT_TRUE(ended(group.reduce_scatter(inputs, bytes_in(out), DType::int64, Reduction::sum)).ok());
     EXPECT_EQ(out, sum_of(ranks, count, rank * count));
@@ -147,7 +147,7 @@ TEST_P(Operations, AllToAllTakesPartsOfDifferentSizes) {
       in.push_back(values_of(rank, count + rank + 2 * other, other));
       out.emplace_back(count + other + 2 * rank, -1);
     }
-    for (auto& each : in) inputs.push_back(bytes_in(each));
+    for (auto& each : in) inputs.emplace_back(bytes_in(each));
     for (auto& each : out) outputs.push_back(bytes_in(each));
     EXPECT_TRUE(ended(group.all_to_all(inputs, outputs, DType::int64, false)).ok());
     for (std::size_t from = 0; from < ranks; ++from)
