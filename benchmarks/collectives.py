@@ -29,7 +29,7 @@ OPERATIONS = ("all_reduce", "all_reduce_empty", "broadcast", "all_gather", "redu
 ALGORITHMS = ("one_shot", "two_shot")
 
 
-def operation(name: str, bytes_: int, rank: int, size: int) -> tuple[Callable[[], None], Callable[[Any], None]]:
+def operation(name: str, bytes_: int, rank: int, size: int) -> tuple[Callable[[], None], Callable[[Any], object]]:
     """Returns what rewrites the inputs, and what runs the operation in a group."""
     count = bytes_ // 4
     if name == "all_reduce_empty":
@@ -40,7 +40,7 @@ def operation(name: str, bytes_: int, rank: int, size: int) -> tuple[Callable[[]
         tensor = torch.empty(count)
     share = max(count // size, 1)
     shares = torch.empty(share * size)
-    runs: dict[str, Callable[[Any], None]] = {
+    runs: dict[str, Callable[[Any], object]] = {
         "all_reduce": lambda group: dist.all_reduce(tensor, group=group),
         "all_reduce_empty": lambda group: dist.all_reduce(tensor, group=group),
         "broadcast": lambda group: dist.broadcast(tensor, src=0, group=group),

@@ -38,7 +38,7 @@ def train(backend: str, epochs: int) -> None:
             mine = slice(begin + rank * BATCH, begin + (rank + 1) * BATCH)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(network(pictures[mine]), labels[mine])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()
         dist.all_reduce(total)
@@ -69,4 +69,4 @@ if __name__ == "__main__":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        spawn(start, (given.processes, port, given.backend, given.epochs), nprocs=given.processes)
+        spawn(start, (given.processes, port, given.backend, given.epochs), nprocs=given.processes)  # type: ignore[no-untyped-call]

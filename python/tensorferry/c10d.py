@@ -73,6 +73,8 @@ def group_of(process_group: Any = None) -> Group:
         print(tensorferry.c10d.group_of().explain("all_reduce", 1 << 20))
     """
     group = dist.group.WORLD if process_group is None else process_group
+    if group is None:
+        raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")
     return _groups[group.group_name]
 
 

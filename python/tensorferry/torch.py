@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import _utils, api, backend_registry
 
-from . import _torch_rpc
+from . import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ AGENT_OPTIONS = (
 )  # fmt: skip
 
 
-def _device_map(given: Mapping[DeviceLike, DeviceLike]) -> dict[torch.device, torch.device]:
+def _device_map(given: Mapping[Any, Any]) -> dict[torch.device, torch.device]:
     full = {torch.device(local): torch.device(remote) for local, remote in given.items()}
     if len(set(full.values())) < len(full):
         raise ValueError(f"`device_map` only supports 1-to-1 mapping, not {full}")
@@ -228,7 +228,7 @@ def _exchange_devices(store: dist.Store, name: str, rank: int, world_size: int, 
 
     Returns the reverse device maps, by which answers of this worker travel, and the devices that it needs.
     """
-    mine = {
+    mine: dict[str, Any] = {
         "name": name,
         "count": torch.accelerator.device_count(),
         "maps": {to: {str(a): str(b) for a, b in one.items()} for to, one in options.device_maps.items()},
@@ -371,7 +371,7 @@ def _register() -> None:
     if backend_registry.backend_registered(NAME):
         return
     backend_registry.register_backend(NAME, _construct_options, _init_backend)
-    rpc.BackendType = backend_registry.BackendType
+    rpc.BackendType = backend_registry.BackendType  # type: ignore[misc]
     rpc.init_rpc = init_rpc
     rpc.shutdown = api.shutdown = shutdown
 
