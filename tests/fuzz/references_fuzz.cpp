@@ -3,9 +3,11 @@
 // operations.
 #include <deque>
 
+#include "rpc/core/reference_mail.h"
 #include "rpc/core/reference_proof.h"
 #include "rpc/core/references.h"
 #include "tests/fuzz/must.h"
+#include "tests/fuzz/record_input.h"
 
 namespace {
 
