@@ -11,7 +11,6 @@
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
-#include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -40,11 +39,10 @@ class BufferSink final : public Sink {
     return result;
   }
   bool adopt(Buffer buffer) override {
-    if (!adopts()) return false;
+    if (into_.data != nullptr || copies_) return false;
     result = std::move(buffer);
     return true;
   }
-  [[nodiscard]] bool adopts() const override { return into_.data == nullptr && !copies_; }
 
   Buffer result;
 
@@ -124,7 +122,7 @@ class IncomingMessage final {
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;
-  Mutex mutex_;
+  std::mutex mutex_;
   Status error_;
 };
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "agent/call_state.h"
-#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -48,7 +47,6 @@ class PendingCalls final {
   ReplyDestination land(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto* slot = slot_of(id);
-    ++replies_;
     if (slot == nullptr) return {};
     return {slot->call, slot->call->landing.exchange(true)};
   }
@@ -64,11 +62,6 @@ class PendingCalls final {
       if (slot.call) calls.push_back(slot.call);
     }
     return calls;
-  }
-  /// Returns how many replies have come, also of calls that had ended.
-  [[nodiscard]] std::uint64_t replies() const {
-    const std::lock_guard lock(mutex_);
-    return replies_;
   }
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock(mutex_);
@@ -97,11 +90,10 @@ class PendingCalls final {
     return slot.call && slot.generation == id >> 32 ? &slot : nullptr;
   }
 
-  mutable Mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<PendingSlot> slots_;
   std::vector<std::uint32_t> free_;
   std::size_t count_ = 0;
-  std::uint64_t replies_ = 0;
 };
 
 }  // namespace tensorferry

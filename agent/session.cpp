@@ -4,16 +4,9 @@
 
 namespace tensorferry {
 
-int Session::watch(FileDescriptor process) {
+void Session::watch(FileDescriptor process) {
   const std::lock_guard lock(mutex_);
-  if (process_) return -1;
-  process_ = std::move(process);
-  return process_.get();
-}
-
-int Session::process() const {
-  const std::lock_guard lock(mutex_);
-  return process_.get();
+  if (!process_) process_ = std::move(process);
 }
 
 bool Session::process_ended() const {

@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/mutex.h"
-
 namespace tensorferry {
 
 namespace {
@@ -23,7 +21,6 @@ thread_local std::vector<Postponed>* postponed = nullptr;
 
 void complete(Completion completion, Status status) noexcept {
   if (!completion) return;
-  assert_no_lock();
   if (nesting == max_nesting) {
     postponed->push_back({std::move(completion), std::move(status)});
     return;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/function.h"
-#include "base/mutex.h"
 #include "base/shared_memory.h"
 #include "channels/buffer.h"
 
@@ -52,7 +51,7 @@ class Region final {
   const std::uint64_t id_;
   Regions& regions_;
   const std::uint32_t born_in_;
-  Mutex mutex_;
+  std::mutex mutex_;
   std::vector<std::weak_ptr<RegionUser>> told_;
 };
 
@@ -85,7 +84,7 @@ class Regions final {
   Buffer keep(SharedMemory memory, std::size_t bytes);
   void remove(const std::byte* begin);
 
-  Mutex mutex_;
+  std::mutex mutex_;
   std::uint64_t last_id_ = 0;
   std::map<const std::byte*, std::weak_ptr<Region>> by_begin_;
 };

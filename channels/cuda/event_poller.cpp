@@ -58,20 +58,17 @@ void EventPoller::submit(std::vector<Thing>& incoming, Thing thing, bool closely
   alive_ = true;
 }
 
-void EventPoller::poll_now() {
-  std::unique_lock polling(polling_, std::try_to_lock);
-  if (!polling || Clock::now() < last_poll_ + just_polled) return;
-  poll(true, std::move(polling));
-}
+void EventPoller::poll_now() { poll(true); }
 
-bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
+bool EventPoller::poll(bool all) {
   std::vector<std::pair<Completion, Status>> done;
   {
-    const std::lock_guard lock(mutex_);
-    std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
-    incoming_.clear();
-  }
-  {
+    const std::lock_guard polling(polling_);
+    {
+      const std::lock_guard lock(mutex_);
+      std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
+      incoming_.clear();
+    }
     const auto now = Clock::now();
     const CaptureModeGuard outside;  // the queries belong to no CUDA graph
     std::erase_if(polled_, [&](PolledEvent& event) {
@@ -82,8 +79,6 @@ bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
       return status.has_value();
     });
   }
-  if (all) last_poll_ = Clock::now();
-  polling.unlock();
   for (auto& [then, status] : done) complete(std::move(then), std::move(status));
   return !done.empty();
 }
@@ -124,7 +119,7 @@ void EventPoller::run() {
       incoming_functions_.clear();
       seen = submitted_;
     }
-    bool any = poll(false, std::unique_lock(polling_));
+    bool any = poll(false);
     std::erase_if(functions, [&](PollFunction& function) {
       const auto progress = function();
       any = any || progress != Progress::none;

@@ -8,7 +8,6 @@
 #include <string>
 #include <variant>
 
-#include "base/mutex.h"
 #include "channels/channel.h"
 #include "channels/region.h"
 #include "channels/shm/layout.h"
@@ -44,7 +43,7 @@ class Handovers final : public RegionUser, public std::enable_shared_from_this<H
   };
 
   Wire& wire_;
-  Mutex mutex_;
+  std::mutex mutex_;
   bool closed_ = false;
   std::map<std::uint64_t, Known> regions_;
 };

@@ -7,7 +7,6 @@
 #include <optional>
 #include <unordered_map>
 
-#include "base/mutex.h"
 #include "base/shared_memory.h"
 #include "base/status.h"
 #include "channels/buffer.h"
@@ -72,7 +71,7 @@ class Mappings final {
   std::shared_ptr<const SharedMemory> count(Regions::iterator region);
   Result<std::shared_ptr<Mapping>> find(std::uint32_t slot);
 
-  Mutex mutex_;
+  std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const SharedMemory> ledger_;
   std::unordered_map<std::uint32_t, MappedSlot> slots_;

@@ -4,7 +4,6 @@
 #include <mutex>
 #include <string>
 
-#include "agent/agent.h"
 #include "base/log.h"
 
 namespace tensorferry::detail {
@@ -72,8 +71,6 @@ bool Event::is_set() const {
 }
 
 bool Event::wait(std::optional<TimePoint> until) {
-  if (is_set()) return true;
-  const WaitInHandler place;
   std::unique_lock lock(state_->mutex);
   if (until) return state_->changed.wait_until(lock, *until, [&] { return state_->set; });
   state_->changed.wait(lock, [&] { return state_->set; });
