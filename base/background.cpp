@@ -1,5 +1,6 @@
 #include "base/background.h"
 
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -16,7 +17,7 @@ Background::Background() : born_in_(forks()), state_(std::make_shared<State>()) 
 
 Background::~Background() {
   if (born_in_ != forks()) {
-    (void)new std::shared_ptr(state_);  // leaked: the thread and the locks are the parent's
+    (void)new (std::nothrow) std::shared_ptr(state_);  // leaked: the thread and the locks are the parent's
     return;
   }
   std::multimap<Clock::time_point, Job> dropped;

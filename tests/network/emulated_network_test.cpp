@@ -85,7 +85,7 @@ FileDescriptor dial_from(const EmulatedNetwork& network, const std::string& host
   const NetworkNamespace::Inside inside(network.host(host));
   FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const auto peer = address_of(address);
-  ::connect(fd.get(), plain(peer), sizeof peer);
+  (void)::connect(fd.get(), plain(peer), sizeof peer);  // goes on: poll() tells when it is there
   pollfd wanted{fd.get(), POLLOUT, 0};
   int error = 0;
   socklen_t size = sizeof error;
