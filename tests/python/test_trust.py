@@ -373,7 +373,7 @@ class RawPeer:
         (self.server,) = struct.unpack_from("<Q", hello, at)
         self.incarnation = incarnation or random.getrandbits(63) | 1
         body = b"\x01" + bytes([len(name)]) + name.encode() + struct.pack("<iQQ", -1, self.incarnation, self.server)
-        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels or features
+        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels, features, links
 
     def call(self, function: str, payload: bytes) -> tuple[int, bytes]:
         """The flags and the payload of the reply."""
