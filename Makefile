@@ -3,7 +3,7 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
+.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -12,6 +12,10 @@ demo: ## train a model through a parameter server, then measure us beside torch.
 	@scripts/demo.sh
 test: ## build and run all tests
 	@scripts/test.sh
+test-torch-rpc: ## PyTorch's own RPC suite on TensorFerry's backend, without a GPU
+	@scripts/test-torch-rpc.sh $(ARGS)
+test-torch-rpc-gpu: ## those of its tests that need a GPU
+	@scripts/test-torch-rpc.sh gpu $(ARGS)
 bench: ## every benchmark beside its peer; ARGS="--quick" and others are passed on
 	@scripts/bench.sh $(ARGS)
 docs: ## the documentation's site, in docs/_build/html

@@ -32,22 +32,32 @@ namespace asio = boost::asio;
 using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
-constexpr std::size_t most_handshakes = 256;  // connections in the handshake at once
+constexpr std::size_t most_strangers = 256;  // connections at once that have to prove the key, and have not yet
 constexpr std::chrono::seconds handshake_timeout{10};
+// A stranger that is older makes room for another. A dialler sends its first bytes at once, and its proof a round trip
+// later.
+constexpr std::chrono::milliseconds patience_with_silence{500};
+constexpr std::chrono::milliseconds patience_with_proof{4000};
 
 class AgentAcceptor;
 
+/// A connection in the handshake.
+struct Handshake {
+  std::shared_ptr<Socket> socket;
+  bool local = false;
+  bool silent = true;  // has sent nothing yet
+  std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
+};
+
 asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor);
-asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
-                                        bool local);
-asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
-                                      bool local);
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp);
+asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
+asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
 
 class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this<AgentAcceptor> {
  public:
   explicit AgentAcceptor(const std::shared_ptr<Engine>& of)
-      : engine(of), context(of->reactor->context()), unix_(context), tcp_(context) {}
+      : engine(of), context(of->reactor->context()), unix_(context) {}
   ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
 
   Status open(Engine& of) {
@@ -58,33 +68,44 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       of.record.unix_address = listener->address;
       unix_.assign(asio::local::stream_protocol(), listener->socket.release());
     }
-    const auto address = listening_address(of.options.interface, of.options.reaches);
-    if (!address) return address.status();
-    if (!address->loopback && !of.own_key)
-      return {Code::unauthenticated, "listening on " + address->address + " (" + address->interface +
-                                         "), which other hosts can reach, needs a key of your own:\n  " +
-                                         std::string(how_to_set_a_key())};
+    const auto addresses = listening_addresses(of.options.interface, of.options.reaches);
+    if (!addresses) return addresses.status();
     const auto ports = parse_ports(of.options.ports);
     if (!ports) return ports.status();
-    auto listener = listen_tcp(address->address, *ports);
+    of.record.tcp_addresses.clear();
+    for (const auto& address : *addresses) {
+      if (of.record.tcp_addresses.size() == Record::kMostAddresses) break;
+      if (auto status = listen_on(of, address, *ports); !status) return status;
+    }
+    return {};
+  }
+
+  Status listen_on(Engine& of, const InterfaceAddress& address, PortRange ports) {
+    if (!address.loopback && !of.own_key)
+      return {Code::unauthenticated, "listening on " + address.address + " (" + address.interface +
+                                         "), which other hosts can reach, needs a key of your own:\n  " +
+                                         std::string(how_to_set_a_key())};
+    auto listener = listen_tcp(address.address, ports);
     if (!listener) return listener.status();
-    of.record.tcp_addresses = {join_host_port(address->address, listener->port)};
-    const bool v6 = address->address.find(':') != std::string::npos;
-    tcp_.assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
+    of.record.tcp_addresses.push_back(join_host_port(address.address, listener->port));
+    const bool v6 = address.address.find(':') != std::string::npos;
+    tcp_.emplace_back(context).assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
     return {};
   }
 
   void start() {
     if (unix_.is_open()) asio::co_spawn(context, accept_unix(shared_from_this()), asio::detached);
-    asio::co_spawn(context, accept_tcp(shared_from_this()), asio::detached);
+    for (auto& each : tcp_) asio::co_spawn(context, accept_tcp(shared_from_this(), each), asio::detached);
   }
 
   void stop() override {
     asio::post(context, [self = shared_from_this()] {
       error_code ignored;
       self->unix_.close(ignored);
-      self->tcp_.close(ignored);
-      for (const auto& socket : self->handshakes) socket->close(ignored);
+      for (auto& each : self->tcp_) each.close(ignored);
+      for (const auto* all : {&self->strangers, &self->proven}) {
+        for (const auto& one : *all) one->socket->close(ignored);
+      }
       self->stopped = true;
     });
   }
@@ -92,8 +113,28 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   const std::weak_ptr<Engine> engine;
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
-  asio::ip::tcp::acceptor tcp_;
-  std::list<std::shared_ptr<Socket>> handshakes;  // connections in the handshake, oldest first
+  std::list<asio::ip::tcp::acceptor> tcp_;  // one for each address; never changes after open()
+  /// Returns the stranger that may make room for another connection; null: none.
+  [[nodiscard]] std::shared_ptr<Handshake> outstayed() const {
+    const auto now = std::chrono::steady_clock::now();
+    for (const auto& one : strangers) {
+      if (now - one->begun > (one->silent ? patience_with_silence : patience_with_proof)) return one;
+    }
+    return nullptr;
+  }
+  /// Returns whether there is room for another stranger. Closes one that has had its time if need be.
+  bool make_room() {
+    if (strangers.size() < most_strangers) return true;
+    const auto oldest = outstayed();
+    if (!oldest) return false;
+    error_code ignored;
+    oldest->socket->close(ignored);
+    strangers.remove(oldest);
+    return true;
+  }
+
+  // Connections in the handshake, oldest first: those that have to prove the key and have not yet, and the others.
+  std::list<std::shared_ptr<Handshake>> strangers, proven;
   bool stopped = false;
 
  private:
@@ -102,15 +143,13 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
 
 void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
-  if (acceptor->handshakes.size() >= most_handshakes) {
-    // Honest peers complete the handshake quickly, so the oldest connection makes room.
-    error_code ignored;
-    acceptor->handshakes.front()->close(ignored);
-    acceptor->handshakes.pop_front();
-  }
-  auto shared = std::make_shared<Socket>(std::move(socket));
-  acceptor->handshakes.push_back(shared);
-  asio::co_spawn(acceptor->context, handle_connection(acceptor, std::move(shared), local), asio::detached);
+  auto of = std::make_shared<Handshake>();
+  of->local = local;
+  of->socket = std::make_shared<Socket>(std::move(socket));
+  const bool trusted = !key_needed(local ? unix_peer_uid(of->socket->native_handle()) : std::nullopt, ::geteuid());
+  if (!trusted && !acceptor->make_room()) return;  // closes it: the dialler tries again
+  (trusted ? acceptor->proven : acceptor->strangers).push_back(of);
+  asio::co_spawn(acceptor->context, handle_connection(acceptor, std::move(of)), asio::detached);
 }
 
 /// Waits before the next accept after an error (no descriptor left, for example), so that accepting does not spin.
@@ -131,36 +170,62 @@ asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor) {
   }
 }
 
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor) {
-  while (acceptor->tcp_.is_open()) {
+asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp) {
+  while (tcp.is_open()) {
+    if (!acceptor->make_room()) {  // the others wait in the listener's backlog
+      co_await pause(acceptor);
+      continue;
+    }
     error_code error;
-    auto socket = co_await acceptor->tcp_.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    auto socket = co_await tcp.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (!error) {
       socket.set_option(asio::ip::tcp::no_delay(true), error);
       begin_handshake(acceptor, std::move(socket), false);
-    } else if (acceptor->tcp_.is_open()) {
+    } else if (tcp.is_open()) {
       co_await pause(acceptor);
     }
   }
 }
 
-asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
-                                        bool local) {
+void log_refused(bool local, const Status& why) {
+  log_warning(std::string("refused a connection: transport=") + (local ? "unix " : "tcp ") + why.text());
+}
+
+asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
   asio::steady_timer timer(acceptor->context, handshake_timeout);
-  timer.async_wait([socket](const error_code& cancelled) {
+  timer.async_wait([socket = of->socket](const error_code& cancelled) {
     error_code ignored;
     if (!cancelled) socket->close(ignored);
   });
-  const auto status = co_await run_handshake(acceptor, socket, local);
+  const auto status = co_await run_handshake(acceptor, of);
   timer.cancel();
-  acceptor->handshakes.remove(socket);
+  acceptor->strangers.remove(of);
+  acceptor->proven.remove(of);
   const auto engine = acceptor->engine.lock();
-  if (!status.ok() && engine && !engine->leaving)
-    log_warning(std::string("refused a connection: transport=") + (local ? "unix " : "tcp ") + status.text());
+  if (!status.ok() && engine && !engine->leaving) log_refused(of->local, status);
 }
 
-asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Socket> socket,
-                                      bool local) {
+/// Gives the connection to its link. On a pool thread, because messages that waited for it are sent there, and the link
+/// that it replaces is closed.
+void attach_apart(const std::shared_ptr<Engine>& engine, FileDescriptor socket, bool local, wire::Hello hello) {
+  engine->pool->submit([engine, socket = std::move(socket), local, hello = std::move(hello)]() mutable {
+    pollfd ended{socket.get(), POLLRDHUP, 0};
+    const bool gone = ::poll(&ended, 1, 0) > 0;
+    if ((ended.revents & (POLLHUP | POLLERR)) != 0) return;  // the dialler has closed it already
+    std::shared_ptr<Link> link;
+    do {  // a link that ends at this moment does not take the connection: try the link that replaces it
+      link = engine->link_of(hello, gone);
+      if (!link) {
+        const Status why(Code::connection_lost, "\"" + hello.name + "\" has given this connection up");
+        return log_refused(local, why);
+      }
+    } while (!link->attach(socket, local, false, hello) && socket && link->closed() && !engine->leaving);
+  });
+}
+
+asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
+  const auto socket = of->socket;
+  const bool local = of->local;
   const auto engine = acceptor->engine.lock();
   if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
   error_code error;
@@ -179,8 +244,9 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   AcceptorHandshake handshake(terms);
   std::array<std::byte, AcceptorHandshake::kHelloBytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
-  if (error == asio::error::eof && got == 0) co_return Status();  // a probe for a listener: not worth a warning
+  if (error && got == 0) co_return Status();  // a probe for a listener, or a stranger: not worth a warning
   if (error) co_return cut();
+  of->silent = false;
   const auto answer = handshake.answer(opening);
   if (!answer) co_return answer.status();
   co_await asio::async_write(*socket, asio::buffer(answer->bytes), token);
@@ -192,6 +258,9 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (error == asio::error::eof && handshake.agreement().proven) co_return handshake.check(proof);
   if (error) co_return cut();
   if (auto status = handshake.check(proof); !status) co_return status;
+  acceptor->strangers.remove(of);
+  acceptor->proven.remove(of);
+  acceptor->proven.push_back(of);
 
   wire::Header header;
   header.kind = wire::Kind::hello;
@@ -215,15 +284,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (hello->expected != 0 && hello->expected != engine->self.incarnation) {
     co_return Status(Code::connection_lost, "\"" + hello->name + "\" expects an earlier incarnation of this agent");
   }
-  FileDescriptor fd(socket->release(error));
-  pollfd ended{fd.get(), POLLRDHUP, 0};
-  const bool gone = ::poll(&ended, 1, 0) > 0;
-  if ((ended.revents & (POLLHUP | POLLERR)) != 0) co_return Status();  // the dialler has closed it already
-  std::shared_ptr<Link> link;
-  do {  // a link that ends at this moment does not take the connection: try the link that replaces it
-    link = engine->link_of(*hello, gone);
-    if (!link) co_return Status(Code::connection_lost, "\"" + hello->name + "\" has given this connection up");
-  } while (!link->attach(fd, local, false, *hello) && fd && link->closed() && !engine->leaving);
+  attach_apart(engine, FileDescriptor(socket->release(error)), local, *hello);
   co_return Status();
 }
 

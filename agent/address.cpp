@@ -266,6 +266,24 @@ std::optional<InterfaceAddress> match_interface(std::string_view spec, const std
   return std::nullopt;
 }
 
+std::vector<InterfaceAddress> match_interfaces(std::string_view spec, const std::vector<InterfaceAddress>& addresses) {
+  std::vector<InterfaceAddress> found, left = addresses;
+  while (auto next = match_interface(spec, left)) {
+    std::erase_if(left, [&](const auto& one) { return one.interface == next->interface; });
+    found.push_back(*std::move(next));
+  }
+  return found;
+}
+
+Result<std::vector<InterfaceAddress>> listening_addresses(std::string_view spec, const std::string& reaches) {
+  const auto wanted = std::string(spec.empty() ? environment::socket_ifname.value() : spec);
+  auto all = wanted.empty() ? std::vector<InterfaceAddress>() : match_interfaces(wanted, interface_addresses());
+  if (!all.empty()) return all;
+  const auto one = listening_address(spec, reaches);
+  if (!one) return one.status();
+  return std::vector{*one};
+}
+
 Result<InterfaceAddress> listening_address(std::string_view spec, const std::string& reaches) {
   const auto ours = interface_addresses();
   const auto wanted = std::string(spec.empty() ? environment::socket_ifname.value() : spec);

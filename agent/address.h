@@ -37,6 +37,14 @@ bool is_loopback(const std::string& host);
 /// leading "^" excludes the listed interfaces ("^docker"), and loopback with them.
 std::optional<InterfaceAddress> match_interface(std::string_view spec, const std::vector<InterfaceAddress>& addresses);
 
+/// Returns the addresses that match `spec`, one of each interface, in the order of `spec`; among interfaces that match
+/// the same prefix, or all but the excluded ones, in the order of `addresses`.
+std::vector<InterfaceAddress> match_interfaces(std::string_view spec, const std::vector<InterfaceAddress>& addresses);
+
+/// Returns the addresses to listen on, best first: one of each interface that matches if `spec` or
+/// TENSORFERRY_SOCKET_IFNAME is set, else listening_address(). Fails as that does.
+Result<std::vector<InterfaceAddress>> listening_addresses(std::string_view spec, const std::string& reaches);
+
 /// Returns the address to listen on. It is the first that applies:
 /// - the interface that `spec` (RawAgentOptions::interface) matches, if `spec` is not empty;
 /// - the interface that TENSORFERRY_SOCKET_IFNAME matches, if that is set;

@@ -7,9 +7,12 @@
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
+#include "agent/idempotent_call.h"
 #include "agent/link.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/text.h"
+#include "channels/pinned_bytes.h"
 
 namespace tensorferry {
 
@@ -19,6 +22,7 @@ class RawAgent::Impl final {
   std::shared_ptr<Acceptor> acceptor;
   std::mutex leave_mutex;
   bool left = false;
+  std::optional<std::size_t> recording;  // for RawAgentOptions::trace
 
   Status create(RawAgentOptions options);
   void leave();
@@ -90,7 +94,7 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   const std::weak_ptr<Engine> weak = engine;
   engine->reactor = std::make_unique<Reactor>([weak] {
     const auto alive = weak.lock();
-    return alive && alive->tick();
+    return alive ? alive->tick() : Pace::rest;
   });
   Pool::Limits limits;
   limits.most = std::max(limits.least, engine->options.max_threads);
@@ -101,6 +105,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   acceptor = std::move(*listening);
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
+  if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
+  if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();
   every_second_ = std::make_unique<boost::asio::steady_timer>(engine->reactor->context());
   look_after();
@@ -134,6 +140,10 @@ void RawAgent::Impl::leave() {
     engine->sessions.clear();
   }
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  if (recording) {
+    write_trace(trace_path(engine->options.trace, engine->self.name),
+                engine->trace.stop(*recording, engine->self, engine->record.boot_id));
+  }
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   engine->reactor->stop();
@@ -160,6 +170,13 @@ std::chrono::nanoseconds device_time_of(const Message& message) {
 }
 
 }  // namespace
+
+WaitInHandler::WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->about_to_block();
+}
+WaitInHandler::~WaitInHandler() {
+  if (auto* pool = Pool::current()) pool->unblocked();
+}
 
 RawAgent::RawAgent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RawAgent::~RawAgent() {
@@ -221,9 +238,15 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   const auto bytes = message.bytes();
   auto link = engine.link_to(peer);
   state->link = link;
+  if (state->options.idempotent) {
+    state->device_time = device_time_of(message);
+    IdempotentCall::start(engine.shared_from_this(), peer, state, std::move(message));
+    return Call(std::move(state));
+  }
   if (bytes != 0) {
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
-      state->complete(status);
+      state->complete(Status(status.code(),
+                             formatted("\"{}\" on \"{}\": not sent, because {}", state->shown(), peer, status.what())));
       state->release_arguments();
       return Call(std::move(state));
     }
@@ -251,10 +274,9 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
 std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
   auto& engine = *impl_->engine;
   const std::lock_guard lock(engine.links_mutex);
-  const auto it = engine.links.find(name);
-  if (it == engine.links.end() || it->second->closed()) return std::nullopt;
-  const auto session = it->second->session();
-  return session ? std::optional(session->peer()) : std::nullopt;
+  // The session goes on while one of its links has ended and the next one is not there yet.
+  const auto it = engine.sessions.find(name);
+  return it != engine.sessions.end() && !it->second->dead() ? std::optional(it->second->peer()) : std::nullopt;
 }
 
 std::optional<PeerInfo> RawAgent::linked(int rank) const {
@@ -306,6 +328,8 @@ Counters RawAgent::counters() const {
   counters.calls_sent = engine.calls_sent;
   counters.calls_served = engine.calls_served;
   counters.calls_failed = engine.calls_failed;
+  counters.late_answers = engine.late_answers.count();
+  counters.late_replies = engine.late_replies;
   const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
     if (bytes != 0) to[std::move(name)] = bytes;
   };
@@ -315,7 +339,14 @@ Counters RawAgent::counters() const {
     add(counters.bytes_sent, name, engine.bytes_sent[i]);
     add(counters.bytes_received, name, engine.bytes_received[i]);
   }
+  counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
+}
+
+std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
+std::string RawAgent::stop_trace(std::size_t recording) {
+  const auto& engine = impl_->engine;
+  return engine->trace.stop(recording, engine->self, engine->record.boot_id);
 }
 
 std::pair<std::size_t, std::size_t> RawAgent::in_flight() const {

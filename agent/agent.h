@@ -85,7 +85,13 @@ struct RawCallOptions {
   Placement results;            // this agent's devices for the reply's tensors; travels with the request
   bool wait_for_ready = false;  // waits up to the deadline for a peer that has not joined yet, or restarts
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
-  std::string label;            // the function's name in errors; "": shown_name() of its name
+  /// True: if the call's connection is lost, sends the call again over the session's next link, within its deadline.
+  /// The callee runs it once, and keeps its answer for a while (agent/execution_record.h). Such a call fails with
+  /// ConnectionLost if the callee's incarnation has ended, or if the callee has forgotten the answer. The message is
+  /// kept until the call has ended, and its buffers must not change until then. Not with `order`, nor with buffers that
+  /// are shared.
+  bool idempotent = false;
+  std::string label;  // the function's name in errors; "": shown_name() of its name
 };
 
 /// Returns the function's name for errors and logs: the last part of a name that may have scopes ("py:module:f").
@@ -166,6 +172,8 @@ class Reply {
   /// Replaces an earlier `told`.
   void on_cancelled(UniqueFunction<void()> told);
 
+  /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
+  bool begin();
   /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 
@@ -208,6 +216,18 @@ class Executor {
   virtual void detach(void* thread) = 0;  // once per attached thread, before it ends
 };
 
+/// A wait of the calling thread for something that another call or a peer brings. If the thread runs a handler, the
+/// handler holds no place (`RawAgentOptions::max_threads`) while this object lives, so the calls for which it waits can
+/// run. Call::wait() does this by itself. Other waits inside handlers need it, for example those on a condition
+/// variable. Does nothing on threads that belong to no agent.
+class WaitInHandler {
+ public:
+  WaitInHandler();
+  ~WaitInHandler();
+  WaitInHandler(const WaitInHandler&) = delete;
+  WaitInHandler& operator=(const WaitInHandler&) = delete;
+};
+
 struct RawAgentOptions {
   std::string name;
   int rank = -1;
@@ -219,8 +239,14 @@ struct RawAgentOptions {
   std::vector<Device> devices{Device{}};                 // this agent's devices; always includes the CPU
   std::map<DeviceType, std::shared_ptr<Memory>> memory;  // receive memory; the agent makes the CPU's if it is missing
   std::shared_ptr<Executor> executor;
-  int max_threads = 1024;  // handlers that run at once; if as many wait too, ResourceExhausted
-  std::size_t max_bytes_in_flight = std::size_t{1} << 30;  // per peer; beyond it the sender blocks
+  int max_threads = 1024;  // handlers that run at once, without those that wait for a call of their own
+  // Per peer: requests taken in whose handlers have not started, and the bytes of their payloads and buffers. They wait
+  // up to their deadlines. Beyond a bound, requests fail with ResourceExhausted.
+  int max_queued_calls = 65536;
+  std::size_t max_queued_bytes = std::size_t{16} << 30;
+  // Per peer, and in each direction: bytes of buffers that the peer has not taken. Beyond it a caller blocks, and no
+  // further handler of the peer's requests starts.
+  std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   Milliseconds heartbeat{5000};      // between hosts; the link to a peer that is silent for three heartbeats ends
   Milliseconds peer_timeout{60000};  // a peer that cannot be reached for this long is dead
   std::string interface;             // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
@@ -230,11 +256,15 @@ struct RawAgentOptions {
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::string trace;          // a file: leave() writes a trace of all calls beside it; "": TENSORFERRY_TRACE, else none
 };
 
 struct Counters {
   std::uint64_t calls_sent = 0, calls_served = 0, calls_failed = 0;
+  std::uint64_t late_answers = 0;  // calls that this agent answered after their callers had given up
+  std::uint64_t late_replies = 0;  // replies to this agent that came after their calls had ended
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
+  std::uint64_t pinned_bytes = 0;  // page-locked host memory of the whole process, for GPUs
 };
 
 /// The channels between one local device and one device of a peer, and the transport of calls to that peer.
@@ -286,8 +316,9 @@ class RawAgent {
   /// Looks the agent of that name up in the store; waits up to `timeout` for it to join.
   Result<PeerInfo> find(std::string_view name, Milliseconds timeout);
   Result<PeerInfo> find(int rank, Milliseconds timeout);
-  /// Returns the agent of that name or rank if a connected link to it exists now. Does not ask the store.
+  /// Returns the agent of that name if there is a session with it. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
+  /// Returns the agent of that rank if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
   /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
   /// missing ranks.
@@ -304,6 +335,12 @@ class RawAgent {
   /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
   [[nodiscard]] Counters counters() const;
+  /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
+  /// number.
+  [[nodiscard]] std::size_t start_trace();
+  /// Ends a recording. Returns the calls that have ended meanwhile as a Chrome trace (JSON); docs/tracing.md describes
+  /// it.
+  std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 

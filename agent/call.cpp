@@ -4,6 +4,7 @@
 #include "agent/agent.h"
 #include "agent/call_state.h"
 #include "agent/engine.h"
+#include "agent/idempotent_call.h"
 #include "agent/link.h"
 #include "base/futex.h"
 
@@ -63,7 +64,7 @@ void Call::State::run_completion() {
     result_ = Status(Code::invalid_argument, "the reply was taken already");
   }
   completion(std::move(*result));
-  if (link) link->sentinel_ended(*this, true);
+  if (link) link->calls().lazy().ended(*this, true);
 }
 
 void Call::State::prepare_to_sleep() {
@@ -88,6 +89,16 @@ void Call::State::wake() {
   if (was == sleeping) futex_wake(word_);
 }
 
+bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
+  link->engine().pool->about_to_block();
+  while (!done()) {
+    if (until && Clock::now() >= *until) return false;
+    prepare_to_sleep();
+    if (!sleep(until) && interrupted && interrupted()) return false;
+  }
+  return true;
+}
+
 Result<Received> Call::State::take() {
   if (inherited()) return link->engine().used_after_fork();
   const std::lock_guard lock(mutex_);
@@ -107,16 +118,16 @@ void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, boo
     now = result_.has_value();
   }
   if (now) return run_completion();
-  if (notice == Notice::prompt || !link) return escalate();
+  if (notice == Notice::prompt || !link || options.idempotent) return escalate();
   lazy = true;
-  if (!link->become_sentinel(*this)) return;
+  if (!link->calls().lazy().become_sentinel(*this)) return link->activate();
   escalate();
-  if (done()) link->sentinel_ended(*this, true);  // the completion may have run before this was the sentinel call
+  if (done()) link->calls().lazy().ended(*this, true);  // the completion may have run before this was the sentinel call
 }
 
 void Call::State::escalate() {
   lazy = false;
-  if (link) link->expect_reply(*this);
+  if (link && !options.idempotent) link->calls().expect_reply(*this);
 }
 
 bool Call::State::claim() {
@@ -126,7 +137,7 @@ bool Call::State::claim() {
     dropped = std::move(completion_);
   }
   lazy = false;
-  if (link) link->sentinel_ended(*this, false);
+  if (link) link->calls().lazy().ended(*this, false);
   return static_cast<bool>(dropped);
 }
 
@@ -140,6 +151,17 @@ void Call::State::on_sent(Completion sent, bool with_executor) {
     sent_.push_back(with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent));
   }
   escalate();  // the reply may carry the acknowledgement
+}
+
+void Call::State::set_report(CalleeReport report) {
+  auto kept = std::make_unique<const CalleeReport>(report);
+  const std::lock_guard lock(mutex_);
+  report_.swap(kept);
+}
+
+std::optional<CalleeReport> Call::State::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_ ? std::optional(*report_) : std::nullopt;
 }
 
 void Call::State::hold_arguments() {
@@ -167,16 +189,18 @@ std::size_t Message::bytes() const {
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
   if (state_->done() || state_->inherited()) return true;
   if (!state_->link) return false;
-  return state_->link->wait(*state_, until, interrupted);
+  if (state_->options.idempotent) return state_->wait_for_attempts(until, interrupted);
+  return state_->link->calls().wait(*state_, until, interrupted);
 }
 
 bool Call::spin_wait(std::chrono::nanoseconds at_least) {
-  return state_->done() || state_->inherited() || (state_->link && state_->link->spin_wait(*state_, at_least));
+  return state_->done() || state_->inherited() ||
+         (state_->link && state_->link->calls().ring().spin_wait(*state_, at_least));
 }
 
 bool Call::done() const noexcept {
   if (state_->inherited()) return true;
-  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->poll_ring(*state_);
+  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->calls().ring().poll(*state_);
   return state_->done();
 }
 std::string_view Call::function() const noexcept { return state_->function; }
@@ -193,8 +217,10 @@ void Call::on_sent(Completion sent, bool with_executor) {
   state_->on_sent(std::move(sent), with_executor);
 }
 void Call::cancel() {
+  if (const auto attempts = state_->attempts.lock(); attempts && !state_->inherited()) return attempts->cancel();
   if (state_->link && !state_->inherited())
-    state_->link->cancel(state_, Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
+    state_->link->calls().cancel(state_,
+                                 Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));
 }
 
 }  // namespace tensorferry

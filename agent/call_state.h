@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,10 +11,23 @@
 
 #include "agent/agent.h"
 #include "agent/transport/call_ring.h"
+#include "agent/wire/frame.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
+class IdempotentCall;
 class Link;
+struct CallRecord;
+
+/// What the callee has told about a call shortly before its deadline.
+struct CalleeReport {
+  wire::CallStatus status;
+  Clock::time_point at;  // when it came
+};
+
+/// Why a request has not been sent yet.
+enum class SendHold : std::uint8_t { none, connection, probe, order };
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
@@ -36,6 +50,9 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// held for ever.
   [[nodiscard]] bool inherited() const noexcept;
 
+  /// Waits for an idempotent call: its attempts end on threads of the pool. See Call::wait.
+  bool wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
+
   Result<Received> take();
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice);
   void escalate();
@@ -48,6 +65,10 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   }
   /// Returns whether the reply is landing in `options.into`. The call then ends when no channel can write there.
   [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
+
+  /// Keeps the callee's report.
+  void set_report(CalleeReport report);
+  [[nodiscard]] std::optional<CalleeReport> report() const;
 
   /// Counts the holders of the arguments' memory. When the last one releases it, the completions of on_sent run.
   void hold_arguments();
@@ -65,6 +86,14 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
   SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
+  std::atomic<Clock::rep> sent_at{0};      // when the request was built to be sent; 0: not yet
+  std::atomic<SendHold> hold{SendHold::none};
+  std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
+  std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
+  /// The key of an idempotent call's attempt. On the call itself (`options.idempotent`), key 0.
+  wire::IdempotencyKey idempotency;
+  std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
+  bool refused = false;                    // the callee answered with an error; set before complete()
   bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
   std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it
 
@@ -73,11 +102,12 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   void run_completion();
 
   std::atomic<std::uint32_t> word_{idle};
-  std::mutex mutex_;
+  mutable Mutex mutex_;
   std::optional<Result<Received>> result_;
   UniqueFunction<void(Result<Received>)> completion_;
   bool with_executor_ = false;
   std::vector<Completion> sent_;
+  std::unique_ptr<const CalleeReport> report_;
   int holds_ = 1;  // holders of the arguments; the first is the call, until its link has taken the message
 };
 

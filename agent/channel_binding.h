@@ -8,6 +8,7 @@
 
 #include "agent/channel_set.h"
 #include "agent/link.h"
+#include "base/mutex.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -35,18 +36,21 @@ class ChannelSet::ChannelBinding final : public Wire {
   [[nodiscard]] std::string_view name() const { return set_.engine_.drivers[driver_]->name(); }
   [[nodiscard]] State state() const {
     const std::lock_guard lock(mutex_);
-    if (!reason_.empty()) return State::failed;
+    if (!mine_failed_.empty() || !theirs_failed_.empty()) return State::failed;
     return mine_ready_ && theirs_ready_ ? State::usable : State::probing;
   }
   [[nodiscard]] std::string reason() const {
     const std::lock_guard lock(mutex_);
-    return reason_.empty() && !(mine_ready_ && theirs_ready_) ? "its probe is under way" : reason_;
+    if (!mine_failed_.empty()) return mine_failed_;
+    if (!theirs_failed_.empty()) return theirs_failed_;
+    return mine_ready_ && theirs_ready_ ? "" : "its probe is under way";
   }
-  /// The peer's probe has succeeded.
+  /// The peer's probe has succeeded, perhaps after it had failed.
   void peer_ready() {
     {
       const std::lock_guard lock(mutex_);
       theirs_ready_ = true;
+      theirs_failed_.clear();
     }
     set_.probe_ended();
   }
@@ -54,13 +58,13 @@ class ChannelSet::ChannelBinding final : public Wire {
   void peer_failed(std::string reason) {
     {
       const std::lock_guard lock(mutex_);
-      if (reason_.empty()) reason_ = reason.empty() ? "its probe failed at the peer" : std::move(reason);
+      theirs_failed_ = reason.empty() ? "its probe failed at the peer" : std::move(reason);
     }
     set_.probe_ended();
   }
 
   ControlId control(Bytes message, Descriptors descriptors) override {
-    return set_.control(*this, static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
+    return set_.control(code(), static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
   }
   void read(Buffer destination, Completion landed) override {
     if (reading == nullptr) {
@@ -81,19 +85,20 @@ class ChannelSet::ChannelBinding final : public Wire {
     set_.receive_bulk(code(), sequence, {std::move(destination), std::move(landed)});
   }
   void ready(Status probed) override {
+    bool assumed = immediate_;
     {
       const std::lock_guard lock(mutex_);
-      if (probed.ok())
-        mine_ready_ = true;
-      else
-        reason_ = std::string(probed.what());
+      assumed = assumed && mine_failed_.empty();
+      if (probed.ok()) mine_ready_ = true;
+      mine_failed_ = probed.ok() ? "" : probed.what().empty() ? "its probe failed" : std::string(probed.what());
     }
     set_.probe_ended();
-    if (probed.ok() && immediate_) return;  // the peer assumes it, so no connection is opened to say so
-    set_.control(*this, static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
+    if (probed.ok() && assumed) return;  // the peer assumes it, so no connection is opened to say so
+    set_.control(code(), static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
                  view_of(probed.what().substr(0, 1024)), {});
   }
   [[nodiscard]] bool may_share_memory() const override { return set_.engine_.options.shared_memory; }
+  [[nodiscard]] bool passes_descriptors() const override { return set_.link_.local(); }
   [[nodiscard]] std::string_view peer() const override { return set_.link_.peer().name; }
 
   std::unique_ptr<Channel> channel;
@@ -106,10 +111,10 @@ class ChannelSet::ChannelBinding final : public Wire {
   const std::size_t driver_;
   const DevicePair pair_;
   const bool immediate_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   bool mine_ready_ = false;
   bool theirs_ready_;
-  std::string reason_;
+  std::string mine_failed_, theirs_failed_;  // why this end, or the peer's, carries nothing; "" if it can
 };
 
 }  // namespace tensorferry

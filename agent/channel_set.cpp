@@ -98,7 +98,7 @@ ChannelSet::ChannelBinding* ChannelSet::open(std::size_t driver, DevicePair pair
     binding = place.get();
   }
   // The peer opens its end of an immediate channel at the first ticket, and of any other when this message tells it.
-  if (!immediate) control(*binding, static_cast<std::uint8_t>(ChannelBinding::Control::open), {}, {});
+  if (!immediate) control(binding->code(), static_cast<std::uint8_t>(ChannelBinding::Control::open), {}, {});
   auto channel = engine_.drivers[driver]->open(*binding, pair);
   Status ended;
   {
@@ -157,44 +157,65 @@ void ChannelSet::probe_ended() {
   for (auto& job : due) link_.run(std::move(job), false);
 }
 
-ChannelSet::ChannelBinding* ChannelSet::binding_of_peer(std::uint8_t driver, DevicePair theirs) {
+Result<ChannelSet::ChannelBinding*> ChannelSet::binding_of_peer(std::uint8_t driver, DevicePair theirs, bool refuses) {
   const DevicePair ours{theirs.remote, theirs.local};
   std::string name;
   {
     const std::lock_guard lock(mutex_);
-    if (driver >= theirs_.size()) return nullptr;
-    name = theirs_[driver].name;
-    // Refuses devices that one side does not have, so that a peer cannot fill the maps with invented ones.
-    if (endpoint_of(theirs_, name, ours.remote) == nullptr ||
-        endpoint_of(engine_.descriptors, name, ours.local) == nullptr) {
-      return nullptr;
+    if (driver < theirs_.size()) name = theirs_[driver].name;
+    // Only what the peer has announced, so that it cannot fill the maps with invented devices.
+    if (driver >= theirs_.size() || endpoint_of(theirs_, name, ours.remote) == nullptr)
+      return Status(Code::protocol_error, "a channel that does not reach this device: the peer has not announced it");
+  }
+  std::string reason = "this agent has no " + text_of(ours.local);
+  if (endpoint_of(engine_.descriptors, name, ours.local) != nullptr) {
+    const auto& order = this->order(ours);
+    for (const auto& [known, binding] : order.all) {
+      if (known == name && binding != nullptr) return binding;
     }
+    const auto why = order.reasons.find(name);
+    reason = why == order.reasons.end() ? "the link has ended" : why->second;
   }
-  for (const auto& [known, binding] : order(ours).all) {
-    if (known == name) return binding;
-  }
+  if (refuses) refuse(name, ours, reason);
   return nullptr;
 }
 
-ChannelSet::ChannelBinding* ChannelSet::binding_of_code(std::uint32_t code) {
+Result<ChannelSet::ChannelBinding*> ChannelSet::binding_of_code(std::uint32_t code, bool refuses) {
   const Device local{static_cast<DeviceType>((code >> 20) & 0xf), static_cast<std::uint8_t>(code >> 12)};
   const Device remote{static_cast<DeviceType>((code >> 8) & 0xf), static_cast<std::uint8_t>(code)};
-  return binding_of_peer(static_cast<std::uint8_t>(code >> 24), {local, remote});
+  return binding_of_peer(static_cast<std::uint8_t>(code >> 24), {local, remote}, refuses);
 }
 
-ControlId ChannelSet::control(ChannelBinding& binding, std::uint8_t operation, ByteView bytes,
-                              Descriptors descriptors) {
+void ChannelSet::refuse(const std::string& driver, DevicePair pair, const std::string& reason) {
+  constexpr std::size_t most = 1024;  // pairs; a peer that names more of them gets no further answer
+  for (std::size_t i = 0; i < engine_.drivers.size(); ++i) {
+    if (engine_.drivers[i]->name() != driver) continue;
+    const auto code = ChannelBinding::code(i, pair);
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_ || refused_.size() == most || !refused_.insert(code).second) return;
+    }
+    control(code, static_cast<std::uint8_t>(ChannelBinding::Control::failed), view_of(reason), {});
+    return;
+  }
+}
+
+ControlId ChannelSet::control(std::uint32_t code, std::uint8_t operation, ByteView bytes, Descriptors descriptors) {
   Bytes payload;
   Writer writer(payload);
   writer.put(operation);
-  writer.put(binding.code());
+  writer.put(code);
   writer.raw(bytes);
-  const std::lock_guard order(control_mutex_);
   wire::Header header;
   header.kind = wire::Kind::control;
-  header.control = ++controls_sent_;
   header.descriptors = static_cast<std::uint8_t>(descriptors.size());
-  link_.send_control(wire::assemble(header, {}, {}, payload), std::move(descriptors));
+  {
+    // Only queues: to write would complete other messages, and completions run under no lock.
+    const std::lock_guard order(control_mutex_);
+    header.control = ++controls_sent_;
+    link_.queue_control(wire::assemble(header, {}, {}, payload), std::move(descriptors));
+  }
+  link_.write_controls();
   return header.control;
 }
 
@@ -204,23 +225,25 @@ Status ChannelSet::on_control(std::uint64_t id, ByteView payload, Descriptors de
   const auto code = in.get<std::uint32_t>();
   if (in.failed()) return {Code::protocol_error, "the control frame names no channel"};
   if (id != controls_received_ + 1) return {Code::protocol_error, "the control frame is out of order"};
-  auto* binding = binding_of_code(code);
-  if (binding == nullptr)
-    return {Code::protocol_error, "the control frame is for a channel that does not reach this device"};
-  switch (operation) {
-    case ChannelBinding::Control::open:
-      break;  // binding_of_code() has opened it
-    case ChannelBinding::Control::ready:
-      binding->peer_ready();
-      break;
-    case ChannelBinding::Control::failed:
-      binding->peer_failed("at the peer: " + std::string(text_of(in.rest())));
-      break;
-    case ChannelBinding::Control::message:
-      binding->channel->control(in.rest(), std::move(descriptors));
-      break;
-    default:
-      return {Code::protocol_error, "the control frame has an unknown operation"};
+  if (operation < ChannelBinding::Control::open || operation > ChannelBinding::Control::message)
+    return {Code::protocol_error, "the control frame has an unknown operation"};
+  const bool uses = operation == ChannelBinding::Control::open || operation == ChannelBinding::Control::message;
+  const auto named = binding_of_code(code, uses);
+  if (!named.ok()) return {Code::protocol_error, "the control frame is for " + std::string(named.status().what())};
+  if (auto* binding = *named) {  // else its messages are dropped until the peer has read the refusal
+    switch (operation) {
+      case ChannelBinding::Control::open:
+        break;  // binding_of_code() has opened it
+      case ChannelBinding::Control::ready:
+        binding->peer_ready();
+        break;
+      case ChannelBinding::Control::failed:
+        binding->peer_failed("at the peer: " + std::string(text_of(in.rest())));
+        break;
+      case ChannelBinding::Control::message:
+        binding->channel->control(in.rest(), std::move(descriptors));
+        break;
+    }
   }
   std::vector<std::function<void(const Status&)>> due;
   {
@@ -264,9 +287,10 @@ void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRe
 }
 
 Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::Header& header) {
-  auto* binding = binding_of_code(header.channel);
-  if (binding == nullptr)
-    return Status(Code::protocol_error, "the bulk bytes are of a channel that does not reach this device");
+  const auto named = binding_of_code(header.channel);
+  if (!named.ok()) return Status(Code::protocol_error, "the bulk bytes are of " + std::string(named.status().what()));
+  const auto* binding = *named;
+  if (binding == nullptr) return FrameSink::Taken::yes;  // the stream drops the bytes
   BulkRead read;
   {
     const std::lock_guard lock(mutex_);
@@ -290,7 +314,7 @@ void ChannelSet::want_release(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     releases_.push_back(id);
   }
-  engine_.reactor->kick();
+  link_.activate();
 }
 
 /// Lets the channels complete work that is done but that they would notice only after this frame, such as GPU copies.

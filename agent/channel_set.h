@@ -18,6 +18,7 @@
 #include "agent/incoming_message.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -49,6 +50,7 @@ class ChannelSet final {
   struct Built {
     Bytes frame;
     std::vector<FrameStream::Part> trailing;
+    int channel = -1;  // that carries the first buffer, by counter of Engine::bytes_sent; -1: there are no buffers
   };
   /// Returns a number for when_probed() if `message` needs a channel that is still being probed: the channel that
   /// `require` names, or one that hands over shared memory. build() could then fail although it will succeed after the
@@ -103,7 +105,8 @@ class ChannelSet final {
   };
   using BindingKey = std::pair<std::size_t, DevicePair>;  // index of this side's driver, device pair
 
-  ControlId control(ChannelBinding& binding, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
+  /// Sends a control message about the channel with this code. Any thread; under none of the locks here.
+  ControlId control(std::uint32_t code, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
   void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
   const ChannelOrder& order(DevicePair pair);
   ChannelBinding* open(std::size_t driver, DevicePair pair);
@@ -118,7 +121,9 @@ class ChannelSet final {
   Status offer(MessageBuilder& builder, const Buffer& buffer, Device destination, Sharing sharing,
                const std::string& require, const std::shared_ptr<void>& held);
   void withdraw(MessageBuilder& builder);
-  void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in);
+  void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in,
+            std::vector<std::function<void()>>& copies);
+  void copy_elsewhere(std::vector<std::function<void()>> copies);
   /// Runs `pull` when the control message `after` has come; with an error if the link ends before.
   void pull_when(ControlId after, std::function<void(const Status&)> pull);
   std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
@@ -126,9 +131,12 @@ class ChannelSet final {
                                         bool spill = false);
   void land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived);
   /// Returns the binding that the peer names by its own driver number and device pair; opens the channel if the peer
-  /// was the first to use it. Null: no such driver or device, or it does not reach.
-  ChannelBinding* binding_of_peer(std::uint8_t driver, DevicePair theirs);
-  ChannelBinding* binding_of_code(std::uint32_t code);
+  /// was the first to use it. Null: this end does not want that channel, and the peer is told so if `refuses`, once.
+  /// ProtocolError: the peer has never announced such a driver, or not for that device.
+  Result<ChannelBinding*> binding_of_peer(std::uint8_t driver, DevicePair theirs, bool refuses = true);
+  Result<ChannelBinding*> binding_of_code(std::uint32_t code, bool refuses = true);
+  /// Tells the peer that this end does not want a channel that the peer has opened.
+  void refuse(const std::string& driver, DevicePair pair, const std::string& reason);
   void want_release(std::uint64_t id);
   void progress();
   void probe_ended();
@@ -136,9 +144,9 @@ class ChannelSet final {
 
   Link& link_;
   Engine& engine_;
-  std::mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
+  Mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
 
-  mutable std::mutex mutex_;  // guards the members below; never held across a call of a channel
+  mutable Mutex mutex_;  // guards the members below; never held across a call of a channel
   bool met_ = false;
   bool bundles_ = false;  // the peer reads bundles
   bool closed_ = false;
@@ -156,7 +164,7 @@ class ChannelSet final {
   std::uint64_t next_release_ = 1;
   std::atomic<int> unconsumed_{0};  // pulled tickets whose source is still being read, if their sender waits for it
   std::vector<std::uint64_t> releases_;
-  std::mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
+  Mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
   ControlId controls_sent_ = 0;
   ControlId controls_received_ = 0;
   std::vector<std::pair<ControlId, std::function<void(const Status&)>>>
@@ -165,6 +173,7 @@ class ChannelSet final {
   std::vector<UniqueFunction<void()>> after_probe_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, BulkRead> bulk_reads_;
   std::set<std::string> warned_;
+  std::set<std::uint32_t> refused_;  // codes of the channels that the peer has opened and this end does not want
 };
 
 }  // namespace tensorferry

@@ -5,12 +5,17 @@
 #include "agent/channel_binding.h"
 #include "agent/channel_set.h"
 #include "channels/completion.h"
+#include "channels/copy.h"
 
 namespace tensorferry {
 namespace {
 
 constexpr std::size_t room_for_records = 48 * 1024;  // records and payload of more bytes travel in a buffer (spilled)
 constexpr std::size_t typical_ticket = 32;
+// Bytes that may follow one frame. Small calls wait behind them, and on a slow network so do heartbeats. More bytes go
+// on the bulk connection.
+constexpr std::size_t most_behind_frame = 256 * 1024;
+constexpr std::size_t copies_elsewhere_from = std::size_t{64} << 10;  // the thread that reads copies less by itself
 
 Buffer buffer_of(Bytes bytes) {
   auto owner = std::make_shared<Bytes>(std::move(bytes));
@@ -30,20 +35,41 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
   std::size_t count = 0;  // of records
   std::vector<FrameStream::Part> trailing;
   std::uint64_t trailing_bytes = 0;
+  std::uint64_t offered_bytes = 0;  // of the buffer that the channels are asked for now
   std::vector<std::pair<std::uint64_t, Offered>> offered;
   std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
   bool may_append = true;
   bool last = false;            // no other channel will be asked for this buffer
+  bool interim = false;         // a faster channel will probably carry later buffers
   bool spill = false;           // this buffer holds the records of all others
   std::size_t inline_room = 0;  // bytes left in the frame for inline buffers
 
-  [[nodiscard]] bool appends() const override { return may_append; }
+  [[nodiscard]] bool appends() const override {
+    return may_append && (spill || trailing_bytes + offered_bytes <= most_behind_frame);
+  }
   void append(Buffer buffer, Completion written) override {
     trailing_bytes += buffer.bytes;
     trailing.push_back({std::move(buffer), std::move(written)});
   }
+  bool copy_later(Copier& copier, std::byte* to, ByteView from, const Owner& owner) override {
+    if (copier_ != nullptr && copier_ != &copier) return false;
+    copier_ = &copier;
+    copies_.push_back({to, from.data(), from.size()});
+    if (destinations_.empty() || destinations_.back() != owner) destinations_.push_back(owner);
+    return true;
+  }
+  /// Does the copies of copy_later().
+  void copy() {
+    if (!copies_.empty()) copier_->copy(copies_);
+  }
   [[nodiscard]] bool last_resort() const override { return last; }
+  [[nodiscard]] bool for_now() const override { return interim; }
   [[nodiscard]] bool leads() const override { return spill; }
+
+ private:
+  Copier* copier_ = nullptr;
+  std::vector<Copier::Piece> copies_;
+  std::vector<Owner> destinations_;
 };
 
 /// Records one buffer: inline in the frame, or with the ticket of the first channel of its pair that accepts it.
@@ -64,13 +90,16 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     builder.carried.emplace_back(Engine::most_drivers, buffer.bytes);
     return {};
   }
+  builder.offered_bytes = buffer.bytes;
   std::string reasons;
   bool fell_back = false;  // a faster channel failed; a channel that is still being probed does not count
   const auto& order = this->order({buffer.device, destination});
+  builder.interim = false;
   for (auto* binding : order.bindings) {
     if (!require.empty() && binding->name() != require) continue;
     if (const auto state = binding->state(); state != ChannelBinding::State::usable) {
       fell_back = fell_back || state == ChannelBinding::State::failed;
+      builder.interim = builder.interim || state == ChannelBinding::State::probing;
       reasons += std::string("\n  ") + std::string(binding->name()) + ": " + binding->reason();
       continue;
     }
@@ -78,6 +107,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     auto offer = binding->channel->offer(buffer, sharing, builder, [held](const Status&) {});
     if (auto* refusal = std::get_if<Refusal>(&offer)) {
       fell_back = fell_back || !refusal->passing;
+      builder.interim = builder.interim || refusal->passing;
       reasons += std::string("\n  ") + std::string(binding->name()) + ": " + refusal->reason;
       continue;
     }
@@ -123,6 +153,8 @@ void ChannelSet::record(MessageBuilder& builder, wire::BufferRecord record, Chan
 bool ChannelSet::offer_bundle(MessageBuilder& builder, const Message& message, const std::vector<std::uint32_t>& bundle,
                               const std::string& require, const std::shared_ptr<void>& held) {
   wire::BufferRecord record;
+  builder.offered_bytes = 0;
+  for (const auto index : bundle) builder.offered_bytes += message.buffers[index].bytes;
   std::vector<const Buffer*> parts;
   record.parts.reserve(bundle.size());
   parts.reserve(bundle.size());
@@ -205,7 +237,7 @@ Result<ChannelSet::Built> ChannelSet::build(wire::Header header, Bytes extension
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
   }
   if (message.buffers.empty() && message.payload.size() + extensions.size() <= room_for_records)
-    return Built{wire::assemble(header, extensions, {}, message.payload), {}};
+    return Built{wire::assemble(header, extensions, {}, message.payload), {}, -1};
   const auto plan = this->plan(message);
   const bool spill = plan.record_bytes + message.payload.size() > room_for_records;
   auto built = attempt(header, extensions, message, plan, require, held, spill);
@@ -241,6 +273,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     status = offer(builder, message.buffers[i], message.destination_of(i).device, message.sharing_of(i), require, held);
   }
   ByteView payload = message.payload;
+  Buffer whole;  // what is spilled
   header.buffers = static_cast<std::uint16_t>(builder.count);
   if (status.ok() && spill) {
     Bytes body;
@@ -253,10 +286,11 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     builder.may_append = builder.spill = true;
     header.buffers = 1;
     header.flags |= wire::flag::spilled;
-    status = offer(builder, buffer_of(std::move(body)), {}, Sharing::by_value, "", held);
+    whole = buffer_of(std::move(body));
+    status = offer(builder, whole, {}, Sharing::by_value, "", held);
   }
   header.trailing = builder.trailing_bytes;
-  Built built{{}, std::move(builder.trailing)};
+  Built built{{}, std::move(builder.trailing), -1};
   if (status.ok()) built.frame = wire::assemble(header, extensions, builder.records, payload);
   if (!status.ok() || built.frame.size() > wire::Header::max_length) {
     withdraw(builder);
@@ -265,6 +299,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     if (!status.ok()) return status;
     return built;
   }
+  builder.copy();
   {
     const std::lock_guard lock(mutex_);
     if (closed_) status = status_;
@@ -277,6 +312,7 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     return status;
   }
   for (const auto& [counter, bytes] : builder.carried) engine_.bytes_sent[counter] += bytes;
+  if (!builder.carried.empty()) built.channel = static_cast<int>(builder.carried.front().first);
   return built;
 }
 
@@ -318,7 +354,9 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
-  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in);
+  std::vector<std::function<void()>> copies;
+  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in, copies);
+  if (!copies.empty()) copy_elsewhere(std::move(copies));
   return message_in;
 }
 
@@ -331,11 +369,26 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
   ChannelBinding::reading = stream;
   for (const auto& record : frame.buffers) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
-    auto* binding = binding_of_peer(record.channel, {record.source, record.destination});
-    if (binding == nullptr || !binding->channel) continue;
-    binding->channel->discard(
-        {record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0});
-    want_release(record.release);
+    const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+    if (!named.ok()) continue;
+    auto* const binding = *named;
+    if (binding == nullptr || !binding->channel) {
+      want_release(record.release);
+      continue;
+    }
+    // As a pull does, it comes after the control message that the ticket needs.
+    auto end = [this, link = link_.shared_from_this(), binding,
+                ticket = Ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after,
+                                record.release != 0},
+                id = record.release](const Status& failed) {
+      if (!failed.ok()) return;
+      binding->channel->discard(ticket);
+      want_release(id);
+    };
+    if (record.after == 0)
+      end({});
+    else
+      pull_when(record.after, std::move(end));
   }
   ChannelBinding::reading = nullptr;
 }
@@ -356,8 +409,18 @@ void ChannelSet::land_spilled(Received spill, const std::vector<Buffer>& into, I
   land(records, Bytes(payload.begin(), payload.end()), into, std::move(arrived))->landed({});
 }
 
+/// Runs pulls that copy, on a pool thread that neither reads messages nor is inside the executor.
+void ChannelSet::copy_elsewhere(std::vector<std::function<void()>> copies) {
+  const auto all = std::make_shared<std::vector<std::function<void()>>>(std::move(copies));
+  const auto run = [all] {
+    for (const auto& copy : *all) copy();
+  };
+  if (!engine_.pool->submit_long(run)) run();
+}
+
+/// Pulls one buffer, or adds its pull to `copies`.
 void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
-                      const std::shared_ptr<IncomingMessage>& message_in) {
+                      const std::shared_ptr<IncomingMessage>& message_in, std::vector<std::function<void()>>& copies) {
   // A peer that broke the protocol may never send the rest of the message, so the link closes at once.
   const auto landed = [link = link_.shared_from_this(), message_in](const Status& status) {
     if (status.code() == Code::protocol_error) link->close(status);
@@ -372,9 +435,12 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     engine_.bytes_received[Engine::most_drivers] += record.bytes;
     return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
   }
-  auto* binding = binding_of_peer(record.channel, {record.source, record.destination});
+  const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+  if (!named.ok()) return landed({Code::protocol_error, "the ticket is of " + std::string(named.status().what())});
+  auto* const binding = *named;
   if (binding == nullptr || !binding->channel) {
-    return landed({Code::protocol_error, "the ticket is of a channel that does not reach this device"});
+    want_release(record.release);
+    return landed({Code::channel_unavailable, "the buffer came by a channel that its receiver does not want"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
   engine_.bytes_received[binding->driver()] += record.net_bytes();
@@ -388,6 +454,16 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
       want_release(id);
     });
   };
+  if (record.bytes >= copies_elsewhere_from && binding->channel->copies_into(sink)) {
+    if (record.after == 0) {
+      copies.emplace_back([pull = std::move(pull)] { pull({}); });
+      return;
+    }
+    return pull_when(record.after, [this, pull = std::move(pull)](const Status& failed) {
+      if (!failed.ok()) return pull(failed);
+      copy_elsewhere({[pull] { pull({}); }});
+    });
+  }
   if (record.after == 0)
     pull({});
   else

@@ -19,13 +19,14 @@ struct Connected {
 };
 
 /// Connects to the agent of `record`, completes the handshake, and sends this agent's hello for `link`. Uses the unix
-/// socket if the two agents may share one and it accepts, else the TCP addresses in order. Blocks until `deadline` at
-/// most.
+/// socket if the two agents may share one and it accepts, else the TCP addresses: the first at once, and each further
+/// one when those before it have failed, or have not answered for 300 ms. Blocks until `deadline` at most.
 ///
-/// ConnectionLost: no address accepts (the text names one), or another agent answers there; DeadlineExceeded;
-/// Unauthenticated, ProtocolError: the handshake failed.
+/// ConnectionLost: no address accepts (the text says of each address why), or another agent answers there;
+/// DeadlineExceeded; Unauthenticated, ProtocolError: the handshake failed. `may_answer`: an address did not answer, or
+/// the agent closed the connection during its handshake, so another attempt may succeed.
 Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& link, wire::Hello::Purpose purpose,
-                             Clock::time_point deadline);
+                             Clock::time_point deadline, bool& may_answer);
 
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);

@@ -3,10 +3,32 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/auth.h"
 #include "agent/link.h"
 #include "base/log.h"
 
 namespace tensorferry {
+namespace {
+
+/// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
+/// holds the process's sockets.
+class PeerProcess final : public Readable {
+ public:
+  PeerProcess(std::weak_ptr<Engine> engine, std::weak_ptr<Session> session)
+      : engine_(std::move(engine)), session_(std::move(session)) {}
+  void on_readable() override {
+    const auto engine = engine_.lock();
+    const auto session = session_.lock();
+    // The event may be an older one of another descriptor, which had this one's number and is closed.
+    if (engine && session && session->process_ended()) engine->process_ended(session);
+  }
+
+ private:
+  const std::weak_ptr<Engine> engine_;
+  const std::weak_ptr<Session> session_;
+};
+
+}  // namespace
 
 Engine::Engine(RawAgentOptions agent_options) : options(std::move(agent_options)) {
   // The CPU's receive memory is this agent's own pool unless the options bring another.
@@ -55,16 +77,22 @@ std::shared_ptr<Link> Engine::link_of(const wire::Hello& peer, bool gone) {
       links.erase(it);
     } else if (it != links.end()) {
       const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
-      const auto paired = it->second->other_number();
+      const auto paired = it->second->connections().other_number();
       const bool same = known == peer.incarnation;
       // A peer that dials again has given its link up, even if this side has not seen the end yet.
-      const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls && it->second->called();
+      const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls &&
+                         it->second->connections().stream(ConnectionRole::calls_in);
       if (known == 0 || (same && peer.link == paired && !twice) || (same && paired == 0)) return it->second;
       if (gone || (same && peer.link < paired)) return nullptr;
       old = std::move(it->second);
       links.erase(it);
     }
-    if (!leaving) links.emplace(peer.name, Link::make(shared_from_this(), {peer.name, -1, 0}, nullptr));
+    // Calls may wait in the new link before it has the connection, and also if it refuses the connection.
+    const auto session = sessions.find(peer.name);
+    const bool goes_on = session != sessions.end() && session->second->peer().incarnation == peer.incarnation;
+    if (!leaving) {
+      links.emplace(peer.name, Link::make(shared_from_this(), {peer.name, -1, 0}, goes_on ? session->second : nullptr));
+    }
   }
   if (old && old->incarnation() == peer.incarnation) old->close({Code::connection_lost, "it dialled again"});
   if (old && old->incarnation() != peer.incarnation)
@@ -86,7 +114,7 @@ void Engine::lost(const std::shared_ptr<Link>& link, const Status& why, Loss los
       links.emplace(name, next);
     }
   }
-  if (next) return next->redial();
+  if (next) return next->connections().dial();
   bury(session, why);
 }
 
@@ -103,7 +131,25 @@ std::shared_ptr<Session> Engine::session_of(const PeerInfo& peer) {
   return session;
 }
 
+void Engine::watch_process(const std::shared_ptr<Session>& session, FileDescriptor process) {
+  const int added = session->watch(std::move(process));
+  if (added >= 0) pool->add(added, std::make_shared<PeerProcess>(weak_from_this(), session), Pool::Watch::always);
+}
+
+void Engine::process_ended(const std::shared_ptr<Session>& session) {
+  const Status why(Code::connection_lost, "its process has ended");
+  std::shared_ptr<Link> link;
+  {
+    const std::lock_guard lock(links_mutex);
+    const auto it = links.find(session->peer().name);
+    if (it != links.end() && it->second->session() == session) link = it->second;
+  }
+  if (link && !link->connections().leave_session(*session)) return link->close(why, Loss::peer);
+  bury(session, why);
+}
+
 void Engine::bury(const std::shared_ptr<Session>& session, const Status& why) {
+  if (const int process = session->process(); process >= 0) pool->remove(process);
   {
     const std::lock_guard lock(links_mutex);
     const auto it = sessions.find(session->peer().name);
@@ -134,8 +180,8 @@ Memory& Engine::memory_of(DeviceType type) {
 wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const {
   wire::Hello hello;
   if (link != nullptr) {
-    hello.link = link->number();
-    hello.other_link = link->other_number();
+    hello.link = link->connections().number();
+    hello.other_link = link->connections().other_number();
   }
   hello.purpose = purpose;
   hello.name = self.name;
@@ -144,22 +190,48 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::u
   hello.expected = expected;
   hello.drivers = descriptors;
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles;
+  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }
 
-bool Engine::tick() {
+void Engine::activate(std::weak_ptr<Link> link) {
+  {
+    const std::lock_guard lock(active_mutex_);
+    active_links_.push_back(std::move(link));
+  }
+  reactor->kick();
+}
+
+Pace Engine::tick() {
   pool->tick();
-  bool under_way = pool->busy();
+  auto pace = pool->busy() ? Pace::run : Pace::rest;
   const auto now = Clock::now();
-  for (const auto& link : all_links()) under_way = link->tick(now) || under_way;
-  return under_way;
+  std::vector<std::weak_ptr<Link>> candidates, active;
+  {
+    const std::lock_guard lock(active_mutex_);
+    candidates.swap(active_links_);
+  }
+  for (auto& each : candidates) {
+    const auto link = each.lock();
+    if (!link) continue;
+    const auto wanted = link->tick(now);
+    pace = std::max(pace, wanted);
+    if (wanted != Pace::rest && link->stay_active()) active.push_back(std::move(each));
+  }
+  if (active.empty()) return pace;
+  const std::lock_guard lock(active_mutex_);
+  active_links_.insert(active_links_.end(), active.begin(), active.end());
+  return pace;
 }
 
 void Engine::look_after() {
   const auto now = Clock::now();
-  for (const auto& link : all_links()) link->keep_alive(now);
+  for (const auto& link : all_links()) {
+    link->keep_alive(now);
+    if (const auto session = link->session()) session->executions().expire(now);
+  }
+  late_answers.log_if_due(now);
   for (const auto& [type, memory] : options.memory) {
     if (auto* ours = dynamic_cast<HostMemory*>(memory.get())) ours->trim();  // the agent's own pool, or a converter's
   }
@@ -167,7 +239,7 @@ void Engine::look_after() {
 
 void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
                          const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
-  if (reply.cancelled()) {
+  if (!reply.begin()) {
     const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
     const std::string called(shown_name(function ? function->name : name));
     return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,

@@ -13,7 +13,10 @@
 
 #include "agent/agent.h"
 #include "agent/auth.h"
+#include "agent/call_trace.h"
 #include "agent/functions.h"
+#include "agent/idempotent_call.h"
+#include "agent/late_answers.h"
 #include "agent/pool.h"
 #include "agent/reactor.h"
 #include "agent/rendezvous/directory.h"
@@ -47,6 +50,11 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// Returns the session with this incarnation of a peer; makes it if there is none. Buries the session with another
   /// incarnation.
   std::shared_ptr<Session> session_of(const PeerInfo& peer);
+  /// Watches the process of a session's peer on this host, unless it is watched already. `process`: its pidfd.
+  void watch_process(const std::shared_ptr<Session>& session, FileDescriptor process);
+  /// Ends the session whose peer's process has ended, and its link. Calls that wait for a connection go on waiting, for
+  /// the peer's next incarnation.
+  void process_ended(const std::shared_ptr<Session>& session);
   /// Ends the session of a dead peer, and submits the on_peer_lost callback to the pool. Idempotent. Does nothing while
   /// this agent leaves.
   void bury(const std::shared_ptr<Session>& session, const Status& why);
@@ -74,8 +82,10 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   Memory& memory_of(DeviceType type);
   /// Returns this agent's hello; as the dialler of `link`, or as an acceptor (null).
   wire::Hello hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const;
-  /// Runs on the reactor thread about every millisecond while something is under way. Returns false if nothing is.
-  bool tick();
+  /// Makes tick() tick this link, from now until it has nothing under way.
+  void activate(std::weak_ptr<Link> link);
+  /// Runs on the reactor thread while something is under way. Ticks the active links alone.
+  Pace tick();
   /// Runs on the reactor thread every half heartbeat, but at least once a second, also when the agent is idle.
   /// Sends heartbeats, ends links to silent peers, and trims host memory.
   void look_after();
@@ -90,6 +100,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   std::vector<wire::Hello::Driver> descriptors;  // one for each driver
   HostMemory host_memory;
   Functions functions;
+  IdempotencyKeys idempotency_keys;
   std::mutex resolver_mutex;
   RawAgent::Resolver resolver;
   std::function<void(const PeerInfo&, Status)> peer_lost;  // under resolver_mutex
@@ -98,6 +109,9 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   std::shared_ptr<Pool> pool;
 
   std::atomic<std::uint64_t> calls_sent{0}, calls_served{0}, calls_failed{0};
+  std::atomic<std::uint64_t> late_replies{0};  // came after their calls had ended here
+  LateAnswers late_answers;
+  CallTrace trace;
   std::atomic<std::size_t> pending{0}, serving{0};
   std::atomic<std::uint64_t> links_made{0};                                                 // the links' numbers
   std::array<std::atomic<std::uint64_t>, most_drivers + 1> bytes_sent{}, bytes_received{};  // by driver; last: inline
@@ -109,6 +123,8 @@ struct Engine final : std::enable_shared_from_this<Engine> {
 
  private:
   const std::uint32_t forks_ = forks();
+  std::mutex active_mutex_;  // guards the next one
+  std::vector<std::weak_ptr<Link>> active_links_;
 };
 
 }  // namespace tensorferry

@@ -11,6 +11,7 @@
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
+#include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
@@ -39,10 +40,11 @@ class BufferSink final : public Sink {
     return result;
   }
   bool adopt(Buffer buffer) override {
-    if (into_.data != nullptr || copies_) return false;
+    if (!adopts()) return false;
     result = std::move(buffer);
     return true;
   }
+  [[nodiscard]] bool adopts() const override { return into_.data == nullptr && !copies_; }
 
   Buffer result;
 
@@ -122,7 +124,7 @@ class IncomingMessage final {
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;
-  std::mutex mutex_;
+  Mutex mutex_;
   Status error_;
 };
 

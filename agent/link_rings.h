@@ -11,6 +11,7 @@
 #include "agent/transport/doorbell.h"
 #include "agent/transport/oversubscribed_wait.h"
 #include "agent/transport/spin.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -22,9 +23,11 @@ class IncomingRing final : public RequestSource {
   IncomingRing(std::weak_ptr<Link> link, std::shared_ptr<CallRing> calls, std::shared_ptr<Doorbell> caller)
       : link_(std::move(link)), calls_(std::move(calls)), caller_(std::move(caller)) {}
 
-  [[nodiscard]] bool empty() const override { return calls_->empty(); }
+  [[nodiscard]] bool empty() const override { return held_.load(std::memory_order_relaxed) || calls_->empty(); }
   [[nodiscard]] bool needs_executor() override;
   bool serve_one() override;
+  /// Makes the ring look empty, or ends that. The caller then rings the pool's doorbell.
+  void hold(bool held) { held_.store(held); }
   [[nodiscard]] int peer_cpu() const override { return peer_cpu_.load(std::memory_order_relaxed); }
 
   /// Tells the caller that this side serves no more requests.
@@ -42,6 +45,7 @@ class IncomingRing final : public RequestSource {
   const std::shared_ptr<CallRing> calls_;
   const std::shared_ptr<Doorbell> caller_;  // the caller's
   std::atomic<int> peer_cpu_{-1};
+  std::atomic<bool> held_{false};
 };
 
 /// The caller's end: puts requests in. As a request source it gives the pool the replies that no thread waits for.
@@ -65,7 +69,7 @@ class OutgoingRing final : public RequestSource {
  private:
   const std::weak_ptr<Link> link_;
   const std::shared_ptr<Doorbell> callee_;  // the callee's
-  std::mutex collect_mutex_;                // one thread at a time takes from the done list
+  Mutex collect_mutex_;                     // one thread at a time takes from the done list
 };
 
 }  // namespace tensorferry

@@ -1,4 +1,5 @@
 // The callee's side of a link: takes requests, dispatches them to handlers in order, and sends replies.
+#include <algorithm>
 #include <utility>
 
 #include "agent/link.h"
@@ -19,6 +20,9 @@ class Reply::State final {
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
+  /// Returns whether this is the reply of an idempotent call's execution, which must be recorded.
+  [[nodiscard]] bool runs_once() const noexcept { return incoming->session != nullptr; }
+  void record(Result<Message> answer) const { incoming->session->executions().end(incoming->key, std::move(answer)); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -35,46 +39,119 @@ Reply::~Reply() {
   if (state_) fail({Code::internal, "the handler ended without a reply"});
 }
 
+/// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
+static void record_answer(Link& link, const IncomingRequest& incoming) {
+  const auto& record = incoming.traced;
+  if (!record) return;
+  record->stages[CallRecord::received] = incoming.received.load();
+  record->stages[CallRecord::started] = incoming.began.load();
+  record->reach(CallRecord::replied);
+  link.engine().trace.add(record);
+}
+
 void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
+  if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
+  record_answer(*state->link, *state->incoming);
+  if (late) state->link->answered_late(*state->incoming);
   if (late)
-    state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
+    state->link->refuse(state->route, too_late);
   else
     state->link->answer(state->route, std::move(message));
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::fail(Status status) {
+  const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
+  if (state->runs_once()) state->record(status);
+  record_answer(*state->link, *state->incoming);
+  if (late) state->link->answered_late(*state->incoming);
   state->link->refuse(state->route, status);
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
 void Reply::tell(std::uint32_t number) {
-  if (state_) state_->route.tell_number = number;
+  if (!state_) return;
+  state_->route.tell_number = number;
+  state_->incoming->function = number;
+}
+
+/// Returns whether the caller has given up by `now`.
+static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, Clock::time_point now) {
+  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= now)) return true;
+  if (incoming.key != 0) return false;  // another link may ask for the answer
+  return route.ring && route.ring->abandoned(route.slot);
 }
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  const auto& incoming = *state_->incoming;
-  if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= Clock::now())) return true;
-  return state_->route.ring && state_->route.ring->abandoned(state_->route.slot);
+  return given_up(*state_->incoming, state_->route, Clock::now());
+}
+
+bool Reply::begin() {
+  if (!state_ || state_->inherited()) return false;
+  const auto now = Clock::now();
+  if (given_up(*state_->incoming, state_->route, now)) return false;
+  state_->link->begin(*state_->incoming, now);
+  return true;
 }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
-  state_->link->on_cancelled(state_->incoming, std::move(told));
+  state_->link->incoming_calls().on_cancelled(*state_->incoming, std::move(told));
   // The pool may read a cancel frame from the stream before it takes the request out of the ring. The slot then says
   // that the caller has given up.
   if (state_->route.ring && state_->route.ring->abandoned(state_->route.slot))
-    state_->link->cancel_incoming(*state_->incoming);
+    state_->link->incoming_calls().cancel(*state_->incoming);
 }
 
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
+
+/// Begins the record of a request for the trace.
+std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std::string& function,
+                                            const ReplyRoute& route) const {
+  auto record = std::make_shared<CallRecord>();
+  record->served = true;
+  record->function = shown_name(function);
+  record->peer = peer().name;
+  record->flow = CallTrace::flow_of(incarnation(), engine_->self.incarnation, frame.header.call);
+  record->transport = route.ring ? "ring" : route.stream->local() ? "unix" : "tcp";
+  record->bytes = frame.payload.size();
+  for (const auto& buffer : frame.buffers) record->bytes += buffer.net_bytes();
+  return record;
+}
+
+namespace {
+
+/// Adds without overflow: a peer may claim any size.
+std::size_t plus(std::size_t a, std::size_t b) { return a + std::min(b, ~std::size_t{0} - a); }
+
+std::size_t bytes_of(const Received& received) {
+  auto bytes = received.payload.size();
+  for (const auto& buffer : received.buffers) bytes = plus(bytes, buffer.bytes);
+  return bytes;
+}
+
+/// Counts a reply's buffers until the peer has taken all of them.
+struct ReplyPin {
+  ReplyPin(std::shared_ptr<Link> of, std::size_t size) : link(std::move(of)), bytes(size) {
+    link->untaken_replies().add(bytes);
+  }
+  ~ReplyPin() { link->untaken_replies().remove(bytes); }
+  ReplyPin(const ReplyPin&) = delete;
+  ReplyPin& operator=(const ReplyPin&) = delete;
+
+  std::shared_ptr<Link> link;
+  std::size_t bytes;
+};
+
+}  // namespace
 
 Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
@@ -90,119 +167,150 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
-  auto incoming = std::make_shared<IncomingRequest>();
-  if (header.remaining_ms != 0) incoming->deadline = Clock::now() + Milliseconds(header.remaining_ms);
-  incoming->order = header.order;
-  if (header.order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (!incoming_calls_.emplace(header.call, incoming).second)
-      return {Code::protocol_error, "a request has the id of another request that is still open"};
-    if (closed()) incoming->cancelled = true;  // close() may have cancelled the requests before this one was added
-    if (incoming->order_ticket) ordered_[header.order].push_back(incoming->order_ticket);
-  }
+  auto* stream = route.ring ? nullptr : route.stream.get();
+  auto bytes = frame.payload.size();
+  for (const auto& record : frame.buffers) bytes = plus(bytes, record.bytes);
+  const auto now = Clock::now();
+  const auto deadline =
+      header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
+  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
+  if (!begun) return refuse_request(stream, frame, route, begun.status());
+  auto incoming = std::move(*begun);
+  incoming->received = now.time_since_epoch().count();
+  if (function) incoming->function = function->number;
+  if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
+  if (closed() && incoming->key == 0)
+    incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
-  auto* stream = route.ring ? nullptr : route.stream.get();
+  const bool spilled = (header.flags & wire::flag::spilled) != 0;
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(stream, frame, {},
-                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply,
-                     incoming](Status status, Received received) mutable {
+                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
+                     spilled, key = frame.idempotency](Status status, Received received) mutable {
+                      if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
                       if (!status.ok()) return reply->fail(std::move(status));
-                      if (!incoming->order_ticket)
+                      if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
+                      incoming->stage = wire::CallStatus::Stage::queued;
+                      if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
+                        incoming->busy_at_arrival = self->engine_->pool->load().busy;
+                      if (incoming->traced) incoming->traced->reach(CallRecord::queued);
+                      if (!incoming->order_ticket) {
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
-                                              std::move(*reply));
-                      self->start_in_order(incoming->order, *incoming->order_ticket,
-                                           [self, function, name, received = std::move(received), reply]() mutable {
-                                             self->dispatch(std::move(function), std::move(name), std::move(received),
-                                                            std::move(*reply));
-                                           });
+                                              std::move(incoming), std::move(*reply));
+                      }
+                      self->incoming_calls_.when_in_order(
+                          *incoming, [self, function, name, received = std::move(received), incoming, reply]() mutable {
+                            self->dispatch(std::move(function), std::move(name), std::move(received),
+                                           std::move(incoming), std::move(*reply));
+                          });
                     });
   return {};
 }
 
-void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments, Reply reply) {
-  auto& pool = *engine_->pool;
-  if (pool.saturated()) {
-    return reply.fail({Code::resource_exhausted, "all " + std::to_string(engine_->options.max_threads) +
-                                                     " handlers of \"" + engine_->self.name +
-                                                     "\" are busy, and as many calls wait. Raise max_threads there"});
+/// Returns whether an idempotent call is to run. If not, the reply has been taken care of.
+bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply) {
+  if (key.receiver != 0 && key.receiver != engine_->self.incarnation) {
+    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->self.name +
+                                           "\" was restarted since. The call may have run once"});
+    return false;
   }
+  const auto session = this->session();
+  auto cancel = [self = shared_from_this(), incoming] { self->incoming_calls_.cancel(*incoming); };
+  if (!session->executions().admit(key, reply, std::move(cancel))) return false;
+  incoming->session = session;
+  return true;
+}
+
+/// Answers a request that was not taken in. A protocol error is returned, and closes the link.
+Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
+  if (why.code() == Code::protocol_error) return why;
+  channels_.discard(stream, frame);
+  refuse(route, {why.code(), "\"" + engine_->self.name + "\" is busy: " + std::string(why.what())});
+  return {};
+}
+
+void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
+                    std::shared_ptr<IncomingRequest> incoming, Reply reply) {
   const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
+  const auto deadline = incoming->deadline;
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
-              arguments = std::move(arguments), reply = std::move(reply)]() mutable {
+              arguments = std::move(arguments), incoming = std::move(incoming), reply = std::move(reply)]() mutable {
+    self->incoming_calls_.start(*incoming);
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
-  pool.submit_handler(std::move(job), executor);
+  engine_->pool->submit_handler(std::move(job), executor, this, deadline);
 }
 
-/// Runs `start` now, or when all earlier requests of its order key have been answered.
-void Link::start_in_order(std::uint32_t order, OrderTicket& order_ticket, UniqueFunction<void()> start) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (ordered_[order].front().get() != &order_ticket) {
-      order_ticket.start = std::move(start);
-      return;
-    }
-  }
-  start();
+/// Answers a status frame: how far the request has come here.
+void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
+  constexpr std::size_t most_unwritten = 1 << 20;  // a peer that asks and does not read gets no answers
+  if (stream->unwritten() > most_unwritten) return;
+  auto status = incoming_calls_.status(call, Clock::now());
+  const auto load = engine_->pool->load();
+  status.busy = load.busy;
+  status.handlers = load.most;
+  status.waiting = load.waiting;
+  wire::Header header;
+  header.kind = wire::Kind::status;
+  header.call = call;
+  transmit(stream, wire::assemble(header, {}, {}, encode(status)), {}, true);
 }
 
-void Link::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket) {
-  UniqueFunction<void()> next;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    auto& queue = ordered_[order];
-    const bool was_first = queue.front().get() == &order_ticket;
-    std::erase_if(queue, [&](const auto& other) { return other.get() == &order_ticket; });
-    if (queue.empty())
-      ordered_.erase(order);
-    else if (was_first)
-      next = std::move(queue.front()->start);
-  }
-  // The next request may be refused at once, and so may the one after it. complete() avoids a stack frame for each.
-  if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
+void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
+  incoming.began = now.time_since_epoch().count();
+  incoming.stage = wire::CallStatus::Stage::running;
 }
 
-void Link::on_cancel(std::uint64_t call) {
-  std::shared_ptr<IncomingRequest> incoming;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (const auto it = incoming_calls_.find(call); it != incoming_calls_.end()) incoming = it->second;
-  }
-  if (incoming) cancel_incoming(*incoming);
+void Link::answered_late(const IncomingRequest& incoming) {
+  if (closed()) return;  // the caller did not give up: the link ended
+  const auto function = incoming.function != 0 ? engine_->functions.find(incoming.function) : nullptr;
+  engine_->late_answers.add(peer().name, function ? std::string(shown_name(function->name)) : "?");
 }
 
-void Link::cancel_incoming(IncomingRequest& incoming) {
-  UniqueFunction<void()> on_cancelled;
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    incoming.cancelled = true;
-    on_cancelled = std::move(incoming.on_cancelled);
-  }
-  if (on_cancelled) on_cancelled();
-}
-
-void Link::on_cancelled(const std::shared_ptr<IncomingRequest>& incoming, UniqueFunction<void()> told) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    if (!incoming->cancelled) {
-      std::swap(incoming->on_cancelled, told);
-      return;
-    }
-  }
-  told();
-}
-
-void Link::end_incoming(std::uint64_t call, const IncomingRequest& incoming) {
-  {
-    const std::lock_guard lock(incoming_calls_mutex_);
-    incoming_calls_.erase(call);
-  }
+void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
+  incoming_calls_.end(call, incoming);
   --engine_->serving;
   ++engine_->calls_served;
-  if (incoming.order_ticket) end_order_ticket(incoming.order, *incoming.order_ticket);
+}
+
+/// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.
+void Link::pause_handlers(bool pause) {
+  if (pause)
+    engine_->pool->pause(this);
+  else
+    engine_->pool->resume(this);
+}
+
+/// Stops to read the peer's requests, because it does not read its replies.
+void Link::hold_requests() {
+  std::shared_ptr<FrameStream> stream;
+  std::shared_ptr<IncomingRing> ring;
+  {
+    const std::lock_guard lock(ring_mutex_);
+    if (requests_held_.exchange(true)) return;
+    stream = connections_.stream(ConnectionRole::calls_in);
+    ring = ring_in_;
+    pause_handlers(true);
+    if (ring) ring->hold(true);
+  }
+  if (stream) engine_->pool->disarm(stream->fd());
+  activate();
+  if (closed()) resume_requests();
+}
+
+void Link::resume_requests() {
+  std::shared_ptr<FrameStream> stream;
+  {
+    const std::lock_guard lock(ring_mutex_);
+    if (!requests_held_.exchange(false)) return;
+    stream = connections_.stream(ConnectionRole::calls_in);
+    pause_handlers(false);
+    if (ring_in_) ring_in_->hold(false);
+  }
+  if (stream) engine_->pool->arm(stream->fd());
+  engine_->pool->doorbell().ring();
 }
 
 namespace {
@@ -229,7 +337,11 @@ void Link::answer(const ReplyRoute& route, Message message) {
   }
   Bytes extensions;
   const auto header = reply_to(route, extensions);
-  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, nullptr);
+  const auto bytes = message.bytes();
+  // Buffers of so few bytes are copied into the frame.
+  auto held = bytes > inline_bytes ? std::make_shared<ReplyPin>(shared_from_this(), bytes) : nullptr;
+  auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, held);
+  held.reset();
   if (!built) return refuse(route, built.status());
   send_answer(route, std::move(*built));
 }
@@ -239,7 +351,7 @@ void Link::refuse(const ReplyRoute& route, const Status& status) {
   Bytes extensions;
   auto header = reply_to(route, extensions);
   header.flags = wire::flag::error;
-  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}});
+  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}, -1});
 }
 
 void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {

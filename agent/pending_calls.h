@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "agent/call_state.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -47,6 +48,7 @@ class PendingCalls final {
   ReplyDestination land(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto* slot = slot_of(id);
+    ++replies_;
     if (slot == nullptr) return {};
     return {slot->call, slot->call->landing.exchange(true)};
   }
@@ -62,6 +64,11 @@ class PendingCalls final {
       if (slot.call) calls.push_back(slot.call);
     }
     return calls;
+  }
+  /// Returns how many replies have come, also of calls that had ended.
+  [[nodiscard]] std::uint64_t replies() const {
+    const std::lock_guard lock(mutex_);
+    return replies_;
   }
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock(mutex_);
@@ -90,10 +97,11 @@ class PendingCalls final {
     return slot.call && slot.generation == id >> 32 ? &slot : nullptr;
   }
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<PendingSlot> slots_;
   std::vector<std::uint32_t> free_;
   std::size_t count_ = 0;
+  std::uint64_t replies_ = 0;
 };
 
 }  // namespace tensorferry

@@ -25,7 +25,6 @@ thread_local void* current_worker = nullptr;
 
 constexpr std::uint64_t wake_key = ~std::uint64_t{0};
 constexpr int most_woken_per_tick = 8;
-constexpr std::chrono::milliseconds patience_with_handlers{50};
 // Per running handler. If fewer end in a tick of 1 ms, each takes some 60 us or longer, as those that copy to GPUs do.
 constexpr std::uint64_t few_in_a_tick = 16;
 const int most_added_for_speed = static_cast<int>(std::max(8U, std::thread::hardware_concurrency()));
@@ -67,7 +66,7 @@ void Pool::watch(int fd, Watch kind, bool armed, bool fresh) {
   event.data.u64 = static_cast<std::uint64_t>(fd);
   switch (kind) {
     case Watch::always:
-      event.events = EPOLLIN | EPOLLRDHUP;
+      event.events = armed ? EPOLLIN | EPOLLRDHUP : 0U;
       break;
     case Watch::closing:
       event.events = EPOLLRDHUP | EPOLLET | (armed ? std::uint32_t{EPOLLIN} : 0U);
@@ -83,7 +82,7 @@ void Pool::add(int fd, std::shared_ptr<Readable> readable, Watch kind) {
   const std::lock_guard lock(mutex_);
   if (stopping_) return;
   entries_[fd] = {std::move(readable), kind};
-  watch(fd, kind, kind == Watch::blocking, true);
+  watch(fd, kind, kind != Watch::closing, true);
 }
 
 void Pool::arm(int fd) {
@@ -110,8 +109,14 @@ bool Pool::submit(UniqueFunction<void()> job, bool with_executor) {
   return push({.run = std::move(job), .with_executor = with_executor && executor_ != nullptr}, false);
 }
 
-bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor) {
-  return push({.run = std::move(job), .with_executor = with_executor && executor_ != nullptr, .handler = true}, false);
+bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const void* sender,
+                          std::optional<Clock::time_point> deadline) {
+  return push({.run = std::move(job),
+               .with_executor = with_executor && executor_ != nullptr,
+               .handler = true,
+               .sender = sender,
+               .deadline = deadline},
+              false);
 }
 
 bool Pool::submit_long(UniqueFunction<void()> job) { return push({.run = std::move(job), .takes_long = true}, true); }
@@ -127,12 +132,13 @@ bool Pool::push(Job job, bool wake) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return false;
     busy_.fetch_add(1, std::memory_order_seq_cst);
-    waiting_.fetch_add(1, std::memory_order_relaxed);
     // The leader runs the jobs that it submits, after it returns from on_readable. A thread that serves a ring does the
     // same. Jobs from other threads need a thread.
     const bool by_leader = worker != nullptr && (serving || worker == leader_);
-    const bool taken_care_of = by_leader || (job.with_executor && entering_);
-    queue_of(job).push_back(std::move(job));
+    const bool taken_care_of = by_leader || (job.with_executor && entering_) ||
+                               (job.handler && !place_free());  // the next free place takes it
+    put(std::move(job));
+    count_waiting();
     if (wake || (!taken_care_of && parked_ > wakes_)) {
       wake_one();
     } else if (!taken_care_of && polling_) {
@@ -148,15 +154,89 @@ void Pool::about_to_block() {
   if (current_pool != this) return;
   const std::lock_guard lock(mutex_);
   auto& self = *static_cast<Worker*>(current_worker);
+  if (++self.waits == 1) {
+    ++blocked_;
+    if (self.handling) --handlers_;
+    count_waiting();
+  }
   if (leader_ == &self)
     resign(self);
   else if (jobs_without_thread() != 0)
     wake_one();
 }
 
-/// Returns the number of waiting jobs that no thread is on its way to take. While a thread enters the executor, jobs
-/// that need the executor do not count.
-std::size_t Pool::jobs_without_thread() const { return plain_.size() + (entering_ ? 0 : in_executor_.size()); }
+void Pool::unblocked() {
+  if (current_pool != this) return;
+  auto& self = *static_cast<Worker*>(current_worker);
+  if (--self.waits != 0) return;
+  const std::lock_guard lock(mutex_);
+  --blocked_;
+  if (self.handling) ++handlers_;
+  count_waiting();
+}
+
+Pool* Pool::current() noexcept {
+  return current_pool != nullptr && current_pool->forks_ == forks() ? current_pool : nullptr;
+}
+
+void Pool::put(Job job) {
+  auto& queue = job.with_executor ? in_executor_ : plain_;
+  if (!job.handler) return queue.jobs.push_back(std::move(job));
+  const auto* sender = job.sender;
+  queue.handlers.push(sender, std::move(job));
+}
+
+/// Returns how many of the queue's jobs may start now.
+std::size_t Pool::startable(const Queue& queue) const {
+  const auto places = static_cast<std::size_t>(std::max(0, limits_.most - handlers_));
+  return queue.jobs.size() + std::min(places, queue.handlers.ready());
+}
+
+void Pool::pause(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  for (auto* queue : {&plain_, &in_executor_}) queue->handlers.pause(sender);
+  count_waiting();
+}
+
+void Pool::resume(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  for (auto* queue : {&plain_, &in_executor_}) queue->handlers.resume(sender);
+  count_waiting();
+  if (jobs_without_thread() != 0) wake_one();
+}
+
+void Pool::start_waiting(const void* sender) {
+  const std::lock_guard lock(mutex_);
+  start_if([sender](const void* of, const Job&) { return of == sender; });
+}
+
+/// Makes waiting handlers jobs that need no place. Under mutex_.
+template <class Wanted>
+void Pool::start_if(const Wanted& wanted) {
+  for (auto* queue : {&plain_, &in_executor_}) {
+    for (auto& job : queue->handlers.take_if(wanted)) {
+      job.handler = false;
+      queue->jobs.push_back(std::move(job));
+    }
+  }
+  count_waiting();
+  if (jobs_without_thread() != 0) wake_one();
+}
+
+/// Looks ten times a second whether waiting handlers have expired. Under mutex_.
+void Pool::start_expired() {
+  if (plain_.handlers.empty() && in_executor_.handlers.empty()) return;
+  const auto now = Clock::now();
+  if (now - looked_for_expired_ < std::chrono::milliseconds(100)) return;
+  looked_for_expired_ = now;
+  start_if([now](const void*, const Job& job) { return job.deadline && *job.deadline <= now; });
+}
+
+void Pool::count_waiting() { waiting_.store(startable(plain_) + startable(in_executor_), std::memory_order_relaxed); }
+
+/// Returns the number of jobs that may start and that no thread is on its way to take. While a thread enters the
+/// executor, jobs that need the executor do not count.
+std::size_t Pool::jobs_without_thread() const { return startable(plain_) + (entering_ ? 0 : startable(in_executor_)); }
 
 void Pool::add(std::shared_ptr<RequestSource> source) {
   const std::lock_guard lock(mutex_);
@@ -197,10 +277,10 @@ void Pool::end_polling(Worker& self) {
   if (unattended(*self.sources)) doorbell_->ring();
 }
 
-bool Pool::saturated() const {
+Pool::Load Pool::load() const {
   const std::lock_guard lock(mutex_);
-  return held_.size() >= static_cast<std::size_t>(limits_.most) &&
-         Clock::now() - last_turnover_ > patience_with_handlers;
+  return {static_cast<std::uint32_t>(handlers_), static_cast<std::uint32_t>(limits_.most),
+          static_cast<std::uint32_t>(plain_.handlers.size() + in_executor_.handlers.size())};
 }
 
 int Pool::threads() const {
@@ -224,6 +304,7 @@ void Pool::tick() {
   const std::lock_guard lock(mutex_);
   const auto finished = finished_ - std::exchange(finished_at_tick_, finished_);
   if (stopping_) return;
+  start_expired();
   const bool more = short_of_threads(finished);
   if (finished != 0) return more ? wake_one() : void();
   // No job has ended for a tick, so every running job takes longer: other threads must read and take the waiting work.
@@ -260,7 +341,7 @@ void Pool::wake_one() {
     doorbell_->wake();
     return;
   }
-  if (threads_ >= limits_.most + own_threads) return;
+  if (threads_ >= limits_.most + own_threads + blocked_) return;
   ++threads_;
   ++starting_;
   try {
@@ -309,16 +390,17 @@ void Pool::main() {
 /// Takes one step of a thread's life: runs a job, serves the rings, leads, or sleeps. False ends the thread.
 bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
   self.sources = sources_;
-  if (!plain_.empty()) {
+  if (plain_.handlers.ready() + in_executor_.handlers.ready() != 0) collect(self, lock);
+  if (startable(plain_) != 0) {
     if (self.entered) {
       lock.unlock();
       leave(self);
       lock.lock();
     }
-    if (!plain_.empty()) run(self, plain_, lock);
+    if (startable(plain_) != 0) run(self, plain_, lock);
     return true;
   }
-  if (!in_executor_.empty() && (self.entered || !entering_.exchange(true))) {
+  if (startable(in_executor_) != 0 && (self.entered || !entering_.exchange(true))) {
     if (!self.entered) {
       // Enters the executor before it takes the job: a handler that releases the executor then hands over by itself,
       // and a thread that is stuck here has taken no job that another thread could run.
@@ -328,7 +410,7 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
       lock.lock();
       entering_ = false;
     }
-    if (!in_executor_.empty()) run(self, in_executor_, lock);
+    if (startable(in_executor_) != 0) run(self, in_executor_, lock);
     return true;
   }
   if (!stopping_ && !self.sources->empty()) {
@@ -355,6 +437,18 @@ bool Pool::next(Worker& self, std::unique_lock<std::mutex>& lock) {
     return true;
   }
   return park(self, lock);
+}
+
+/// While handlers wait for their turns, puts one request of each ring among them. Else rings would wait until no
+/// handler does.
+void Pool::collect(Worker& self, std::unique_lock<std::mutex>& lock) {
+  const auto sources = self.sources;
+  if (sources->empty()) return;
+  lock.unlock();
+  for (const auto& source : *sources) {
+    if (!source->empty()) source->serve_one();
+  }
+  lock.lock();
 }
 
 /// Takes one request of each ring in turn. False: this thread took none. Returns with the lock held.
@@ -402,19 +496,20 @@ bool Pool::serve(Worker& self, RequestSource& source, std::unique_lock<std::mute
   return true;
 }
 
-void Pool::run(Worker& self, std::deque<Job>& queue, std::unique_lock<std::mutex>& lock) {
-  auto job = std::move(queue.front());
-  queue.pop_front();
-  waiting_.fetch_sub(1, std::memory_order_relaxed);
+/// Runs a job of the queue, which has one that may start.
+void Pool::run(Worker& self, Queue& queue, std::unique_lock<std::mutex>& lock) {
+  if (queue.jobs.empty()) return run(self, queue.handlers.pop(), lock);
+  auto job = std::move(queue.jobs.front());
+  queue.jobs.pop_front();
   run(self, std::move(job), lock);
 }
 
 void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
-  if (job.handler && handlers_ >= limits_.most) return held_.push_back(std::move(job));
-  if (job.handler) {
-    ++handlers_;
-    last_turnover_ = Clock::now();
-  }
+  if (job.handler && (!place_free() || in_executor_.handlers.paused(job.sender))) return put(std::move(job));
+  self.handling = job.handler;
+  if (job.handler) ++handlers_;
+  if (job.takes_long) ++blocked_;
+  count_waiting();
   if (job.takes_long && (leader_ == &self || leader_ == nullptr)) resign(self);
   lock.unlock();
   end_polling(self);
@@ -424,13 +519,10 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   ++finished_;
   busy_.fetch_sub(1, std::memory_order_seq_cst);
-  if (!job.handler) return;
+  if (job.takes_long) --blocked_;
+  if (!std::exchange(self.handling, false)) return;
   --handlers_;
-  last_turnover_ = Clock::now();
-  if (held_.empty()) return;
-  waiting_.fetch_add(1, std::memory_order_relaxed);
-  queue_of(held_.front()).push_front(std::move(held_.front()));  // it is older than the jobs in the queue
-  held_.pop_front();
+  count_waiting();
 }
 
 /// Returns whether this thread is to end, and takes it off `surplus_` then. The time that one thread has slept does not
@@ -487,8 +579,8 @@ void Pool::report(std::uint64_t key, std::unique_lock<std::mutex>& lock) {
   auto readable = it->second.readable;
   if (it->second.watch == Watch::blocking) {
     busy_.fetch_add(1, std::memory_order_seq_cst);
-    waiting_.fetch_add(1, std::memory_order_relaxed);
-    plain_.push_back({.run = [readable = std::move(readable)] { readable->on_readable(); }, .takes_long = true});
+    put({.run = [readable = std::move(readable)] { readable->on_readable(); }, .takes_long = true});
+    count_waiting();
     return;
   }
   lock.unlock();

@@ -2,8 +2,13 @@
 ///
 /// The thread that reads a request runs its handler; the pool hands it to another thread only if it must. One thread
 /// leads: it sleeps in epoll for all descriptors. It stays the leader while its handlers are short. The reactor's
-/// tick promotes another thread when a handler runs longer than a tick. A handler that is about to block calls
-/// about_to_block(), which hands the lead on at once. The pool adds threads while handlers block; surplus threads end.
+/// tick promotes another thread when a handler runs longer than a tick. A handler that is about to wait for a peer
+/// calls about_to_block(), which hands the lead on at once. The pool adds threads while handlers block; surplus threads
+/// end.
+///
+/// At most `Limits::most` handlers run at once. The others wait, and start in turn by sender. A handler that waits for
+/// a peer holds no place. So a call that the peer makes back always finds one, however deep the calls are nested. The
+/// pool has a thread more for each job that waits for a peer, so the jobs of stopped peers do not use up the threads.
 ///
 /// The other threads sleep at the agent's doorbell. Peers on this host wake them for requests in rings, and this
 /// process wakes them for jobs. The doorbell counts a thread as polling as long as the thread is certain to poll the
@@ -19,9 +24,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "agent/fair_queue.h"
 #include "agent/transport/doorbell.h"
 #include "agent/transport/spin.h"
 #include "base/file_descriptor.h"
@@ -62,11 +69,11 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   using Clock = std::chrono::steady_clock;
   struct Limits {
     int least = 2;
-    int most = 1024;  // handlers that run at once; a few more threads read, dial and complete calls meanwhile
+    int most = 1024;  // handlers that run and do not wait for a peer; other threads read, dial and complete calls
     std::chrono::milliseconds idle{5000};  // threads beyond `least` end after they were not needed for this long
   };
   enum class Watch : std::uint8_t {
-    always,    // level-triggered: reported until the bytes have been read
+    always,    // level-triggered: reported until the bytes have been read; after disarm() only a full end is reported
     closing,   // edge-triggered: reported when the peer closes; between arm() and disarm() also when bytes come
     blocking,  // reported once per arm(), the first time armed by add(); a thread that does not lead runs on_readable,
                // which may therefore take long
@@ -97,19 +104,34 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   /// order of submission, and so do jobs without it; started jobs run concurrently. False: the pool has been stopped,
   /// and drops the job.
   bool submit(UniqueFunction<void()> job, bool with_executor = false);
-  /// Like submit(), for a handler, which may block without bound. The job waits if `Limits::most` handlers run.
-  bool submit_handler(UniqueFunction<void()> job, bool with_executor = false);
+  /// Like submit(), for a handler, which may block without bound. The job waits while `Limits::most` handlers run.
+  /// Waiting handlers of different `sender`s start in turn, those of one sender in the order of submission.
+  /// One whose `deadline` has passed needs no place: it starts soon, to be answered with an error.
+  bool submit_handler(UniqueFunction<void()> job, bool with_executor = false, const void* sender = nullptr,
+                      std::optional<Clock::time_point> deadline = std::nullopt);
+  /// Lets no waiting handler of `sender` start until as many resume(); both may be called under locks.
+  void pause(const void* sender);
+  void resume(const void* sender);
+  /// Starts the waiting handlers of `sender` without places for them. They are to end at once: their link has ended.
+  void start_waiting(const void* sender);
   /// Like submit(), for a job that may wait for a peer. The thread that runs it gives the lead up first, and another
   /// thread is woken. A job that forks must not return in the child (this holds for every job).
   bool submit_long(UniqueFunction<void()> job);
   /// Returns whether no job waits for a thread (apart from handlers beyond `Limits::most`).
   [[nodiscard]] bool caught_up() const noexcept { return waiting_.load(std::memory_order_relaxed) == 0; }
-  /// Called inside a job whose thread is going to wait: hands the lead to another thread, or wakes one for waiting
-  /// jobs. Does nothing on other threads.
+  /// Called inside a job whose thread is going to wait for a peer: hands the lead to another thread, or wakes one for
+  /// waiting jobs. If the job is a handler, gives its place to a waiting handler until unblocked(). Each call needs its
+  /// unblocked(); calls may be nested. Does nothing on other threads.
   void about_to_block();
-  /// Returns whether new requests should be refused: `Limits::most` handlers run, as many wait, and for 50 ms none has
-  /// begun or ended. The last condition keeps a burst of short handlers from being refused.
-  [[nodiscard]] bool saturated() const;
+  /// The thread's wait has ended. The handler counts again, even if `Limits::most` others run by now.
+  void unblocked();
+  /// Returns the pool that the calling thread belongs to; null: none, also in a forked child.
+  [[nodiscard]] static Pool* current() noexcept;
+  /// Handlers that run, that may run at once, and that wait for a place.
+  struct Load {
+    std::uint32_t busy = 0, most = 0, waiting = 0;
+  };
+  [[nodiscard]] Load load() const;
 
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
   /// requests wait for slow handlers at two ticks running. Called by the reactor thread.
@@ -129,6 +151,12 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     bool takes_long = false;  // the thread that runs it resigns first
     bool with_executor = false;
     bool handler = false;
+    const void* sender = nullptr;  // of a handler's request
+    std::optional<Clock::time_point> deadline = std::nullopt;
+  };
+  struct Queue {
+    std::deque<Job> jobs;  // taken first
+    FairQueue<Job> handlers;
   };
   struct Worker {
     void* runtime = nullptr;  // Executor::attach's
@@ -136,7 +164,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
     bool entered = false;
     bool polling = false;  // counted by the doorbell
     bool serving = false;  // inside serve_one()
-    Job direct;            // submitted inside serve_one(): this thread runs it next
+    bool handling = false;
+    int waits = 0;  // about_to_block() without unblocked()
+    Job direct;     // submitted inside serve_one(): this thread runs it next
     std::shared_ptr<const Sources>
         sources;  // no_sources_ while the thread sleeps, so that it does not keep removed rings and their memory
     std::size_t turn = 0;
@@ -150,8 +180,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool next(Worker& self, std::unique_lock<std::mutex>& lock);
   void poll(std::unique_lock<std::mutex>& lock);
   void report(std::uint64_t key, std::unique_lock<std::mutex>& lock);
-  void run(Worker& self, std::deque<Job>& queue, std::unique_lock<std::mutex>& lock);
+  void run(Worker& self, Queue& queue, std::unique_lock<std::mutex>& lock);
   void run(Worker& self, Job job, std::unique_lock<std::mutex>& lock);
+  void collect(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, std::unique_lock<std::mutex>& lock);
   bool serve(Worker& self, RequestSource& source, std::unique_lock<std::mutex>& lock);
   bool park(Worker& self, std::unique_lock<std::mutex>& lock);
@@ -162,7 +193,13 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool keeps_executor(Worker& self);
   void leave(Worker& self);
   bool push(Job job, bool wake);
-  [[nodiscard]] std::deque<Job>& queue_of(const Job& job) { return job.with_executor ? in_executor_ : plain_; }
+  void put(Job job);
+  [[nodiscard]] std::size_t startable(const Queue& queue) const;
+  void count_waiting();
+  void start_expired();
+  template <class Wanted>
+  void start_if(const Wanted& wanted);
+  [[nodiscard]] bool place_free() const { return handlers_ < limits_.most; }
   [[nodiscard]] std::size_t jobs_without_thread() const;
   bool short_of_threads(std::uint64_t finished);
   void wake_one();
@@ -184,11 +221,10 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   mutable std::mutex mutex_;  // guards everything below but the atomics
   std::shared_ptr<const Sources> sources_ = std::make_shared<Sources>();
   std::condition_variable ended_;
-  std::deque<Job> plain_;
-  std::deque<Job> in_executor_;
-  std::deque<Job> held_;             // handlers whose turn came while `Limits::most` handlers ran
-  int handlers_ = 0;                 // running handlers
-  Clock::time_point last_turnover_;  // the last time that a handler began or ended
+  Queue plain_;
+  Queue in_executor_;
+  int handlers_ = 0;  // running handlers, without those that are blocked
+  int blocked_ = 0;   // threads between about_to_block() and unblocked(), and those of jobs that take long
   std::unordered_map<int, Entry> entries_;
   Worker* leader_ = nullptr;
   bool polling_ = false;  // the leader is inside epoll_wait
@@ -203,9 +239,10 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   std::uint64_t finished_ = 0;
   std::uint64_t finished_at_tick_ = 0;
   bool was_slow_ = false;  // at the last tick, see short_of_threads()
+  Clock::time_point looked_for_expired_;
   bool stopping_ = false;
-  std::atomic<int> busy_{0};     // jobs that wait or run
-  std::atomic<int> waiting_{0};  // jobs that wait; without those in `held_`
+  std::atomic<int> busy_{0};             // jobs that wait or run
+  std::atomic<std::size_t> waiting_{0};  // jobs that wait for a thread, without handlers that wait for a place
 };
 
 }  // namespace tensorferry

@@ -9,12 +9,14 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::chrono::milliseconds tick_interval{1};
-constexpr int idle_ticks_until_sleep = 200;  // so that not every call of a burst pays for waking this thread
+thread_local bool is_reactor = false;
+
+constexpr std::chrono::milliseconds tick_interval{1}, slow_interval{10};
+constexpr int ticks_until_slower = 200;  // so that not every call of a burst pays for waking this thread
 
 }  // namespace
 
-Reactor::Reactor(std::function<bool()> tick) : tick_(std::move(tick)) {}
+Reactor::Reactor(std::function<Pace()> tick) : tick_(std::move(tick)) {}
 
 Reactor::~Reactor() { stop(); }
 
@@ -22,9 +24,12 @@ void Reactor::start() {
   thread_ = std::thread([this] {
     block_signals_of_others();
     ::pthread_setname_np(::pthread_self(), "tf-reactor");
+    is_reactor = true;
     loop_->context.run();
   });
 }
+
+bool Reactor::on_any_thread() noexcept { return is_reactor; }
 
 void Reactor::stop() {
   if (!thread_.joinable()) return;
@@ -45,25 +50,36 @@ void Reactor::close() {
 }
 
 void Reactor::kick() noexcept {
-  if (ticking_.load(std::memory_order_seq_cst) || ticking_.exchange(true, std::memory_order_seq_cst)) return;
+  if (pace_.load(std::memory_order_seq_cst) == Pace::run) return;
+  if (pace_.exchange(Pace::run, std::memory_order_seq_cst) == Pace::run) return;
   const std::lock_guard lock(close_mutex_);
   if (!loop_) return;
   boost::asio::post(loop_->context, [this] {
-    idle_ticks_ = 0;
-    schedule();
+    slower_ticks_ = 0;
+    schedule();  // replaces the slow wait, if there is one
   });
 }
 
 void Reactor::schedule() {
-  loop_->timer.expires_after(tick_interval);
+  loop_->timer.expires_after(pace_.load(std::memory_order_relaxed) == Pace::walk ? slow_interval : tick_interval);
   loop_->timer.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
-    idle_ticks_ = tick_() ? 0 : idle_ticks_ + 1;
-    if (idle_ticks_ > idle_ticks_until_sleep) {
-      ticking_.store(false, std::memory_order_seq_cst);
-      // A thread that began something before it saw this store has not kicked, so tick once more.
-      if (!tick_() || ticking_.exchange(true, std::memory_order_seq_cst)) return;
-      idle_ticks_ = 0;
+    const auto pace = pace_.load(std::memory_order_seq_cst);
+    auto wanted = tick_();
+    slower_ticks_ = wanted < pace ? slower_ticks_ + 1 : 0;
+    if (wanted > pace) {
+      pace_.store(wanted, std::memory_order_seq_cst);
+    } else if (slower_ticks_ > ticks_until_slower || (pace == Pace::walk && wanted == Pace::rest)) {
+      auto before = pace;
+      if (!pace_.compare_exchange_strong(before, wanted, std::memory_order_seq_cst)) return;  // kick() schedules
+      slower_ticks_ = 0;
+      // A thread that began something before it saw the new pace has not kicked, so tick once more.
+      const auto again = tick_();
+      if (again > wanted) {
+        if (!pace_.compare_exchange_strong(wanted, again, std::memory_order_seq_cst)) return;
+      } else if (wanted == Pace::rest) {
+        return;
+      }
     }
     schedule();
   });

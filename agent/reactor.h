@@ -5,6 +5,7 @@
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,11 +13,18 @@
 
 namespace tensorferry {
 
+/// What a tick found: how soon the next one is needed.
+enum class Pace : std::uint8_t {
+  rest,  // nothing is under way
+  walk,  // only deadlines are to be watched
+  run,   // work may need help within a millisecond
+};
+
 class Reactor final {
  public:
-  /// `tick` runs on the thread, about every millisecond, from a kick() until it has returned false (nothing is under
-  /// way) about 200 times in a row.
-  explicit Reactor(std::function<bool()> tick);
+  /// `tick` runs on the thread from a kick() on: about every millisecond, and every 10 ms after it has not returned
+  /// Pace::run about 200 times in a row. It stops when it has returned Pace::rest as often.
+  explicit Reactor(std::function<Pace()> tick);
   ~Reactor();
 
   void start();
@@ -26,9 +34,13 @@ class Reactor final {
   void close();
   /// Returns the thread's io_context; valid until close().
   [[nodiscard]] boost::asio::io_context& context() noexcept { return loop_->context; }
+  /// Returns whether the calling thread is a reactor's. No owner or completion of the program's runs there: it might
+  /// wait for a lock of the program's, and deadlines and promotion would stop meanwhile.
+  [[nodiscard]] static bool on_any_thread() noexcept;
   [[nodiscard]] bool on_thread() const noexcept { return thread_.get_id() == std::this_thread::get_id(); }
 
-  /// Starts ticking. Any thread, at any time, also after close(); costs one atomic load if the thread ticks already.
+  /// Starts ticking every millisecond. Any thread, at any time, also after close(); costs one atomic load if the thread
+  /// does so already.
   void kick() noexcept;
 
  private:
@@ -39,11 +51,11 @@ class Reactor final {
   };
   void schedule();
 
-  const std::function<bool()> tick_;
+  const std::function<Pace()> tick_;
   std::mutex close_mutex_;  // guards loop_ between close() and kick(), which any thread may call at any time
   std::unique_ptr<Loop> loop_ = std::make_unique<Loop>();
-  std::atomic<bool> ticking_{false};
-  int idle_ticks_ = 0;
+  std::atomic<Pace> pace_{Pace::rest};  // at which the thread ticks now
+  int slower_ticks_ = 0;                // in a row that asked for a slower pace
   std::thread thread_;
 };
 

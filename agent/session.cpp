@@ -4,9 +4,16 @@
 
 namespace tensorferry {
 
-void Session::watch(FileDescriptor process) {
+int Session::watch(FileDescriptor process) {
   const std::lock_guard lock(mutex_);
-  if (!process_) process_ = std::move(process);
+  if (process_) return -1;
+  process_ = std::move(process);
+  return process_.get();
+}
+
+int Session::process() const {
+  const std::lock_guard lock(mutex_);
+  return process_.get();
 }
 
 bool Session::process_ended() const {

@@ -16,8 +16,10 @@
 #include <optional>
 
 #include "agent/agent.h"
+#include "agent/execution_record.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -36,14 +38,23 @@ class Session final {
     return Clock::time_point(Clock::duration(last_heard_.load(std::memory_order_relaxed)));
   }
 
-  /// Keeps the descriptor of the peer's process on this host, unless one is known.
-  void watch(FileDescriptor process);
+  /// Keeps the descriptor of the peer's process on this host. Returns its number, or -1 if one is known already.
+  int watch(FileDescriptor process);
+  /// Returns the number of that descriptor, which stays open as long as the session; -1: none is known.
+  [[nodiscard]] int process() const;
   /// Returns whether the peer's process is known to have ended.
   [[nodiscard]] bool process_ended() const;
 
   /// Keeps the peer's addresses, so that the next dial needs no store.
   void set_record(const Record& record);
   [[nodiscard]] std::optional<Record> record() const;
+
+  /// Notes whether this side could dial the peer, when it tried last.
+  void note_dial(bool succeeded) noexcept { hard_to_dial_ = !succeeded; }
+  [[nodiscard]] bool is_hard_to_dial() const noexcept { return hard_to_dial_; }
+
+  /// Returns the record of the peer's idempotent calls to this agent.
+  [[nodiscard]] ExecutionRecord& executions() noexcept { return executions_; }
 
   /// Marks the peer as dead. True for the first caller, who reports it.
   bool bury() noexcept { return !dead_.exchange(true); }
@@ -52,10 +63,11 @@ class Session final {
  private:
   const PeerInfo peer_;
   std::atomic<Clock::rep> last_heard_{0};
-  std::atomic<bool> dead_{false};
-  mutable std::mutex mutex_;  // guards the next two
+  std::atomic<bool> dead_{false}, hard_to_dial_{false};
+  mutable Mutex mutex_;  // guards the next two
   FileDescriptor process_;
   std::optional<Record> record_;
+  ExecutionRecord executions_;
 };
 
 }  // namespace tensorferry

@@ -45,8 +45,22 @@ inline constexpr Variable socket_dir{"TENSORFERRY_SOCKET_DIR", "abstract sockets
 inline constexpr Variable socket_ifname{"TENSORFERRY_SOCKET_IFNAME", "the interface that leads to the store's host",
                                         "The network interface on whose address an agent listens."};
 
+inline constexpr Variable collectives{
+    "TENSORFERRY_COLLECTIVES", "the table of algorithms",
+    "The algorithms of collective operations: `all_reduce=two_shot,reduce=one_shot` prescribes these two."};
+
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};
+
+inline constexpr Variable trace{
+    "TENSORFERRY_TRACE", "no trace",
+    "The path of a file. Each agent records its calls, and writes them when it leaves, as a Chrome trace beside that "
+    "path: `out.json` becomes `out.NAME.PID.json`."};
+
+/// Read by python/tensorferry/torch.py.
+inline constexpr Variable torch_rpc{"TENSORFERRY_TORCH_RPC", "the backend that torch takes",
+                                    "`1`: calls of `torch.distributed.rpc` go by TensorFerry if the program names no "
+                                    "backend."};
 
 }  // namespace tensorferry::environment

@@ -16,8 +16,6 @@
 namespace tensorferry::benchmarks {
 namespace {
 
-constexpr int not_here = 77;  // native.py: the machine does not let this be measured
-
 [[noreturn]] void die(const char* what) {
   std::perror(what);
   std::exit(errno == EPERM || errno == ENOSYS ? not_here : 1);

@@ -9,25 +9,33 @@ from typing import Any
 
 from benchmarks.hogs import Hogs
 from benchmarks.native import Missing, Programs
+from benchmarks.network import Hosts
 from benchmarks.placement import Placement
+from benchmarks.strangers import Stranger
 from benchmarks.teams import CALLEE, CALLER, PAIR, Team
 
 TORCH = "torch.distributed.rpc"
 OURS = "tensorferry"
+TORCH_ON_OURS = "torch.distributed.rpc on tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
 ONE_TENSOR = "one tensor of the same bytes"
+IPERF3 = "iperf3 -P {}"
+QUIET = "without a transfer"
 FEWER = "tensorferry, 16 actors"
 ON_REQUEST = ("tensorpipe",)  # channels that an agent has only where its options name them
 BARE_UNIX = "bare unix round trip"
 BARE_TCP = "bare TCP round trip"
 GRPC = "gRPC C++ over a unix socket"
+BARE_TRANSFER = {"unix": "bare unix transfer", "tcp": "bare TCP transfer"}
+RAY, MONARCH, PYZMQ = STRANGERS = ("Ray", "Monarch", "pyzmq")
 BARE_COPY = "process_vm_readv, warm, one thread"
 MODULES = {
     OURS: "tensorferry.rpc",
     ALONE: "tensorferry.rpc",
     ONE_TENSOR: "tensorferry.rpc",
     TORCH: "torch.distributed.rpc",
+    TORCH_ON_OURS: "benchmarks.torch_backend",
 }
 
 SMALL = 3  # processes; a larger team is forked also where others are new, for it would take longer to start than to run
@@ -46,6 +54,8 @@ class Lab:
         self.programs = Programs(programs)
         self.hogs = Hogs()
         self._teams: dict[object, Team] = {}
+        self._strangers: dict[str, Stranger] = {}
+        self._hosts: Hosts | None = None
 
     def team(self, who: str, size: int = PAIR, options: Mapping[str, Any] | None = None) -> Team:
         key = MODULES[who], size, tuple(sorted((options or {}).items()))
@@ -54,12 +64,24 @@ class Lab:
             self._teams[key] = Team(MODULES[who], size, options, forked=forked)
         return self._teams[key]
 
+    def hosts(self) -> Hosts:
+        if self._hosts is None:
+            self._hosts = Hosts()
+        return self._hosts
+
+    def stranger(self, name: str) -> Stranger:
+        if name not in self._strangers:
+            self._strangers[name] = Stranger(name)
+        return self._strangers[name]
+
     def dismiss(self, larger_than: int = 0) -> None:
         """Ends teams: all after a failure, for one of them may hang; the large ones when their row is done."""
         for key, team in list(self._teams.items()):
             if team.size > larger_than:
                 del self._teams[key]
                 team.close()
+        for name in list(self._strangers) if larger_than == 0 else ():
+            self._strangers.pop(name).close()
 
     def __enter__(self) -> Lab:
         return self
@@ -67,6 +89,8 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self.dismiss()
         self.hogs.close()
+        if self._hosts is not None:
+            self._hosts.close()
 
 
 @dataclass(frozen=True)
@@ -106,6 +130,32 @@ def program(name: str, **options: str) -> Contestant:
     return Contestant(
         lambda lab: lab.programs.check(name),
         lambda lab, placement: lab.programs.run(name, placement, lab.seconds / 4, **options),
+    )
+
+
+def between_hosts(name: str, **options: str) -> Contestant:
+    """A C++ program of this folder whose two processes are on two emulated hosts."""
+
+    def prepare(lab: Lab) -> None:
+        lab.programs.check(name)
+        lab.hosts()
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        return lab.programs.run(name, placement, lab.seconds, **options, **lab.hosts().options())
+
+    return Contestant(prepare, measure)
+
+
+def iperf3(connections: int, size: int) -> Contestant:
+    """iperf3 between the same hosts: nanoseconds for `size` bytes."""
+    return Contestant(lambda lab: lab.hosts(), lambda lab, _: [1e9 * size / lab.hosts().iperf3(connections)] * 3)
+
+
+def stranger(name: str, workload: str, **arguments: Any) -> Contestant:
+    """Another library, in processes of its own and by the environment of `make bench ARGS=--peers`."""
+    return Contestant(
+        lambda lab: lab.stranger(name),
+        lambda lab, placement: lab.stranger(name).run(placement, lab.seconds, workload=workload, **arguments),
     )
 
 

@@ -183,6 +183,19 @@ def _expandable(name: str, there: int) -> Row:
     return Row(name, title, gigabytes(size), contestants, {FIXED: 0.95}, gpus=1 + there)
 
 
+def _torch_backend(name: str, size: int, unit: Unit, there: int) -> Row:
+    """A program of torch's module on both backends."""
+    contestants = {
+        OURS: calls("benchmarks.torch_backend", "one", size, 0, there),
+        TORCH: theirs("one", size, 0, there),
+    }
+    where = "GPU 0 to GPU 1" if there else "one GPU, two processes"
+    text = f"{size // MEGA} MB" if size >= MEGA else f"{size // KILO} KB"
+    return Row(
+        name, f"torch.distributed.rpc on both backends: {text} call, {where}", unit, contestants, {TORCH: 1}, 1 + there
+    )
+
+
 ROWS = [
     _small_call("4kb", 1),
     _beside_copies("64mb", "64 MB call", "one", "copy", 64 * MEGA, 0.9),
@@ -198,6 +211,11 @@ ROWS = [
     _by_tensorpipe("same-tensorpipe-64mb", 0),
     _expandable("expandable-64mb", 1),
     _expandable("same-expandable-64mb", 0),
+    *[
+        _torch_backend(f"{prefix}torch-backend-{name}", size, unit, there)
+        for prefix, there in (("", 1), ("same-", 0))
+        for name, size, unit in (("4kb", 4 * KILO, MICROSECONDS), ("64mb", 64 * MEGA, gigabytes(64 * MEGA)))
+    ],
 ]
 
 

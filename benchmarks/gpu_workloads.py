@@ -28,7 +28,7 @@ def join(
 ) -> None:
     """The caller's tensors are on `here`, the callee's on `there`."""
     torch.cuda.set_device(here if rank == 0 else there)
-    if rpc.__name__.startswith("torch."):
+    if rpc.__name__ in ("torch.distributed.rpc", "benchmarks.torch_backend"):
         maps = {PEER: {here: there}} if rank == 0 else None
         given = rpc.TensorPipeRpcBackendOptions(device_maps=maps, devices=[here if rank == 0 else there])
         rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=given)

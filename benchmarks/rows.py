@@ -15,22 +15,30 @@ from benchmarks.contestants import (
     ALONE,
     BARE_COPY,
     BARE_TCP,
+    BARE_TRANSFER,
     BARE_UNIX,
     EMPTY_CALL,
     FEWER,
     GRPC,
+    IPERF3,
     ONE_TENSOR,
     OURS,
+    QUIET,
+    STRANGERS,
     TORCH,
+    TORCH_ON_OURS,
     Contestant,
     Scale,
     actors,
     beside_blocking,
+    between_hosts,
     carried,
     idle,
     in_new_pair,
+    iperf3,
     program,
     python,
+    stranger,
     threads,
     whole_lives,
 )
@@ -43,6 +51,7 @@ from benchmarks.units import (
     THREADS,
     TIMES_ITS_BYTES,
     Figure,
+    Unit,
     gigabytes,
     maximum,
     p99,
@@ -66,6 +75,7 @@ class Row:
     quick: bool = False  # also in --quick
     rounds: int | None = None  # fewer than the run's where a turn is long
     once: bool = False  # in the first life only
+    strangers: bool = False  # only with --peers
 
     def contestants(self) -> dict[str, Contestant]:
         return {OURS: self.ours, **self.peers}
@@ -233,13 +243,69 @@ CHANNELS = ("shm", "cma", "basic", "tensorpipe")
 
 def _tensors_by(name: str, channel: str, options: Mapping[str, Any], megabytes: int) -> Row:
     size = megabytes << 20
+    peers = {TORCH: python(TORCH, "tensors", size=size)}
+    targets: dict[str, float] = {}
+    if channel == "basic":
+        transport = "tcp" if name == "tcp" else "unix"
+        bare = BARE_TRANSFER[transport]
+        peers[bare] = program("bare_transfer", transport=transport, bytes=str(size))
+        targets = {TORCH: 1.5, bare: 1.0} if megabytes > 1 else {}
     return Row(
         f"channel-{name}-{megabytes}mb",
         f"{megabytes} MB tensor by channel {channel}" + (" over TCP" if name == "tcp" else ""),
-        (Figure(gigabytes(size)),),
+        (Figure(gigabytes(size), targets),),
         ours=carried("tensors", {**options, "channels": channel}, channel=channel, size=size),
-        peers={TORCH: python(TORCH, "tensors", size=size)},
+        peers=peers,
         rounds=2,
+    )
+
+
+def _beside_others(name: str, title: str, unit: Unit, ours: str, torchs: str, theirs: str, **arguments: Any) -> Row:
+    """The libraries that people would pick instead, each by the way that its users would write it."""
+    given = {name: value for name, value in arguments.items() if name != "count"}
+    return Row(
+        f"peers-{name}",
+        title,
+        (Figure(unit),),
+        ours=python(OURS, ours, **given),
+        peers={
+            TORCH: python(TORCH, torchs, **given),
+            **{who: stranger(who, theirs, **arguments) for who in STRANGERS},
+        },
+        strangers=True,
+    )
+
+
+def _sent_beside_others(megabytes: int) -> Row:
+    size = megabytes << 20
+    unit = Unit("GB/s", float(size), rate=True)
+    title = f"{megabytes} MB tensor, sent"
+    return _beside_others(f"sent-{megabytes}mb", title, unit, "sent", "sent", "send", size=size)
+
+
+def _between_hosts(tensors: int) -> Row:
+    size = 64 << 20
+    peer = IPERF3.format(tensors)
+    titled = "64 MB tensor" if tensors == 1 else f"{tensors} tensors of 64 MB in flight"
+    return Row(
+        f"network-sent-{tensors}",
+        f"{titled}, sent from C++ over a veth pair",
+        (Figure(Unit("GB/s", float(tensors * size), rate=True), {peer: 0.9}),),
+        ours=between_hosts("cpp_transfer", transport="tcp", kind="tensor", bytes=str(size), callers=str(tensors)),
+        peers={peer: iperf3(tensors, tensors * size)},
+        rounds=3,
+    )
+
+
+def _small_beside_large() -> Row:
+    given = {"transport": "tcp", "kind": "empty"}
+    return Row(
+        "network-beside-1gb",
+        "empty call from C++ over a veth pair, beside 1 GB that is sent",
+        (Figure(MICROSECONDS), Figure(MICROSECONDS, {QUIET: 1 / 3}, "p99", "p99", of=p99)),
+        ours=between_hosts("cpp_transfer", bytes=str(1 << 30), **given),
+        peers={QUIET: between_hosts("cpp_transfer", bytes="0", **given)},
+        rounds=3,
     )
 
 
@@ -287,6 +353,18 @@ def _memory(name: str, title: str, count: Scale, size: int) -> Row:
     )
 
 
+def _torch_backend(name: str, title: str, unit: Unit, times: float | None, workload: str, **arguments: Any) -> Row:
+    """A program of torch's module on both backends."""
+    return Row(
+        f"torch-backend-{name}",
+        f"torch.distributed.rpc on both backends: {title}",
+        (Figure(unit, {TORCH: times or 1}),),
+        ours=python(TORCH_ON_OURS, workload, **arguments),
+        peers={TORCH: python(TORCH, workload, **arguments)},
+        rounds=3,
+    )
+
+
 HELD = 5120  # bytes of a tensor in a replay buffer
 CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
 
@@ -326,6 +404,8 @@ ROWS = [
     *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],
     *[_tensors_by(channel, channel, {}, size) for channel in CHANNELS for size in TENSOR_TARGETS],
     *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
+    *[_between_hosts(tensors) for tensors in (1, 4)],
+    _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
     _empty_call_beside_python("caller", "caller"),
@@ -366,6 +446,29 @@ ROWS = [
         rounds=1,
         once=True,
     ),
+    _beside_others("empty", "empty call", MICROSECONDS, "sync", "sync", "empty"),
+    _beside_others(
+        "in-flight",
+        f"{IN_FLIGHT} empty calls in flight",
+        per_second("calls/s", IN_FLIGHT),
+        "in_flight_own_wait_all",
+        "in_flight_torch_wait_all",
+        "in_flight",
+        count=IN_FLIGHT,
+    ),
+    *[_sent_beside_others(megabytes) for megabytes in TENSOR_TARGETS],
+    _torch_backend("noop", "empty rpc_sync", MICROSECONDS, 10, "sync"),
+    _torch_backend(
+        "in-flight", f"{IN_FLIGHT} calls in flight", per_second("calls/s", IN_FLIGHT), 5, "in_flight_torch_wait_all"
+    ),
+    _torch_backend("rref", "a method of an RRef", MICROSECONDS, None, "rref_method"),
+    *[
+        _torch_backend(
+            f"{size}mb", f"{size} MB tensor, sent and received", gigabytes(size << 20), 2.5, "tensors", size=size << 20
+        )
+        for size in TENSOR_TARGETS
+    ],
+    _torch_backend("backward", "a forward and a backward pass over two workers", MICROSECONDS, 1.5, "backward"),
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

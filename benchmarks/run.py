@@ -1,6 +1,6 @@
 """Runs us and our peers in one invocation, in turns, and says how they compare.
 
-python -m benchmarks.run [--quick] [--only NAME] [--json FILE] [--plot FILE]
+python -m benchmarks.run [--quick] [--peers] [--only NAME] [--json FILE] [--plot FILE]
 python -m benchmarks.run --show FILE [--plot FILE]
 
 All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs.
@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import figures
-from benchmarks.contestants import Contestant, Lab
+from benchmarks.contestants import STRANGERS, Contestant, Lab
 from benchmarks.native import Missing
 from benchmarks.plot import draw
 from benchmarks.report import summary, table
@@ -48,17 +48,29 @@ def turn(contestant: Contestant, row: Row, lab: Lab) -> list[Round]:
     return [Round.of(figure.of(series[figure.series])) for figure in row.figures]
 
 
-def measure(row: Row, lab: Lab, rounds: int) -> list[Turns]:
+def prepare(row: Row, lab: Lab, without: dict[str, str]) -> dict[str, Contestant]:
+    """The contestants that are ready. Another library that does not start here goes into `without`, with the reason."""
+    contestants = row.contestants()
+    for who, contestant in row.contestants().items():
+        try:
+            contestant.prepare(lab)
+        except Missing as missing:
+            if who not in STRANGERS:
+                raise
+            without[who] = str(missing)
+            del contestants[who]
+    return contestants
+
+
+def measure(row: Row, lab: Lab, rounds: int, without: dict[str, str] | None = None) -> list[Turns]:
     """Each contestant takes its turn in each round, every other round in the opposite order; the result is in the
-    order of the row's figures. Raises Missing where the row cannot be measured here."""
+    order of the row's figures. Raises Missing where the row cannot be measured here. `without`: see prepare()."""
     if row.placement.cpus() is None:
         raise Missing("needs two cores")
-    contestants = row.contestants()
-    turns: list[Turns] = [{who: [] for who in contestants} for _ in row.figures]
-    who = ""
+    who = "its contestants"
     try:
-        for who in contestants:
-            contestants[who].prepare(lab)
+        contestants = prepare(row, lab, {} if without is None else without)
+        turns: list[Turns] = [{who: [] for who in contestants} for _ in row.figures]
         for number in range(rounds):
             for who in list(contestants) if number % 2 == 0 else reversed(list(contestants)):
                 for into, measured in zip(turns, turn(contestants[who], row, lab)):
@@ -92,8 +104,11 @@ class Notes:
         kept = self.turns.setdefault(row.name, turns)
         if kept is not turns:
             for into, more in zip(kept, turns):
-                for who, rounds in more.items():
-                    into[who].extend(rounds)
+                for who in list(into):
+                    if who in more:
+                        into[who].extend(more[who])
+                    else:  # it did not start this time: no comparison without a turn in each round
+                        del into[who]
 
     def lost(self, row: Row) -> bool:
         return row.name in self.left_out or row.name in self.failed
@@ -119,7 +134,7 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
                     progress.update(task, description=f"{row.titled(quick)}, {row.place()}")
                     if not notes.lost(row) and not (row.once and life > 0):
                         try:
-                            notes.add(row, measure(row, lab, min(rounds, row.rounds or rounds)))
+                            notes.add(row, measure(row, lab, min(rounds, row.rounds or rounds), notes.left_out))
                         except Missing as missing:
                             notes.left_out[row.name] = str(missing)
                         except Failed as failed:
@@ -133,12 +148,15 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
     return run, not notes.failed
 
 
-def chosen(only: str, quick: bool) -> list[Row]:
-    """The row of that name, else those whose name contains it."""
+def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
+    """The row of that name, else those whose name contains it. Rows with other libraries are there with `peers`, or if
+    `only` names them."""
     rows = [row for row in ROWS if row.name == only] or [row for row in ROWS if only in row.name]
     if not rows:
         raise typer.BadParameter(f"no row is named like {only!r}; there are {', '.join(row.name for row in ROWS)}")
-    return rows if only else [row for row in rows if row.quick or not quick]
+    if only:
+        return rows
+    return [row for row in rows if (peers if row.strangers else row.quick or not quick)]
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -152,6 +170,7 @@ def main(
     plot: Annotated[Path | None, typer.Option(help="Draw the run here (.svg).")] = None,
     show: Annotated[Path | None, typer.Option(help="Measure nothing; read this run.")] = None,
     keep: Annotated[bool, typer.Option(help="Keep and quote this run in the docs; a full run always is.")] = False,
+    peers: Annotated[bool, typer.Option(help="Also the rows beside Ray, Monarch and pyzmq.")] = False,
     bin: Annotated[Path | None, typer.Option(help="Folder of the C++ programs; default: the newest build.")] = None,
 ) -> None:
     """Measures TensorFerry beside torch.distributed.rpc and the bare round trips, in turns."""
@@ -161,7 +180,7 @@ def main(
     if show is not None:
         run = Run.load(show)
     else:
-        run, complete = measure_all(chosen(only, quick), bin, quick, console)
+        run, complete = measure_all(chosen(only, quick, peers), bin, quick, console)
     console.print(table(run))
     busy = max(run.machine.get("busy_before", 0), run.machine.get("busy_after", 0))
     if busy > 0.1:

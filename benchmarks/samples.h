@@ -17,6 +17,8 @@
 
 namespace tensorferry::benchmarks {
 
+constexpr int not_here = 77;  // native.py: the machine does not let this be measured
+
 struct SampleArguments {
   std::string transport = "unix";
   std::string kind = "empty";  // "text": 64 bytes; "tensor": of `bytes`
@@ -27,12 +29,23 @@ struct SampleArguments {
   double seconds = 0.2;
   int caller_cpu = -1;  // -1: unpinned
   int callee_cpu = -1;
+  // Of cpp_transfer; "": both processes stay, and use the loopback interface.
+  std::string caller_namespace, callee_namespace;  // as `ip netns` names them
+  std::string address = "127.0.0.1";               // of the caller
 };
+
+/// Splits "ONE,OTHER".
+inline bool split(const std::string& value, std::string& one, std::string& other) {
+  const auto comma = value.find(',');
+  one = value.substr(0, comma);
+  if (comma != std::string::npos) other = value.substr(comma + 1);
+  return comma != std::string::npos;
+}
 
 [[noreturn]] inline void usage(const char* program) {
   std::fprintf(stderr,
                "usage: %s [--transport T] [--bytes N] [--kind K] [--peer P] [--callers N] [--python PATH] "
-               "[--cpus CALLER,CALLEE] [--seconds S]\n",
+               "[--cpus CALLER,CALLEE] [--namespaces CALLER,CALLEE] [--address CALLER] [--seconds S]\n",
                program);
   std::exit(2);
 }
@@ -59,6 +72,9 @@ inline SampleArguments parse(int argc, char** argv, std::initializer_list<std::s
       arguments.seconds = std::atof(value.c_str());
     } else if (flag == "--cpus" &&
                std::sscanf(value.c_str(), "%d,%d", &arguments.caller_cpu, &arguments.callee_cpu) == 2) {
+    } else if (flag == "--namespaces" && split(value, arguments.caller_namespace, arguments.callee_namespace)) {
+    } else if (flag == "--address") {
+      arguments.address = value;
     } else {
       usage(argv[0]);
     }

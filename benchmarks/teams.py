@@ -33,7 +33,7 @@ def name_of(rank: int) -> str:
     return "callee" if rank == CALLEE else f"caller{rank}"
 
 
-def _end_with_driver() -> None:
+def end_with_driver() -> None:
     """No process outlives the driver, stopped or not, however the driver ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; the parent is the driver or the fork server
     # The fork server ends when all have closed this descriptor, which Python lets its children inherit.
@@ -44,7 +44,7 @@ def _end_with_driver() -> None:
 
 def _serve(connection: Connection, module: str, port: int, workloads: str, environment: Mapping[str, str]) -> None:
     """The life of one process: it does what the driver asks until it is killed."""
-    _end_with_driver()
+    end_with_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", **environment)
     warnings.simplefilter("ignore")

@@ -151,8 +151,50 @@ def leaves(rpc: ModuleType, seconds: float, size: int, count: int) -> list[int]:
     return _repeat(lambda: rpc_sync(PEER, echo, args=(model,)), seconds)
 
 
+class Counter:
+    """What a reference of torch's module refers to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+
+def rref_method(rpc: ModuleType, seconds: float) -> list[int]:
+    """A method of a remote object."""
+    counter = rpc.remote(PEER, Counter)
+    counter.to_here()
+    return _repeat(lambda: counter.rpc_sync().add(1), seconds)
+
+
+def backward(rpc: ModuleType, seconds: float) -> list[int]:
+    """A forward pass over two workers, and its backward pass by torch.distributed.autograd."""
+    from torch.distributed import autograd
+
+    weight, inputs = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64)
+
+    def step() -> None:
+        with autograd.context() as context:
+            hidden = rpc.rpc_sync(PEER, torch.mm, args=(weight, inputs))
+            loss = rpc.rpc_sync(PEER, torch.mul, args=(hidden, 0.5)).sum()
+            autograd.backward(context, [loss])
+            if autograd.get_gradients(context)[weight][0, 0].item() != 32:
+                raise AssertionError("the gradient is wrong")
+
+    return _repeat(step, seconds)
+
+
 def take(tensor: torch.Tensor) -> None:
-    """The callee's side of a tensor that is handed over."""
+    """The callee's side of a tensor that is sent or handed over."""
+
+
+def sent(rpc: ModuleType, seconds: float, size: int) -> list[int]:
+    """An ordinary float32 tensor of `size` bytes, sent to the callee, which returns nothing."""
+    rpc_sync = rpc.rpc_sync
+    tensor = torch.arange(size // 4, dtype=torch.float32)
+    return _repeat(lambda: rpc_sync(PEER, take, args=(tensor,)), seconds)
 
 
 def shared(rpc: ModuleType, seconds: float, size: int) -> list[int]:

@@ -26,6 +26,8 @@
 
 namespace tensorferry {
 
+class Copier;
+
 /// Numbers the control messages of one direction of a link, from 1.
 using ControlId = std::uint64_t;
 
@@ -70,6 +72,8 @@ class Sink {
   /// Takes over memory that the channel already holds. If it returns false, the channel calls reserve() and copies. If
   /// the memory is shared, the channel instead fails the pull with ChannelUnavailable.
   virtual bool adopt(Buffer buffer) = 0;
+  /// Returns whether adopt() takes memory.
+  [[nodiscard]] virtual bool adopts() const { return true; }
 
  protected:
   ~Sink() = default;
@@ -87,10 +91,20 @@ class Outgoing {
   /// Returns whether this is the last channel that the agent asks for this buffer. If so, the channel carries it even
   /// if that is slow.
   [[nodiscard]] virtual bool last_resort() const = 0;
+  /// Returns whether a channel that precedes this one in the pair's order will probably carry later buffers: it is
+  /// being probed, or refused this buffer in passing. Then it does not pay to make anything for later buffers.
+  [[nodiscard]] virtual bool for_now() const { return false; }
   /// Returns whether the buffer describes the other buffers of this message (docs/protocol.md, "Spilled"). Those may be
   /// on the bulk connection already, where the receiver reads nothing until it knows them. So if the buffer can be
   /// appended, it must not go on the bulk connection behind them, however large it is.
   [[nodiscard]] virtual bool leads() const { return false; }
+  /// Copies `from` to `to` by `copier`, together with the message's other copies, before the message is sent: many
+  /// small copies together are worth a second thread. Until then the agent keeps the source and `owner`, which owns
+  /// `to`; if the ticket is withdrawn, nothing is copied. False: the channel copies by itself.
+  virtual bool copy_later(Copier& copier, std::byte* to, ByteView from, const Owner& owner) {
+    (void)copier, (void)to, (void)from, (void)owner;
+    return false;
+  }
 
  protected:
   ~Outgoing() = default;
@@ -128,13 +142,16 @@ class Wire {
   virtual void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) = 0;
 
   /// Ends the probe that `open` began: Ok, or the reason why the pair cannot be used. May be called inside `open`. The
-  /// channel calls it once, and again with an error if a ready pair can carry no more. Tickets under way are still
-  /// pulled then.
+  /// channel calls it again if that changes: with an error if a ready pair can carry no more (tickets under way are
+  /// still pulled then), with Ok if a later probe of a pair that had failed succeeds.
   virtual void ready(Status probed) = 0;
 
   /// Returns false if this agent must share no memory with its peers. A channel that can work without shared memory
   /// then does so.
   [[nodiscard]] virtual bool may_share_memory() const { return true; }
+
+  /// Returns whether control messages can carry descriptors to this peer.
+  [[nodiscard]] virtual bool passes_descriptors() const { return true; }
 
   /// Returns the peer's name, for errors.
   [[nodiscard]] virtual std::string_view peer() const = 0;
@@ -188,6 +205,13 @@ class Channel {
   /// bytes are safe; the agent then tells the sender, whatever the status. An error runs both. After `landed` has run
   /// with an error, the channel no longer writes the sink's memory. `ticket` need not outlive the call.
   virtual void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) = 0;
+
+  /// Returns whether pull() into `sink` copies the bytes on the calling thread. The agent then pulls a large buffer on
+  /// a thread that reads no messages, and outside the executor.
+  [[nodiscard]] virtual bool copies_into(const Sink& sink) const {
+    (void)sink;
+    return false;
+  }
 
   /// Receiver: ends a ticket that will not be pulled. If the ticket asks for an acknowledgement, the agent sends it as
   /// for a consumed one. A malformed ticket is ignored, because the peer's next bytes will be malformed too. A channel

@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
+
 namespace tensorferry {
 
 namespace {
@@ -21,6 +23,7 @@ thread_local std::vector<Postponed>* postponed = nullptr;
 
 void complete(Completion completion, Status status) noexcept {
   if (!completion) return;
+  assert_no_lock();
   if (nesting == max_nesting) {
     postponed->push_back({std::move(completion), std::move(status)});
     return;

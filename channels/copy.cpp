@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/file_descriptor.h"
 #include "base/fork.h"
@@ -247,6 +248,29 @@ void Copier::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   const std::size_t chunk = streams ? std::size_t{1} << 20 : std::size_t{512} << 10;
   in_parts(bytes, chunk, [&](std::size_t at, std::size_t n) {
     copy_streaming(to + at, from + at, n, streams ? streaming : Streaming::none);
+  });
+}
+
+void Copier::copy(std::span<const Piece> pieces) {
+  std::size_t total = 0;
+  for (const auto& piece : pieces) total += piece.bytes;
+  if (pieces.size() == 1 || total < shares_from) {
+    for (const auto& piece : pieces) copy(piece.to, piece.from, piece.bytes);
+    return;
+  }
+  static const auto streaming = best_streaming();
+  const auto how = total >= streams_from ? streaming : Streaming::none;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  std::vector<Piece> cut;  // none above `most`, so that two threads end at about the same time
+  cut.reserve(pieces.size() + total / most);
+  for (const auto& piece : pieces) {
+    for (std::size_t at = 0; at < piece.bytes; at += most)
+      cut.push_back({piece.to + at, piece.from + at, std::min(most, piece.bytes - at)});
+  }
+  const auto at_once = std::max<std::size_t>(1, cut.size() * most / total);
+  in_parts(cut.size(), at_once, [&](std::size_t first, std::size_t count) {
+    for (const auto& piece : std::span(cut).subspan(first, count))
+      copy_streaming(piece.to, piece.from, piece.bytes, how);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
@@ -43,6 +44,13 @@ class Copier final {
 
   /// Copies bytes that do not overlap; returns when all are copied.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
+  /// Does several copies as if they were one of all their bytes: together they may be worth a second thread.
+  struct Piece {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+  };
+  void copy(std::span<const Piece> pieces);
 
   /// Calls `part(offset, bytes)` for pieces of `chunk` bytes (the last may be shorter) that make up `total`. It calls
   /// it once for each piece, in no order, from this thread and perhaps the second one. Returns when all calls have

@@ -6,6 +6,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -46,7 +47,7 @@ class Offers {
     Status status;
   };
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Entry> entries_;
   std::optional<Status> closed_;

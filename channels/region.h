@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/function.h"
+#include "base/mutex.h"
 #include "base/shared_memory.h"
 #include "channels/buffer.h"
 
@@ -51,7 +52,7 @@ class Region final {
   const std::uint64_t id_;
   Regions& regions_;
   const std::uint32_t born_in_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<std::weak_ptr<RegionUser>> told_;
 };
 
@@ -84,7 +85,7 @@ class Regions final {
   Buffer keep(SharedMemory memory, std::size_t bytes);
   void remove(const std::byte* begin);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::uint64_t last_id_ = 0;
   std::map<const std::byte*, std::weak_ptr<Region>> by_begin_;
 };

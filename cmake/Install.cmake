@@ -61,7 +61,7 @@ else()
   file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # left by an earlier configuration of this folder
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
-  PATTERN "channel.h" EXCLUDE ${torch_headers})
+  PATTERN "channel.h" EXCLUDE PATTERN "reduction.h" EXCLUDE ${torch_headers}) # no archive has the groups yet
 
 # The headers that channels are written with, and the conformance suite, as copies whose includes begin with
 # tensorferry/, because "base/" and "channels/" may be folders of the program too.

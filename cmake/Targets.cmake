@@ -146,37 +146,52 @@ function(tensorferry_fuzzer name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
 endfunction()
 
+# tensorferry_python_extension(NAME MODULE SOURCES ... LINK ...)
+# Builds the extension module tensorferry.MODULE. The first one of a build has the precompiled header of all.
+function(tensorferry_python_extension name module)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  Python_add_library(${name} MODULE WITH_SOABI ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} tensorferry::libtorch_python)
+  tensorferry_target(${name} OFF)
+  tensorferry_cache_precompiled_headers(${name})
+  if(name STREQUAL tensorferry_python)
+    target_precompile_headers(${name} PRIVATE <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
+  else()
+    target_precompile_headers(${name} REUSE_FROM tensorferry_python)
+  endif()
+  # The macros of one module for all, because those of the precompiled header must be the same.
+  target_compile_definitions(${name} PRIVATE TORCH_EXTENSION_NAME=_C)
+  set_target_properties(${name} PROPERTIES DEFINE_SYMBOL tensorferry_python_EXPORTS)
+  # Hides pybind11's types and the symbols of the static libraries, Boost's above all.
+  set_target_properties(${name} PROPERTIES
+    OUTPUT_NAME ${module} CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/tensorferry" INSTALL_RPATH "$ORIGIN/../torch/lib")
+  target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL)
+  # For the wheel alone: `cmake --install` installs the C++ package.
+  install(TARGETS ${name} LIBRARY DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
+endfunction()
+
 # tensorferry_python_module(SOURCES ... LINK ...)
 # Builds tensorferry._C and its types, _C.pyi, and the Python package around it in ${build}/python, ready for PYTHONPATH.
 function(tensorferry_python_module)
-  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   set(package "${PROJECT_BINARY_DIR}/python/tensorferry")
-
-  Python_add_library(tensorferry_python MODULE WITH_SOABI ${arg_SOURCES})
-  target_link_libraries(tensorferry_python PRIVATE ${arg_LINK} tensorferry::libtorch_python)
-  tensorferry_target(tensorferry_python OFF)
-  tensorferry_cache_precompiled_headers(tensorferry_python)
-  target_precompile_headers(tensorferry_python PRIVATE <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
-  target_compile_definitions(tensorferry_python PRIVATE TORCH_EXTENSION_NAME=_C)
-  # Hides pybind11's types and the symbols of the static libraries, Boost's above all.
-  set_target_properties(tensorferry_python PROPERTIES
-    OUTPUT_NAME _C CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    LIBRARY_OUTPUT_DIRECTORY "${package}" INSTALL_RPATH "$ORIGIN/../torch/lib")
-  target_link_options(tensorferry_python PRIVATE -Wl,--exclude-libs,ALL)
+  tensorferry_python_extension(tensorferry_python _C ${ARGN})
 
   configure_file("${PROJECT_SOURCE_DIR}/cmake/build_info.py.in" "${package}/_build_info.py" @ONLY)
   add_custom_target(tensorferry_python_package ALL
     COMMAND ${CMAKE_COMMAND} -DFROM=${PROJECT_SOURCE_DIR}/python/tensorferry -DTO=${package}
             -P "${PROJECT_SOURCE_DIR}/cmake/link_package.cmake"
     COMMENT "" VERBATIM)
+  # The module that torch loads by an entry point stands beside the package.
+  file(CREATE_LINK "${PROJECT_SOURCE_DIR}/python/tensorferry_autoload.py"
+    "${PROJECT_BINARY_DIR}/python/tensorferry_autoload.py" SYMBOLIC)
   # Without pybind11-stubgen, write_stub.py prints that, and writes no file.
   add_custom_command(OUTPUT "${package}/_C.pyi"
     COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/write_stub.py" "${package}"
     DEPENDS tensorferry_python "${PROJECT_SOURCE_DIR}/cmake/write_stub.py"
     COMMENT "Writing the types of tensorferry._C" VERBATIM)
   add_custom_target(tensorferry_python_stub ALL DEPENDS "${package}/_C.pyi")
-  # For the wheel alone: `cmake --install` installs the C++ package.
-  install(TARGETS tensorferry_python LIBRARY DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
+  install(FILES "${PROJECT_SOURCE_DIR}/python/tensorferry_autoload.py" DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
   install(FILES "${package}/_build_info.py" DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL)
   install(FILES "${package}/_C.pyi" DESTINATION tensorferry COMPONENT python EXCLUDE_FROM_ALL OPTIONAL)
 endfunction()

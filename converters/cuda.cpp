@@ -125,10 +125,14 @@ class Gpu {
 void tell_peers_of_what_goes() {
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   if (allocator::get()->name() == "cudaMallocAsync") return;  // it has no trackers, and peers never map its memory
-  allocator::attachAllocatorTraceTracker([](const Entry& entry) {
-    if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
-    invalidate_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
-  });
+  try {
+    allocator::attachAllocatorTraceTracker([](const Entry& entry) {
+      if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
+      invalidate_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
+    });
+  } catch (const c10::Error&) {  // an allocator of the program's own (CUDAPluggableAllocator): it tells nobody
+    leave_cuda_memory_untracked();
+  }
 }
 
 /// The GPUs of this process. Like torch's allocator and streams they are never destroyed; all agents share them.

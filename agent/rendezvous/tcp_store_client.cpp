@@ -18,6 +18,7 @@
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/transport/tcp_liveness.h"
 #include "base/fork.h"
 #include "base/text.h"
 
@@ -31,6 +32,7 @@ using store_protocol::Op;
 
 constexpr std::size_t kIdleConnections = 2;
 constexpr milliseconds kOperation{30000};     // a server that takes longer for one operation has ended or hangs
+constexpr milliseconds kSilence{8000};        // of the server's kernel: then a firewall has forgotten the connection
 constexpr milliseconds kWaitAtServer{10000};  // a longer get() asks again, and so notices that the server has ended
 
 class Client final : public Store {
@@ -126,7 +128,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
   const auto bytes = encode(request);
   if (!bytes) return bytes.status();
   for (bool again = false;; again = true) {
-    auto socket = take_idle();
+    auto socket = again ? FileDescriptor() : take_idle();  // what ended one idle connection may have ended all
     if (!socket) {
       auto fresh = connect(deadline);
       if (!fresh && fresh.status().code() == Code::deadline_exceeded) {
@@ -143,7 +145,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
       return named({Code::connection_lost, "it does not answer"});
     }
     if (code != Code::connection_lost) return answer.ok() ? std::move(answer) : named(answer.status());
-    if (request.op == Op::add) {
+    if (request.op == Op::add && request.amount != 0) {
       return named({code, formatted("{}: the amount may or may not have been added", answer.status().what())});
     }
     if (again) return named(answer.status());
@@ -200,8 +202,7 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
   socklen_t size = sizeof error;
   ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) return Status(Code::connection_lost, std::strerror(error));
-  const int one = 1;
-  ::setsockopt(socket->get(), SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+  bound_silence(socket->get(), kSilence);
   return socket;
 }
 

@@ -1,6 +1,7 @@
 #include "agent/transport/call_ring.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <climits>
@@ -80,6 +81,29 @@ void CallRing::release(std::uint32_t index) {
 void CallRing::unreserve(SlotId slot) {
   shared_.slot[slot.index].word.store(word_of(slot, State::free), std::memory_order_relaxed);
   release(slot.index);
+}
+
+void CallRing::give_back_if_idle() {
+  const auto head = shared_.head.load(std::memory_order_relaxed);
+  if (head != std::exchange(last_head_, head)) {
+    gave_back_ = false;
+    return;
+  }
+  if (gave_back_) return;
+  const std::scoped_lock lock(push_mutex_, slot_mutex_);
+  const bool empty = shared_.head.load(std::memory_order_relaxed) == shared_.tail.load(std::memory_order_acquire);
+  if (!empty || free_count_ != slots || abandoned_count_ != 0) return;
+  // The words of free slots become 0: generation 0, which no call has.
+  constexpr std::size_t page = 4096;
+  const auto remove = [](std::byte* begin, std::byte* end) {
+    const auto address = reinterpret_cast<std::uintptr_t>(begin);
+    auto* const first = begin + (page - address % page) % page;
+    if (first < end) ::madvise(first, static_cast<std::size_t>(end - first) / page * page, MADV_REMOVE);
+  };
+  remove(shared_.ring.data(), shared_.ring.data() + shared_.ring.size());
+  auto* const replies = reinterpret_cast<std::byte*>(shared_.slot.data());
+  remove(replies, replies + sizeof shared_.slot);
+  gave_back_ = true;
 }
 
 void CallRing::copy_in(std::uint64_t at, ByteView bytes) {

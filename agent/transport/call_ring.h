@@ -103,6 +103,9 @@ class CallRing final {
   /// entry, the SlotId belongs to no call. One thread at a time.
   std::optional<SlotId> next_done();
   [[nodiscard]] bool any_done() const;
+  /// Gives the pages of requests and replies back to the system, at both sides, if no call was made since the last
+  /// invocation and none is in flight. The next call takes new ones. One thread at a time.
+  void give_back_if_idle();
 
   // ---- Callee
   [[nodiscard]] bool empty() const;
@@ -165,8 +168,10 @@ class CallRing final {
   std::uint32_t free_count_ = slots;
   std::array<bool, slots> abandoned_{};  // and not answered yet
   std::uint32_t abandoned_count_ = 0;
-  std::mutex pop_mutex_;   // callee: one pop at a time
-  std::mutex done_mutex_;  // callee: one append to the done list at a time
+  std::uint64_t last_head_ = 0;  // in give_back_if_idle()
+  bool gave_back_ = true;        // nothing was used yet
+  std::mutex pop_mutex_;         // callee: one pop at a time
+  std::mutex done_mutex_;        // callee: one append to the done list at a time
 };
 
 }  // namespace tensorferry

@@ -1,5 +1,6 @@
 #include "agent/transport/frame_stream.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -7,6 +8,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "channels/completion.h"
@@ -17,16 +20,12 @@ namespace {
 constexpr std::size_t input_bytes = 2 * (wire::Header::max_length + wire::Header::size);
 constexpr std::size_t cork_bytes = 32 * 1024;  // from so many queued bytes on, send() writes without `flush`
 constexpr std::size_t max_iovecs = 64;
+constexpr std::size_t slice_bytes = std::size_t{1} << 20;  // written in one system call, while senders wait
+constexpr int most_yields = 1000;                          // until the senders that wait have queued their frames
+constexpr std::size_t low_water_bytes = std::size_t{256} << 10;
 constexpr std::size_t max_descriptors = 64;  // received, and not yet claimed by a frame; more are closed
 
 }  // namespace
-
-/// A part whose bytes have been written. Its owner may belong to the program and may take the program's locks when it
-/// is dropped, so the stream drops it under none of its own locks.
-struct FrameStream::Written {
-  Completion written;
-  Owner owner;
-};
 
 void FrameStream::complete_all(std::vector<Written>& written) {
   for (auto& part : written) {
@@ -40,94 +39,132 @@ FrameStream::FrameStream(FileDescriptor fd, bool local, Use use)
 
 FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
 
-bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush) {
-  std::vector<Written> written;
+bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+                       std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
   std::vector<Part> unsent;
   Status failed;
   bool done = true;
+  bool write_now = false;
+  senders_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(write_mutex_);
+    senders_.fetch_sub(1, std::memory_order_relaxed);
     if (!status_.ok()) {
       failed = status_;
       unsent = std::move(trailing);
     } else {
-      auto bytes = frame.size();
-      for (const auto& part : trailing) bytes += part.buffer.bytes;
-      const bool alone = trailing.empty() && descriptors.empty();
-      if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
-        queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
-      } else {
-        queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
-      }
-      unwritten_ += bytes;
-      if (flush || unwritten_ >= cork_bytes) done = write_queue(written);
+      enqueue(std::move(frame), std::move(trailing), std::move(descriptors));
+      write_now = flush || unwritten_ >= cork_bytes;
     }
   }
-  complete_all(written);
+  if (write_now) done = write(written, apart == nullptr);
+  complete_all(here);
   for (auto& part : unsent) complete(std::move(part.written), failed);
   return done;
 }
 
-bool FrameStream::write_some() {
-  std::vector<Written> written;
-  bool done = true;
-  {
-    const std::lock_guard lock(write_mutex_);
-    if (status_.ok()) done = write_queue(written);
+void FrameStream::queue(Bytes frame, Descriptors descriptors) {
+  const std::lock_guard lock(write_mutex_);
+  if (status_.ok()) enqueue(std::move(frame), {}, std::move(descriptors));
+}
+
+/// Under write_mutex_.
+void FrameStream::enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors) {
+  auto bytes = frame.size();
+  for (const auto& part : trailing) bytes += part.buffer.bytes;
+  const bool alone = trailing.empty() && descriptors.empty();
+  if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
+    queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
+  } else {
+    queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
   }
-  complete_all(written);
+  unwritten_ += bytes;
+}
+
+bool FrameStream::write_some(std::vector<Written>* apart) {
+  std::vector<Written> here;
+  auto& written = apart != nullptr ? *apart : here;
+  const bool done = write(written, apart == nullptr);
+  complete_all(here);
   return done;
 }
 
-/// Writes the queue until the socket is full; returns false then. Under write_mutex_. Leaves a socket error to the
-/// reading thread, which sees it too and closes the stream with it.
-bool FrameStream::write_queue(std::vector<Written>& written) {
-  while (!queue_.empty()) {
-    std::array<iovec, max_iovecs> iov{};
-    std::size_t count = 0;
-    const auto add = [&](std::byte* data, std::size_t bytes) {
-      if (bytes != 0 && count < iov.size()) iov[count++] = {data, bytes};
-    };
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
-    msghdr message{};
-    for (auto& out : queue_) {
-      const bool first = &out == &queue_.front();
-      // Descriptors go with the first byte of their own frame, so that the receiver knows which frame they belong to.
-      if (!first && !out.descriptors.empty()) break;
-      if (first && !out.descriptors.empty() && out.done == 0) {
-        message.msg_control = ancillary.data();
-        message.msg_controllen = CMSG_SPACE(sizeof(int) * out.descriptors.size());
-        auto* header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int) * out.descriptors.size());
-        for (std::size_t i = 0; i < out.descriptors.size(); ++i) {
-          const int fd = out.descriptors[i].get();
-          std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
-        }
-      }
-      add(out.bytes.data() + out.done, out.bytes.size() - out.done);
-      for (auto part = out.part; part < out.parts.size(); ++part) {
-        const auto skip = part == out.part ? out.part_done : 0;
-        add(out.parts[part].buffer.data + skip, out.parts[part].buffer.bytes - skip);
-      }
-      if (count == iov.size()) break;
+/// Writes the queue until the socket is full; returns false then. If `here`, completes what is written on the way.
+bool FrameStream::write(std::vector<Written>& written, bool here) {
+  while (true) {
+    auto wrote = Wrote::all;
+    {
+      const std::lock_guard lock(write_mutex_);
+      if (status_.ok()) wrote = write_once(written);
     }
-    message.msg_iov = iov.data();
-    message.msg_iovlen = count;
-    const auto sent = count == 0 ? 0 : ::sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-      if (errno == EFAULT) {  // no error of the socket: the reading thread would never see it
-        log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
-        ::shutdown(fd_.get(), SHUT_RDWR);
-      }
-      return true;
+    if (wrote != Wrote::some) return wrote == Wrote::all;
+    if (here) {
+      complete_all(written);
+      written.clear();
     }
-    advance(static_cast<std::size_t>(sent), written);
+    let_others_queue();
   }
-  return true;
+}
+
+/// Waits until the threads that want to queue a frame have had the lock. A mutex alone would give it back to this
+/// thread.
+void FrameStream::let_others_queue() {
+  for (int i = 0; i < most_yields && senders_.load(std::memory_order_relaxed) != 0; ++i) std::this_thread::yield();
+}
+
+/// Makes one system call, which writes at most `slice_bytes`. Under write_mutex_. After a socket error it writes no
+/// more, and shuts the socket down, so that the reading thread closes the stream.
+FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
+  if (broken_ || queue_.empty()) return Wrote::all;
+  std::array<iovec, max_iovecs> iov{};
+  std::size_t count = 0;
+  std::size_t room = slice_bytes;
+  const auto add = [&](std::byte* data, std::size_t bytes) {
+    bytes = std::min(bytes, room);
+    room -= bytes;
+    if (bytes != 0 && count < iov.size()) iov[count++] = {data, bytes};
+  };
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
+  msghdr message{};
+  for (auto& out : queue_) {
+    const bool first = &out == &queue_.front();
+    // Descriptors go with the first byte of their own frame, so that the receiver knows which frame they belong to.
+    if (!first && !out.descriptors.empty()) break;
+    if (first && !out.descriptors.empty() && out.done == 0) {
+      message.msg_control = ancillary.data();
+      message.msg_controllen = CMSG_SPACE(sizeof(int) * out.descriptors.size());
+      auto* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int) * out.descriptors.size());
+      for (std::size_t i = 0; i < out.descriptors.size(); ++i) {
+        const int fd = out.descriptors[i].get();
+        std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
+      }
+    }
+    add(out.bytes.data() + out.done, out.bytes.size() - out.done);
+    for (auto part = out.part; part < out.parts.size(); ++part) {
+      const auto skip = part == out.part ? out.part_done : 0;
+      add(out.parts[part].buffer.data + skip, out.parts[part].buffer.bytes - skip);
+    }
+    if (count == iov.size() || room == 0) break;
+  }
+  message.msg_iov = iov.data();
+  message.msg_iovlen = count;
+  const auto sent = count == 0 ? 0 : ::sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0) {
+    if (errno == EINTR) return Wrote::some;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return Wrote::full;
+    if (errno == EFAULT)
+      log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
+    broken_ = true;
+    ::shutdown(fd_.get(), SHUT_RDWR);
+    return Wrote::all;
+  }
+  advance(static_cast<std::size_t>(sent), written);
+  return queue_.empty() ? Wrote::all : Wrote::some;
 }
 
 void FrameStream::advance(std::size_t bytes, std::vector<Written>& written) {
@@ -151,11 +188,11 @@ void FrameStream::advance(std::size_t bytes, std::vector<Written>& written) {
   }
 }
 
-bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_acq_rel); }
+bool FrameStream::begin_read() noexcept { return !reading_.exchange(true, std::memory_order_seq_cst); }
 
 void FrameStream::end_read() noexcept {
   if (closed_.load(std::memory_order_acquire)) fail_reads();
-  reading_.store(false, std::memory_order_release);
+  reading_.store(false, std::memory_order_seq_cst);
   // A close() between the two lines above found a reader and left the destinations to it.
   if (closed_.load(std::memory_order_acquire) && begin_read()) {
     fail_reads();
@@ -181,6 +218,23 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
   }
   if (const auto ended = parse(sink)) return *ended;
   return Progress::some;
+}
+
+/// Lets the kernel report the socket as readable only when enough bytes of the first destination have come: for a large
+/// buffer, a wake-up per packet would cost more than reading it. A unix socket has no such mark.
+void FrameStream::set_low_water_mark() {
+  if (local_ || use_ != Use::bulk) return;
+  const auto left = behind_.empty() ? 1 : behind_.front().destination.bytes - behind_.front().done;
+  const auto mark = static_cast<int>(std::clamp<std::size_t>(left, 1, low_water_bytes));
+  if (mark != std::exchange(low_water_mark_, mark)) {
+    ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
+  }
+}
+
+bool FrameStream::wait_readable(std::chrono::milliseconds patience) {
+  set_low_water_mark();
+  pollfd readable{fd_.get(), POLLIN, 0};
+  return ::poll(&readable, 1, static_cast<int>(patience.count())) > 0;
 }
 
 /// Calls recvmsg once. Bytes behind a frame go to the destinations first; bytes after them go to the input buffer.
@@ -222,14 +276,23 @@ std::ptrdiff_t FrameStream::receive() {
   }
   const auto got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got <= 0) return got;
+  std::size_t received = 0;
   for (auto* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
       FileDescriptor descriptor(fd);
-      if (descriptors_.size() < max_descriptors) descriptors_.push_back(std::move(descriptor));
+      if (descriptors_.size() == max_descriptors) continue;
+      descriptors_.push_back(std::move(descriptor));
+      ++received;
     }
+  }
+  // At RLIMIT_NOFILE the system drops descriptors. One call receives those of one frame at most; the frame then comes
+  // without any, and the channel of its message copes.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    descriptors_.resize(descriptors_.size() - received);
+    if (descriptors_.size() < max_descriptors) descriptors_.emplace_back();
   }
   const auto straight = std::min(static_cast<std::size_t>(got), direct);
   end_ += static_cast<std::size_t>(got) - straight;
@@ -290,14 +353,16 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
       }
       error = {Code::protocol_error, "malformed frame: it has a body on a bulk connection"};
     }
-    if (error.ok() && header->descriptors > descriptors_.size()) {
+    const bool dropped = error.ok() && header->descriptors > 0 && !descriptors_.empty() && !descriptors_.front();
+    if (error.ok() && !dropped && header->descriptors > descriptors_.size()) {
       error = {Code::protocol_error, "malformed frame: it names file descriptors that did not arrive"};
     }
     if (error.ok()) {
       Descriptors descriptors;
-      for (int i = 0; i < header->descriptors; ++i)
+      const std::ptrdiff_t taken_ones = dropped ? 1 : header->descriptors;
+      for (std::ptrdiff_t i = 0; i < taken_ones && !dropped; ++i)
         descriptors.push_back(std::move(descriptors_[static_cast<std::size_t>(i)]));
-      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + header->descriptors);
+      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + taken_ones);
       unclaimed_ = header->trailing;
       const auto taken =
           sink.on_frame(*this, *header, bytes.subspan(wire::Header::size, header->length), std::move(descriptors));

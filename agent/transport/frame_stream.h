@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,8 @@
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
+#include "base/function.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -53,6 +56,13 @@ class FrameStream final {
     Buffer buffer;
     Completion written;
   };
+  /// A part whose bytes have been written. Its owner and its completion may take the program's locks (in Python, the
+  /// GIL), so the stream drops them under none of its own locks.
+  struct Written {
+    Completion written;
+    Owner owner;
+  };
+  static void complete_all(std::vector<Written>& written);
 
   FrameStream(FileDescriptor fd, bool local, Use use);
   ~FrameStream();
@@ -63,12 +73,21 @@ class FrameStream final {
   /// takes. Never blocks.
   ///
   /// Returns false if the socket is full: the caller must see to it that write_some() writes the rest, because no later
-  /// send may come. After close() the parts complete with its error.
-  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush);
-  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left.
-  bool write_some();
-  /// Returns whether bytes wait in the queue: a sender did not flush, or the socket was full.
-  [[nodiscard]] bool corked() const noexcept { return unwritten_.load(std::memory_order_relaxed) != 0; }
+  /// send may come. After close() the parts complete with its error. `apart`: receives the written parts, which the
+  /// caller completes on a thread that may wait for the program's locks; null: they complete here.
+  bool send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
+            std::vector<Written>* apart = nullptr);
+  /// Queues a frame and writes nothing, so it runs no completion. The caller calls write_some() soon. After close() it
+  /// drops the frame.
+  void queue(Bytes frame, Descriptors descriptors);
+  /// Writes as much of the queue as the socket takes now. Returns true if nothing is left, or if the socket has failed.
+  /// `apart`: as for send(). Between two system calls it lets other threads queue their frames, so a sender waits for
+  /// one system call at most.
+  bool write_some(std::vector<Written>* apart = nullptr);
+  /// Returns whether bytes wait in the queue for a socket that works: a sender did not flush, or the socket was full.
+  [[nodiscard]] bool corked() const noexcept { return unwritten() != 0 && !broken_.load(std::memory_order_relaxed); }
+  /// Returns how many bytes wait in the queue.
+  [[nodiscard]] std::size_t unwritten() const noexcept { return unwritten_.load(std::memory_order_relaxed); }
 
   /// Takes the right to read. Returns false if another thread has it.
   bool begin_read() noexcept;
@@ -81,6 +100,10 @@ class FrameStream final {
   enum class Progress : std::uint8_t { some, none, held, closed };
   /// Receives at most once from the socket, without blocking, and passes every complete frame to `sink`.
   Progress read_some(FrameSink& sink);
+  /// Sleeps until there is something to read, or until `patience` has passed; true: read again. Only for the thread
+  /// that has the right to read. Over TCP, the kernel wakes the thread once for many bytes of a buffer that is on its
+  /// way; until then (also in epoll) fewer bytes do not count as readable.
+  bool wait_readable(std::chrono::milliseconds patience);
   /// Reads the next `destination.bytes` bytes behind the frame into `destination.data`, or drops them if it is null.
   /// Only inside on_frame. Completes with ProtocolError if fewer bytes stand behind the frame.
   void read(Buffer destination, Completion landed);
@@ -97,6 +120,7 @@ class FrameStream final {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   /// Returns true for a unix socket: the peer is on this host, and the socket passes descriptors.
   [[nodiscard]] bool local() const noexcept { return local_; }
+  [[nodiscard]] Use use() const noexcept { return use_; }
 
  private:
   struct Outgoing {
@@ -113,9 +137,12 @@ class FrameStream final {
     Completion landed;
   };
 
-  struct Written;
-  static void complete_all(std::vector<Written>& written);
-  bool write_queue(std::vector<Written>& written);
+  enum class Wrote : std::uint8_t { all, some, full };  // some: the queue is not empty, and the socket may take more
+  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
+  bool write(std::vector<Written>& written, bool here);
+  Wrote write_once(std::vector<Written>& written);
+  void let_others_queue();
+  void set_low_water_mark();
   void advance(std::size_t bytes, std::vector<Written>& written);
   std::ptrdiff_t receive();
   std::optional<Progress> parse(FrameSink& sink);
@@ -127,11 +154,13 @@ class FrameStream final {
   const bool local_;
   const Use use_;
 
-  mutable std::mutex write_mutex_;
+  mutable Mutex write_mutex_;
   std::deque<Outgoing> queue_;
   std::atomic<std::size_t> unwritten_{0};  // bytes in queue_
   Status status_;                          // under write_mutex_
+  std::atomic<int> senders_{0};            // threads that want to queue a frame
 
+  std::atomic<bool> broken_{false};  // writing has failed: the reading thread closes the stream
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
 
@@ -140,7 +169,8 @@ class FrameStream final {
   std::size_t begin_ = 0, end_ = 0;
   std::deque<Incoming> behind_;
   std::uint64_t unclaimed_ = 0;  // trailing bytes of the current frame that no read() asked for: dropped after behind_
-  std::vector<FileDescriptor> descriptors_;
+  std::vector<FileDescriptor> descriptors_;  // an empty one stands for all of a frame, which the system has dropped
+  int low_water_mark_ = 1;                   // SO_RCVLOWAT
 };
 
 }  // namespace tensorferry

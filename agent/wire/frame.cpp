@@ -23,7 +23,7 @@ Result<Header> Header::decode(ByteView bytes) {
   std::memcpy(&header, bytes.data(), size);
   header.unused = 0;
   const auto kind = static_cast<int>(header.kind);
-  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::dial)) {
+  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::status)) {
     return malformed("unknown kind " + std::to_string(kind));
   }
   if (header.length > max_length) {
@@ -107,6 +107,10 @@ Status read_extensions(Reader in, Frame& frame) {
         const auto from = read<Device>(record);
         frame.placement.emplace_back(from, read<Device>(record));
       }
+    }
+    if (id == extension::idempotency) {
+      frame.idempotency = read<IdempotencyKey>(record);
+      if (frame.idempotency.key == 0) return malformed("an idempotency key of 0");
     }
     if (record.failed()) return malformed("extension record " + std::to_string(id) + " is too short");
   }

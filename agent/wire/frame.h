@@ -44,11 +44,14 @@ enum class Kind : std::uint8_t {
   bulk = 10,    // on a bulk connection: one buffer follows
   ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
   dial = 12,    // a u8 Hello::Purpose: the sender cannot dial the receiver, and asks it for that connection
+  status = 13,  // caller: how far has `call` come? callee: a CallStatus (if both have feature::status)
 };
 
 namespace feature {
-inline constexpr std::uint32_t ring = 1;     // maps rings that peers of the same user offer on a unix socket
-inline constexpr std::uint32_t bundles = 2;  // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t ring = 1;          // maps rings that peers of the same user offer on a unix socket
+inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
+inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
+inline constexpr std::uint32_t status = 8;        // answers status frames
 }  // namespace feature
 
 namespace flag {
@@ -70,7 +73,8 @@ struct Header {
   std::uint32_t length = 0;    // bytes of body
   std::uint32_t function = 0;  // request: the callee's number of the function; 0: named by an extension record
   union {
-    std::uint64_t call = 0;  // request, reply, cancel: the caller's id of the call; the callee only sends it back
+    std::uint64_t call =
+        0;  // request, reply, cancel, status: the caller's id of the call; the callee only sends it back
     std::uint64_t control;   // control: its number in its direction, from 1
     std::uint64_t sequence;  // bulk: the number that the buffer's ticket names
   };
@@ -97,7 +101,18 @@ inline constexpr std::uint16_t function_name = 1;    // request: the function's 
 inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that the request named
 inline constexpr std::uint16_t releases = 3;         // any: u64 release ids that the sender acknowledges
 inline constexpr std::uint16_t placement = 4;        // request: the devices on which tensors of the reply shall land
+inline constexpr std::uint16_t idempotency = 5;      // request: an IdempotencyKey
 }  // namespace extension
+
+/// Names a call that its caller may send again, over another link of the session, if its connection is lost. The callee
+/// runs the call of a key once.
+struct IdempotencyKey {
+  std::uint64_t key = 0;       // counts up at the caller, from 1; 0: the call is not idempotent
+  std::uint64_t settled = 0;   // the caller sends no request with a key below this one any more
+  std::uint64_t receiver = 0;  // the callee's incarnation that may have the call already; 0: none
+  static constexpr std::tuple fields{&IdempotencyKey::key, &IdempotencyKey::settled, &IdempotencyKey::receiver};
+  bool operator==(const IdempotencyKey&) const = default;
+};
 
 /// Appends one extension record to `out`.
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
@@ -145,6 +160,7 @@ struct Frame {
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
   std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all devices
+  IdempotencyKey idempotency;
   std::vector<BufferRecord> buffers;
   ByteView payload;
 
@@ -201,6 +217,28 @@ struct DialRequest {
   Hello::Purpose purpose = Hello::Purpose::calls;
   static constexpr std::tuple fields{any_value(&DialRequest::purpose)};
   [[nodiscard]] bool valid() const { return purpose == Hello::Purpose::calls || purpose == Hello::Purpose::bulk; }
+};
+
+/// How far a request has come at the callee: the payload of the callee's status frame.
+struct CallStatus {
+  enum class Stage : std::uint8_t {
+    unknown = 0,   // it has not been received, or has been answered
+    arriving = 1,  // received, but its buffers have not all landed
+    ordered = 2,   // waits for an earlier request of its order key
+    queued = 3,    // waits for a handler's thread
+    running = 4,
+    last = running,
+  };
+  Stage stage = Stage::unknown;
+  std::uint64_t received_us = 0;      // microseconds since it was received
+  std::uint64_t started_us = 0;       // microseconds since its handler began
+  std::uint32_t busy_at_arrival = 0;  // handlers that ran when it had arrived; 0: few
+  std::uint32_t busy = 0;             // handlers that run now
+  std::uint32_t handlers = 0;         // that may run at once
+  std::uint32_t waiting = 0;          // requests that wait for a handler now
+  static constexpr std::tuple fields{&CallStatus::stage,           &CallStatus::received_us, &CallStatus::started_us,
+                                     &CallStatus::busy_at_arrival, &CallStatus::busy,        &CallStatus::handlers,
+                                     &CallStatus::waiting};
 };
 
 /// Encodes the payload of an error reply. Cuts the text to 32 KiB.

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/record.h"
 #include "base/text.h"
 #include "channels/completion.h"
@@ -141,7 +142,7 @@ class BasicChannel final : public Channel {
   std::atomic<std::uint64_t> next_sequence_{1};
   std::shared_ptr<std::atomic<int>> dropping_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<bool> closed_{false};
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/cma/messages.h"
 #include "channels/cma/process.h"
@@ -126,6 +127,8 @@ class CmaChannel final : public Channel {
     ask_again(*address_in, std::move(*memory), std::move(landed), std::move(consumed));
     if (cma::is_refusal(failed)) refuse(failed);
   }
+
+  [[nodiscard]] bool copies_into(const Sink&) const override { return true; }
 
   void withdraw(const Ticket& ticket) override {
     const auto opaque = decode<cma::CmaTicket>(ticket.opaque);
@@ -244,7 +247,7 @@ class CmaChannel final : public Channel {
   bool challenged_ = false;  // guarded by mutex_
   bool answered_ = false;    // only for the thread that handles control messages
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
   std::shared_ptr<const SenderMemory> source_;  // null before the probe and after close()
 };

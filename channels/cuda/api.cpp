@@ -72,6 +72,7 @@ void load_memory(Loader& load, Api& api) {
   load(api.mem_alloc, "cuMemAlloc");
   load(api.mem_free, "cuMemFree");
   load(api.memcpy_async, "cuMemcpyAsync");
+  load(api.memcpy_peer_async, "cuMemcpyPeerAsync");
   load(api.memset_async, "cuMemsetD8Async");
   load(api.host_register, "cuMemHostRegister");
   load(api.host_unregister, "cuMemHostUnregister");

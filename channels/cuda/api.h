@@ -40,6 +40,7 @@ struct Api {
   decltype(&::cuMemAlloc) mem_alloc;
   decltype(&::cuMemFree) mem_free;
   decltype(&::cuMemcpyAsync) memcpy_async;
+  decltype(&::cuMemcpyPeerAsync) memcpy_peer_async;
   decltype(&::cuMemsetD8Async) memset_async;
   decltype(&::cuMemHostRegister) host_register;
   decltype(&::cuMemHostUnregister) host_unregister;

@@ -2,10 +2,13 @@
 
 #include <array>
 #include <bitset>
+#include <cstdlib>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
+#include "base/mutex.h"
 #include "base/text.h"
 
 namespace tensorferry::cuda {
@@ -15,7 +18,7 @@ constexpr std::size_t most_devices = 256;  // the range of Device::index
 
 /// The state of one device of this process, under the driver's index.
 struct State {
-  std::mutex mutex;
+  Mutex mutex;
   CUcontext context = nullptr;  // never released: torch's tensors may outlive every channel
   Status failed;
   std::vector<CUevent> events;      // the pool of unused events
@@ -120,6 +123,15 @@ std::variant<GpuEvent, Refusal> ready_of(const Buffer& buffer) {
   return event;
 }
 
+Status refusal_of_capture(int device, Stream stream) {
+  const DeviceGuard here(device);
+  if (!here.status().ok()) return here.status();
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const auto asked = api()->stream_is_capturing(static_cast<CUstream>(stream), &capture);
+  if (asked != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT && capture == CU_STREAM_CAPTURE_STATUS_NONE) return {};
+  return {Code::channel_unavailable, "a CUDA graph is being captured on the buffer's stream"};
+}
+
 std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer) {
   if (buffer.device.type != DeviceType::cuda)
     return Refusal{formatted("{} carries GPU memory, not {}", channel, text_of(buffer.device))};
@@ -137,6 +149,36 @@ void allow_peer(int device, int other) {
   }
   const auto context = context_of(other);
   if (context.ok()) api()->ctx_enable_peer_access(*context, 0);  // copies work even if this fails
+}
+
+CUresult copy_between(CUdeviceptr to, int to_device, CUdeviceptr from, int from_device, std::size_t bytes,
+                      CUstream stream) {
+  if (to_device == from_device) return api()->memcpy_async(to, from, bytes, stream);
+  const auto to_context = context_of(to_device), from_context = context_of(from_device);
+  if (!to_context.ok() || !from_context.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  allow_peer(to_device, from_device);
+  return api()->memcpy_peer_async(to, *to_context, from, *from_context, bytes, stream);
+}
+
+bool few_queues() {
+  constexpr int usual = 8;
+  const std::string text(environment::value_of("CUDA_DEVICE_MAX_CONNECTIONS"));
+  const int queues = std::atoi(text.c_str());
+  return queues > 0 && queues < usual;
+}
+
+std::string without_access_to(int device) {
+  std::string barred;
+  CUdevice here = 0;
+  if (api() == nullptr || api()->device_get(&here, device) != CUDA_SUCCESS) return barred;
+  for (int other = 0; other < devices(); ++other) {
+    CUdevice there = 0;
+    int can = 0;
+    if (other == device || api()->device_get(&there, other) != CUDA_SUCCESS) continue;
+    if (api()->device_can_access_peer(&can, here, there) != CUDA_SUCCESS || can != 0) continue;
+    barred += uuid_of(other).value_or("");
+  }
+  return barred;
 }
 
 std::optional<std::string> uuid_of(int device) {

@@ -91,6 +91,10 @@ Order order_of(Stream stream);
 /// CUDA graph is being captured on the buffer's stream, or if the driver fails. Makes the device current itself.
 std::variant<GpuEvent, Refusal> ready_of(const Buffer& buffer);
 
+/// Returns Ok if a copy may be enqueued on `stream`; ChannelUnavailable if a CUDA graph is being captured on it. The
+/// copy would become a part of the graph: it would not run now, and each replay would read memory that is long freed.
+Status refusal_of_capture(int device, Stream stream);
+
 /// Returns the refusal for a buffer that the GPU-only channels (cuda_xth, cuda_ipc) never carry: it is on another type
 /// of device, or it has a size but no address. Streams are checked by ready_of() and order_of().
 std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer);
@@ -98,6 +102,20 @@ std::optional<Refusal> refusal_of(std::string_view channel, const Buffer& buffer
 /// Enables peer access, so that `device` reads the memory of `other` directly. If the two GPUs have no peer access, the
 /// driver copies through the host. Asks the driver once per pair. Call inside DeviceGuard(device).
 void allow_peer(int device, int other);
+
+/// Enqueues a copy between two devices of this process, on a stream of `to_device`. Works for all memory, also if the
+/// one device has no access to the other's: peer access covers neither memory of the virtual memory API nor pools. Call
+/// inside DeviceGuard(to_device).
+CUresult copy_between(CUdeviceptr to, int to_device, CUdeviceptr from, int from_device, std::size_t bytes,
+                      CUstream stream);
+
+/// Returns whether the environment gives this process fewer hardware queues than the driver's usual 8
+/// (CUDA_DEVICE_MAX_CONNECTIONS). Then streams are more likely to share one, and work that waits holds up all streams
+/// of its queue.
+bool few_queues();
+
+/// Returns the UUIDs of the GPUs that this process sees and to which `device` has no peer access, one after another.
+std::string without_access_to(int device);
 
 /// Returns the GPU's UUID, which is the same in all processes and containers of a host, although their indices may
 /// differ. nullopt: there is no such device.

@@ -58,17 +58,20 @@ void EventPoller::submit(std::vector<Thing>& incoming, Thing thing, bool closely
   alive_ = true;
 }
 
-void EventPoller::poll_now() { poll(true); }
+void EventPoller::poll_now() {
+  std::unique_lock polling(polling_, std::try_to_lock);
+  if (!polling || Clock::now() < last_poll_ + just_polled) return;
+  poll(true, std::move(polling));
+}
 
-bool EventPoller::poll(bool all) {
+bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
   std::vector<std::pair<Completion, Status>> done;
   {
-    const std::lock_guard polling(polling_);
-    {
-      const std::lock_guard lock(mutex_);
-      std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
-      incoming_.clear();
-    }
+    const std::lock_guard lock(mutex_);
+    std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
+    incoming_.clear();
+  }
+  {
     const auto now = Clock::now();
     const CaptureModeGuard outside;  // the queries belong to no CUDA graph
     std::erase_if(polled_, [&](PolledEvent& event) {
@@ -79,6 +82,8 @@ bool EventPoller::poll(bool all) {
       return status.has_value();
     });
   }
+  if (all) last_poll_ = Clock::now();
+  polling.unlock();
   for (auto& [then, status] : done) complete(std::move(then), std::move(status));
   return !done.empty();
 }
@@ -119,7 +124,7 @@ void EventPoller::run() {
       incoming_functions_.clear();
       seen = submitted_;
     }
-    bool any = poll(false);
+    bool any = poll(false, std::unique_lock(polling_));
     std::erase_if(functions, [&](PollFunction& function) {
       const auto progress = function();
       any = any || progress != Progress::none;

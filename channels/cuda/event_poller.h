@@ -2,13 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include "base/background.h"
 #include "base/function.h"
+#include "base/mutex.h"
 #include "channels/cuda/device.h"
 
 namespace tensorferry::cuda {
@@ -39,8 +39,11 @@ class EventPoller final {
   /// The same for a recorded event; an empty one is the error.
   void when_done(Watch watch, GpuEvent event, Completion then);
 
-  /// Polls all events on the caller's thread, and runs the completions of those that are done.
+  /// Polls all events on the caller's thread, and runs the completions of those that are done. Does nothing if another
+  /// thread polls at the moment, or has just done so: an agent calls this for each of its channels before each message,
+  /// and each query takes a driver lock.
   void poll_now();
+  static constexpr std::chrono::microseconds just_polled{5};
 
   /// Calls `function` on the poller's thread repeatedly until it returns `over`. `some` means that it made progress:
   /// while any function or event progresses, the thread polls without a pause. `function` must not block.
@@ -58,21 +61,23 @@ class EventPoller final {
   };
   template <class Thing>
   void submit(std::vector<Thing>& incoming, Thing thing, bool closely);
-  /// Polls all events, or those that are due, and runs their completions. Returns whether any event was done.
-  bool poll(bool all);
+  /// Polls all events, or those that are due, and runs their completions. Returns whether any event was done. `polling`
+  /// is a lock of polling_, which it unlocks.
+  bool poll(bool all, std::unique_lock<Mutex> polling);
   Clock::duration pause(bool functions, Clock::duration quiet);
   void run();
 
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
+  Mutex mutex_;  // guards the members below
+  Condition changed_;
   std::vector<PolledEvent> incoming_;
   std::vector<PollFunction> incoming_functions_;
   std::uint64_t submitted_ = 0;  // counts all poll functions and closely watched events
   bool idle_ = false;            // the thread sleeps until the next submission
   bool alive_ = false;
 
-  std::mutex polling_;  // guards polled_; taken before mutex_
+  Mutex polling_;  // guards the members below; taken before mutex_
   std::vector<PolledEvent> polled_;
+  Clock::time_point last_poll_;  // the end of the last poll of all events
 };
 
 /// Returns the process's thread for driver calls that take milliseconds: creating contexts, page-locking, opening and

@@ -1,11 +1,13 @@
 #include "channels/cuda/invalidate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/cuda/event_poller.h"
 
 namespace tensorferry {
@@ -18,11 +20,11 @@ struct Range {
 };
 
 struct Listeners {
-  std::mutex mutex;  // guards the next two; held while listeners run
+  Mutex mutex;  // guards the next two; held while listeners run
   std::map<std::size_t, InvalidationListener::Listener> listeners;
   std::size_t next = 1;
 
-  std::mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
+  Mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
   std::vector<Range> queue;
 
   static Listeners& of_this_process() {
@@ -59,6 +61,13 @@ InvalidationListener::~InvalidationListener() {
 }
 
 }  // namespace cuda
+
+namespace {
+std::atomic<bool> untracked{false};
+}  // namespace
+
+void leave_cuda_memory_untracked() noexcept { untracked.store(true); }
+bool cuda_memory_is_untracked() noexcept { return untracked.load(std::memory_order_relaxed); }
 
 void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept {
   auto& all = cuda::Listeners::of_this_process();

@@ -14,6 +14,12 @@ namespace tensorferry {
 /// tracker does (converters/cuda.cpp). Never blocks, and may be called under the allocator's lock.
 void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept;
 
+/// Says that no allocator of this process reports the memory that it frees by invalidate_cuda_memory(). Channels then
+/// keep no handle of memory for longer than one transfer. For an allocator that has no trace tracker.
+void leave_cuda_memory_untracked() noexcept;
+/// Returns whether leave_cuda_memory_untracked() was called.
+[[nodiscard]] bool cuda_memory_is_untracked() noexcept;
+
 namespace cuda {
 
 /// Registers a listener for invalidated memory until it is destroyed. The listener runs on the event poller's thread

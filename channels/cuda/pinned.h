@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/shared_memory.h"
@@ -13,16 +15,23 @@ namespace tensorferry::cuda {
 /// memory must be done when the owner is destroyed.
 ///
 /// The destructor does not unlock the pages at once. To unlock pages the driver waits until the GPU is idle, and
-/// meanwhile holds a lock that every launch needs. So the process keeps the pages of past owners up to `most_kept`
-/// bytes, then unlocks all of them on the background thread.
+/// meanwhile holds a lock that every launch needs. So the process keeps the pages of past owners for `kept_for` at
+/// most, and up to `most_kept` bytes, then unlocks all of them on the background thread. They are used for nothing
+/// else, because a peer that has mapped them may still do so.
 class Pinned final {
  public:
   static constexpr std::size_t most_kept = std::size_t{256} << 20;
+  static constexpr std::chrono::seconds kept_for{10};
+  /// The bound on this process's page-locked memory. Pages of words are not counted against it.
+  static constexpr std::size_t most_bytes = std::size_t{1} << 30;
+  static constexpr std::size_t always_allowed = std::size_t{1} << 16;
 
   Pinned() noexcept = default;
   /// Page-locks `memory`. `device` is any device that will use it. Allocates the pages and takes some milliseconds for
-  /// a few megabytes, so it must not run on a call's path.
-  static Result<Pinned> lock(SharedMemory memory, int device);
+  /// a few megabytes, so it must not run on a call's path. ResourceExhausted: the process would have more than
+  /// `most_bytes`, or the system has no memory left.
+  /// `bounded`: false if another bound holds for this memory.
+  static Result<Pinned> lock(SharedMemory memory, int device, bool bounded = true);
   /// Holds `memory` without locking it, for an end that only the CPU reads and writes. on_device() is not valid.
   static Pinned unlocked(SharedMemory memory);
   Pinned(Pinned&& other) noexcept { *this = std::move(other); }
@@ -47,8 +56,8 @@ class Pinned final {
 /// counts up. A waiter for a value continues when the word has reached that value or a later one; the comparison is
 /// cyclic (CU_STREAM_WAIT_VALUE_GEQ).
 ///
-/// Words order the streams of two processes as IPC events do. Unlike with events, a process whose peer has died can
-/// release its own streams, by writing the word itself.
+/// Words order the streams of two processes as IPC events do. Unlike with events, a host can wait for them too, and a
+/// process whose peer has died can release its own streams, by writing the word itself.
 struct Word {
   std::atomic<std::uint32_t>* host = nullptr;
   CUdeviceptr device = 0;

@@ -4,6 +4,7 @@
 
 #include "channels/completion.h"
 #include "channels/cuda/event_poller.h"
+#include "channels/cuda_basic/slots.h"
 
 namespace tensorferry::cuda_basic {
 
@@ -23,37 +24,24 @@ Buffer piece(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-/// Background thread only.
-void BulkFlow::make_slots() {
-  auto memory = SharedMemory::create(slots * most_chunk_bytes);
-  auto pinned =
-      memory.ok() ? cuda::Pinned::lock(std::move(*memory), device_.index) : Result<cuda::Pinned>(memory.status());
-  {
-    const std::lock_guard lock(mutex_);
-    no_slots_ = pinned.status();
-    if (pinned.ok()) {
-      memory_ = std::move(*pinned);
-      for (std::size_t i = 0; i < slots; ++i) free_.push_back(memory_.data() + i * most_chunk_bytes);
-    }
-  }
-  pump();
-}
-
 std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
-  due.fail(no_slots_);
   if (!on_gpu() || !due.copies()) return nullptr;
-  if (free_.empty()) {
-    if (!std::exchange(making_slots_, true))
-      cuda::background().submit([self = shared_from_this()] { self->make_slots(); });
-    return std::nullopt;
-  }
   const DeviceGuard here(device_.index);
   due.fail(here.status());
   if (due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   if (!due.copies()) return nullptr;
-  auto* const slot = free_.back();
-  free_.pop_back();
-  return slot;
+  if (waits_for_slot_) return std::nullopt;
+  const auto slot = Slots::of_this_process().lend(device_.index, [self = shared_from_this()] {
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->waits_for_slot_ = false;
+    }
+    self->pump();
+  });
+  due.fail(slot.status());
+  if (!slot.ok()) return nullptr;
+  waits_for_slot_ = *slot == nullptr;
+  return waits_for_slot_ ? std::nullopt : std::optional(*slot);
 }
 
 /// Begins chunks while there are slots for them and fewer than `most_in_flight` are in flight.
@@ -119,11 +107,11 @@ void BulkFlow::end_chunk(const DrivenPtr& driven, std::byte* slot, const Status&
   {
     const std::lock_guard lock(mutex_);
     --in_flight_;
-    if (slot != nullptr) free_.push_back(slot);
     driven->fail(status);
     --driven->pending;
     over = driven->over();
   }
+  if (slot != nullptr) Slots::of_this_process().give_back(slot);
   if (over) driven->finish();
   pump();
 }

@@ -3,31 +3,25 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <vector>
 
-#include "channels/cuda/pinned.h"
 #include "channels/cuda_basic/flow.h"
 #include "channels/wire_use.h"
 
 namespace tensorferry::cuda_basic {
 
 /// Replaces RingFlow if the processes cannot share memory, or have no ring yet. The chunks go by Wire::send_bulk and
-/// Wire::receive_bulk; a chunk's number is its sequence there. A GPU's chunks are copied through a few page-locked
-/// slots, which the background thread makes when the first chunk needs one. `landed` runs when the last chunk is in the
-/// memory.
+/// Wire::receive_bulk; a chunk's number is its sequence there. A GPU's chunks are copied through page-locked
+/// slots, which all links of the process share (Slots). `landed` runs when the last chunk is in the memory.
 class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow> {
  public:
   BulkFlow(Direction direction, std::shared_ptr<WireUse> wire, Device device, Completion broken = {})
       : Flow(direction, device, std::move(broken), 1), wire_(std::move(wire)) {}
 
  private:
-  static constexpr std::size_t slots = 4;
-  static constexpr std::size_t most_in_flight = 2 * slots;  // chunks; bounds what a peer's large buffers can queue
+  static constexpr std::size_t most_in_flight = 8;  // chunks; bounds what a peer's large buffers can queue
 
   void advance() override { pump(); }
-  void make_slots();
   void pump();
   /// Takes a slot for the next chunk. Returns null if the chunk needs none, and nullopt if no slot is free yet: then
   /// pump() runs again when one is.
@@ -39,11 +33,8 @@ class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow
   void end_chunk(const DrivenPtr& driven, std::byte* slot, const Status& status);
 
   const std::shared_ptr<WireUse> wire_;
-  std::size_t in_flight_ = 0;  // chunks; mutex_ guards this and the rest
-  cuda::Pinned memory_;
-  std::vector<std::byte*> free_;
-  bool making_slots_ = false;
-  Status no_slots_;  // the error if the slots could not be made
+  std::size_t in_flight_ = 0;    // chunks; mutex_ guards this and the next
+  bool waits_for_slot_ = false;  // pump() will run again when a slot is free
 };
 
 }  // namespace tensorferry::cuda_basic

@@ -1,11 +1,13 @@
 #include "channels/cuda_basic/cuda_basic_channel.h"
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "base/fork.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
@@ -28,11 +30,14 @@ using cuda_basic::Ring;
 using cuda_basic::RingFlow;
 using cuda_basic::Transfer;
 
-/// The ring through which this end sends; set before the peer receives its descriptor.
+/// The ring through which this end will send.
 struct Made {
-  std::mutex mutex;
-  std::shared_ptr<Ring> ring;
+  Mutex mutex;
+  std::shared_ptr<Ring> ring;       // set before the peer receives its descriptor, until the peer has answered
+  std::atomic<bool> making{false};  // from the first step until the ring has been given back
 };
+
+constexpr std::chrono::seconds before_another_try{10};  // to make a ring, after one that could not be made or mapped
 
 Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device device) {
   if (!memory.ok()) return memory.status();
@@ -64,14 +69,15 @@ Transfer dropped(std::uint64_t bytes, Completion done = {}) {
 
 class CudaBasicChannel final : public Channel {
  public:
-  CudaBasicChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair) {}
+  CudaBasicChannel(Wire& wire, DevicePair pair, cuda_basic::CudaBasicOptions options)
+      : wire_(wire), pair_(pair), options_(options) {}
 
   ~CudaBasicChannel() override {
     CudaBasicChannel::close({});
     use_->end();
   }
 
-  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
+  Offer offer(const Buffer& buffer, Sharing sharing, Outgoing& message, Completion released) override {
     if (buffer.device != pair_.local)
       return Refusal{formatted("the channel carries {}, not {}", text_of(pair_.local), text_of(buffer.device))};
     if (sharing == Sharing::shared) return Refusal{"cuda_basic copies bytes and cannot share them"};
@@ -84,10 +90,11 @@ class CudaBasicChannel final : public Channel {
     auto ready = ready_of(buffer);
     if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
     Transfer transfer{buffer, std::move(std::get<cuda::GpuEvent>(ready)), {}, std::move(released)};
-    const auto kind = ring_ready_.load() ? FlowKind::ring : FlowKind::bulk;
-    const auto first = out_.by(kind).send(std::move(transfer));
-    if (kind == FlowKind::bulk) make_ring();
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{kind, first})};
+    if (const auto first = out_.ring->send_by_ring(transfer))
+      return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{FlowKind::ring, *first})};
+    const auto first = out_.bulk->send(std::move(transfer));
+    if (!message.for_now()) make_ring();
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{FlowKind::bulk, first})};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -170,12 +177,26 @@ class CudaBasicChannel final : public Channel {
   void on(const cuda_basic::Staging&, Descriptors descriptors) { map_ring(std::move(descriptors)); }
 
   void on(const cuda_basic::Mapped& mapped, const Descriptors&) {
-    if (!mapped.ok) return;
-    const std::lock_guard lock(made_->mutex);
-    if (!made_->ring) return;  // the peer has mapped a ring that does not exist
-    out_.ring->use(made_->ring);
-    made_->ring->memory.memory().close_descriptor();
-    ring_ready_.store(true);
+    std::shared_ptr<Ring> ring;
+    {
+      const std::lock_guard lock(made_->mutex);
+      ring = std::exchange(made_->ring, nullptr);
+    }
+    if (!ring) return;  // the peer has mapped a ring that does not exist
+    if (!mapped.ok) return try_again_later(made_);
+    ring->memory.memory().close_descriptor();
+    out_.ring->use(std::move(ring));
+    give_back_when_idle(use_, out_.ring, made_, options_.ring_idle);
+  }
+
+  void on(const cuda_basic::Unstaged&, const Descriptors&) {
+    if (!their_ring_.exchange(false)) return;
+    const auto ring = in_.ring->retire();
+    if (!ring) {
+      in_.ring->close({Code::protocol_error, formatted("{} gave back a ring that was in use", wire_.peer())});
+      return;
+    }
+    mapping_.store(false);
   }
 
   void on(const cuda_basic::Withdrawn& withdrawn, const Descriptors&) {
@@ -198,14 +219,15 @@ class CudaBasicChannel final : public Channel {
     };
   }
 
-  /// Makes the ring in the background and passes it to the peer, which answers with Mapped. Later calls do nothing.
+  /// Makes the ring in the background and passes it to the peer, which answers with Mapped. Does nothing while there is
+  /// one, or one is being made.
   void make_ring() {
-    if (!wire_.may_share_memory() || making_.exchange(true)) return;
-    cuda::background().submit([use = use_, made = made_, device = pair_.local] {
+    if (!wire_.may_share_memory() || !wire_.passes_descriptors() || made_->making.exchange(true)) return;
+    cuda::background().submit([use = use_, made = made_, out = out_.ring, device = pair_.local] {
       auto ring = ring_over(SharedMemory::create(Ring::bytes), device);
-      if (!ring.ok()) return;
-      auto descriptor = (*ring)->memory.memory().share();
-      if (!descriptor.ok()) return;
+      auto descriptor = ring.ok() ? (*ring)->memory.memory().share() : Result<FileDescriptor>(ring.status());
+      if (!descriptor.ok()) return try_again_later(made);
+      (*ring)->begin_at(out->next());
       {
         const std::lock_guard lock(made->mutex);
         made->ring = std::move(*ring);
@@ -214,6 +236,24 @@ class CudaBasicChannel final : public Channel {
       descriptors.push_back(std::move(*descriptor));
       use->with([&](Wire& wire) { wire.control(encode(cuda_basic::Staging{}), std::move(descriptors)); });
     });
+  }
+
+  static void try_again_later(std::shared_ptr<Made> made) {
+    cuda::background().submit([made = std::move(made)] { made->making.store(false); },
+                              Background::Clock::now() + before_another_try);
+  }
+
+  /// Drops the ring, and tells the peer, when it has carried nothing for a while.
+  static void give_back_when_idle(const std::shared_ptr<WireUse>& use, const std::weak_ptr<RingFlow>& out,
+                                  const std::shared_ptr<Made>& made, std::chrono::milliseconds idle) {
+    const auto job = [use, out, made, idle] {
+      const auto flow = out.lock();
+      if (!flow) return;
+      if (flow->used_within(idle) || !flow->retire()) return give_back_when_idle(use, out, made, idle);
+      use->with([](Wire& wire) { wire.control(encode(cuda_basic::Unstaged{}), {}); });
+      made->making.store(false);
+    };
+    cuda::background().submit(job, Background::Clock::now() + idle);
   }
 
   void map_ring(Descriptors descriptors) {
@@ -225,6 +265,7 @@ class CudaBasicChannel final : public Channel {
       if (ring.ok()) in->use(*ring);
       use->with([&](Wire& wire) {
         their_ring_.store(ring.ok());
+        if (!ring.ok()) mapping_.store(false);
         wire.control(encode(cuda_basic::Mapped{ring.ok()}), {});
       });
     });
@@ -238,6 +279,7 @@ class CudaBasicChannel final : public Channel {
 
   Wire& wire_;
   const DevicePair pair_;
+  const cuda_basic::CudaBasicOptions options_;
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
   const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local),
@@ -246,11 +288,10 @@ class CudaBasicChannel final : public Channel {
       std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(FlowKind::ring, use_)),
       std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(FlowKind::bulk, use_))};
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
-  std::atomic<bool> making_{false}, mapping_{false};
-  std::atomic<bool> ring_ready_{false};  // the peer has mapped this end's ring
-  std::atomic<bool> their_ring_{false};  // this end has mapped the peer's ring
+  std::atomic<bool> mapping_{false};     // this end maps the peer's ring, or has mapped it
+  std::atomic<bool> their_ring_{false};  // this end has mapped it
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
 };
 
@@ -273,7 +314,7 @@ std::optional<Refusal> CudaBasicDriver::reaches(ByteView mine, ByteView theirs) 
 }
 
 std::unique_ptr<Channel> CudaBasicDriver::open(Wire& wire, DevicePair pair) {
-  auto channel = std::make_unique<CudaBasicChannel>(wire, pair);
+  auto channel = std::make_unique<CudaBasicChannel>(wire, pair, options_);
   wire.ready({});
   return channel;
 }

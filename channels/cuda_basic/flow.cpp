@@ -15,8 +15,12 @@ Flow::~Flow() {
 }
 
 std::uint64_t Flow::send(Transfer transfer) {
-  const auto driven = std::make_shared<Driven>(std::move(transfer));
   std::unique_lock lock(mutex_);
+  return send(std::move(transfer), lock);
+}
+
+std::uint64_t Flow::send(Transfer transfer, std::unique_lock<Mutex>& lock) {
+  const auto driven = std::make_shared<Driven>(std::move(transfer));
   const auto first = queue_.append(driven);
   lock.unlock();
   start(driven, first.status());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/mutex.h"
 #include "channels/cuda_basic/transfer.h"
 
 namespace tensorferry::cuda_basic {
@@ -33,13 +34,16 @@ class Flow {
   /// Makes progress after a transfer was added to the queue. Runs with no lock held.
   virtual void advance() = 0;
 
+  /// Does what send() does, under a lock of mutex_ that the caller has taken; unlocks it.
+  std::uint64_t send(Transfer transfer, std::unique_lock<Mutex>& lock);
+
   [[nodiscard]] bool on_gpu() const { return device_.type == DeviceType::cuda; }
   /// Makes the flow's stream wait for `transfer.ready`; creates the stream at first use. Call inside DeviceGuard.
   Status order_behind(const Transfer& transfer);
 
   const Direction direction_;
   const Device device_;
-  std::mutex mutex_;  // guards the members below
+  Mutex mutex_;  // guards the members below
   Completion broken_;
   Queue queue_;
   CUstream stream_ = nullptr;  // of a flow on a GPU; made at first use

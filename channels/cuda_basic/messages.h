@@ -12,7 +12,7 @@ namespace tensorferry::cuda_basic {
 
 /// The channel's descriptor. Its tag is the version of these records.
 struct CudaBasicDescriptor {
-  static constexpr std::uint8_t tag = 3;
+  static constexpr std::uint8_t tag = 4;
   DeviceType type = DeviceType::cpu;
   static constexpr std::tuple fields{any_value(&CudaBasicDescriptor::type)};
 };
@@ -51,7 +51,11 @@ struct Broken {
   static constexpr std::tuple fields{&Broken::kind};
   [[nodiscard]] bool valid() const { return kind != FlowKind::nowhere; }
 };
-using Control = std::variant<Staging, Mapped, Withdrawn, Broken>;
+/// From the sender: the ring is no longer used. All its buffers have arrived.
+struct Unstaged {
+  static constexpr std::uint8_t tag = 5;
+};
+using Control = std::variant<Staging, Mapped, Withdrawn, Broken, Unstaged>;
 
 /// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk.
 struct CudaBasicTicket {

@@ -27,6 +27,22 @@ struct Ring {
     std::size_t slot;
     std::uint32_t value;
   };
+  /// Sets the words as if all chunks before `first` had passed. Call before the peer maps the ring.
+  void begin_at(std::uint64_t first) const {
+    for (auto number = first; number < first + slots; ++number) {
+      const auto at = chunk(number);
+      ready(at.slot).set(at.value - 1);
+      free(at.slot).set(at.value - 1);
+    }
+  }
+  /// Returns whether the receiver has emptied all slots that chunks before `next` used.
+  [[nodiscard]] bool emptied(std::uint64_t next) const {
+    for (auto number = next; number < next + slots; ++number) {
+      const auto at = chunk(number);
+      if (!free(at.slot).reached(at.value - 1)) return false;
+    }
+    return true;
+  }
   static Chunk chunk(std::uint64_t number) { return {number % slots, static_cast<std::uint32_t>(number / slots + 1)}; }
   [[nodiscard]] cuda::Word ready(std::size_t slot) const { return cuda::word_at(memory, slot * word_bytes); }
   [[nodiscard]] cuda::Word free(std::size_t slot) const { return cuda::word_at(memory, (slots + slot) * word_bytes); }

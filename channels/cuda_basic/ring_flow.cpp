@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/mutex.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
 
@@ -17,7 +18,33 @@ using cuda::EventPoller;
 
 void RingFlow::use(std::shared_ptr<Ring> ring) {
   const std::lock_guard lock(mutex_);
-  if (!ring_) ring_ = std::move(ring);
+  if (ring_) return;
+  ring_ = std::move(ring);
+  used_ = std::chrono::steady_clock::now();
+}
+
+std::optional<std::uint64_t> RingFlow::send_by_ring(Transfer& transfer) {
+  std::unique_lock lock(mutex_);
+  if (!ring_) return std::nullopt;
+  used_ = std::chrono::steady_clock::now();
+  return send(std::move(transfer), lock);
+}
+
+std::shared_ptr<Ring> RingFlow::retire() {
+  const std::lock_guard lock(mutex_);
+  const bool idle = queue_.empty() && in_flight_.empty() && !polled_;
+  if (!ring_ || !idle || (direction_ == Direction::out && !ring_->emptied(queue_.next()))) return nullptr;
+  return std::exchange(ring_, nullptr);
+}
+
+std::uint64_t RingFlow::next() {
+  const std::lock_guard lock(mutex_);
+  return queue_.next();
+}
+
+bool RingFlow::used_within(std::chrono::steady_clock::duration time) {
+  const std::lock_guard lock(mutex_);
+  return !ring_ || std::chrono::steady_clock::now() < used_ + time;
 }
 
 void RingFlow::advance() {
@@ -64,13 +91,13 @@ EventPoller::Progress RingFlow::poll(std::size_t most) {
 
 /// Returns whether the next chunk is known and its slot is free (sender) or filled (receiver).
 bool RingFlow::next_is_there() const {
-  if (queue_.due() == nullptr) return false;
+  if (!ring_ || queue_.due() == nullptr) return false;
   const auto at = Ring::chunk(queue_.next());
   return direction_ == Direction::out ? ring_->free(at.slot).reached(at.value - 1)
                                       : ring_->ready(at.slot).reached(at.value);
 }
 
-void RingFlow::begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress) {
+void RingFlow::begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress) {
   auto& due = *queue_.due();
   if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
   const auto chunk = queue_.begin();

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/flow.h"
 #include "channels/cuda_basic/ring.h"
@@ -33,8 +36,17 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   explicit RingFlow(Direction direction, Device device, Completion broken = {})
       : Flow(direction, device, std::move(broken), 0) {}
 
-  /// Sets the ring. Call before the first transfer; later calls do nothing.
+  /// Sets the ring; does nothing if there is one.
   void use(std::shared_ptr<Ring> ring);
+  /// Sends a buffer as send() does; returns nullopt, and leaves `transfer` as it is, if there is no ring.
+  std::optional<std::uint64_t> send_by_ring(Transfer& transfer);
+  /// Drops the ring if no chunk is under way in it, at either end, and returns it; null otherwise. Until the next
+  /// use(), nothing is sent or received here.
+  std::shared_ptr<Ring> retire();
+  /// Returns the number of the next chunk. It does not change while there is no ring.
+  [[nodiscard]] std::uint64_t next();
+  /// Returns whether there is no ring, or a transfer was added within the last `time`.
+  [[nodiscard]] bool used_within(std::chrono::steady_clock::duration time);
   /// Returns the sender's GB/s in the fastest transfer so far; 0 if there was none. Only transfers of at least
   /// 2 * Ring::slots chunks count, because shorter ones do not show the receiver's pace.
   [[nodiscard]] double speed() const { return speed_.load(); }
@@ -58,7 +70,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
   /// Begins the next chunk. Releases the lock while the host copies.
-  void begin_chunk(std::unique_lock<std::mutex>& lock, PollResult& progress);
+  void begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress);
   Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress);
   void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress);
   /// Fails all transfers of this direction.
@@ -69,6 +81,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   std::shared_ptr<Ring> ring_;          // this and the rest: guarded by mutex_
   std::deque<CopyInFlight> in_flight_;  // copies in flight, in stream order
   bool polled_ = false;
+  std::chrono::steady_clock::time_point used_;
 };
 
 }  // namespace tensorferry::cuda_basic

@@ -2,6 +2,7 @@
 /// sender's tensor directly.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -15,6 +16,10 @@ namespace cuda_ipc {
 struct CudaIpcOptions {
   /// For tests: allows both ends in one process. The channel then refuses cudaMalloc's memory.
   bool within_process = false;
+  /// How a receiver waits for a sender's stream that is busy. `automatic`: on the host if the environment leaves this
+  /// process few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), because a stream that waits holds up its queue; else by
+  /// the stream, so that calls need not wait for kernels.
+  enum class Wait : std::uint8_t { automatic, by_stream, on_host } wait = Wait::automatic;
 };
 }  // namespace cuda_ipc
 
@@ -27,9 +32,11 @@ struct CudaIpcOptions {
 /// refuses the buffer with the reason.
 ///
 /// Order: a ticket names the place of the bytes. If the sender's stream was busy, the ticket also names a stream word,
-/// which the sender's stream writes and the receiver's stream waits for. When the link ends, the receiver writes the
-/// words itself: its streams continue, with the bytes that the memory then holds, and users see the end of the link as
-/// the error.
+/// which the sender's stream writes and the receiver waits for (CudaIpcOptions::wait). If the link ends meanwhile, a
+/// receiver that waits on the host fails the pull. One whose stream waits writes the word itself: the stream continues,
+/// with the bytes that the memory then holds, and users see the end of the link as the error.
+///
+/// If the GPU has no memory for the probe, the pair fails for the time being, and the probe is tried again.
 ///
 /// Completions: `landed` runs when the copy is enqueued on the receiver's stream. `consumed`, which releases the
 /// sender's memory, runs when the copy is done.

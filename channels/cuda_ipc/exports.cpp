@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "channels/cuda/device.h"
+#include "channels/cuda/invalidate.h"
 
 namespace tensorferry::cuda_ipc {
 
@@ -19,6 +20,7 @@ struct Exports::Allocation {
   std::uint64_t memory = 0;
   bool chunk = false;   // physical memory mapped by the virtual memory API, as torch's expandable segments are
   bool handle = false;  // cudaMalloc's memory, which IPC handles can export
+  bool fabric = false;  // can be exported by fabric handles alone, which this channel does not use
 };
 
 namespace {
@@ -52,13 +54,14 @@ CUresult read_attributes(CUdeviceptr address, Attributes& out) {
 
 }  // namespace
 
-std::variant<const Exports::Export*, Refusal> Exports::export_at(CUdeviceptr address, CUdeviceptr& base) {
+std::variant<Exports::Export*, Refusal> Exports::export_at(CUdeviceptr address, CUdeviceptr& base) {
   Attributes found;
   if (const auto failed = read_attributes(address, found); failed != CUDA_SUCCESS)
     return Refusal{formatted("the driver does not know the buffer's memory: {}", cuda::name_of(failed))};
   Allocation allocation;
   allocation.chunk = (found.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0 && found.pool == nullptr;
   allocation.handle = found.legacy != 0;
+  allocation.fabric = (found.handle_types & CU_MEM_HANDLE_TYPE_FABRIC) != 0;
   allocation.base = allocation.chunk ? found.mapping_start : found.range_start;
   allocation.bytes = allocation.chunk ? found.mapping_bytes : found.range_bytes;
   allocation.memory = allocation.chunk ? found.block_id : found.buffer_id;
@@ -78,6 +81,11 @@ std::variant<const Exports::Export*, Refusal> Exports::export_at(CUdeviceptr add
 
 std::variant<Exports::Export, Refusal> Exports::make(const Allocation& allocation) {
   if (allocation.chunk) return make_chunk(allocation);
+  if (!allocation.handle && allocation.fabric) {
+    return Refusal{
+        "its memory has a fabric handle (IMEX) and no file descriptor; in torch, "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False makes memory that can be exported"};
+  }
   if (!allocation.handle) return Refusal{"its memory cannot be exported (it comes from a memory pool, or is managed)"};
   if (within_process_) return Refusal{"cudaMalloc's memory cannot be opened by the process that it belongs to"};
   return make_handle(allocation);
@@ -115,31 +123,56 @@ std::variant<Exports::Export, Refusal> Exports::make_chunk(const Allocation& all
 }
 
 std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::size_t bytes, bool waits) {
+  const bool untracked = cuda_memory_is_untracked();
   const std::lock_guard lock(mutex_);
   Found found;
+  const auto refuse = [&](Refusal refusal) {
+    end_uses(found.uses);
+    return refusal;
+  };
   const auto begin = cuda::address_of(data);
   for (auto at = begin; at < begin + bytes;) {
     CUdeviceptr base = 0;
     auto looked = export_at(at, base);
-    if (auto* refusal = std::get_if<Refusal>(&looked)) return std::move(*refusal);
-    const auto& here = *std::get<const Export*>(looked);
-    if (here.state == Export::failed) return Refusal{"the peer could not map its memory"};
+    if (auto* refusal = std::get_if<Refusal>(&looked)) return refuse(std::move(*refusal));
+    auto& here = *std::get<Export*>(looked);
+    if (here.state == Export::failed) return refuse(Refusal{"the peer could not map its memory"});
     if (here.state == Export::told) {
-      if (!waits) return Refusal{"the peer is mapping its memory", true};
+      if (!waits) return refuse(Refusal{"the peer is mapping its memory", true});
       found.after = std::max(found.after, here.told_in);
     }
-    if (!here.chunk && begin + bytes > base + here.bytes) return Refusal{"it lies across two allocations"};
+    if (!here.chunk && begin + bytes > base + here.bytes) return refuse({"it lies across two allocations"});
     if (at == begin) {
       found.ticket.chunked = here.chunk;
       found.ticket.base = here.chunk ? begin >> window_bits : here.id;
       found.ticket.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
     } else if (!here.chunk || at >> window_bits != found.ticket.base) {
-      return Refusal{"it lies across two allocations"};
+      return refuse({"it lies across two allocations"});
     }
     at = base + here.bytes;
+    if (untracked) {
+      ++here.uses;
+      found.uses.push_back(here.id);
+    }
   }
   found.ticket.bytes = bytes;
   return found;
+}
+
+void Exports::release(const std::vector<std::uint64_t>& uses) {
+  if (uses.empty()) return;
+  const std::lock_guard lock(mutex_);
+  end_uses(uses);
+}
+
+void Exports::end_uses(const std::vector<std::uint64_t>& uses) {
+  for (const auto id : uses) {
+    const auto used = [&](const auto& entry) { return entry.second.id == id; };
+    const auto it = std::find_if(exports_.begin(), exports_.end(), used);
+    if (it == exports_.end() || --it->second.uses != 0) continue;  // or other memory was found at its address
+    take_back(it->second);
+    exports_.erase(it);
+  }
 }
 
 void Exports::opened(const Opened& message) {

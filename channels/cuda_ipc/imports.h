@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/mutex.h"
 #include "channels/buffer.h"
 #include "channels/channel.h"
 #include "channels/cuda/device.h"
@@ -107,7 +108,7 @@ class Imports final : public std::enable_shared_from_this<Imports> {
   static constexpr std::size_t most_windows = 64, most_imports = std::size_t{1} << 16;  // per peer
 
   const int device_;
-  std::mutex mutex_;
+  Mutex mutex_;
   bool cleared_ = false;
   std::map<std::uint64_t, Import> imports_;                                  // by id
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> chunks_;  // (window, offset) to id

@@ -14,11 +14,22 @@ namespace tensorferry::cuda_ipc {
 
 /// The channel's descriptor. Its tag is the version of these records.
 struct CudaIpcDescriptor {
-  static constexpr std::uint8_t tag = 2;
+  static constexpr std::uint8_t tag = 3;
+  static constexpr std::size_t uuid_bytes = 16;
   std::string_view boot_id;
-  std::string_view gpu;  // its UUID
-  xth::Id process{};     // drawn by the process
-  static constexpr std::tuple fields{&CudaIpcDescriptor::boot_id, &CudaIpcDescriptor::gpu, &CudaIpcDescriptor::process};
+  std::string_view gpu;     // its UUID
+  xth::Id process{};        // drawn by the process
+  std::string_view barred;  // the UUIDs of the GPUs that this process sees and that have no peer access to this one
+  static constexpr std::tuple fields{&CudaIpcDescriptor::boot_id, &CudaIpcDescriptor::gpu, &CudaIpcDescriptor::process,
+                                     &CudaIpcDescriptor::barred};
+  [[nodiscard]] bool valid() const { return barred.size() % uuid_bytes == 0; }
+  /// Returns whether this process knows that its GPU and `other` have no access to each other's memory.
+  [[nodiscard]] bool bars(std::string_view other) const {
+    for (std::size_t at = 0; at < barred.size(); at += uuid_bytes) {
+      if (barred.substr(at, uuid_bytes) == other) return true;
+    }
+    return false;
+  }
 };
 
 /// The size of a window of the sender's address space. The receiver reserves a whole window for the chunks in it, so

@@ -1,5 +1,10 @@
 #include "channels/cuda_ipc/stream_semaphores.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "channels/completion.h"
 #include "channels/cuda/event_poller.h"
 
 namespace tensorferry::cuda_ipc {
@@ -53,30 +58,84 @@ void SignalSemaphores::give_back(std::uint32_t word) {
   free_.push_back(word);
 }
 
+bool WaitSemaphores::reached(std::uint32_t word, std::uint32_t value) const {
+  return word_of(page_, word).reached(value);
+}
+
 CUresult WaitSemaphores::wait_on(CUstream stream, std::uint32_t word, std::uint32_t value) {
-  const std::lock_guard lock(mutex_);
-  const auto result = word_of(page_, word).wait_on(stream, value);
-  if (result == CUDA_SUCCESS) waited_for_.emplace(word, value);
-  return result;
+  bool late = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto result = word_of(page_, word).wait_on(stream, value);
+    if (result != CUDA_SUCCESS) return result;
+    streams_wait_.emplace(word, value);
+    late = !closed_.ok();
+  }
+  if (late) release_streams();
+  return CUDA_SUCCESS;
 }
 
 void WaitSemaphores::done(std::uint32_t word, std::uint32_t value) {
   const std::lock_guard lock(mutex_);
-  const auto [first, last] = waited_for_.equal_range(word);
+  const auto [first, last] = streams_wait_.equal_range(word);
   for (auto it = first; it != last; ++it) {
     if (it->second != value) continue;
-    waited_for_.erase(it);
+    streams_wait_.erase(it);
     return;
   }
 }
 
-void WaitSemaphores::release_all() {
+void WaitSemaphores::release_streams() {
   // A live sender's streams may still write earlier values over a raised word, so this repeats.
   cuda::EventPoller::of_this_process().poll_repeatedly([self = shared_from_this()] {
     const std::lock_guard lock(self->mutex_);
-    for (const auto& [word, value] : self->waited_for_) word_of(self->page_, word).raise_past(value);
-    return self->waited_for_.empty() ? cuda::EventPoller::Progress::over : cuda::EventPoller::Progress::none;
+    for (const auto& [word, value] : self->streams_wait_) word_of(self->page_, word).raise_past(value);
+    return self->streams_wait_.empty() ? cuda::EventPoller::Progress::over : cuda::EventPoller::Progress::none;
   });
+}
+
+void WaitSemaphores::when_reached(std::uint32_t word, std::uint32_t value, Completion then) {
+  Status status;
+  {
+    const std::lock_guard lock(mutex_);
+    status = closed_;
+    if (status.ok() && !word_of(page_, word).reached(value)) {
+      waiting_.push_back({word, value, std::move(then)});
+      if (std::exchange(polled_, true)) return;
+      cuda::EventPoller::of_this_process().poll_repeatedly([self = shared_from_this()] { return self->poll(); });
+      return;
+    }
+  }
+  complete(std::move(then), std::move(status));
+}
+
+cuda::EventPoller::Progress WaitSemaphores::poll() {
+  using Progress = cuda::EventPoller::Progress;
+  std::vector<Waiting> reached;
+  bool over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto waits = [&](const Waiting& each) { return !word_of(page_, each.word).reached(each.value); };
+    const auto due = std::stable_partition(waiting_.begin(), waiting_.end(), waits);
+    std::move(due, waiting_.end(), std::back_inserter(reached));
+    waiting_.erase(due, waiting_.end());
+    over = waiting_.empty();
+    if (over) polled_ = false;
+  }
+  for (auto& each : reached) complete(std::move(each.then), {});
+  return over ? Progress::over : reached.empty() ? Progress::none : Progress::some;
+}
+
+void WaitSemaphores::close(const Status& status) {
+  std::vector<Waiting> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_.ok()) return;
+    closed_ = status;
+    waiting.swap(waiting_);
+  }
+  for (auto& each : waiting) complete(std::move(each.then), status);
+  release_streams();
 }
 
 }  // namespace tensorferry::cuda_ipc

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
@@ -46,13 +47,13 @@ class Speeds {
 
  private:
   static constexpr std::size_t least = std::size_t{8} << 20;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<std::pair<int, int>, double> found_;
 };
 
 class CudaXthChannel final : public Channel {
  public:
-  CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair), end_("cuda_xth", wire) {}
+  CudaXthChannel(Wire& wire, DevicePair pair) : wire_(wire), pair_(pair), end_("cuda_xth", pair, wire) {}
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (auto refusal = cuda::refusal_of("cuda_xth", buffer)) return std::move(*refusal);
@@ -120,14 +121,16 @@ class CudaXthChannel final : public Channel {
 
   /// Enqueues the wait for the source and the copy. Sets `watch` if the copy is timed.
   [[nodiscard]] Status enqueue(const Buffer& from, const Buffer& to, std::shared_ptr<cuda::Stopwatch>& watch) const {
-    cuda::allow_peer(pair_.local.index, from.device.index);
+    if (auto capturing = cuda::refusal_of_capture(pair_.local.index, to.stream); !capturing.ok()) return capturing;
     auto* const stream = static_cast<CUstream>(to.stream);
     auto result = CUDA_SUCCESS;
     if (from.stream != nullptr) result = cuda::api()->stream_wait_event(stream, static_cast<CUevent>(from.stream), 0);
     if (Speeds::of_this_process().wants(pair_.remote.index, pair_.local.index, from.bytes))
       watch = std::make_shared<cuda::Stopwatch>(stream);
-    if (result == CUDA_SUCCESS)
-      result = cuda::api()->memcpy_async(cuda::address_of(to.data), cuda::address_of(from.data), from.bytes, stream);
+    if (result == CUDA_SUCCESS) {
+      result = cuda::copy_between(cuda::address_of(to.data), pair_.local.index, cuda::address_of(from.data),
+                                  from.device.index, from.bytes, stream);
+    }
     if (watch) watch->stop(stream);
     return cuda::status_of(result, "cuda_xth's copy");
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/background.h"
+#include "base/mutex.h"
 #include "base/shared_memory.h"
 #include "channels/channel.h"
 #include "channels/shm/layout.h"
@@ -121,7 +122,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
   const std::uint32_t born_in_;
   std::atomic<bool> ended_{false};  // closed_, for grow(), which reads it without the lock
 
-  std::mutex mutex_;
+  Mutex mutex_;
   bool closed_ = false;
   bool trimming_ = false;       // a trim is scheduled
   bool trimming_soon_ = false;  // a trim is scheduled at once

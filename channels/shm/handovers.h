@@ -8,6 +8,7 @@
 #include <string>
 #include <variant>
 
+#include "base/mutex.h"
 #include "channels/channel.h"
 #include "channels/region.h"
 #include "channels/shm/layout.h"
@@ -43,7 +44,7 @@ class Handovers final : public RegionUser, public std::enable_shared_from_this<H
   };
 
   Wire& wire_;
-  std::mutex mutex_;
+  Mutex mutex_;
   bool closed_ = false;
   std::map<std::uint64_t, Known> regions_;
 };

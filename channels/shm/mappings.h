@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/mutex.h"
 #include "base/shared_memory.h"
 #include "base/status.h"
 #include "channels/buffer.h"
@@ -71,7 +72,7 @@ class Mappings final {
   std::shared_ptr<const SharedMemory> count(Regions::iterator region);
   Result<std::shared_ptr<Mapping>> find(std::uint32_t slot);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const SharedMemory> ledger_;
   std::unordered_map<std::uint32_t, MappedSlot> slots_;

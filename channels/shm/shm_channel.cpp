@@ -8,6 +8,7 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/bundle.h"
 #include "channels/completion.h"
@@ -71,12 +72,12 @@ class ShmChannel final : public Channel {
     auto taken = blocks_->take(buffer.bytes, message.last_resort());
     if (auto* refusal = std::get_if<Refusal>(&taken)) return std::move(*refusal);
     const auto& block = std::get<shm::Blocks::Block>(taken);
-    copier_.copy(block.data, buffer.data, buffer.bytes);
+    copy(block, 0, buffer, message);
     complete(std::move(released), {});
     return ticket_of(buffer.bytes, block.lending, block.after);
   }
 
-  Offer offer_bundle(std::span<const Buffer* const> parts, Outgoing&, Completion released) override {
+  Offer offer_bundle(std::span<const Buffer* const> parts, Outgoing& message, Completion released) override {
     if (!end().ok() || blocks_ == nullptr) return Refusal{"shm has not opened, or the link has ended"};
     const auto bytes = Bundle::bytes(parts);
     auto taken = blocks_->take(bytes, false);
@@ -85,7 +86,7 @@ class ShmChannel final : public Channel {
     std::uint64_t end = 0;
     for (const auto* part : parts) {
       const auto at = Bundle::next_part(end);
-      copier_.copy(block.data + at, part->data, part->bytes);
+      copy(block, at, *part, message);
       end = at + part->bytes;
     }
     complete(std::move(released), {});
@@ -96,6 +97,8 @@ class ShmChannel final : public Channel {
     const auto status = fetch(ticket, sink);
     complete(std::move(landed), std::move(consumed), status);
   }
+
+  [[nodiscard]] bool copies_into(const Sink& sink) const override { return !sink.adopts(); }
 
   void discard(const Ticket& ticket) override {
     if (const auto parsed = decode<ShmTicket>(ticket.opaque); parsed && end().ok()) {
@@ -133,6 +136,13 @@ class ShmChannel final : public Channel {
   }
 
  private:
+  /// Copies now, or with the other buffers of the message. `released` may run at once: the message keeps its buffers.
+  void copy(const shm::Blocks::Block& block, std::uint64_t at, const Buffer& from, Outgoing& message) {
+    auto* const to = block.data + at;
+    if (!message.copy_later(copier_, to, ByteView(from.data, from.bytes), block.keeps))
+      copier_.copy(to, from.data, from.bytes);
+  }
+
   static Ticket ticket_of(std::size_t bytes, const ShmTicket& parsed, ControlId after) {
     return {.bytes = bytes, .opaque = encode(parsed), .after = after};
   }
@@ -224,7 +234,7 @@ class ShmChannel final : public Channel {
   shm::Mappings mappings_;
   bool probed_ = false;  // only for the thread that handles control messages
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Status end_;
 };
 

@@ -5,15 +5,13 @@
 
 #include "base/fork.h"
 #include "base/host.h"
+#include "base/mutex.h"
 #include "base/text.h"
 
 namespace tensorferry::xth {
 
-namespace {
-
-/// The offers of the channel ends of this process, by the ends' ids. It is global, because the two ends of a link meet
-/// nowhere else.
-struct Ends {
+/// The channel ends of this process, by their ids. It is global, because the two ends of a link meet nowhere else.
+struct LocalEnd::Ends {
   static Ends& of_this_process() {
     static auto& ends = *new Ends;  // never destroyed: an agent may be closed by another static's destructor
     return ends;
@@ -21,16 +19,14 @@ struct Ends {
   struct Hash {
     std::size_t operator()(const Id& id) const noexcept { return id[0]; }
   };
-  std::mutex mutex;
-  std::unordered_map<Id, std::shared_ptr<Offers>, Hash> by_id;
+  Mutex mutex;
+  std::unordered_map<Id, Shown, Hash> by_id;
 };
-
-}  // namespace
 
 Id random_id() { return {random_word(), random_word()}; }
 
 Id nonce_of_this_process() {
-  static std::mutex mutex;
+  static Mutex mutex;
   static std::optional<Id> nonce;
   static std::uint32_t drawn_at = 0;
   std::lock_guard lock(mutex);
@@ -52,10 +48,11 @@ std::optional<Refusal> reaches(ByteView mine, ByteView theirs) {
   return Refusal{"another process"};
 }
 
-LocalEnd::LocalEnd(std::string_view channel, const Wire& wire) : channel_(channel), wire_(wire) {
+LocalEnd::LocalEnd(std::string_view channel, DevicePair pair, const Wire& wire)
+    : channel_(channel), pair_(pair), wire_(wire) {
   auto& all = Ends::of_this_process();
   const std::lock_guard lock(all.mutex);
-  all.by_id.emplace(id_, offers_);
+  all.by_id.emplace(id_, Shown{channel_, pair_, offers_});
 }
 
 Offer LocalEnd::offer(Buffer buffer, Completion released, bool shared) {
@@ -73,11 +70,11 @@ Result<LocalEnd::Source> LocalEnd::begin_copy(const Ticket& ticket) {
   const auto parsed = decode<XthTicket>(ticket.opaque);
   if (!parsed)
     return Status(Code::protocol_error, formatted("{} sent a ticket that {} cannot read", wire_.peer(), channel_));
-  // No ProtocolError for an unknown end: more likely an agent just left than a peer invents tickets.
   const auto theirs = find(parsed->end);
-  const auto source = theirs ? theirs->begin_copy(parsed->number, ticket.bytes)
-                             : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
-  if (source.ok()) return Source{*source, theirs, parsed->number};
+  if (!theirs.ok()) return theirs.status();
+  const auto source = *theirs != nullptr ? (*theirs)->begin_copy(parsed->number, ticket.bytes)
+                                         : Result<Offers::OfferedMemory>(Status(Code::connection_lost, ""));
+  if (source.ok()) return Source{*source, *theirs, parsed->number};
   if (source.status().code() == Code::protocol_error) return source.status();
   return Status(Code::connection_lost,
                 formatted("the link to {} has ended, or its end that offered the buffer is closed", wire_.peer()));
@@ -98,16 +95,21 @@ void LocalEnd::close(Status status) {
 }
 
 /// Returns the other end's offers; null if either end is closed. Remembers them, because they are the same for each
-/// ticket.
-std::shared_ptr<Offers> LocalEnd::find(const Id& end) {
+/// ticket. An unknown end is no ProtocolError: more likely an agent just left than a peer invents tickets.
+Result<std::shared_ptr<Offers>> LocalEnd::find(const Id& end) {
   const std::lock_guard lock(mutex_);
   if (closed_ || (theirs_ && theirs_id_ == end)) return theirs_;
   auto& all = Ends::of_this_process();
   const std::lock_guard all_lock(all.mutex);
   const auto found = all.by_id.find(end);
-  if (found == all.by_id.end()) return nullptr;
+  if (found == all.by_id.end()) return std::shared_ptr<Offers>();
+  const auto& [channel, pair, offers] = found->second;
+  if (channel != channel_ || pair != DevicePair{pair_.remote, pair_.local}) {
+    return Status(Code::protocol_error,
+                  formatted("{} sent by {} a ticket of another channel or device", wire_.peer(), channel_));
+  }
   theirs_id_ = end;
-  return theirs_ = found->second;
+  return theirs_ = offers;
 }
 
 }  // namespace tensorferry::xth

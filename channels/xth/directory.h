@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/mutex.h"
 #include "base/record.h"
 #include "channels/channel.h"
 #include "channels/offers.h"
@@ -39,8 +40,9 @@ std::optional<Refusal> reaches(ByteView mine, ByteView theirs);
 /// One end of a channel within this process, with its offers. Its peer finds it by the id in the tickets. Thread-safe.
 class LocalEnd {
  public:
-  /// `channel` is the channel's name, for errors.
-  LocalEnd(std::string_view channel, const Wire& wire);
+  /// `channel` is the channel's name. A ticket is good only for the end of the same channel that has the pair's devices
+  /// exchanged.
+  LocalEnd(std::string_view channel, DevicePair pair, const Wire& wire);
   ~LocalEnd() { close({}); }
   LocalEnd(const LocalEnd&) = delete;
   LocalEnd& operator=(const LocalEnd&) = delete;
@@ -57,20 +59,28 @@ class LocalEnd {
     void end_copy() const { offers->end_copy(number); }
   };
   /// Finds the source of a ticket. ConnectionLost: this end or the other one is closed. ProtocolError: the ticket is
-  /// malformed, or names no open offer.
+  /// malformed, names no open offer, or names one of another channel or another pair of devices.
   Result<Source> begin_copy(const Ticket& ticket);
 
   /// Ends all offers with `status`, and finds no sources from then on.
   void close(Status status);
 
  private:
-  std::shared_ptr<Offers> find(const Id& end);
+  /// What the other ends of this process know of an end.
+  struct Shown {
+    std::string_view channel;
+    DevicePair pair;
+    std::shared_ptr<Offers> offers;
+  };
+  struct Ends;
+  Result<std::shared_ptr<Offers>> find(const Id& end);
 
   const std::string_view channel_;
+  const DevicePair pair_;
   const Wire& wire_;
   const Id id_ = random_id();
   const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
-  std::mutex mutex_;
+  Mutex mutex_;
   bool closed_ = false;
   Id theirs_id_{};
   std::shared_ptr<Offers> theirs_;

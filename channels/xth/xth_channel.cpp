@@ -15,7 +15,7 @@ namespace {
 
 class XthChannel final : public Channel {
  public:
-  explicit XthChannel(Wire& wire) : wire_(wire), end_("xth", wire) {}
+  XthChannel(Wire& wire, DevicePair pair) : wire_(wire), end_("xth", pair, wire) {}
 
   Offer offer(const Buffer& buffer, Sharing sharing, Outgoing&, Completion released) override {
     if (buffer.device.type != DeviceType::cpu)
@@ -35,6 +35,8 @@ class XthChannel final : public Channel {
     const auto status = copy(ticket, sink);
     complete(std::move(landed), std::move(consumed), status);
   }
+
+  [[nodiscard]] bool copies_into(const Sink&) const override { return true; }
 
   void withdraw(const Ticket& ticket) override { end_.withdraw(ticket); }
   void close(Status status) noexcept override { end_.close(std::move(status)); }
@@ -70,8 +72,8 @@ std::variant<Bytes, Refusal> XthDriver::descriptor(Device device) {
 
 std::optional<Refusal> XthDriver::reaches(ByteView mine, ByteView theirs) { return xth::reaches(mine, theirs); }
 
-std::unique_ptr<Channel> XthDriver::open(Wire& wire, DevicePair) {
-  auto channel = std::make_unique<XthChannel>(wire);
+std::unique_ptr<Channel> XthDriver::open(Wire& wire, DevicePair pair) {
+  auto channel = std::make_unique<XthChannel>(wire, pair);
   wire.ready({});
   return channel;
 }

@@ -59,9 +59,13 @@ struct AgentOptions {
   /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all
   /// of them. See tensorferry/channel.h.
   std::function<void(Registry&)> register_channels{};
-  /// The number of served functions that run at once. When all are busy and as many calls wait, further calls fail with
-  /// ResourceExhausted, unless a function has begun or ended within the last 50 ms.
+  /// The number of served functions that run at once, without those that wait for a call of their own. Further calls
+  /// wait up to their deadlines, and start in turn by peer.
   int threads = 1024;
+  /// The number of calls of one peer that may wait for their functions to start, and the bytes that they may have.
+  /// Further ones fail with ResourceExhausted.
+  int max_queued_calls = 65536;
+  std::size_t max_queued_bytes = std::size_t{16} << 30;
   /// The time-out of calls whose CallOptions give none. 0: calls have no time-out.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// How long join() waits for the store, and then for the world.
@@ -72,7 +76,8 @@ struct AgentOptions {
   /// A peer that cannot be reached for this long counts as dead: references to its objects are lost, and it loses those
   /// that it holds.
   std::chrono::milliseconds peer_timeout = std::chrono::seconds(60);
-  /// The bound on the bytes in flight to one peer. Callers beyond it wait.
+  /// The bound on the bytes in flight to one peer, for calls and for results each. Callers beyond it wait. When a peer
+  /// does not take its results, no further function that it calls starts.
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;
   /// The network interface to listen on. "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
   std::string interface {};
@@ -80,6 +85,9 @@ struct AgentOptions {
   std::string ports{};
   /// The folder of unix sockets. "": TENSORFERRY_SOCKET_DIR, else abstract sockets, which have no file.
   std::string socket_dir{};
+  /// A file beside which leave() writes a trace of all calls, for Perfetto: "out.json" becomes "out.NAME.PID.json".
+  /// "": TENSORFERRY_TRACE, else no trace.
+  std::string trace{};
   /// False: processes of one host use TCP too.
   bool unix_sockets = true;
   /// False: the agent shares no memory with peers, unless `channels` names a channel that does.
@@ -101,6 +109,12 @@ struct CallOptions {
   bool wait_for_ready = false;
   /// Calls to one peer with the same non-zero key run one after the other, in the order in which they were made.
   std::uint32_t order = 0;
+  /// True: if the call's connection is lost, the call is sent again over the next connection to the same process,
+  /// within its time-out. The peer runs it once, and gives the first answer again. The call then fails with
+  /// ConnectionLost only if the peer's process has ended, or if the peer has forgotten the answer: it keeps 1024
+  /// answers with 256 MiB for each caller. The arguments must not change until the call has ended. Not with `order`,
+  /// nor with tensors that are handed over: InvalidArgument.
+  bool idempotent = false;
 };
 
 /// One member of a job: calls functions of its peers, and serves functions to them.
@@ -201,6 +215,10 @@ class Agent {
   /// Returns the state of the link to `peer` and of its calls in flight as text, for bug reports on calls that do not
   /// end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
+  /// Records the calls that begin from now on, made and served here. Returns the recording's number.
+  [[nodiscard]] std::size_t start_trace();
+  /// Ends a recording, and returns the calls that have ended meanwhile as a Chrome trace (JSON).
+  std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of calls served here that have not been
   /// answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;

@@ -184,6 +184,7 @@ PythonAgent::Prepared PythonAgent::prepare(const CallArguments& invocation, cons
   out.options.require = invocation.require;
   place(out.options, out.peer_name, invocation.device);
   out.options.wait_for_ready = invocation.wait_for_ready;
+  out.options.idempotent = invocation.idempotent;
   out.options.order = invocation.order;
   if (out.function->by_value) out.options.label = name_for_people(invocation.function);
   if (invocation.out != nullptr) {

@@ -46,6 +46,7 @@ struct CallArguments {
   PyObject* out = nullptr;     // a tensor, or null
   PyObject* device = nullptr;  // a device of the peer, or a dict of local devices to the peer's; or null
   bool wait_for_ready = false;
+  bool idempotent = false;
   std::uint32_t order = 0;  // as in RawCallOptions
 };
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "agent/rendezvous/tcp_store.h"
-#include "contrib/tensorpipe/tensorpipe_channel.h"
 #include "python/csrc/agent.h"
+#include "python/csrc/agent_options.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/references.h"
@@ -19,8 +19,6 @@ namespace tensorferry::python {
 namespace {
 
 py::bytes python_bytes(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
-
-Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 /// Runs a blocking operation without the GIL.
 template <class Operation>
@@ -103,55 +101,12 @@ void bind_stores(py::module_& module) {
 
 using DevicePairs = std::vector<std::pair<std::pair<int, int>, std::pair<int, int>>>;
 
-Device device_of(const std::pair<int, int>& device) {
-  return {static_cast<DeviceType>(device.first), static_cast<std::uint8_t>(device.second)};
-}
-
 DeviceMaps device_maps_of(const py::dict& given) {
   DeviceMaps maps;
   for (const auto& [peer, pairs] : given["device_maps"].cast<std::map<std::string, DevicePairs>>()) {
     for (const auto& [local, remote] : pairs) maps[peer].map.emplace_back(device_of(local), device_of(remote));
   }
   return maps;
-}
-
-RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<Store> store, const py::dict& given) {
-  RawAgentOptions options;
-  options.name = name;
-  options.rank = rank;
-  options.store = std::move(store);
-  options.registry.add_on_request("tensorpipe", [] { return make_tensorpipe_driver(); });
-  py::set known;
-  const auto take = [&](const char* key, auto& field) {
-    known.add(key);
-    if (given.contains(key) && !given[key].is_none()) field = given[key].cast<std::decay_t<decltype(field)>>();
-  };
-  auto heartbeat = std::chrono::duration<double>(options.heartbeat).count();
-  auto peer_timeout = std::chrono::duration<double>(options.peer_timeout).count();
-  take("prefix", options.prefix);
-  take("key", options.key);
-  take("channels", options.channels);
-  take("max_threads", options.max_threads);
-  take("max_bytes_in_flight", options.max_bytes_in_flight);
-  take("heartbeat", heartbeat);
-  take("peer_timeout", peer_timeout);
-  take("interface", options.interface);
-  take("ports", options.ports);
-  take("reaches", options.reaches);
-  take("unix_sockets", options.unix_sockets);
-  take("shared_memory", options.shared_memory);
-  take("socket_dir", options.socket_dir);
-  std::vector<int> gpus;
-  take("gpus", gpus);
-  known.add("device_maps");
-  known.add("world_size");
-  for (const auto index : gpus) options.devices.push_back(device_of({1, index}));
-  options.heartbeat = milliseconds(heartbeat);
-  options.peer_timeout = milliseconds(peer_timeout);
-  for (const auto& [key, value] : given) {
-    if (!known.contains(key)) throw py::type_error("an agent has no option " + py::repr(key).cast<std::string>());
-  }
-  return options;
 }
 
 PythonAgent::Trust trust_of(const std::string& name) {
@@ -185,10 +140,11 @@ py::dict counters(PythonAgent& agent) {
   const auto now = agent.agent().counters();
   const auto held = agent.references().counts();
   using namespace py::literals;
-  return py::dict("calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served,
-                  "calls_failed"_a = now.calls_failed, "bytes_sent"_a = now.bytes_sent,
-                  "bytes_received"_a = now.bytes_received, "objects"_a = held.objects,
-                  "references_given"_a = held.forks, "references_held"_a = held.holds);
+  return py::dict(
+      "calls_sent"_a = now.calls_sent, "calls_served"_a = now.calls_served, "calls_failed"_a = now.calls_failed,
+      "late_answers"_a = now.late_answers, "late_replies"_a = now.late_replies, "bytes_sent"_a = now.bytes_sent,
+      "bytes_received"_a = now.bytes_received, "objects"_a = held.objects, "references_given"_a = held.forks,
+      "references_held"_a = held.holds, "pinned_bytes"_a = now.pinned_bytes);
 }
 
 }  // namespace
@@ -228,6 +184,11 @@ void bind_agent(py::module_& module) {
            [](const PythonAgent& self, const std::string& peer) { return self.agent().link_state(peer); })
       .def("_explain", &explain)
       .def("_counters", &counters)
+      .def("_start_trace", [](PythonAgent& self) { return self.agent().start_trace(); })
+      .def("_stop_trace",
+           [](PythonAgent& self, std::size_t recording) {
+             return unlocked([&] { return self.agent().stop_trace(recording); });
+           })
       .def_property("_timeout", &PythonAgent::default_timeout, &PythonAgent::set_default_timeout);
 
   {

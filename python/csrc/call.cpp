@@ -13,7 +13,8 @@ namespace tensorferry::python {
 namespace {
 
 /// The parameters of the verbs, in the order of their declaration (python/tensorferry/calls.py):
-/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False)
+/// (to, func, args=None, kwargs=None, timeout=-1.0, *, require=None, out=None, device=None, wait_for_ready=False,
+/// idempotent=False)
 enum Parameter : std::size_t {
   to_parameter,
   func_parameter,
@@ -24,11 +25,12 @@ enum Parameter : std::size_t {
   out_parameter,
   device_parameter,
   ready_parameter,
+  idempotent_parameter,
   parameters
 };
 constexpr std::size_t positional_parameters = 5;
-constexpr std::array<const char*, parameters> parameter_names{"to",      "func", "args",   "kwargs",        "timeout",
-                                                              "require", "out",  "device", "wait_for_ready"};
+constexpr std::array<const char*, parameters> parameter_names{
+    "to", "func", "args", "kwargs", "timeout", "require", "out", "device", "wait_for_ready", "idempotent"};
 
 std::size_t parameter_of(PyObject* name) {
   static auto& interned = *new std::array<PyObject*, parameters>([] {
@@ -114,6 +116,8 @@ class Parsed {
     if (auto* out = given[out_parameter]; out != nullptr && out != Py_None) invocation.out = out;
     if (auto* device = given[device_parameter]; device != nullptr && device != Py_None) invocation.device = device;
     if (auto* ready = given[ready_parameter]; ready != nullptr) invocation.wait_for_ready = PyObject_IsTrue(ready) == 1;
+    if (auto* again = given[idempotent_parameter]; again != nullptr)
+      invocation.idempotent = PyObject_IsTrue(again) == 1;
   }
 
   py::object args_;

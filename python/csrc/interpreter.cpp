@@ -62,6 +62,8 @@ GilHeld::GilHeld() {
 GilHeld::~GilHeld() { PyGILState_Release(state_); }
 
 bool interrupted(PyThreadState* released) {
+  // Python runs signal handlers on the main thread alone, so the others need not take the GIL.
+  if (::gettid() != ::getpid()) return false;
   take_gil(released);
   const bool raised = PyErr_CheckSignals() != 0;
   PyEval_SaveThread();
@@ -93,6 +95,7 @@ bool Gate::wait(std::optional<Clock::time_point> until, std::string_view what) {
   bool raised = false;
   {
     GilReleased gil;
+    const WaitInHandler place;
     while (!raised) {
       // Waits in slices, because a signal does not wake a condition variable.
       auto slice = Clock::now() + Milliseconds(50);

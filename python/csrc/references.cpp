@@ -208,23 +208,33 @@ PyObject* PythonReferenceMarshaller::read(const ReferenceRecord& record) {
 
 namespace {
 
-py::object proxy(const py::object& self, const char* verb, double timeout) {
-  return attribute_of("tensorferry.references", "Proxy")(self.attr(verb), timeout);
+/// Returns the method `verb` of RRef, whose result calls methods of the object by the private method of that verb.
+auto proxy_maker(const char* verb) {
+  return [verb](const py::object& self, double timeout, bool idempotent) -> py::object {
+    return attribute_of("tensorferry.references", "Proxy")(self.attr(verb), timeout, idempotent);
+  };
 }
 
-py::object sync_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
+py::object sync_method(const RRef& self, const std::string& name, double timeout, bool idempotent, const py::args& args,
                        const py::kwargs& kwargs) {
-  return self.agent().call(self.prepare_method(name, args, kwargs, timeout));
+  auto prepared = self.prepare_method(name, args, kwargs, timeout);
+  prepared.options.idempotent = idempotent;
+  return self.agent().call(std::move(prepared));
 }
-std::shared_ptr<PythonFuture> async_method(const RRef& self, const std::string& name, double timeout,
+std::shared_ptr<PythonFuture> async_method(const RRef& self, const std::string& name, double timeout, bool idempotent,
                                            const py::args& args, const py::kwargs& kwargs) {
   auto& agent = self.agent();
-  return PythonFuture::of(agent.shared_from_this(), agent.start(self.prepare_method(name, args, kwargs, timeout)));
+  auto prepared = self.prepare_method(name, args, kwargs, timeout);
+  prepared.options.idempotent = idempotent;
+  return PythonFuture::of(agent.shared_from_this(), agent.start(std::move(prepared)));
 }
-py::object remote_method(const RRef& self, const std::string& name, double timeout, const py::args& args,
-                         const py::kwargs& kwargs) {
-  return self.agent().objects().create(
-      self.owner_name(), [&](const Creation& ids) { return self.prepare_method(name, args, kwargs, timeout, ids); });
+py::object remote_method(const RRef& self, const std::string& name, double timeout, bool idempotent,
+                         const py::args& args, const py::kwargs& kwargs) {
+  return self.agent().objects().create(self.owner_name(), [&](const Creation& ids) {
+    auto prepared = self.prepare_method(name, args, kwargs, timeout, ids);
+    prepared.options.idempotent = idempotent;
+    return prepared;
+  });
 }
 
 }  // namespace
@@ -234,6 +244,7 @@ void bind_references(py::module_& module) {
   options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
 
   const auto timeout = py::arg("timeout") = unset_timeout;
+  const auto idempotent = py::arg("idempotent") = false;
   py::class_<RRef, std::shared_ptr<RRef>>(module, "RRef", R"(A reference to an object at an agent, its owner.
 
 :func:`remote` makes one. The constructor makes one to a value here. References can be passed to any agent, in the
@@ -310,38 +321,37 @@ Raises:
       .def("confirmed_by_owner", &RRef::confirmed_by_owner, R"(confirmed_by_owner(self) -> bool
 
 Returns whether the owner knows of this reference.)")
-      .def(
-          "rpc_sync", [](const py::object& self, double seconds) { return proxy(self, "_rpc_sync", seconds); }, timeout,
-          R"(rpc_sync(self, timeout: float = -1.0) -> typing.Any
+      .def("rpc_sync", proxy_maker("_rpc_sync"), timeout, py::kw_only(), idempotent,
+           R"(rpc_sync(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.rpc_sync().method(...)`` calls a method of the object at its owner and waits for the result.
 
 Args:
     timeout: of the call, seconds; 0: no limit; -1: the agent's default.
+    idempotent: as for :func:`rpc_sync`.
 
 Raises:
     Calling the method: as :func:`rpc_sync`, and the exception that the object's creation raised.)")
-      .def(
-          "rpc_async", [](const py::object& self, double seconds) { return proxy(self, "_rpc_async", seconds); },
-          timeout,
-          R"(rpc_async(self, timeout: float = -1.0) -> typing.Any
+      .def("rpc_async", proxy_maker("_rpc_async"), timeout, py::kw_only(), idempotent,
+           R"(rpc_async(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.rpc_async().method(...)`` returns a :class:`Future` of the method's result.
 
 Args:
     timeout: of the call, seconds; 0: no limit; -1: the agent's default.
+    idempotent: as for :func:`rpc_sync`.
 
 Raises:
     Calling the method: as :func:`rpc_async`; ConnectionLost: the owner is known to be gone.)")
-      .def(
-          "remote", [](const py::object& self, double seconds) { return proxy(self, "_remote", seconds); }, timeout,
-          R"(remote(self, timeout: float = -1.0) -> typing.Any
+      .def("remote", proxy_maker("_remote"), timeout, py::kw_only(), idempotent,
+           R"(remote(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
 Returns a proxy: ``rref.remote().method(...)`` returns an :class:`RRef` to the method's result, which stays at the
 owner.
 
 Args:
     timeout: of the call, seconds; 0: no limit; -1: the agent's default.
+    idempotent: as for :func:`rpc_sync`.
 
 Raises:
     Calling the method: as :func:`remote`; ConnectionLost: the owner is known to be gone.)")
@@ -356,11 +366,14 @@ Raises:
           py::arg("seconds"), py::arg("order"), py::arg("label"),
           "_next(self, seconds: float, order: int, label: str) -> Future[typing.Any]")
       .def("_rpc_sync", &sync_method,
-           "_rpc_sync(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> typing.Any")
+           "_rpc_sync(self, name: str, timeout: float, idempotent: bool, *args: typing.Any, **kwargs: typing.Any) -> "
+           "typing.Any")
       .def("_rpc_async", &async_method,
-           "_rpc_async(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> Future[typing.Any]")
+           "_rpc_async(self, name: str, timeout: float, idempotent: bool, *args: typing.Any, **kwargs: typing.Any) -> "
+           "Future[typing.Any]")
       .def("_remote", &remote_method,
-           "_remote(self, name: str, timeout: float, *args: typing.Any, **kwargs: typing.Any) -> RRef[typing.Any]")
+           "_remote(self, name: str, timeout: float, idempotent: bool, *args: typing.Any, **kwargs: typing.Any) -> "
+           "RRef[typing.Any]")
       .def(
           "_get_type",
           [](const py::object& self, double seconds, bool blocking) {

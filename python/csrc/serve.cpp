@@ -22,6 +22,18 @@ namespace tensorferry::python {
 
 // ---- answers
 
+namespace {
+
+/// Tells the program's log of the exception, because the caller may not show it.
+void log_raised(const std::string& caller, const RemoteException& described) {
+  try {
+    attribute_of("tensorferry.serving", "log_raised")(caller, described.traceback);
+  } catch (py::error_already_set&) {  // a handler of the log raised
+  }
+}
+
+}  // namespace
+
 void PythonReply::value(py::handle result) {
   if (call_.creates()) return call_.keep(outcome_of(py::reinterpret_borrow<py::object>(result), false));
   Message message;
@@ -34,8 +46,13 @@ void PythonReply::value(py::handle result) {
 }
 
 void PythonReply::error(py::error_already_set& raised) {
-  if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   auto described = describe_exception(raised, agent_->self().name);
+  log_raised(call_.caller().name, described);
+  answer_with(raised, std::move(described));
+}
+
+void PythonReply::answer_with(py::error_already_set& raised, RemoteException described) {
+  if (call_.creates()) return call_.keep(outcome_of(raised.value(), true));
   Message message;
   PythonReferenceMarshaller marshaller(*agent_, call_.caller().name, &call_.caller());
   if (!agent_->codec().write_exception(std::move(described), raised.value().ptr(), &marshaller, message)) {
@@ -51,14 +68,16 @@ void PythonReply::outcome(const Result<Outcome>& outcome) {
   if (!outcome->raised) return value(object);
   PyErr_SetObject(py::type::of(object).ptr(), object.ptr());
   py::error_already_set raised;
-  error(raised);
+  answer_with(raised, describe_exception(raised, agent_->self().name));
 }
 
 void PythonReply::refuse(const Status& why) {
   if (!call_.creates()) return fail(why);
   set_error(why);
   py::error_already_set refusal;
-  error(refusal);  // gives the error to agents that the object was passed on to
+  answer_with(
+      refusal,
+      describe_exception(refusal, agent_->self().name));  // gives the error to agents that the object was passed on to
 }
 
 void PythonReply::future(py::object future) {

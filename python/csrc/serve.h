@@ -3,6 +3,7 @@
 #pragma once
 
 #include "python/csrc/agent.h"
+#include "rpc/core/exception.h"
 #include "rpc/member/incoming_call.h"
 
 namespace tensorferry::python {
@@ -30,8 +31,8 @@ class PythonReply {
   /// Answers with `result`, or with the error of encoding it. If the call creates an object, the object keeps `result`,
   /// and the reply is None.
   void value(py::handle result);
-  /// Answers with a Python exception. If the call creates an object, the object keeps the exception, and the reply is
-  /// None.
+  /// Answers with the Python exception that the function raised, and logs it. If the call creates an object, the object
+  /// keeps the exception, and the reply is None.
   void error(py::error_already_set& error);
   /// Answers with the value or exception of `future` (a torch future) when it completes. TypeError: not a future.
   void future(py::object future);
@@ -47,6 +48,8 @@ class PythonReply {
   [[nodiscard]] Reply& reply() { return call_.reply(); }
 
  private:
+  void answer_with(py::error_already_set& raised, RemoteException described);
+
   std::shared_ptr<PythonAgent> agent_;
   IncomingCall call_;
 };

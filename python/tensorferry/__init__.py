@@ -1,6 +1,7 @@
 """Remote calls with tensors between processes, over the fastest channel between their devices.
 
 - :mod:`tensorferry.rpc` has the names of ``torch.distributed.rpc``.
+- :mod:`tensorferry.collectives` has groups that reduce and exchange tensors.
 - :class:`Agent` has the same functions as methods, for several agents in one process.
 - :func:`empty` and :func:`share` hand memory to a peer without a copy.
 - :mod:`tensorferry.errors` lists the errors.
@@ -12,7 +13,7 @@ from . import _torch_check
 
 _torch_check.check()  # before _C is imported: _C links against torch's libraries
 
-from . import errors, futures, rpc  # noqa: E402
+from . import collectives, errors, futures, rpc  # noqa: E402
 from ._build_info import VERSION as __version__  # noqa: E402
 from .agent import Agent, Counters, Explanation, WorkerInfo  # noqa: E402
 from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "as_completed",
     "awaitable",
+    "collectives",
     "connect_store",
     "empty",
     "errors",

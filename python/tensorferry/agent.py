@@ -13,9 +13,11 @@ from . import _C, errors, exposing
 from .calls import Calls
 from .peers import Peer
 from .rendezvous import meet
+from .trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
 
     from .calls import DeviceChoice, DeviceLike, PeerLike
 
@@ -89,12 +91,15 @@ class Counters:
         calls_sent: calls that this agent made.
         calls_served: calls of peers that this agent answered.
         calls_failed: calls that this agent made and that ended with an error of TensorFerry's own.
+        late_answers: calls of peers that this agent answered after their callers had given up.
+        late_replies: replies to this agent that came after their calls had ended.
         bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
             ``share``; under ``"inline"`` those inside the frames of calls.
         bytes_received: the same for bytes received.
         objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
         references_given: references that peers hold on those objects now.
         references_held: references that this agent holds now on objects of peers, by the owner's name.
+        pinned_bytes: page-locked host memory that this process holds now to copy tensors of GPUs through.
 
     Example::
 
@@ -106,9 +111,12 @@ class Counters:
     calls_failed: int
     bytes_sent: dict[str, int] = field(default_factory=dict)
     bytes_received: dict[str, int] = field(default_factory=dict)
+    late_answers: int = 0
+    late_replies: int = 0
     objects: int = 0
     references_given: int = 0
     references_held: dict[str, int] = field(default_factory=dict)
+    pinned_bytes: int = 0
 
 
 _living: set[Agent] = set()  # keeps every agent alive until it leaves, even if the program drops it
@@ -167,16 +175,23 @@ class Agent(Calls):
             beyond this host.
         channels: the channels that are allowed. ``"xth,basic"`` allows only these, in this order; ``"-xth"`` allows all
             except this one; by default ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is used only if it is named.
-        interface: the network interface to listen on; by default ``TENSORFERRY_SOCKET_IFNAME``, else the interface
-            that leads to the store's host.
+        interface: the network interfaces to listen on, in the order in which peers try them: ``"eth0"`` or
+            ``"ib0,eth0"``; by default ``TENSORFERRY_SOCKET_IFNAME``, else the interface that leads to the store's host.
         ports: the ports to listen on: ``"7000"`` or ``"7000-7099"``; by default any.
         unix_sockets: False: use TCP also between processes of one host.
         shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
             that share memory unless ``channels`` names them.
         socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
-        max_threads: how many functions run here at once. When as many more calls wait, further calls fail with
+        trace: a file beside which the agent writes a trace of all its calls when it leaves (:meth:`trace`); by default
+            ``TENSORFERRY_TRACE``, else none.
+        max_threads: how many functions run here at once, without those that wait for a call or a future of their own.
+            Further calls wait up to their deadlines, and start in turn by peer.
+        max_queued_calls: how many calls of one peer may wait here for their functions to start. Further ones fail with
             :class:`ResourceExhausted`.
-        max_bytes_in_flight: the limit of bytes in flight to one peer; callers beyond it block.
+        max_queued_bytes: how many bytes the waiting calls of one peer may have. A call with more fails with
+            :class:`ResourceExhausted`, unless no other call of the peer waits.
+        max_bytes_in_flight: how many bytes of tensors may be under way to one peer, for calls and for results each.
+            Callers beyond it block. When a peer does not take its results, no further function that it calls starts.
         devices: the local GPUs that tensors of this agent's calls may be on; None: all that torch sees. The agent asks
             nothing of a GPU, and makes no context on it, before it sends or receives a tensor on that GPU.
         device_maps: for each peer, a one-to-one dict from devices here to devices there. Tensors in the arguments of
@@ -349,6 +364,32 @@ class Agent(Calls):
         """
         return Counters(**self._counters())
 
+    def trace(self, path: str | PathLike[str] | None = None) -> Trace:
+        """Records the calls that this agent makes and serves while a ``with`` block runs, as a trace for Perfetto or
+        ``chrome://tracing``.
+
+        A call is in the trace if it begins and ends in the block. Arrows lead from each call to the peer that serves
+        it, if the peer records too: ``python -m tensorferry.trace merge`` joins the files of several agents. To record
+        all calls of a process, set ``TENSORFERRY_TRACE`` instead.
+
+        Args:
+            path: the file to write the trace to when the block ends; None: only ``events`` of the result has it.
+
+        Returns:
+            A context manager. Its ``events`` are the trace's events, as dicts, when the block has ended.
+
+        Raises:
+            AgentClosed: called in a forked child: the agent belongs to the parent.
+
+        Example::
+
+            with rpc.trace() as trace:
+                rpc.rpc_sync("worker1", max, args=(1, 2))
+            assert any(event["name"] == "max" for event in trace.events)
+        """
+        self._check_usable_here()
+        return Trace(self, path)
+
     def expose(self, fn: Any = None, *, name: str | None = None) -> Any:
         """Lets peers of this agent alone call a function by name: see :func:`tensorferry.rpc.expose`.
 
@@ -400,6 +441,8 @@ class Agent(Calls):
 
         Does nothing the second time. Does nothing in a forked child either: the agent belongs to the parent.
         """
+        if (groups := self.__dict__.get("_groups")) is not None:
+            groups.leave()
         self._leave()
         with _lock:
             _living.discard(self)

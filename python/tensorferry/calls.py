@@ -45,6 +45,7 @@ class Calls(_C.Agent):
         out: torch.Tensor | None = None,
         device: DeviceChoice | None = None,
         wait_for_ready: bool = False,
+        idempotent: bool = False,
     ) -> Any:
         """Calls a function on a peer and waits for its result.
 
@@ -69,8 +70,12 @@ class Calls(_C.Agent):
                 the tensors of the result land here. None: the agent's device map for the peer, else the device of the
                 same index, else the peer's first GPU, else its CPU.
             wait_for_ready: if the peer has not joined yet, or is about to restart, wait for it up to the time-out
-                instead of failing. If the peer dies after the call was sent, the call fails all the same: no call is
-                sent twice.
+                instead of failing. If the peer dies after the call was sent, the call fails all the same.
+            idempotent: if the call's connection is lost, send the call again over the next connection to the same
+                process, within the time-out, instead of failing. The peer runs ``func`` once, and gives the first
+                result again. It keeps 1024 results and 256 MiB for each caller; a call whose result it has forgotten
+                fails with ConnectionLost and does not run again. Do not change tensors among the arguments until the
+                call has ended. InvalidArgument with an ordered handle or with :func:`share`.
 
         Returns:
             The result of ``func(*args, **kwargs)`` at the peer; ``out`` if it is given.
@@ -107,6 +112,7 @@ class Calls(_C.Agent):
         out: torch.Tensor | None = None,
         device: DeviceChoice | None = None,
         wait_for_ready: bool = False,
+        idempotent: bool = False,
     ) -> Future[Any]:
         """Calls a function on a peer and returns a :class:`Future` of its result at once.
 
@@ -115,7 +121,7 @@ class Calls(_C.Agent):
         streams wait for them, and blocks no thread for that.
 
         Args:
-            to, func, args, kwargs, timeout, require, out, device, wait_for_ready: as for :func:`rpc_sync`.
+            to, func, args, kwargs, timeout, require, out, device, wait_for_ready, idempotent: as for :func:`rpc_sync`.
 
         Returns:
             A :class:`Future`. If the caller drops it, the call goes on.
@@ -143,12 +149,13 @@ class Calls(_C.Agent):
         require: str | None = None,
         device: DeviceChoice | None = None,
         wait_for_ready: bool = False,
+        idempotent: bool = False,
     ) -> RRef[Any]:
         """Calls a function on a peer, keeps its result there, and returns an :class:`RRef` to it at once.
 
         Args:
-            to, func, args, kwargs, require, device: as for :func:`rpc_sync`. The object's tensors stay on their devices
-                at the peer.
+            to, func, args, kwargs, require, device, idempotent: as for :func:`rpc_sync`. The object's tensors stay on
+                their devices at the peer.
             timeout: as for :func:`rpc_sync`; it bounds the creation of the object.
             wait_for_ready: as for :func:`rpc_sync`, but ``remote`` itself waits for the peer.
 

@@ -16,14 +16,15 @@ __all__ = ["Proxy", "owner_of", "type_of"]
 class Proxy:
     """Calls methods of the object that an :class:`RRef` refers to: ``proxy.name(...)`` calls its method ``name``."""
 
-    __slots__ = ("_call", "_timeout")
+    __slots__ = ("_call", "_idempotent", "_timeout")
 
-    def __init__(self, call: Callable[..., Any], timeout: float) -> None:
+    def __init__(self, call: Callable[..., Any], timeout: float, idempotent: bool) -> None:
         self._call = call
         self._timeout = timeout
+        self._idempotent = idempotent
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self._call, name, self._timeout)
+        return partial(self._call, name, self._timeout, self._idempotent)
 
 
 def owner_of(rref: RRef[Any]) -> WorkerInfo:

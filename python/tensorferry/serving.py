@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from functools import partial
@@ -11,9 +12,16 @@ from typing import Any
 from . import _C
 from .futures import inbox_of
 
-__all__ = ["HandlerLoop"]
+__all__ = ["HandlerLoop", "log_raised"]
+
+_log = logging.getLogger("tensorferry")
 
 _PATIENCE = 1.0  # seconds that tasks have to end when the agent leaves, the same as functions
+
+
+def log_raised(caller: str, traceback: str) -> None:
+    """Logs, at the level INFO, that a function raised an exception which goes to ``caller``."""
+    _log.info("a function that %r called raised an exception:\n%s", caller, traceback.rstrip())
 
 
 class HandlerLoop:

@@ -13,7 +13,13 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
   Message request;
   request.payload = std::move(message);
   auto call = agent_.call(peer.name, reference_function, std::move(request), std::move(options));
-  call.on_done([done = std::move(done)](Result<Received> reply) {
+  call.on_done([&agent = agent_, peer, done = std::move(done)](Result<Received> reply) {
+    if (reply.status().code() == Code::connection_lost) {
+      // If the session goes on, it alone knows when its peer is dead: the loss must not count towards `give_up`.
+      const auto linked = agent.linked(peer.name);
+      if (linked && linked->incarnation == peer.incarnation)
+        return done(Status(Code::deadline_exceeded, std::string(reply.status().what())));
+    }
     if (!reply.ok()) return done(reply.status());
     // The agent reassembles a payload that is too long for a frame. The protocol uses no buffers.
     done(std::move(reply->payload));

@@ -12,8 +12,8 @@
 
 #include "base/bytes.h"
 #include "base/function.h"
+#include "base/interval_set.h"
 #include "base/status.h"
-#include "rpc/core/interval_set.h"
 #include "rpc/core/reference_id.h"
 #include "rpc/core/reference_mail.h"
 

@@ -26,11 +26,14 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   if (options.register_channels) options.register_channels(out.registry);
   out.max_threads = options.threads;
   out.max_bytes_in_flight = options.max_bytes_in_flight;
+  out.max_queued_calls = options.max_queued_calls;
+  out.max_queued_bytes = options.max_queued_bytes;
   out.heartbeat = options.heartbeat;
   out.peer_timeout = options.peer_timeout;
   out.interface = std::move(options.interface);
   out.ports = std::move(options.ports);
   out.socket_dir = std::move(options.socket_dir);
+  out.trace = std::move(options.trace);
   out.unix_sockets = options.unix_sockets;
   out.shared_memory = options.shared_memory;
   return out;
@@ -63,6 +66,8 @@ void Agent::shutdown(std::chrono::milliseconds timeout) {
   detail::check(finished);
 }
 std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }
+std::size_t Agent::start_trace() { return core_->raw().start_trace(); }
+std::string Agent::stop_trace(std::size_t recording) { return core_->raw().stop_trace(recording); }
 std::pair<std::size_t, std::size_t> Agent::in_flight() const { return core_->raw().in_flight(); }
 
 std::string Agent::explain(std::string_view peer, Device local, Device remote, std::size_t bytes) const {

@@ -19,6 +19,7 @@ RawCallOptions raw_options_of(const CallOptions& options, const AgentCore& core)
   out.require = options.require;
   out.wait_for_ready = options.wait_for_ready;
   out.order = options.order;
+  out.idempotent = options.idempotent;
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <string>
 
+#include "agent/agent.h"
 #include "base/log.h"
 
 namespace tensorferry::detail {
@@ -71,6 +72,8 @@ bool Event::is_set() const {
 }
 
 bool Event::wait(std::optional<TimePoint> until) {
+  if (is_set()) return true;
+  const WaitInHandler place;
   std::unique_lock lock(state_->mutex);
   if (until) return state_->changed.wait_until(lock, *until, [&] { return state_->set; });
   state_->changed.wait(lock, [&] { return state_->set; });

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <future>
+#include <optional>
 
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"
@@ -64,6 +66,18 @@ class ChannelChoice : public ::testing::Test {
     }
     return reply.status();
   }
+  /// Makes a call that b answers in link_held(). It fails if the link between the two is lost meanwhile.
+  void hold_link() {
+    b->serve("hold", [this](const Request&, Reply reply) { held_reply.set_value(std::move(reply)); });
+    held_reply = {};
+    held_call.emplace(a->call("b", "hold", message_of("m")));
+  }
+  bool link_held() {
+    held_reply.get_future().get().send(message_of("held"));
+    return held_call->wait(Clock::now() + seconds(20)) && held_call->take().ok();
+  }
+  std::promise<Reply> held_reply;
+  std::optional<Call> held_call;
   std::uint64_t sent_by(const std::string& channel) { return a->counters().bytes_sent[channel]; }
   std::string usable_soon(const std::string& channel) {
     std::string reason;
@@ -141,6 +155,49 @@ TEST_F(ChannelChoice, CountersCountCalls) {
   EXPECT_EQ(a->counters().calls_sent, 11U);
   EXPECT_EQ(a->counters().calls_failed, 1U);
   EXPECT_TRUE(eventually([&] { return b->counters().calls_served == 11; }));
+}
+
+// ---- A pair that one end alone wants
+
+/// The peer may come to another decision: it sees other devices, or is another version.
+TEST_F(ChannelChoice, AChannelThatTheOtherEndDoesNotWantIsRefusedAndTheNextOneCarries) {
+  MailBehaviour unwanting;
+  unwanting.wanted = false;
+  for (const bool unwanting_first : {false, true}) {
+    const auto change = [&](const MailBehaviour& behaviour) {
+      return [behaviour](RawAgentOptions& options) { options.registry = with_mail(behaviour); };
+    };
+    join_both(change(unwanting_first ? unwanting : MailBehaviour()),
+              change(unwanting_first ? MailBehaviour() : unwanting));
+    hold_link();
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(echo(100'000).ok());
+    if (!unwanting_first) {
+      EXPECT_TRUE(eventually([&] {
+        return reason_of(*a->explain("b"), "mail") == "at the peer: this end takes no letters";
+      })) << reason_of(*a->explain("b"), "mail");
+    }
+    const auto required = echo(100'000, "mail");
+    EXPECT_EQ(required.code(), Code::channel_unavailable) << required.text();
+    EXPECT_THAT(what(required), HasSubstr("takes no letters"));
+    EXPECT_EQ(sent_by("mail"), 0U);
+    EXPECT_TRUE(link_held()) << "the link was lost";
+    a->leave();
+    b->leave();
+  }
+}
+
+TEST_F(ChannelChoice, ATicketOfAnUnwantedImmediateChannelFailsItsCallAlone) {
+  MailBehaviour immediate, unwanting;
+  immediate.immediate = unwanting.immediate = true;
+  unwanting.wanted = false;
+  join_both([&](RawAgentOptions& options) { options.registry = with_mail(immediate); },
+            [&](RawAgentOptions& options) { options.registry = with_mail(unwanting); });
+  hold_link();
+  const auto first = echo(100'000);
+  EXPECT_EQ(first.code(), Code::channel_unavailable) << first.text();
+  EXPECT_TRUE(eventually([&] { return echo(100'000).ok(); }));
+  EXPECT_EQ(reason_of(*a->explain("b"), "mail"), "at the peer: this end takes no letters");
+  EXPECT_TRUE(link_held()) << "the link was lost";
 }
 
 // ---- Shared memory

@@ -49,18 +49,19 @@ TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(
       what(status),
-      HasSubstr("\"lazy\" did not read the messages that were sent to it before (1000000 bytes may be in flight)"));
+      HasSubstr("\"f\" on \"lazy\": not sent, because \"lazy\" did not read the messages that were sent to it before "
+                "(1000000 bytes may be in flight)"));
   EXPECT_FALSE(first.done());
 }
 
 TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
-  const auto a = join(store, "a", {}, with_bound(1'000'000));
+  const auto a = join(store, "a", {}, with_bound(250'000));
   RawPeer lazy(store, "lazy");
-  auto first = a->call("lazy", "f", large(180'000, 5));
+  auto first = a->call("lazy", "f", large(80'000, 3));
   auto peer = lazy.accept();
   std::atomic<bool> admitted{false};
   std::thread sender([&] {
-    (void)a->call("lazy", "f", large(200'000), within(seconds(20)));
+    (void)a->call("lazy", "f", large(80'000), within(seconds(20)));
     admitted = true;
   });
   std::this_thread::sleep_for(milliseconds(50));
@@ -69,7 +70,7 @@ TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
   (void)a->call("lazy", "g", message_of("no buffers"));
   EXPECT_LT(since.passed(), seconds(1));
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
-  (void)peer.connection.read_bytes(900'000);
+  (void)peer.connection.read_bytes(240'000);
   EXPECT_TRUE(eventually([&] { return admitted.load(); }));
   sender.join();
 }
@@ -183,7 +184,7 @@ std::function<void(RawAgentOptions&)> with_threads(int most) {
   return [most](RawAgentOptions& options) { options.max_threads = most; };
 }
 
-TEST_F(Flow, CallsBeyondTheHandlerAndQueueLimitsAreRefused) {
+TEST_F(Flow, CallsBeyondTheHandlerLimitWaitTheirTurn) {
   const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(4));
   std::atomic<int> inside{0}, most{0};
   std::atomic<bool> open{false};
@@ -193,30 +194,17 @@ TEST_F(Flow, CallsBeyondTheHandlerAndQueueLimitsAreRefused) {
     --inside;
     reply.send({});
   });
-  serve_echo(*b);
   std::vector<Call> calls;
-  for (int i = 0; i < 8; ++i) calls.push_back(a->call("b", "block", {}));
-  ASSERT_TRUE(eventually([&] { return inside == 4 && a->in_flight().first == 8 && b->in_flight().second == 8; }));
-  std::this_thread::sleep_for(milliseconds(200));  // long enough not to count as a burst of short handlers
-  for (int i = 0; i < 22; ++i) calls.push_back(a->call("b", "block", {}));
-  EXPECT_TRUE(eventually(
-      [&] { return std::count_if(calls.begin(), calls.end(), [](const Call& call) { return call.done(); }) == 22; }));
-  const auto refused = call_sync(*a, "b", "echo", {});
-  EXPECT_EQ(refused.status().code(), Code::resource_exhausted);
-  EXPECT_THAT(what(refused.status()), HasSubstr("all 4 handlers of \"b\" are busy"));
+  for (int i = 0; i < 30; ++i) calls.push_back(a->call("b", "block", {}));
+  ASSERT_TRUE(eventually([&] { return inside == 4 && b->in_flight().second == 30; }));
+  std::this_thread::sleep_for(milliseconds(200));
+  EXPECT_EQ(a->in_flight().first, 30) << "none was refused";
   open = true;
-  int good = 0;
   for (auto& call : calls) {
     ASSERT_TRUE(call.wait());
-    const auto reply = call.take();
-    if (reply.ok())
-      ++good;
-    else
-      EXPECT_EQ(reply.status().code(), Code::resource_exhausted);
+    EXPECT_TRUE(call.take().ok());
   }
-  EXPECT_EQ(good, 8);
   EXPECT_EQ(most, 4);
-  EXPECT_TRUE(call_sync(*a, "b", "echo", {}).ok());
 }
 
 TEST_F(Flow, HandlersAtTheLimitStillReachNewPeersAndGetTheirReplies) {
@@ -250,35 +238,6 @@ TEST_F(Flow, ABurstOfShortCallsIsNotRefused) {
     ASSERT_TRUE(call.wait());
     ASSERT_TRUE(call.take().ok());
   }
-}
-
-TEST_F(Flow, ManyOrderedCallsRefusedByAFullAgentDoNotRecurse) {
-  const auto a = join(store, "a"), b = join(store, "b", {}, with_threads(2));
-  std::atomic<bool> first{false}, others{false};
-  const auto until = [](std::atomic<bool>& open) {
-    return [&open](const Request&, Reply reply) {
-      while (!open) std::this_thread::sleep_for(milliseconds(1));
-      reply.send({});
-    };
-  };
-  b->serve("first", until(first));
-  b->serve("other", until(others));
-  serve_echo(*b);
-  std::vector<Call> ordered, blocked;
-  RawCallOptions options;
-  options.order = 1;
-  ordered.push_back(a->call("b", "first", {}, options));
-  for (int i = 0; i < 30'000; ++i) ordered.push_back(a->call("b", "echo", {}, options));
-  ASSERT_TRUE(eventually([&] {
-    blocked.push_back(a->call("b", "other", {}));
-    return blocked.back().wait(Clock::now() + milliseconds(20));
-  })) << "refused: so those before it fill the agent";
-  first = true;
-  for (auto& call : ordered) ASSERT_TRUE(call.wait());
-  EXPECT_TRUE(ordered.front().take().ok());
-  EXPECT_EQ(ordered[1].take().status().code(), Code::resource_exhausted);
-  others = true;
-  for (auto& call : blocked) ASSERT_TRUE(call.wait());
 }
 
 }  // namespace

@@ -98,10 +98,28 @@ TEST(Header, OfAnyOtherLengthIsRefused) {
 
 TEST(Header, OfAnUnknownKindIsRefused) {
   Header header;
-  for (const int kind : {0, 13, 14, 127, 128, 255}) {
+  for (const int kind : {0, 14, 15, 127, 128, 255}) {
     header.kind = static_cast<Kind>(kind);
     EXPECT_THAT(what(again(header).status()), HasSubstr("unknown kind " + std::to_string(kind)));
   }
+}
+
+TEST(CallStatus, IsReadAsItWasWrittenAndRefusedIfItIsShortOrOfAnUnknownStage) {
+  CallStatus status;
+  status.stage = CallStatus::Stage::running;
+  status.received_us = 7;
+  status.started_us = 5;
+  status.busy_at_arrival = status.handlers = 64;
+  status.busy = 3;
+  status.waiting = 2;
+  auto bytes = encode(status);
+  const auto read = decode<CallStatus>(bytes);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(encode(*read), bytes);
+  EXPECT_EQ(read->busy_at_arrival, 64U);
+  EXPECT_FALSE(decode<CallStatus>(ByteView(bytes).first(bytes.size() - 1)).has_value());
+  bytes[0] = std::byte{5};
+  EXPECT_FALSE(decode<CallStatus>(bytes).has_value());
 }
 
 TEST(Header, WithABodyBeyondTheBoundIsRefused) {

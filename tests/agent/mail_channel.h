@@ -23,11 +23,17 @@ struct MailBehaviour {
   Status probe{};                     // the result of this end's probe
   bool consumes_on_progress = false;  // progress() completes `consumed`: acknowledgements wait until then
   bool any_device = false;            // treats all memory as the CPU's; GPU memory in a test may be a label alone
+  bool wanted = true;                 // false: this end decides that the pair does not fit, whatever the other one does
+  bool immediate = false;             // carries from the first message on, without a probe
 };
 
 class MailChannel final : public Channel {
  public:
   MailChannel(Wire& wire, MailBehaviour behaviour) : wire_(wire), behaviour_(std::move(behaviour)) {
+    if (behaviour_.immediate) {
+      wire_.ready({});
+      return;
+    }
     wire_.control({static_cast<std::byte>('?'), static_cast<std::byte>(42)}, {});
   }
 
@@ -177,9 +183,11 @@ class MailDriver final : public Driver {
     return Bytes(1, static_cast<std::byte>(1));
   }
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
+    if (!behaviour_.wanted) return Refusal{"this end takes no letters"};
     if (text_of(mine) == text_of(theirs)) return std::nullopt;
     return Refusal{"another post office"};
   }
+  [[nodiscard]] bool immediate() const override { return behaviour_.immediate; }
   std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
     return std::make_unique<MailChannel>(wire, behaviour_);
   }

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -175,7 +176,7 @@ TEST_F(Pools, AHandlerThatDeclaresBlockingIsReplacedWithoutATick) {
   std::atomic<int> read{0};
   const auto blocking = std::make_shared<Doorbell>([&] {
     pool->submit_handler([&] {
-      pool->about_to_block();
+      const WaitInHandler place;
       gate.wait();
     });
   });
@@ -332,11 +333,9 @@ TEST_F(Pools, HandlersAtTheLimitWaitWhileInternalJobsRun) {
   };
   for (int i = 0; i < 4; ++i) pool->submit_handler(handler);
   ASSERT_TRUE(eventually([&] { return inside == 4; }));
-  EXPECT_FALSE(pool->saturated());
   for (int i = 0; i < 4; ++i) pool->submit_handler(handler);
-  EXPECT_TRUE(eventually([&] { return pool->saturated(); }));
   bell->ring();
-  EXPECT_TRUE(eventually([&] { return read == 1; })) << "requests are still read, so that they can be refused";
+  EXPECT_TRUE(eventually([&] { return read == 1; })) << "requests are still read";
   pool->submit([&] { ++own; });
   pool->submit_long([&] { ++own; });
   EXPECT_TRUE(eventually([&] { return own == 2; })) << "completions and dials do not wait for handlers";
@@ -344,19 +343,100 @@ TEST_F(Pools, HandlersAtTheLimitWaitWhileInternalJobsRun) {
   gate.open();
   EXPECT_TRUE(eventually([&] { return done == 8; }));
   EXPECT_EQ(most, 4);
-  EXPECT_FALSE(pool->saturated());
   finish();
 }
 
-TEST_F(Pools, ManyShortHandlersDoNotSaturateThePool) {
-  start({.least = 2, .most = 4});
-  std::atomic<int> done{0};
+TEST_F(Pools, AHandlerThatWaitsForAPeerLeavesItsPlaceToOthers) {
+  start({.least = 2, .most = 2});
   Gate gate;
-  pool->submit_handler([&] { gate.wait(); });
-  for (int i = 0; i < 1000; ++i) pool->submit_handler([&] { ++done; });
-  EXPECT_FALSE(pool->saturated()) << "they wait for a thread, not for others to end";
-  EXPECT_TRUE(eventually([&] { return done == 1000; }));
+  std::atomic<int> waiting{0}, done{0};
+  for (int i = 0; i < 8; ++i) {
+    pool->submit_handler([&] {
+      {
+        const WaitInHandler outer;
+        const WaitInHandler inner;  // a wait inside the wait, by a completion that the waiting thread runs
+        ++waiting;
+        gate.wait();
+      }
+      ++done;
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return waiting == 8; })) << waiting << " of 8 wait at once";
+  pool->submit_handler([&] { ++done; });
+  EXPECT_TRUE(eventually([&] { return done == 1; })) << "both places are free";
   gate.open();
+  EXPECT_TRUE(eventually([&] { return done == 9; }));
+  finish();
+}
+
+TEST_F(Pools, HandlersThatHaveWaitedCountAgain) {
+  start({.least = 2, .most = 2});
+  Gate after_wait, end;
+  std::atomic<int> running{0}, others{0};
+  for (int i = 0; i < 2; ++i) {
+    pool->submit_handler([&] {
+      {
+        const WaitInHandler place;
+        after_wait.wait();
+      }
+      ++running;
+      end.wait();
+    });
+  }
+  after_wait.open();
+  ASSERT_TRUE(eventually([&] { return running == 2; }));
+  pool->submit_handler([&] { ++others; });
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(others, 0) << "both places are taken again";
+  end.open();
+  EXPECT_TRUE(eventually([&] { return others == 1; }));
+  finish();
+}
+
+TEST_F(Pools, JobsThatWaitForStoppedPeersDoNotUseUpTheThreads) {
+  start({.least = 2, .most = 2});
+  Gate gate;
+  std::atomic<int> stuck{0}, done{0};
+  for (int i = 0; i < 40; ++i) {
+    pool->submit_long([&] {
+      ++stuck;
+      gate.wait();
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return stuck == 40; })) << stuck << " of 40 run";
+  pool->submit_handler([&] { ++done; });
+  EXPECT_TRUE(eventually([&] { return done == 1; }));
+  gate.open();
+  finish();
+}
+
+TEST_F(Pools, WaitingHandlersOfManySendersStartInTurn) {
+  start({.least = 2, .most = 2});
+  Gate gate;
+  ASSERT_NO_FATAL_FAILURE(occupy(2, gate));
+  std::mutex mutex;
+  std::vector<int> order;
+  const int senders[3] = {};
+  const auto submit = [&](int sender) {
+    pool->submit_handler(
+        [&, sender] {
+          const std::lock_guard lock(mutex);
+          order.push_back(sender);
+        },
+        false, &senders[sender]);
+  };
+  for (int i = 0; i < 1000; ++i) submit(0);
+  submit(1);
+  submit(2);
+  gate.open();
+  ASSERT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return order.size() == 1002;
+  }));
+  for (const int small : {1, 2}) {
+    const auto place = std::find(order.begin(), order.end(), small) - order.begin();
+    EXPECT_LE(place, 8) << "sender " << small << " does not wait for the thousand requests of another";
+  }
   finish();
 }
 
@@ -522,7 +602,8 @@ TEST_F(Pools, NoWakeUpIsLostUnderRandomLoad) {
   const auto job = [&](auto submitted, unsigned kind) {
     if (std::chrono::steady_clock::now() - submitted > seconds(5)) ++late;
     if (kind % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(kind * 40));
-    if (kind % 16 == 1) pool->about_to_block();
+    std::optional<WaitInHandler> place;
+    if (kind % 16 == 1) place.emplace();
     ++done;
   };
   std::vector<std::shared_ptr<Doorbell>> bells;

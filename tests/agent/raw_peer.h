@@ -168,6 +168,12 @@ class RawPeer {
     EXPECT_TRUE(hello.ok());
     return {std::move(connection), std::move(*hello)};
   }
+  /// Takes the next connection and closes it at once, as an agent does that has too many in the handshake.
+  void refuse() {
+    EXPECT_TRUE(wait_for_socket(listener_.get(), POLLIN, deadline_after(std::chrono::seconds(10))).ok());
+    const FileDescriptor refused(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+  void stop_listening() { listener_.reset(); }
   [[nodiscard]] const wire::Hello& hello() const { return hello_; }
 
  private:

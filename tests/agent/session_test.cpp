@@ -126,6 +126,25 @@ TEST_P(Sessions, EndWhenTheProcessEnds) {
   EXPECT_EQ(deaths, 1);
 }
 
+TEST(SessionsWithAHandMadePeer, GoOnInTheLinkThatReplacesAnOldOne) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {"unix", "basic"});
+  RawPeer peer(store, "peer");
+  auto hello = peer.hello();
+  hello.link = 1;
+  const auto first = raw_dial(store, "a", hello);
+  ASSERT_TRUE(eventually([&] { return a->linked("peer").has_value(); }));
+  // The peer's next link names one of this agent's that has ended: the connection is refused, and the link that was
+  // made for it has none.
+  hello.link = 2;
+  hello.other_link = 99;
+  auto second = raw_dial(store, "a", hello);
+  EXPECT_TRUE(second.ended());
+  peer.stop_listening();
+  auto call = a->call("peer", "f", message_of("m"), within(seconds(20)));
+  EXPECT_FALSE(call.wait(Clock::now() + Milliseconds(500))) << "a call that was not sent waits for the session";
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, Sessions, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 

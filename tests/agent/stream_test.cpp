@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <random>
 #include <thread>
 
+#include "agent/address.h"
 #include "agent/transport/frame_stream.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
@@ -295,6 +297,64 @@ TEST_F(Streams, AFrameWithMissingFileDescriptorsClosesTheStream) {
   EXPECT_EQ(b->status().code(), Code::protocol_error);
 }
 
+/// At RLIMIT_NOFILE the system drops descriptors that arrive. Only their frame goes without them.
+TEST_F(Streams, DescriptorsThatTheSystemDropsAreMissingInTheirFrameAlone) {
+  connect();
+  const auto pipes = [](std::size_t count) {
+    Descriptors all;
+    while (all.size() < count) {
+      int fds[2];
+      EXPECT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+      ::close(fds[1]);
+      all.emplace_back(fds[0]);
+    }
+    return all;
+  };
+  a->send(frame_of(Kind::control, "all", 0, 2), {}, pipes(2), true);
+  flow(1);
+  a->send(frame_of(Kind::control, "dropped", 0, 2), {}, pipes(2), false);
+  a->send(frame_of(Kind::control, "none", 0, 0), {}, {}, false);
+  a->send(frame_of(Kind::control, "later", 0, 1), {}, pipes(1), false);
+  EXPECT_TRUE(a->write_some());  // the sender's copies of the descriptors are closed
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<FileDescriptor> fill;
+  const auto lowest = [] { return FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+  fill.push_back(lowest());
+  const rlimit few{static_cast<rlim_t>(fill.back().get()) + 2, before.rlim_max};  // room for one descriptor
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (true) {
+    fill.push_back(lowest());
+    if (!fill.back()) break;
+  }
+  fill.pop_back();
+  if (!fill.empty()) fill.pop_back();
+  Recorder& seen = sink;
+  (void)b->read_some(seen);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  flow(4);
+  ASSERT_EQ(sink.frames, (std::vector<std::string>{"all", "dropped", "none", "later"}));
+  EXPECT_EQ(sink.descriptors[0].size(), 2U);
+  EXPECT_TRUE(sink.descriptors[1].empty());
+  EXPECT_TRUE(sink.descriptors[2].empty());
+  EXPECT_EQ(sink.descriptors[3].size(), 1U);
+}
+
+/// Control messages are written by threads that may hold locks.
+TEST_F(Streams, WhatAWriteCompletesCanBeLeftToAnotherThread) {
+  connect();
+  std::atomic<int> written{0};
+  a->send(frame_of(Kind::request, "m", 100), parts_of({patterned(100)}, &written), {}, false);
+  a->queue(frame_of(Kind::control, "c"), {});
+  EXPECT_TRUE(a->corked());
+  std::vector<FrameStream::Written> apart;
+  EXPECT_TRUE(a->write_some(&apart));
+  EXPECT_EQ(written, 0);
+  FrameStream::complete_all(apart);
+  EXPECT_EQ(written, 1);
+  flow(2);
+}
+
 TEST_F(Streams, UnannouncedFileDescriptorsAreClosed) {
   auto [writer, reader] = socket_pair();
   const auto before = open_descriptors();
@@ -450,6 +510,61 @@ TEST_F(Streams, ASlowReaderDoesNotBlockTheWriter) {
   flow(50);
   EXPECT_EQ(written, 50);
   for (int i = 0; i < 50; ++i) ASSERT_EQ(sink.frames[static_cast<std::size_t>(i)], std::to_string(i));
+}
+
+/// Two ends of a TCP connection over the loopback interface.
+std::pair<FileDescriptor, FileDescriptor> tcp_pair() {
+  auto listener = listen_tcp("127.0.0.1", {});
+  EXPECT_TRUE(listener.ok());
+  auto one = start_connect_tcp("127.0.0.1", listener->port);
+  EXPECT_TRUE(one.ok());
+  pollfd ready{listener->socket.get(), POLLIN, 0};
+  ::poll(&ready, 1, 5000);
+  const int other = ::accept4(listener->socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  EXPECT_GE(other, 0);
+  return {std::move(*one), FileDescriptor(other)};
+}
+
+TEST(BulkStreamOverTcp, WakesItsReaderForManyBytesOfALargeBufferAtOnce) {
+  using std::chrono::milliseconds;
+  constexpr std::size_t kilobyte = 1024;
+  auto [one, other] = tcp_pair();
+  FrameStream reader(std::move(other), false, FrameStream::Use::bulk);
+  const auto write = [&, fd = one.get()](std::size_t bytes) {
+    const auto source = patterned(bytes);
+    for (std::size_t sent = 0; sent < bytes;) {
+      const auto some = ::send(fd, source.data + sent, bytes - sent, MSG_NOSIGNAL);
+      if (some > 0) sent += static_cast<std::size_t>(some);
+    }
+  };
+  Recorder sink;
+  int landed = 0;
+  sink.take = [&](FrameStream& stream, const Header& header) {
+    stream.read(patterned(header.trailing), [&](const Status& status) { landed += status.ok() ? 1 : 100; });
+    return FrameSink::Taken::yes;
+  };
+  const auto header = frame_of(Kind::bulk, "", 300 * kilobyte);
+  EXPECT_EQ(::send(one.get(), header.data(), header.size(), MSG_NOSIGNAL), static_cast<ssize_t>(header.size()));
+  ASSERT_TRUE(reader.begin_read());
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "a frame is reported at once";
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  write(64 * kilobyte);
+  EXPECT_FALSE(reader.wait_readable(milliseconds(20))) << "a part of the buffer is not";
+  write(200 * kilobyte);
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000)));
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  write(36 * kilobyte);
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "the end of the buffer is reported however short it is";
+  while (reader.read_some(sink) == FrameStream::Progress::some) {
+  }
+  EXPECT_EQ(landed, 1);
+  EXPECT_EQ(::send(one.get(), header.data(), header.size(), MSG_NOSIGNAL), static_cast<ssize_t>(header.size()));
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000))) << "and so is the next frame";
+  one.reset();
+  EXPECT_TRUE(reader.wait_readable(milliseconds(5000)));
+  reader.end_read();
 }
 
 }  // namespace

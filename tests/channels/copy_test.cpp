@@ -65,6 +65,28 @@ TEST(Copy, CopiesASizeOfEachMethod) {
   }
 }
 
+TEST(Copy, SeveralPiecesAreCopiedWhole) {
+  Copier copier;
+  const std::vector<std::vector<std::size_t>> sets{{},
+                                                   {0},
+                                                   {5 * megabyte},
+                                                   {1, 0, kilobyte, 63},
+                                                   std::vector<std::size_t>(200, 20 * kilobyte + 1),
+                                                   std::vector<std::size_t>(200, 200 * kilobyte),
+                                                   {3, 9 * megabyte + 5, 64, 9 * megabyte}};
+  for (const auto& sizes : sets) {
+    std::vector<std::vector<std::byte>> sources, targets;
+    for (const auto bytes : sizes) {
+      sources.push_back(noise(bytes));
+      targets.emplace_back(bytes);
+    }
+    std::vector<Copier::Piece> pieces;
+    for (std::size_t i = 0; i < sizes.size(); ++i) pieces.push_back({targets[i].data(), sources[i].data(), sizes[i]});
+    copier.copy(pieces);
+    EXPECT_TRUE(targets == sources) << sizes.size() << " pieces";
+  }
+}
+
 TEST(Copy, PartsCoverTheWholeOnce) {
   Copier copier;
   for (const std::size_t total : {0ul, 1ul, 9ul, 10ul, 11ul, 1000ul, 1001ul}) {

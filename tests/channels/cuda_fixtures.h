@@ -24,6 +24,12 @@ struct CudaXth : OnGpus<other> {
   static Traits traits() { return {.same_process = true, .missing = why_no_cuda(other + 1)}; }
 };
 
+/// cuda_xth with memory like torch's expandable segments, to which peer access gives no access.
+template <int other>
+struct CudaXthChunks : CudaXth<other> {
+  static std::unique_ptr<DeviceMemory> memory(Device device) { return cuda_memory(device.index, CudaKind::chunks); }
+};
+
 template <int other>
 struct CudaBasic : OnGpus<other> {
   static constexpr auto name = "cuda_basic";

@@ -54,5 +54,64 @@ TEST(CudaIpc, InvalidatedMemoryIsUnmappedByThePeer) {
   EXPECT_TRUE(eventually([&] { return free_bytes() + large / 2 >= before; }));
 }
 
+/// As torch's expandable segments on machines with IMEX.
+TEST(CudaIpc, MemoryThatOnlyAFabricHandleExportsIsRefusedWithTheTrueReason) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  auto driver_a = driver(), driver_b = driver();
+  const auto memory = cuda_memory(0, CudaKind::chunks);
+  WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory, *memory);
+  ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
+  const cuda::DeviceGuard here(0);
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+  constexpr std::size_t bytes = 2 * megabyte;
+  CUmemGenericAllocationHandle handle = 0;
+  if (cuda::api()->mem_create(&handle, bytes, &wanted, 0) != CUDA_SUCCESS)
+    GTEST_SKIP() << "this machine makes no memory with fabric handles";
+  CUdeviceptr at = 0;
+  ASSERT_EQ(cuda::api()->mem_address_reserve(&at, bytes, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuda::api()->mem_map(at, bytes, 0, handle, 0), CUDA_SUCCESS);
+  Letter letter(*pair.a);
+  EXPECT_FALSE(letter.offer({gpu, reinterpret_cast<std::byte*>(at), bytes, nullptr, {}}));
+  EXPECT_NE(letter.refusal.find("fabric handle"), std::string::npos) << letter.refusal;
+  cuda::api()->mem_unmap(at, bytes);
+  cuda::api()->mem_address_free(at, bytes);
+  cuda::api()->mem_release(handle);
+}
+
+/// With an allocator that has no trace tracker (torch's CUDAPluggableAllocator).
+TEST(CudaIpc, MemoryOfAnAllocatorThatReportsNoFreesIsMappedForOneTransferAlone) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  leave_cuda_memory_untracked();
+  auto driver_a = driver(), driver_b = driver();
+  const auto memory_b = cuda_memory(0, CudaKind::chunks);
+  const auto memory_a = cuda_memory(0, CudaKind::chunks);
+  WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
+  ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
+  const std::size_t large = 400 * megabyte;
+  {  // allocates the memory that will receive the buffers
+    const auto first = memory_b->allocate(large), second = memory_b->allocate(large), third = memory_b->allocate(large);
+  }
+  const auto before = free_bytes();
+  for (std::uint32_t seed = 3; seed < 6; ++seed) {
+    auto other = cuda_memory(0, CudaKind::chunks);
+    auto buffer = other->filled(large, seed);
+    std::vector<Outcome> released;
+    for (int i = 0; i < 3; ++i) released.push_back(pair.a->send(buffer));  // several uses of one export at a time
+    for (int i = 0; i < 3; ++i) {
+      const auto arrivals = pair.b->receive();
+      ASSERT_EQ(arrivals.size(), 1u);
+      EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok");
+      EXPECT_TRUE(memory_b->holds(arrivals.front()->buffer, seed));
+    }
+    for (const auto& each : released) ASSERT_EQ(each.wait_name(), "Ok");
+    buffer = {};
+    other.reset();
+    EXPECT_TRUE(eventually([&] { return free_bytes() + large / 2 >= before; })) << "without a report of the free";
+  }
+}
+
 }  // namespace
 }  // namespace tensorferry::conformance

@@ -87,6 +87,14 @@ class Rescuer {
   std::thread thread_;
 };
 
+/// The memory that a caller provides (`out=`).
+struct Into final : Sink {
+  explicit Into(Buffer b) : buffer(std::move(b)) {}
+  std::optional<Buffer> reserve(std::size_t) override { return buffer; }
+  bool adopt(Buffer) override { return false; }
+  Buffer buffer;
+};
+
 /// Both ends are on the first GPU. Their memory is like that of expandable segments, which cuda_ipc can map twice in
 /// one process.
 template <class DriverOf>
@@ -120,11 +128,17 @@ struct Ipc {
     return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});
   }
 };
+struct IpcOnHost {
+  static std::unique_ptr<Driver> make() {
+    return std::make_unique<CudaIpcDriver>(
+        cuda_ipc::CudaIpcOptions{.within_process = true, .wait = cuda_ipc::CudaIpcOptions::Wait::on_host});
+  }
+};
 struct Basic {
   static std::unique_ptr<Driver> make() { return std::make_unique<CudaBasicDriver>(); }
 };
-using Drivers3 = ::testing::Types<Xth, Ipc, Basic>;
-TYPED_TEST_SUITE(CudaOrder, Drivers3);
+using OrderedDrivers = ::testing::Types<Xth, Ipc, IpcOnHost, Basic>;
+TYPED_TEST_SUITE(CudaOrder, OrderedDrivers);
 
 TYPED_TEST(CudaOrder, BytesOfAPendingKernelArriveAfterIt) {
   for (const auto& [bytes, by_default] :
@@ -160,12 +174,7 @@ TYPED_TEST(CudaOrder, MemoryThatAKernelStillUsesIsNotReceivedInto) {
   auto destination = this->memory_b->filled(megabyte, 1);
   const Blocked kernel;
   destination.stream = kernel.get();
-  struct Into final : Sink {
-    explicit Into(Buffer b) : buffer(std::move(b)) {}
-    std::optional<Buffer> reserve(std::size_t) override { return buffer; }
-    bool adopt(Buffer) override { return false; }
-    Buffer buffer;
-  } into(destination);
+  Into into(destination);
   Outcome landed, consumed;
   Letter letter(*this->pair->a);
   ASSERT_TRUE(letter.offer(source)) << letter.refusal;
@@ -215,6 +224,51 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureContinues) {
   api()->stream_destroy(stream);
 }
 
+/// `out=` may name memory on a stream that is captured when the bytes come. A copy would become a node of the graph:
+/// it would not run now, and each replay would read memory that is long freed.
+TYPED_TEST(CudaOrder, ABufferForACapturingStreamFailsAndTheGraphStaysEmpty) {
+  const auto source = this->memory_a->filled(megabyte, 7);
+  auto destination = this->memory_b->filled(megabyte, 1);
+  CUstream stream = nullptr;
+  const DeviceGuard here(0);
+  ASSERT_EQ(api()->stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  const auto end = driver_function<decltype(&::cuStreamEndCapture)>("cuStreamEndCapture");
+  const auto nodes_of = driver_function<decltype(&::cuGraphGetNodes)>("cuGraphGetNodes");
+  const auto destroy = driver_function<decltype(&::cuGraphDestroy)>("cuGraphDestroy");
+  destination.stream = stream;
+  Into into(destination);
+  this->pair->b->behave({.on_message = [&](Arrivals& arrivals) {
+    EXPECT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    this->pair->b->channel().pull(arrivals.front()->ticket, into, arrivals.front()->landed.completion(),
+                                  arrivals.front()->consumed.completion());
+  }});
+  Letter letter(*this->pair->a);
+  ASSERT_TRUE(letter.offer(source)) << letter.refusal;
+  letter.send();
+  const auto refused = this->pair->b->receive();
+  ASSERT_EQ(refused.size(), 1U);
+  const auto status = refused.front()->landed.wait();
+  ASSERT_TRUE(status.has_value());
+  EXPECT_EQ(status->code(), Code::channel_unavailable);
+  EXPECT_NE(status->what().find("captured"), std::string_view::npos) << status->text();
+  CUgraph graph = nullptr;
+  ASSERT_EQ(end(stream, &graph), CUDA_SUCCESS);
+  std::size_t nodes = 99;
+  EXPECT_EQ(nodes_of(graph, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 0U);
+  destroy(graph);
+  api()->stream_destroy(stream);
+  this->pair->b->behave({});
+  EXPECT_TRUE(this->memory_b->holds(Buffer{gpu, destination.data, megabyte, nullptr, {}}, 1));
+  const auto next = this->pair->a->send(this->memory_a->filled(megabyte, 8));
+  const auto arrivals = this->pair->b->receive();
+  ASSERT_EQ(arrivals.size(), 1U);
+  EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok") << "later buffers arrive";
+  EXPECT_TRUE(this->memory_b->holds(arrivals.front()->buffer, 8));
+  EXPECT_EQ(next.wait_name(), "Ok");
+}
+
 TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndContinues) {
   auto source = this->memory_a->allocate(4096);
   const auto begin = driver_function<decltype(&::cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
@@ -243,7 +297,7 @@ TEST_F(CudaIpcOrder, ALinkThatEndsBeforeASendersKernelDoesNotDisturbIt) {
   source.stream = kernel.get();
   const Rescuer rescuer(kernel);
   const auto released = pair->a->send(source);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the other end's stream waits for the word
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the other end waits for the word
   pair.reset();
   EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
   EXPECT_NE(released.wait_name(), "nothing");
@@ -296,7 +350,7 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
     return 0;
   });
   const auto memory = cuda_memory(0);
-  CudaIpcDriver driver;
+  CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::by_stream});
   WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
   std::shared_ptr<Arrival> arrival;
   std::promise<void> landed;
@@ -312,6 +366,55 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
   EXPECT_EQ(arrival->consumed.runs(), 0);
   child.kill();
   const auto killed = std::chrono::steady_clock::now();
+  ASSERT_TRUE(arrival->consumed.wait().has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
+  end.finish();
+  // This process can still use the GPU: it allocates, computes and frees.
+  const auto again = cuda_memory(0);
+  const auto buffer = again->filled(200 * megabyte, 9);
+  EXPECT_TRUE(again->holds(buffer, 9));
+}
+
+TEST(CudaIpc, APullThatWaitsForAKilledSenderFailsAndTheStreamIsFree) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  auto [mine, theirs] = connected_sockets();
+  Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
+    const auto memory = cuda_memory(0);
+    CudaIpcDriver driver;
+    WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
+    end.start();
+    (void)end.wait_ready();
+    auto source = memory->filled(megabyte, 1);
+    const Blocked kernel;
+    source.stream = kernel.get();
+    end.send(source);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+    return 0;
+  });
+  const auto memory = cuda_memory(0);
+  CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::on_host});
+  WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
+  std::shared_ptr<Arrival> arrival;
+  std::promise<void> pulled;
+  end.behave({.on_message = [&](Arrivals& arrivals) {  // before the child can send
+    arrival = arrivals.front();
+    end.pull(arrival);
+    pulled.set_value();
+  }});
+  end.start();
+  ASSERT_TRUE(end.wait_ready().has_value());
+  pulled.get_future().wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(arrival->landed.runs(), 0);
+  EXPECT_EQ(arrival->consumed.runs(), 0);
+  {
+    const DeviceGuard here(0);
+    EXPECT_EQ(api()->stream_query(static_cast<CUstream>(arrival->buffer.stream)), CUDA_SUCCESS)
+        << "the stream waits for the sender";
+  }
+  child.kill();
+  const auto killed = std::chrono::steady_clock::now();
+  EXPECT_EQ(arrival->landed.wait_name(), "ConnectionLost");
   ASSERT_TRUE(arrival->consumed.wait().has_value());
   EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
   end.finish();

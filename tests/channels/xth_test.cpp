@@ -7,6 +7,7 @@
 #include <random>
 
 #include "channels/region.h"
+#include "channels/xth/directory.h"
 #include "channels/xth/xth_channel.h"
 #include "tests/conformance/channel_suite.h"
 
@@ -79,6 +80,31 @@ TEST_F(Xth, InventedTicketsReachNothing) {
     std::memcpy(ticket.opaque.data() + 8 * (i % 2), &guess, sizeof guess);
     EXPECT_EQ(pull(ticket), "ConnectionLost");
   }
+}
+
+/// xth and cuda_xth find offers in one table. A peer may send a ticket of one of them by the other.
+TEST_F(Xth, ATicketIsGoodForTheChannelAndTheDeviceOfItsOfferAlone) {
+  const auto gpu = [](std::uint8_t index) {
+    return Buffer{{DeviceType::cuda, index}, reinterpret_cast<std::byte*>(16), 100, nullptr, {}};
+  };
+  xth::LocalEnd of_gpu("cuda_xth", {{DeviceType::cuda, 1}, {DeviceType::cuda, 0}}, a);
+  const auto ticket = std::get<Ticket>(of_gpu.offer(gpu(1), {}));
+  EXPECT_EQ(pull(ticket), "ProtocolError");
+  xth::LocalEnd other_channel("mine", {{DeviceType::cuda, 0}, {DeviceType::cuda, 1}}, b);
+  EXPECT_EQ(other_channel.begin_copy(ticket).status().code(), Code::protocol_error);
+  xth::LocalEnd other_source("cuda_xth", {{DeviceType::cuda, 0}, {DeviceType::cuda, 2}}, b);
+  EXPECT_EQ(other_source.begin_copy(ticket).status().code(), Code::protocol_error);
+  xth::LocalEnd other_destination("cuda_xth", {{DeviceType::cuda, 2}, {DeviceType::cuda, 1}}, b);
+  EXPECT_EQ(other_destination.begin_copy(ticket).status().code(), Code::protocol_error);
+  xth::LocalEnd right("cuda_xth", {{DeviceType::cuda, 0}, {DeviceType::cuda, 1}}, b);
+  const auto source = right.begin_copy(ticket);
+  ASSERT_TRUE(source.ok()) << source.status().text();
+  source->end_copy();
+
+  xth::LocalEnd of_host("xth", {}, a);
+  const auto on_host = std::get<Ticket>(of_host.offer(memory->filled(100, 1), {}));
+  EXPECT_EQ(right.begin_copy(on_host).status().code(), Code::protocol_error);
+  EXPECT_EQ(pull(on_host), "Ok");
 }
 
 TEST_F(Xth, OnlyARegionIsHandedOver) {

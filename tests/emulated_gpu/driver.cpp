@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +21,11 @@
 extern "C" {
 CUresult emulated_begin_capture(CUstream, CUstreamCaptureMode) __asm__("cuStreamBeginCapture_v2");
 CUresult emulated_end_capture(CUstream, CUgraph*) __asm__("cuStreamEndCapture");
+CUresult emulated_graph_nodes(CUgraph, CUgraphNode*, std::size_t*) __asm__("cuGraphGetNodes");
+CUresult emulated_graph_destroy(CUgraph) __asm__("cuGraphDestroy");
+CUresult emulated_graph_instantiate(CUgraphExec*, CUgraph, unsigned long long) __asm__("cuGraphInstantiateWithFlags");
+CUresult emulated_graph_exec_destroy(CUgraphExec) __asm__("cuGraphExecDestroy");
+CUresult emulated_graph_launch(CUgraphExec, CUstream) __asm__("cuGraphLaunch");
 CUresult emulated_memory_info(std::size_t*, std::size_t*) __asm__("cuMemGetInfo_v2");
 CUresult emulated_address(const char*, void**, int, cuuint64_t,
                           CUdriverProcAddressQueryResult*) __asm__("cuGetProcAddress_v2");
@@ -33,9 +41,44 @@ To as(From from) {
 
 // ---- Devices and contexts
 
-constexpr int devices = 2;
-
+/// A context belongs to a device, by the driver's own number.
 thread_local std::vector<CUcontext> contexts;
+
+int device_of(CUcontext context) { return static_cast<int>(as<std::uintptr_t>(context)) - 1; }
+int current_device() { return device_of(contexts.back()); }
+
+/// Returns the driver's numbers of the devices that this process sees, by the process's own: CUDA_VISIBLE_DEVICES names
+/// them, as far as it is a list of numbers.
+const std::vector<int>& seen() {
+  static const auto& once = *new std::vector<int>([] {
+    std::vector<int> devices;
+    const auto* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (text == nullptr) {
+      for (int device = 0; device < most_devices; ++device) devices.push_back(device);
+      return devices;
+    }
+    std::istringstream list(text);
+    for (std::string each; std::getline(list, each, ',');) {
+      const int device = each.empty() ? -1 : std::atoi(each.c_str());
+      if (device < 0 || device >= most_devices) break;  // as the real driver: what follows is not seen
+      devices.push_back(device);
+    }
+    return devices;
+  }());
+  return once;
+}
+
+/// Whether devices reach each other's memory: EMULATED_GPU_PEER_ACCESS=0 says no.
+bool peers() {
+  static const bool yes = [] {
+    const auto* const text = std::getenv("EMULATED_GPU_PEER_ACCESS");
+    return text == nullptr || std::string_view(text) != "0";
+  }();
+  return yes;
+}
+
+/// The devices whose allocated memory each device may access, as bits.
+std::array<std::atomic<std::uint32_t>, most_devices> enabled{};
 
 CUresult init(unsigned int) { return CUDA_SUCCESS; }
 
@@ -47,19 +90,22 @@ CUresult error_name(CUresult error, const char** name) {
 }
 
 CUresult device_count(int* count) {
-  *count = devices;
+  *count = static_cast<int>(seen().size());
   return CUDA_SUCCESS;
 }
 
 CUresult device_get(CUdevice* device, int index) {
-  if (index < 0 || index >= devices) return CUDA_ERROR_INVALID_DEVICE;
+  if (index < 0 || static_cast<std::size_t>(index) >= seen().size()) return CUDA_ERROR_INVALID_DEVICE;
   *device = index;
   return CUDA_SUCCESS;
 }
 
+/// Returns the driver's number of a device that the process has.
+int number_of(CUdevice device) { return seen().at(static_cast<std::size_t>(device)); }
+
 CUresult device_uuid(CUuuid* uuid, CUdevice device) {
   *uuid = {};
-  uuid->bytes[0] = static_cast<char>(device + 1);
+  uuid->bytes[0] = static_cast<char>(number_of(device) + 1);
   return CUDA_SUCCESS;
 }
 
@@ -68,8 +114,8 @@ CUresult device_attribute(int* value, CUdevice_attribute, CUdevice) {
   return CUDA_SUCCESS;
 }
 
-CUresult can_access_peer(int* can, CUdevice, CUdevice) {
-  *can = 1;
+CUresult can_access_peer(int* can, CUdevice device, CUdevice other) {
+  *can = device != other && peers() ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -79,7 +125,7 @@ CUresult p2p_attribute(int* value, CUdevice_P2PAttribute, CUdevice, CUdevice) {
 }
 
 CUresult retain_context(CUcontext* context, CUdevice device) {
-  *context = as<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
+  *context = as<CUcontext>(static_cast<std::uintptr_t>(number_of(device)) + 1);
   return CUDA_SUCCESS;
 }
 
@@ -95,28 +141,57 @@ CUresult pop_context(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-CUresult enable_peer(CUcontext, unsigned int) { return CUDA_SUCCESS; }
-CUresult exchange_capture_mode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
+CUresult enable_peer(CUcontext context, unsigned int) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!peers()) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const auto bit = 1U << device_of(context);
+  const auto before = enabled.at(static_cast<std::size_t>(current_device())).fetch_or(bit);
+  return (before & bit) == 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
 
-// ---- Streams and events
+// ---- Streams, events and captures
 
 Memory& memory() { return Memory::of_this_process(); }
 Streams& streams() { return Streams::of_this_process(); }
-Stream* stream_of(CUstream stream) { return stream == nullptr ? streams().default_stream() : as<Stream*>(stream); }
 
-/// Enqueues an operation. Fails if this thread has no context (CUDA_ERROR_INVALID_CONTEXT, as in the real driver) or if
-/// the stream is being captured.
-CUresult put(CUstream stream, Operation operation) {
-  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  auto* const on = stream_of(stream);
-  if (streams().capturing(on)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  streams().add(on, std::move(operation));
+/// Returns the stream of a handle. A null handle is the default stream of the current context's device, or of the first
+/// device without one.
+Stream* stream_of(CUstream stream) {
+  if (stream != nullptr) return as<Stream*>(stream);
+  return streams().default_stream(contexts.empty() ? 0 : current_device());
+}
+
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+CUresult exchange_capture_mode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
   return CUDA_SUCCESS;
+}
+
+/// Says whether this thread may make a call that is unsafe during a capture. If it may not, the capture is invalid.
+bool forbidden() { return capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && streams().invalidate_global(); }
+
+/// Enqueues an operation, or records it in the graph if the stream is being captured; `recorded` then becomes true.
+/// Fails if this thread has no context (CUDA_ERROR_INVALID_CONTEXT, as in the real driver).
+CUresult put(CUstream stream, Operation operation, bool* recorded = nullptr) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  switch (streams().add(stream_of(stream), std::move(operation))) {
+    case Enqueued::on_stream:
+      return CUDA_SUCCESS;
+    case Enqueued::in_graph:
+      if (recorded != nullptr) *recorded = true;
+      return CUDA_SUCCESS;
+    case Enqueued::capture_invalid:
+      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    case Enqueued::capture_implicit:
+      break;
+  }
+  return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
 CUresult stream_create(CUstream* stream, unsigned int flags) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *stream = as<CUstream>(streams().make(flags == CU_STREAM_DEFAULT));
+  *stream = as<CUstream>(streams().make(current_device(), flags == CU_STREAM_DEFAULT));
   return CUDA_SUCCESS;
 }
 
@@ -126,15 +201,19 @@ CUresult stream_destroy(CUstream stream) {
 }
 
 CUresult stream_query(CUstream stream) {
-  if (streams().capturing(stream_of(stream))) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (const auto capture = streams().capture_of(stream_of(stream))) {
+    streams().invalidate(capture);
+    return stream == nullptr ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   return streams().idle(stream_of(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult stream_is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!streams().capturing(stream_of(stream))) return CUDA_SUCCESS;
+  const auto capture = streams().capture_of(stream_of(stream));
+  if (!capture) return CUDA_SUCCESS;
   if (stream == nullptr) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  *status = capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return CUDA_SUCCESS;
 }
 
@@ -171,6 +250,11 @@ CUresult event_destroy(CUevent event) {
 
 CUresult event_record(CUevent event, CUstream stream) {
   auto point = std::make_shared<Point>();
+  if (stream != nullptr) point->captured = streams().capture_of(stream_of(stream));
+  if (point->captured) {
+    as<Event*>(event)->last = point;
+    return point->captured->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  }
   const auto result = put(stream, [point] {
     point->at = std::chrono::steady_clock::now();
     return point->reached = true;
@@ -180,7 +264,9 @@ CUresult event_record(CUevent event, CUstream stream) {
 }
 
 CUresult event_query(CUevent event) {
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const auto& last = as<Event*>(event)->last;
+  if (last != nullptr && last->captured) return CUDA_ERROR_CAPTURED_EVENT;
   return last == nullptr || last->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -192,29 +278,131 @@ CUresult event_elapsed(float* milliseconds, CUevent from, CUevent to) {
   return CUDA_SUCCESS;
 }
 
+/// A stream that waits for an event of a capture joins the capture. A captured stream may wait for no other event.
 CUresult stream_wait_event(CUstream stream, CUevent event, unsigned int) {
   const auto last = as<Event*>(event)->last;
   if (!last) return CUDA_SUCCESS;
+  const auto capture = stream == nullptr ? nullptr : streams().capture_of(stream_of(stream));
+  if (last->captured && !capture) {
+    streams().capture(stream_of(stream), last->captured);
+    return CUDA_SUCCESS;
+  }
+  if (capture != last->captured) {
+    streams().invalidate(capture);
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
+  if (capture) return CUDA_SUCCESS;
   return put(stream, [last] { return last->reached.load(); });
 }
 
-/// Enqueues a copy. On return, a pageable source has been read, and a pageable destination has been written.
-CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode) {
+  if (stream == nullptr) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  auto capture = std::make_shared<Capture>();
+  capture->global = mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+  streams().capture(stream_of(stream), std::move(capture));
+  return CUDA_SUCCESS;
+}
+
+CUresult end_capture(CUstream stream, CUgraph* graph) {
+  *graph = nullptr;
+  if (!streams().capture_of(stream_of(stream))) return CUDA_ERROR_ILLEGAL_STATE;
+  auto ended = streams().end_capture(stream_of(stream));
+  if (!ended) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  *graph = as<CUgraph>(ended.release());
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_nodes(CUgraph graph, CUgraphNode*, std::size_t* count) {
+  *count = as<Graph*>(graph)->nodes.size();
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_destroy(CUgraph graph) {
+  delete as<Graph*>(graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_instantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) {
+  *executable = as<CUgraphExec>(new Graph(*as<Graph*>(graph)));
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_exec_destroy(CUgraphExec executable) {
+  delete as<Graph*>(executable);
+  return CUDA_SUCCESS;
+}
+
+CUresult graph_launch(CUgraphExec executable, CUstream stream) {
+  for (const auto& node : as<Graph*>(executable)->nodes) {
+    if (const auto result = put(stream, node); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// ---- Copies
+
+/// Returns whether `device` may access all of these bytes. Host memory is everybody's. A mapping at reserved addresses
+/// belongs to the devices to which access was given; peer access adds the others' cudaMalloc memory alone.
+bool accessible(CUdeviceptr begin, std::size_t bytes, int device) {
+  for (auto at = begin; at < begin + bytes;) {
+    const auto range = memory().find(at);
+    if (!range) return true;
+    const bool given = (range->access & (1U << device)) != 0;
+    const auto owner = static_cast<unsigned int>(range->pages->device);
+    const bool peer = range->allocated && (enabled.at(static_cast<std::size_t>(device)).load() & (1U << owner)) != 0;
+    if (!given && !peer) return false;
+    at = range->begin + range->bytes;
+  }
+  return true;
+}
+
+/// Returns whether cudaMalloc or the host made this memory: then the driver copies between devices by itself.
+bool allocated(CUdeviceptr address) {
+  const auto range = memory().find(address);
+  return !range || range->allocated;
+}
+
+CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   std::vector<std::byte> staged;
   const auto* source = as<const std::byte*>(from);
   if (memory().pageable(from)) staged.assign(source, source + bytes);
   const auto point = std::make_shared<Point>();
-  const auto result = put(stream, [=, staged = std::move(staged)] {
-    std::memcpy(as<void*>(to), staged.empty() ? source : staged.data(), bytes);
-    return point->reached = true;
-  });
-  if (result == CUDA_SUCCESS && memory().pageable(to)) {
+  bool recorded = false;
+  const auto result = put(
+      stream,
+      [=, staged = std::move(staged)] {
+        std::memcpy(as<void*>(to), staged.empty() ? source : staged.data(), bytes);
+        return point->reached = true;
+      },
+      &recorded);
+  if (result == CUDA_SUCCESS && !recorded && memory().pageable(to)) {
     while (!point->reached) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   return result;
 }
 
+/// Enqueues a copy by the device of the stream. On return, a pageable source has been read, and a pageable destination
+/// has been written.
+CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  const int device = stream_of(stream)->device;
+  const bool both = allocated(to) && allocated(from);
+  if (!both && (!accessible(to, bytes, device) || !accessible(from, bytes, device))) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  return enqueue_copy(to, from, bytes, stream);
+}
+
+/// Enqueues a copy in which each device accesses its own end.
+CUresult copy_between(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, std::size_t bytes,
+                      CUstream stream) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!accessible(to, bytes, device_of(to_context)) || !accessible(from, bytes, device_of(from_context)))
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  return enqueue_copy(to, from, bytes, stream);
+}
+
 CUresult set_bytes(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!accessible(to, bytes, stream_of(stream)->device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return put(stream, [=] {
     std::memset(as<void*>(to), value, bytes);
     return true;
@@ -225,17 +413,26 @@ CUresult set_bytes(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstr
 
 CUresult allocate(CUdeviceptr* begin, std::size_t bytes) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   streams().drain();
-  const auto pages = memory().create(bytes);
-  const auto at = pages ? memory().map(pages, true) : std::nullopt;
+  const auto pages = memory().create(bytes, current_device());
+  const auto at = pages ? memory().map(pages, current_device()) : std::nullopt;
   if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
   *begin = *at;
   return CUDA_SUCCESS;
 }
 
 CUresult free(CUdeviceptr begin) {
+  if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   streams().drain();
   return memory().unmap(begin) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult memory_info(std::size_t* free, std::size_t* total) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *total = device_bytes;
+  *free = device_bytes - memory().used(current_device());
+  return CUDA_SUCCESS;
 }
 
 CUresult host_register(void* host, std::size_t bytes, unsigned int) {
@@ -273,7 +470,7 @@ CUresult attributes(unsigned int count, CUpointer_attribute* names, void** value
         give(range.id);
         break;
       case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        give(std::uint64_t{chunk ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE});
+        give(std::uint64_t{chunk ? range.pages->handles.load() : 0U});
         break;
       case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         give(int{known && range.allocated});
@@ -307,11 +504,13 @@ CUresult get_ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) {
 CUresult open_ipc_handle(CUdeviceptr* begin, CUipcMemHandle handle, unsigned int) {
   IpcHandle theirs{};
   std::memcpy(&theirs, &handle, sizeof theirs);
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (theirs.process == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
   const auto path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   const auto pages = descriptor < 0 ? nullptr : memory().import(descriptor);
-  const auto at = pages ? memory().map(pages, true) : std::nullopt;
+  if (pages && pages->device != current_device() && !peers()) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const auto at = pages ? memory().map(pages, current_device()) : std::nullopt;
   if (!at) return CUDA_ERROR_INVALID_VALUE;
   *begin = *at;
   return CUDA_SUCCESS;
@@ -346,10 +545,11 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* descriptor, C
   return CUDA_SUCCESS;
 }
 
-CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp*,
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* wanted,
                 unsigned long long) {
-  auto pages = memory().create(bytes);
+  auto pages = memory().create(bytes, number_of(wanted->location.id));
   if (!pages) return CUDA_ERROR_OUT_OF_MEMORY;
+  pages->handles = static_cast<unsigned int>(wanted->requestedHandleTypes);
   *handle = memory().add_handle(std::move(pages));
   return CUDA_SUCCESS;
 }
@@ -379,7 +579,17 @@ CUresult unmap(CUdeviceptr begin, std::size_t) {
   return memory().unmap(begin) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult set_access(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) { return CUDA_SUCCESS; }
+/// Fails if a device cannot reach the memory's.
+CUresult set_access(CUdeviceptr begin, std::size_t bytes, const CUmemAccessDesc* wanted, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto device = number_of(wanted[i].location.id);
+    const auto range = memory().find(begin);
+    if (!range) return CUDA_ERROR_INVALID_VALUE;
+    if (range->pages->device != device && !peers()) return CUDA_ERROR_INVALID_DEVICE;
+    if (!memory().grant(begin, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
 
 // ---- The table
 
@@ -420,6 +630,7 @@ const std::array functions{
     ENTRY(cuMemAlloc, allocate),
     ENTRY(cuMemFree, free),
     ENTRY(cuMemcpyAsync, copy),
+    ENTRY(cuMemcpyPeerAsync, copy_between),
     ENTRY(cuMemsetD8Async, set_bytes),
     ENTRY(cuMemHostRegister, host_register),
     ENTRY(cuMemHostUnregister, host_unregister),
@@ -450,18 +661,19 @@ CUresult emulated_address(const char* name, void** found, int, cuuint64_t, CUdri
   return *found == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
-CUresult emulated_begin_capture(CUstream stream, CUstreamCaptureMode) {
-  emulated::streams().capture(emulated::stream_of(stream), true);
-  return CUDA_SUCCESS;
+CUresult emulated_begin_capture(CUstream stream, CUstreamCaptureMode mode) {
+  return emulated::begin_capture(stream, mode);
 }
-
-CUresult emulated_end_capture(CUstream stream, CUgraph*) {
-  emulated::streams().capture(emulated::stream_of(stream), false);
-  return CUDA_SUCCESS;
+CUresult emulated_end_capture(CUstream stream, CUgraph* graph) { return emulated::end_capture(stream, graph); }
+CUresult emulated_graph_nodes(CUgraph graph, CUgraphNode* nodes, std::size_t* count) {
+  return emulated::graph_nodes(graph, nodes, count);
 }
-
-CUresult emulated_memory_info(std::size_t* free, std::size_t* total) {
-  *total = emulated::device_bytes;
-  *free = emulated::device_bytes - emulated::memory().used();
-  return CUDA_SUCCESS;
+CUresult emulated_graph_destroy(CUgraph graph) { return emulated::graph_destroy(graph); }
+CUresult emulated_graph_instantiate(CUgraphExec* executable, CUgraph graph, unsigned long long flags) {
+  return emulated::graph_instantiate(executable, graph, flags);
 }
+CUresult emulated_graph_exec_destroy(CUgraphExec executable) { return emulated::graph_exec_destroy(executable); }
+CUresult emulated_graph_launch(CUgraphExec executable, CUstream stream) {
+  return emulated::graph_launch(executable, stream);
+}
+CUresult emulated_memory_info(std::size_t* free, std::size_t* total) { return emulated::memory_info(free, total); }

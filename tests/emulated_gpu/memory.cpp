@@ -4,7 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <iterator>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace emulated {
@@ -13,6 +17,18 @@ namespace {
 void* map_shared(void* at, std::size_t bytes, int descriptor) {
   const int fixed = at == nullptr ? 0 : MAP_FIXED;
   return ::mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | fixed, descriptor, 0);
+}
+
+constexpr std::string_view name = "emulated GPU ";
+
+/// Returns the device of pages from any process: their file's name says it.
+int device_of(int descriptor) {
+  std::array<char, 64> link{};
+  const auto path = "/proc/self/fd/" + std::to_string(descriptor);
+  if (::readlink(path.c_str(), link.data(), link.size() - 1) < 0) return 0;
+  const std::string_view file(link.data());
+  const auto at = file.find(name);
+  return at == std::string_view::npos ? 0 : std::atoi(file.substr(at + name.size()).data());
 }
 
 }  // namespace
@@ -24,9 +40,9 @@ Memory& Memory::of_this_process() {
   return memory;
 }
 
-PagesPtr Memory::create(std::size_t bytes) {
-  if (bytes == 0 || used() + bytes > device_bytes) return nullptr;
-  const int descriptor = ::memfd_create("emulated GPU", MFD_CLOEXEC);
+PagesPtr Memory::create(std::size_t bytes, int device) {
+  if (bytes == 0 || used(device) + bytes > device_bytes) return nullptr;
+  const int descriptor = ::memfd_create((std::string(name) + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (descriptor < 0) return nullptr;
   if (::ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
     ::close(descriptor);
@@ -47,17 +63,17 @@ PagesPtr Memory::import(int descriptor) {
     ::close(descriptor);
     return same;
   }
-  auto pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file.st_size));
+  auto pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file.st_size), device_of(descriptor));
   known = pages;
   return pages;
 }
 
-std::optional<std::uintptr_t> Memory::map(const PagesPtr& pages, bool allocated) {
+std::optional<std::uintptr_t> Memory::map(const PagesPtr& pages, int device) {
   const std::lock_guard lock(mutex_);
   auto* const at = map_shared(nullptr, pages->bytes, pages->descriptor);
   if (at == MAP_FAILED) return std::nullopt;
   const auto begin = reinterpret_cast<std::uintptr_t>(at);
-  ranges_[begin] = {begin, pages->bytes, next_++, pages, allocated};
+  ranges_[begin] = {begin, pages->bytes, next_++, pages, true, 1U << device};
   return begin;
 }
 
@@ -65,7 +81,7 @@ bool Memory::map_at(std::uintptr_t begin, std::size_t bytes, const PagesPtr& pag
   const std::lock_guard lock(mutex_);
   if (bytes > pages->bytes || map_shared(reinterpret_cast<void*>(begin), bytes, pages->descriptor) == MAP_FAILED)
     return false;
-  ranges_[begin] = {begin, bytes, next_++, pages, false};
+  ranges_[begin] = {begin, bytes, next_++, pages, false, 0};
   return true;
 }
 
@@ -93,12 +109,23 @@ std::optional<Range> Memory::find(std::uintptr_t address) {
   return it->second;
 }
 
-std::size_t Memory::used() {
+bool Memory::grant(std::uintptr_t begin, std::size_t bytes, int device) {
+  const std::lock_guard lock(mutex_);
+  for (const auto end = begin + bytes; begin < end;) {
+    const auto it = ranges_.find(begin);
+    if (it == ranges_.end() || it->second.allocated || it->second.bytes > end - begin) return false;
+    it->second.access |= 1U << device;
+    begin += it->second.bytes;
+  }
+  return true;
+}
+
+std::size_t Memory::used(int device) {
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   std::erase_if(known_, [](const auto& each) { return each.second.expired(); });
   for (const auto& [number, weak] : known_) {
-    if (const auto pages = weak.lock()) bytes += pages->bytes;
+    if (const auto pages = weak.lock(); pages && pages->device == device) bytes += pages->bytes;
   }
   return bytes;
 }

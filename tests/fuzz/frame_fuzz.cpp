@@ -77,6 +77,9 @@ Bytes extensions_of(const wire::Frame& frame) {
   if (!frame.releases.empty()) {
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(frame.releases)));
   }
+  if (frame.idempotency.key != 0) {
+    wire::put_extension(writer, wire::extension::idempotency, tensorferry::encode(frame.idempotency));
+  }
   return out;
 }
 
@@ -101,7 +104,7 @@ void frame(ByteView input) {
   const auto again = wire::Frame::decode(*again_header, ByteView(bytes).subspan(Header::size));
   must(again.ok() && same(again->buffers, decoded->buffers) && same(again->payload, decoded->payload));
   must(same(again->function_name, decoded->function_name) && again->function_number == decoded->function_number);
-  must(again->releases == decoded->releases);
+  must(again->releases == decoded->releases && again->idempotency == decoded->idempotency);
   auto as_before = again->header;
   as_before.length = header->length;
   as_before.extensions = header->extensions;
@@ -112,6 +115,7 @@ void hello(ByteView input) {
   const auto said = wire::Hello::decode(input);
   must(said.ok() || said.status().code() == Code::protocol_error);
   fuzzing::fuzz_records<wire::Hello>(input);
+  fuzzing::fuzz_records<wire::CallStatus>(input);
 }
 
 void error_reply(ByteView input) {

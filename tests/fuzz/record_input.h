@@ -42,7 +42,7 @@ class RecordInput {
     if constexpr (std::is_same_v<Form, record::AtMost>) most = form.most;
     if constexpr (std::is_same_v<T, bool>) {
       value = in_.get<std::uint8_t>() % 2 != 0;
-    } else if constexpr (std::is_integral_v<T> || std::is_same_v<T, std::byte> ||
+    } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::byte> ||
                          std::is_same_v<Form, record::AnyValue>) {
       value = static_cast<T>(number());
     } else if constexpr (std::is_enum_v<T>) {

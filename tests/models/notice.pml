@@ -1,6 +1,6 @@
 /* Which thread takes the replies of calls with completions, from the first call over a new link on: Link::start,
- * attach, send_by_ring, expect_reply, expect_frames, become_sentinel and expect_lazy in agent/link*.cpp; Call::State::on_done
- * and hurry in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and
+ * attach, RingCalls::send, OutgoingCalls::expect_reply, ReplyReader::expect_frames and LazyCompletions in agent/;
+ * Call::State::on_done and escalate in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and
  * park.pml the sleep of pool threads.
  *
  * A handler makes a call with a completion, and blocks on an event of the program. The completion makes a second call,
@@ -66,7 +66,7 @@ inline expect_frames() {
   }
 }
 
-/* Link::finish and Call::State::complete */
+/* OutgoingCalls::finish and Call::State::complete */
 inline finish(call) {
   atomic {
     if
@@ -80,7 +80,7 @@ inline finish(call) {
   }
 }
 
-/* Link::read_ring_reply */
+/* RingCalls::read */
 inline take(call) {
   if
   :: atomic { (slot[call] == By_socket) -> slot[call] = Taken; in_ring[call] = false };
@@ -130,7 +130,7 @@ inline sentinel_returned(call) {
   fi
 }
 
-/* Link::send_now. Sends by the ring if the ring is ready. A call that waited for the link goes by the connection. */
+/* OutgoingCalls::send_now. Sends by the ring if the ring is ready. A call that waited for the link goes by the connection. */
 inline send(call) {
   if
   :: ring_ready ->

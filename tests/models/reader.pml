@@ -1,5 +1,5 @@
-/* Which thread reads the replies that come by a connection: Link::wait, read_until_done, stop_reading, leave_wait,
- * on_replies and expect_frames in agent/link_calls.cpp; Pool::arm and Pool::disarm.
+/* Which thread reads the replies that come by a connection: ReplyReader::wait, read_until_done, stop_reading,
+ * on_readable and expect_frames in agent/reply_reader.cpp; Pool::arm and Pool::disarm.
  *
  * Two threads wait for a call each, and either may give up at any moment (a time-out of its wait, a signal). A third
  * call has a completion: expect_frames arms the connection, so that the pool reads its reply. Another thread may end a
@@ -174,7 +174,7 @@ active proctype completion() {
   done[CALLS - 1]
 }
 
-/* The leader, which runs Link::on_replies at each edge. */
+/* The leader, which runs ReplyReader::on_readable at each edge. */
 active proctype pool() {
   byte call;
 end:

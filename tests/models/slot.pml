@@ -1,5 +1,5 @@
 /* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and its users in
- * agent/link_rings.cpp and agent/link_calls.cpp.
+ * agent/ring_calls.cpp and agent/outgoing_calls.cpp.
  *
  * The caller's thread waits for its call or asks for a completion. Another thread may cancel the call (a time-out does
  * the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee
@@ -85,7 +85,7 @@ inline abandon(mine) {
   fi
 }
 
-/* Link::finish; runs on the thread that has removed the call from the table of pending calls */
+/* OutgoingCalls::finish; runs on the thread that has removed the call from the table of pending calls */
 inline finish(call) {
   done[call] = true;
   if
@@ -94,7 +94,7 @@ inline finish(call) {
   fi
 }
 
-/* Link::take_ring_reply and on_reply */
+/* RingCalls::take and OutgoingCalls::on_reply */
 inline take_reply(call) {
   if
   :: (generation == slot_of[call] && state == By_socket) ->
@@ -115,7 +115,7 @@ inline take_reply(call) {
   fi
 }
 
-/* Link::start, send_by_ring, then wait or Call::on_done. There is no other slot, and a request cannot go by socket. */
+/* Link::start, RingCalls::send, then wait or Call::on_done. There is no other slot, and a request cannot go by socket. */
 active proctype caller() {
   byte call, mine;
   do

@@ -125,6 +125,10 @@ std::size_t EmulatedNetwork::index(std::string_view name) const {
 }
 
 const NetworkNamespace& EmulatedNetwork::host(std::string_view name) const { return hosts_[index(name)]->space; }
+void EmulatedNetwork::add_unplugged_interface(std::string_view host, const char* name, const std::string& address) {
+  hosts_[index(host)]->space.add_unplugged_interface(name, address);
+}
+
 std::string EmulatedNetwork::address(std::string_view name) const { return hosts_[index(name)]->address; }
 
 std::vector<std::string> EmulatedNetwork::names() const {

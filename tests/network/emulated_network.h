@@ -58,6 +58,8 @@ class EmulatedNetwork {
   EmulatedNetwork& operator=(const EmulatedNetwork&) = delete;
 
   [[nodiscard]] const NetworkNamespace& host(std::string_view name) const;
+  /// Adds an interface to a host. No packet from another host reaches it.
+  void add_unplugged_interface(std::string_view host, const char* name, const std::string& address);
   /// Returns the address of the host's own interface.
   [[nodiscard]] std::string address(std::string_view name) const;
   [[nodiscard]] std::vector<std::string> names() const;

@@ -117,14 +117,16 @@ class NetworkTest : public ::testing::Test {
     options.name = name;
     options.rendezvous = rendezvous;
     options.heartbeat = heartbeat;
+    options.peer_timeout = peer_timeout;
     options.prepare = std::move(prepare);
     return Agent::join(std::move(options));
   }
   /// Starts an agent with the name of its host there. `greets`: the name of an agent that it calls first.
   [[nodiscard]] std::unique_ptr<HostPeer> start(const std::string& name, std::chrono::milliseconds heartbeat = 5s,
                                                 const std::string& greets = {}) const {
-    return std::make_unique<HostPeer>(
-        network->host(name), std::vector<std::string>{name, rendezvous, std::to_string(heartbeat.count()), greets});
+    return std::make_unique<HostPeer>(network->host(name),
+                                      std::vector<std::string>{name, rendezvous, std::to_string(heartbeat.count()),
+                                                               std::to_string(peer_timeout.count()), greets});
   }
   /// Sets all paths between hosts of the test; those of the store stay as they are.
   void set_paths(const Path& path) const {
@@ -136,6 +138,7 @@ class NetworkTest : public ::testing::Test {
   std::unique_ptr<EmulatedNetwork> network;
   std::unique_ptr<StoreServer> store;
   std::string rendezvous;
+  std::chrono::milliseconds peer_timeout = 60s;  // of all agents that join or start from here on
 
  private:
   std::optional<NetworkNamespace::Inside> here_;

@@ -61,20 +61,23 @@ sockaddr internet_address(const std::string& text) {
   return out;
 }
 
+template <class Change>
+void set(int socket, const char* name, unsigned long what, Change change) {
+  auto request = request_for(name);
+  change(request);
+  check(::ioctl(socket, what, &request), "set up a network interface");
+}
+
 void set_up(const std::string& address, int mtu) {
   const FileDescriptor any(check(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));
-  const auto set = [&](const char* name, unsigned long what, auto change) {
-    auto request = request_for(name);
-    change(request);
-    check(::ioctl(any.get(), what, &request), "set up a network interface");
-  };
   const auto up = [](ifreq& request) { request.ifr_flags = IFF_UP | IFF_RUNNING; };
-  set("lo", SIOCSIFFLAGS, up);
-  set(device, SIOCSIFADDR, [&](ifreq& request) { request.ifr_addr = internet_address(address); });
-  set(device, SIOCSIFNETMASK, [](ifreq& request) { request.ifr_netmask = internet_address("255.255.255.0"); });
-  set(device, SIOCSIFMTU, [&](ifreq& request) { request.ifr_mtu = mtu; });
-  set(device, SIOCSIFTXQLEN, [](ifreq& request) { request.ifr_qlen = queued_packets; });
-  set(device, SIOCSIFFLAGS, up);
+  set(any.get(), "lo", SIOCSIFFLAGS, up);
+  set(any.get(), device, SIOCSIFADDR, [&](ifreq& request) { request.ifr_addr = internet_address(address); });
+  set(any.get(), device, SIOCSIFNETMASK,
+      [](ifreq& request) { request.ifr_netmask = internet_address("255.255.255.0"); });
+  set(any.get(), device, SIOCSIFMTU, [&](ifreq& request) { request.ifr_mtu = mtu; });
+  set(any.get(), device, SIOCSIFTXQLEN, [](ifreq& request) { request.ifr_qlen = queued_packets; });
+  set(any.get(), device, SIOCSIFFLAGS, up);
   rtentry route{};
   route.rt_dst = route.rt_genmask = internet_address("0.0.0.0");
   route.rt_flags = RTF_UP;
@@ -84,9 +87,9 @@ void set_up(const std::string& address, int mtu) {
   check(::ioctl(any.get(), SIOCADDRT, &route), "add the default route");
 }
 
-FileDescriptor open_tun() {
+FileDescriptor open_tun(const char* name) {
   FileDescriptor tun(check(::open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC), "open /dev/net/tun"));
-  auto request = request_for(device);
+  auto request = request_for(name);
   request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
   check(::ioctl(tun.get(), TUNSETIFF, &request), "make a TUN device");
   int header = sizeof(PacketHeader);
@@ -152,9 +155,18 @@ NetworkNamespace::NetworkNamespace(const std::string& address, int mtu) {
   const Return later;
   check(::unshare(CLONE_NEWNET), "make a network namespace");
   namespace_ = own_namespace();
-  tun_ = open_tun();
+  tun_ = open_tun(device);
   set_up(address, mtu);
   diagnosis_ = FileDescriptor(check(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG), "socket"));
+}
+
+void NetworkNamespace::add_unplugged_interface(const char* name, const std::string& address) {
+  const Inside inside(*this);
+  unplugged_.push_back(open_tun(name));
+  const FileDescriptor any(check(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));
+  set(any.get(), name, SIOCSIFADDR, [&](ifreq& request) { request.ifr_addr = internet_address(address); });
+  set(any.get(), name, SIOCSIFNETMASK, [](ifreq& request) { request.ifr_netmask = internet_address("255.255.255.0"); });
+  set(any.get(), name, SIOCSIFFLAGS, [](ifreq& request) { request.ifr_flags = IFF_UP | IFF_RUNNING; });
 }
 
 NetworkNamespace::Inside::Inside(const NetworkNamespace& where) : before_(own_namespace()) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/file_descriptor.h"
 
@@ -38,6 +39,8 @@ class NetworkNamespace {
     FileDescriptor before_;
   };
 
+  /// Adds an interface that is up and leads nowhere, with an IPv4 address and a netmask of 24 bits.
+  void add_unplugged_interface(const char* name, const std::string& address);
   /// Returns a descriptor of the namespace, for setns(2).
   [[nodiscard]] int fd() const { return namespace_.get(); }
   /// Returns the descriptor of the TUN device. Each read and write is one IPv4 packet behind a PacketHeader.
@@ -52,6 +55,7 @@ class NetworkNamespace {
 
  private:
   FileDescriptor namespace_, tun_, diagnosis_;
+  std::vector<FileDescriptor> unplugged_;  // TUN devices that nothing reads
 };
 
 }  // namespace tensorferry::testing

@@ -1,6 +1,6 @@
 // An agent in a process of its own, for tests of the network:
 //
-//   network_peer READY_FD NAME RENDEZVOUS HEARTBEAT_MS GREETS
+//   network_peer READY_FD NAME RENDEZVOUS HEARTBEAT_MS PEER_TIMEOUT_MS GREETS
 //
 // Joins, writes a line to READY_FD, and serves until a signal kills it. If GREETS is not "", it then calls the function
 // "hello" of the agent of that name, so that this side is the first to dial.
@@ -118,7 +118,7 @@ void serve_objects(Agent& agent, State& state) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
+  if (argc != 7) return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // this process dies with the test that started it
   State state;
   try {
@@ -126,13 +126,14 @@ int main(int argc, char** argv) {
     options.name = argv[2];
     options.rendezvous = argv[3];
     options.heartbeat = milliseconds(std::atoi(argv[4]));
+    options.peer_timeout = milliseconds(std::atoi(argv[5]));
     options.prepare = [&](Agent& agent) {
       serve_values(agent, state);
       serve_objects(agent, state);
     };
     const auto agent = Agent::join(std::move(options));
     if (::write(std::atoi(argv[1]), "ready\n", 6) != 6) return 3;
-    if (const std::string greets = argv[5]; !greets.empty()) agent->call(greets, "hello").get();
+    if (const std::string greets = argv[6]; !greets.empty()) agent->call(greets, "hello").get();
     while (true) ::pause();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", argv[2], error.what());

@@ -510,7 +510,7 @@ def test_cancelling_the_future_of_then_cancels_the_call(pair):
 
 
 def test_messages_name_the_function_and_give_short_times(pair):
-    with pytest.raises(errors.DeadlineExceeded, match=r'^"sleep" on "b" did not answer in 50 ms'):
+    with pytest.raises(errors.DeadlineExceeded, match=r'^"sleep" on "b": no answer in 50 ms'):
         pair[0].rpc_sync("b", time.sleep, (1,), timeout=0.05)
     slow = pair[0].remote("b", Counter)
     with pytest.raises(errors.DeadlineExceeded, match=r'^"block" on "b"'):

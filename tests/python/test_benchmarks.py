@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from rich.console import Console
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import contestants, figures, plot, report, results  # noqa: E402
-from benchmarks.contestants import OURS, TORCH, Contestant, Lab, python  # noqa: E402
+from benchmarks import contestants, figures, plot, report, results, strangers  # noqa: E402
+from benchmarks.contestants import OURS, TORCH, Contestant, Lab, python, stranger  # noqa: E402
 from benchmarks.native import Missing  # noqa: E402
 from benchmarks.placement import Placement  # noqa: E402
 from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup  # noqa: E402
@@ -70,6 +70,19 @@ def test_the_picture_of_one_run_is_the_same_each_time(tmp_path: Path) -> None:
     assert "18x" in (tmp_path / "a.svg").read_text()
 
 
+def test_the_picture_shows_every_library_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    run = a_run()
+    others = [measured(run.id, who, 30) for who in contestants.STRANGERS]
+    row = replace(run.rows[0], name="peers-empty", contestants=[measured(run.id, OURS, 10), *others])
+    row.contestants.insert(1, measured(run.id, TORCH, 3000))
+    row.contestants = [replace(each, row=row.name) for each in row.contestants]
+    run.rows.append(row)
+    assert plot.pictured(run) == [(row, {TORCH: 300, **{who: 3 for who in contestants.STRANGERS}})]
+    plot.draw(run, tmp_path / "run.svg")
+    drawn = (tmp_path / "run.svg").read_text()
+    assert all(text in drawn for text in (*contestants.STRANGERS, "300x", "3x", "10x", "100x", "logarithmic"))
+
+
 @pytest.mark.parametrize(("unit", "shown"), [(Unit("us", 1e3), 2.0), (Unit("calls/s", 256e9, rate=True), 128e6)])
 def test_units_show_nanoseconds_as_time_or_rate(unit: Unit, shown: float) -> None:
     assert unit.value(2000) == pytest.approx(shown)
@@ -112,6 +125,7 @@ def lab() -> Iterator[Lab]:
         "channel-basic-1mb",
         "channel-tcp-1mb",
         "channel-tensorpipe-1mb",
+        "network-sent-4",
         "cpp-unpinned",
         "hogs-unpinned",
         "shared-256mb",
@@ -188,6 +202,39 @@ def test_no_process_outlives_a_driver_that_is_killed(forked: bool) -> None:
         time.sleep(0.01)
 
 
+AT_ONCE = Contestant(lambda _: None, lambda *_: [1.0])
+
+
+def test_a_library_that_is_not_installed_is_left_out_with_the_reason(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "PYTHON", Path(sys.executable))
+    monkeypatch.setitem(strangers.MODULES, "Ray", "not_there")
+    row = Row("peers", "peers", (Figure(MICROSECONDS),), AT_ONCE, {"Ray": stranger("Ray", "empty")})
+    without: dict[str, str] = {}
+    assert list(measure(row, lab, rounds=1, without=without)[0]) == [OURS]
+    assert "Ray does not run here" in without["Ray"] and "not_there" in without["Ray"]
+
+
+def test_another_library_measures_in_turns_and_is_stopped_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(strangers, "PACKAGE", "tests.python.programs")
+    monkeypatch.setitem(strangers.MODULES, "Ray", "pipe_peer")
+    row = Row("peers", "peers", (Figure(MICROSECONDS),), AT_ONCE, {"Ray": stranger("Ray", "empty")})
+    assert measure(row, lab, rounds=2)[0]["Ray"][1].count >= 3
+    pid = lab.stranger("Ray")._process.pid
+    family = list(strangers.family(pid))
+    assert len(family) == 2
+    assert eventually(lambda: all(_state(each) == "T" for each in family))
+    lab.dismiss()
+    assert eventually(lambda: all(_state(each) in "XZ" for each in family))
+
+
+def test_rows_with_other_libraries_are_measured_on_request() -> None:
+    without, beside = chosen("", quick=True), chosen("", quick=True, peers=True)
+    assert [row.name for row in beside if row not in without] == [
+        *("peers-empty", "peers-in-flight", "peers-sent-1mb", "peers-sent-16mb", "peers-sent-64mb")
+    ]
+
+
 def test_a_row_beyond_the_machines_resources_gives_the_reason() -> None:
     there_is_none = contestants.in_new_pair("replay", ("callee", "both"), contestants.Scale(1, 1), 4, needs=1 << 60)
     with pytest.raises(Missing, match="GB of memory"):
@@ -205,6 +252,13 @@ def test_busy_processes_compute_only_while_a_row_asks_for_them(lab: Lab) -> None
     until = time.monotonic() + 5  # a signal takes a moment
     while any(_state(process.pid) != "T" for process in lab.hogs._processes):
         assert time.monotonic() < until
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()
 
 
 def _state(pid: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import tempfile
 import threading
 import time
@@ -411,6 +412,45 @@ def test_nothing_is_sent_during_a_graph_capture(cluster: Cluster) -> None:
     assert rpc.rpc_sync("worker1", double, args=(y,)).sum().item() == 4000
 
 
+def twice_after_a_second(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(1)
+    return x * 2
+
+
+def test_a_result_for_a_stream_that_is_captured_meanwhile_fails_and_is_no_part_of_the_graph(cluster: Cluster) -> None:
+    cluster.start(1)
+    x = torch.ones(MEGA, device="cuda")
+    out, static = torch.zeros(MEGA, device="cuda"), torch.ones(1000, device="cuda")
+    rpc.rpc_sync("worker1", double, args=(x,))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    errors = []
+
+    def call() -> None:
+        with torch.cuda.stream(stream):
+            try:
+                rpc.rpc_sync("worker1", twice_after_a_second, args=(x,), out=out)
+            except tensorferry.errors.ChannelUnavailable as error:
+                errors.append(str(error))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    time.sleep(0.3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        y = static + 1
+        caller.join()
+    assert len(errors) == 1
+    assert "a CUDA graph is being captured" in errors[0]
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert y.sum().item() == 2000
+    assert (out == 0).all().item()
+    assert rpc.rpc_sync("worker1", double, args=(x,), out=out) is out
+    assert (out == 2).all().item()
+
+
 def test_futures_synchronise_the_waiters_stream(cluster: Cluster) -> None:
     cluster.start(1)
     x = torch.ones(MEGA, device="cuda")
@@ -700,6 +740,68 @@ def test_expandable_segments_are_carried_both_ways(cluster: Cluster) -> None:
         x = torch.arange(elements, device="cuda", dtype=torch.float32)
         assert torch.equal(rpc.rpc_sync("worker1", double, args=(x,)), x * 2)
         assert torch.equal(rpc.rpc_sync("worker1", double_later, args=("worker2", x)), x * 2 + 1)
+
+
+PLUGGABLE_ALLOCATOR = """
+#include <dlfcn.h>
+#include <sys/types.h>
+
+template <class... Arguments>
+int driver(const char* name, Arguments... arguments) {
+  static void* const library = ::dlopen("libcuda.so.1", RTLD_NOW);
+  return reinterpret_cast<int (*)(Arguments...)>(::dlsym(library, name))(arguments...);
+}
+
+struct Context {
+  explicit Context(int device) {
+    int handle = 0;
+    void* context = nullptr;
+    driver("cuDeviceGet", &handle, device);
+    driver("cuDevicePrimaryCtxRetain", &context, handle);
+    driver("cuCtxPushCurrent_v2", context);
+  }
+  ~Context() {
+    void* context = nullptr;
+    driver("cuCtxPopCurrent_v2", &context);
+  }
+};
+
+extern "C" void* plain_allocate(ssize_t bytes, int device, void*) {
+  const Context here(device);
+  unsigned long long address = 0;
+  if (driver("cuMemAlloc_v2", &address, static_cast<size_t>(bytes)) != 0) return nullptr;
+  return reinterpret_cast<void*>(address);
+}
+
+extern "C" void plain_free(void* memory, ssize_t, int device, void*) {
+  const Context here(device);
+  driver("cuMemFree_v2", reinterpret_cast<unsigned long long>(memory));
+}
+"""
+
+
+def use_pluggable_allocator(library: str) -> None:
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "plain_allocate", "plain_free")
+    torch.cuda.memory.change_current_allocator(allocator)
+
+
+def test_tensors_of_an_allocator_without_a_trace_tracker_are_carried(cluster: Cluster, tmp_path: Path) -> None:
+    """As those of RMM: such an allocator tells nobody what it frees."""
+    source, library = tmp_path / "allocator.cpp", tmp_path / "allocator.so"
+    source.write_text(PLUGGABLE_ALLOCATOR)
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    cluster.start(1, environment={"TENSORFERRY_TEST": "pluggable"})
+    cluster.workers[0].run(use_pluggable_allocator, str(library))
+    rpc.rpc_sync("worker1", double, args=(torch.ones(10, device="cuda"),))  # contexts
+    torch.cuda.empty_cache()
+    before = free_bytes()
+    for elements in (1, 1000, 3 * MEGA, 40 * MEGA):
+        x = torch.arange(elements, device="cuda", dtype=torch.float32)
+        for _ in range(3):
+            assert torch.equal(rpc.rpc_sync("worker1", double, args=(x,)), x * 2)
+    del x
+    torch.cuda.empty_cache()
+    assert eventually(lambda: before - free_bytes() < 64 * MEGA, seconds=10), "a peer keeps memory that was freed"
 
 
 def test_a_killed_sender_leaves_the_gpu_usable(cluster: Cluster) -> None:

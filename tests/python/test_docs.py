@@ -85,8 +85,8 @@ def test_environment_page_has_every_variable_that_tests_and_scripts_read() -> No
 
 # The folders of the house whose dependencies the build or the #includes show.
 LIBRARIES = (
-    "base", "channels", "converters", "agent", "rpc/core", "rpc/cpp", "rpc/member", "rpc", "include", "python/csrc",
-    "contrib/tensorpipe",
+    "base", "channels", "converters", "agent", "rpc/core", "rpc/cpp", "rpc/member", "rpc/torch", "rpc", "include",
+    "python/csrc", "contrib/tensorpipe", "rpc/collectives", "rpc/collectives/torch",
 )  # fmt: skip
 FOR_PROGRAMS = "include/tensorferry/channel.h"  # gathers headers of other folders; no library includes it
 
@@ -109,7 +109,8 @@ def dependencies() -> set[tuple[str, str]]:
     for folder in LIBRARIES:
         lists = ROOT / folder / "CMakeLists.txt"
         text = lists.read_text() if lists.exists() else ""
-        for name, rest in re.findall(r"tensorferry_(?:library|python_module)\(\s*(\w*)([^)]*)\)", text):
+        made = r"tensorferry_(?:library|python_module|python_extension)"
+        for name, rest in re.findall(made + r"\(\s*(\w*)([^)]*)\)", text):
             owners.setdefault(name, folder)
             links += [(folder, used) for used in re.findall(r"\btensorferry_\w+", rest.partition("LINK")[2])]
     assert owners, "no targets found"
@@ -184,12 +185,27 @@ def test_pages_name_files_that_exist() -> None:
     stale = set()
     for page in (name for name in files if name.endswith(".md") and name != "CHANGELOG.md"):
         for path in re.findall(r"`([\w./*-]+\.(?:h|cpp|cu|py|sh|cmake|dot))`", (ROOT / page).read_text()):
-            if path in ("why.py", "hosts.py", "tests/python/test_rpc_map.py") or "barge" in path:
+            if path in ("why.py", "hosts.py", "traced.py", "tests/python/test_rpc_map.py") or "barge" in path:
                 continue  # readers of a guide write it
             patterns = (path, f"{Path(page).parent}/{path}", f"*/{path}")
             if not any(fnmatch.fnmatch(name, pattern) for name in files for pattern in patterns):
                 stale.add((page, path))
     assert not stale, "pages name files that do not exist"
+
+
+def test_the_page_of_failures_names_tests_that_exist() -> None:
+    cases = {
+        f"{suite}.{name}"
+        for text in sources("tests").values()
+        for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)
+    }
+    cases |= {name for text in sources("tests").values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    rows = re.findall(r"^\| (?!what happens|-)(.*) \|$", (ROOT / "docs/failures.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(\w+\.\w+|test_\w+)`", row.split(" | ")[-1])
+        assert named, f"no test is named: {row}"
+        assert set(named) <= cases, f"no such test: {set(named) - cases}"
 
 
 def test_the_hosted_workflow_has_every_step() -> None:

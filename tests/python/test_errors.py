@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pickle
 import runpy
@@ -361,12 +362,69 @@ def comes_back(a, agents):
 # ---- the limit of handlers
 
 
-def test_handlers_beyond_the_limit_are_refused(agents):
+def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
     a = agents("a")
     agents("b", max_threads=4)
-    futures = [a.rpc_async("b", time.sleep, (0.5,)) for _ in range(12)]
-    time.sleep(0.2)  # four run, eight wait for them
-    late = a.rpc_async("b", time.sleep, (0.5,))
-    with pytest.raises(errors.ResourceExhausted, match=r"max_threads"):
+    futures = [a.rpc_async("b", time.sleep, (0.2,)) for _ in range(17)]
+    assert tensorferry.wait_all(futures) == [None] * 17
+
+
+def test_calls_beyond_the_queue_are_refused(agents):
+    a = agents("a")
+    agents("b", max_threads=2, max_queued_calls=4)
+    futures = [a.rpc_async("b", time.sleep, (1,)) for _ in range(6)]
+    time.sleep(0.2)  # two run, four wait for them
+    late = a.rpc_async("b", time.sleep, (1,))
+    with pytest.raises(errors.ResourceExhausted, match=r"max_queued_calls"):
         late.wait()
-    assert tensorferry.wait_all(futures) == [None] * 12
+    assert tensorferry.wait_all(futures) == [None] * 6
+
+
+def test_bytes_beyond_the_queue_are_refused(agents):
+    a = agents("a")
+    agents("b", max_threads=2, max_queued_bytes=1_000_000)
+    running = [a.rpc_async("b", time.sleep, (1,)) for _ in range(2)]
+    time.sleep(0.2)
+    waiting = a.rpc_async("b", identity, (torch.ones(200_000),))
+    late = a.rpc_async("b", identity, (torch.ones(100_000),))
+    with pytest.raises(errors.ResourceExhausted, match=r"max_queued_bytes"):
+        late.wait()
+    assert torch.equal(waiting.wait(), torch.ones(200_000))
+    assert tensorferry.wait_all(running) == [None] * 2
+
+
+def test_a_waiting_call_that_expires_does_not_run(agents):
+    a = agents("a")
+    agents("b", max_threads=2)
+    RAN.clear()
+    running = [a.rpc_async("b", time.sleep, (1,)) for _ in range(2)]
+    time.sleep(0.2)
+    with pytest.raises(errors.DeadlineExceeded):
+        a.rpc_sync("b", note_that_it_ran, timeout=0.1)
+    assert tensorferry.wait_all(running) == [None] * 2
+    assert a.rpc_sync("b", identity, (1,)) == 1
+    assert RAN == []
+
+
+RAN: list[int] = []
+
+
+def note_that_it_ran():
+    RAN.append(1)
+
+
+def fails_where_it_runs():
+    raise LookupError("only here")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_an_exception_is_logged_where_the_function_runs(pair, caplog, remote):
+    caplog.set_level(logging.INFO, logger="tensorferry")
+    with pytest.raises(LookupError, match="only here"):
+        if remote:
+            pair[0].remote("b", fails_where_it_runs).to_here()
+        else:
+            pair[0].rpc_sync("b", fails_where_it_runs)
+    (record,) = [one for one in caplog.records if one.name == "tensorferry"]
+    text = record.getMessage()
+    assert "'a'" in text and "LookupError: only here" in text and "fails_where_it_runs" in text

@@ -178,3 +178,14 @@ def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == found[2]
+
+
+@START
+def test_ddp_trains_as_with_gloo(start: list[str]) -> None:
+    losses = {}
+    for backend in "tensorferry", "gloo":
+        output = run("09-ddp", *start, "--backend", backend, "--epochs", "3")
+        assert accuracy(output) > 0.5
+        losses[backend] = [float(each) for each in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses["gloo"]) == 3
+    assert losses["tensorferry"] == pytest.approx(losses["gloo"], rel=1e-4)

@@ -142,6 +142,12 @@ def test_wrong_arguments_are_reported(monkeypatch):
         rpc.init_rpc("a", backend="tensorpipe")
     with pytest.raises(TypeError, match=r"rpc_backend_options"):
         rpc.init_rpc("a", rpc_backend_options={})
+
+    class Foreign(rpc.RpcBackendOptions):
+        pass
+
+    with pytest.raises(TypeError, match=r"rpc_backend_options.*Foreign"):
+        rpc.init_rpc("a", rpc_backend_options=Foreign())
     for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(errors.InvalidArgument, match=r"MASTER_ADDR"):

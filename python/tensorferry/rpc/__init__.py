@@ -54,6 +54,7 @@ __all__ = [
     "rpc_stream",
     "rpc_sync",
     "shutdown",
+    "trace",
 ]
 
 _lock = threading.Lock()
@@ -112,7 +113,8 @@ def init_rpc(
         agent_options: ``key``, ``channels``, ``trust``, ``join_timeout`` and others: see :class:`tensorferry.Agent`.
 
     Raises:
-        RuntimeError: there is a default agent already. Otherwise as :class:`tensorferry.Agent`.
+        RuntimeError: there is a default agent already. TypeError: the options are of another class, whose settings
+            would have no effect. Otherwise as :class:`tensorferry.Agent`.
 
     Example::
 
@@ -123,8 +125,11 @@ def init_rpc(
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError("Argument backend must be a member of BackendType")
     given = rpc_backend_options
-    if given is not None and not (hasattr(given, "rpc_timeout") and hasattr(given, "init_method")):
-        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if given is not None and not options.are_known(given):
+        raise TypeError(
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions or TensorPipeRpcBackendOptions, not "
+            f"{type(given).__qualname__}"
+        )
     if timeout is None:
         timeout = options.DEFAULT_RPC_TIMEOUT_SEC if given is None else given.rpc_timeout
     if init_method is None and given is not None:
@@ -179,6 +184,7 @@ peer = of_current_agent(Agent.peer)
 get_worker_info = of_current_agent(Agent.get_worker_info)
 explain = of_current_agent(Agent.explain)
 counters = of_current_agent(Agent.counters)
+trace = of_current_agent(Agent.trace)
 
 
 def get_rpc_timeout() -> float:

@@ -63,8 +63,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     """torch's options. All of them are used except ``num_worker_threads``.
 
     Args:
-        num_worker_threads: stored, but not used. The number of threads grows with the calls that block, up to
-            ``max_threads=`` of ``init_rpc``; a fixed number could make nested calls deadlock.
+        num_worker_threads: stored, but not used. The number of threads grows with the functions that block, up to
+            ``max_threads=`` of ``init_rpc``, and beyond it with those that wait for a call of their own.
         rpc_timeout: the default time-out of calls, in seconds; 0: none.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``.
         device_maps: for each peer, a dict from devices here to devices there. Tensors in arguments land by it, and
@@ -134,3 +134,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         import torch
 
         self.devices = [torch.device(device) for device in devices]
+
+
+def are_known(options: object) -> bool:
+    """Whether ``init_rpc`` knows all settings of ``options``: those of this package, and torch's own."""
+    if isinstance(options, TensorPipeRpcBackendOptions) or type(options) is RpcBackendOptions:
+        return True
+    import torch.distributed.rpc as theirs
+
+    base = getattr(theirs, "RpcBackendOptions", None)
+    tensorpipe = getattr(theirs, "TensorPipeRpcBackendOptions", None)
+    return (base is not None and type(options) is base) or (tensorpipe is not None and isinstance(options, tensorpipe))

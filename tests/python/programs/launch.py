@@ -11,7 +11,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 OURS = "import tensorferry.rpc as rpc\n"
-MODULES = {"tensorferry": OURS, "torch": "import torch.distributed.rpc as rpc\n"}
+MODULES = {
+    "tensorferry": OURS,
+    "torch": "import torch.distributed.rpc as rpc\n",
+    # torch's module on TensorFerry's backend. An installed package needs no import: test_torch_rpc.py checks that.
+    "torch on tensorferry": "import tensorferry.torch\nimport torch.distributed.rpc as rpc\n",
+}
 FOLDER = Path(__file__).parent
 
 _context = multiprocessing.get_context("forkserver")
@@ -39,7 +44,8 @@ def names_of(program):
 
 
 def launch(program, module, folder, timeout=60):
-    """The output of ``program`` with ``module`` in its one import; ``folder`` is for the copy that has that line."""
+    """The output of ``program`` with ``module``, one of MODULES, in its one import; ``folder`` is for the copy that has
+    that line."""
     text = (FOLDER / f"{program}.py").read_text()
     assert text.count(OURS) == 1, f"{program}.py has no line, or more than one, that imports the module"
     folder = Path(folder) / module
@@ -48,6 +54,7 @@ def launch(program, module, folder, timeout=60):
     # As torchrun does it. A store of rank 0's ends with it, while others are still in torch's shutdown and ask for it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
+        "TENSORFERRY_TORCH_RPC": "1" if module == "torch on tensorferry" else "",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",

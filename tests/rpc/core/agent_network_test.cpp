@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <mutex>
 
@@ -10,6 +11,7 @@
 #include "rpc/core/envelope.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
+#include "tests/agent/sockets.h"
 
 namespace tensorferry {
 namespace {
@@ -145,6 +147,40 @@ TEST_F(AgentNetworkTest, ThousandsOfReferencesLeakNothing) {
   EXPECT_TRUE(testing::eventually([&] { return owner_.references->counts().objects == 100; }));
   third_.forget();
   EXPECT_TRUE(testing::eventually([&] { return owner_.references->counts() == References::Counts(); }));
+}
+
+TEST(AgentNetworkOverLostConnections, TakesNoPeerForDeadWhoseSessionGoesOn) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto user = testing::join(store, "user"), owner = testing::join(store, "owner");
+  std::mutex mutex;
+  std::vector<Reply> held;
+  std::atomic<int> messages{0};
+  owner->serve(std::string(reference_function), [&](const Request&, Reply reply) {  // each is lost with its connection
+    const std::lock_guard lock(mutex);
+    held.push_back(std::move(reply));
+    ++messages;
+  });
+  References::Options options;
+  options.retry = options.most_retry = Milliseconds(10);
+  options.give_up = Milliseconds(50);
+  const AgentId owner_id{owner->self().name, owner->self().incarnation};
+  const auto references =
+      References::make({user->self().name, user->self().incarnation}, std::make_shared<AgentNetwork>(*user), options);
+  const auto kept = references->begin_creation(owner_id);
+  references->end_creation(*kept, {});
+  references->end_creation(*references->begin_creation(owner_id), {});  // and drops it, which the owner is told
+  for (int cut = 1; cut <= 12; ++cut) {
+    ASSERT_TRUE(testing::eventually([&] { return messages >= cut; }))
+        << "the message is not sent again, cut " << cut << "\n"
+        << user->link_state("owner") << "\n"
+        << owner->link_state("user") << "\n"
+        << kept->status().text();
+    testing::sever_connections();
+  }
+  EXPECT_TRUE(kept->status().ok()) << kept->status().text();
+  references->close();
+  user->leave();
+  owner->leave();
 }
 
 TEST_F(AgentNetworkTest, HoldsOfAnAgentAreReclaimedWhenItLeaves) {

@@ -6,6 +6,7 @@
 #include "rpc/cpp/failures.h"
 #include "tensorferry/channel.h"
 #include "tests/agent/mail_channel.h"
+#include "tests/agent/sockets.h"
 #include "tests/rpc/cpp/typed_agents.h"
 
 namespace {
@@ -224,6 +225,29 @@ TEST_F(TypedAgents, CancelCalls) {
   const auto until = std::chrono::steady_clock::now() + patience;
   while (!noticed && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
   EXPECT_TRUE(noticed);
+}
+
+TEST_F(TypedAgents, SendIdempotentCallsAgain) {
+  std::atomic<int> runs{0};
+  std::atomic<bool> held{true};
+  sim->serve("scale", [&](const TensorOf<float>& tensor, float by) {
+    ++runs;
+    while (held) std::this_thread::sleep_for(1ms);
+    auto out = tensor.clone();
+    for (auto& each : out.elements<float>()) each *= by;
+    return out;
+  });
+  const auto tensor = Tensor::from_vector(std::vector<float>(1000, 1.5F));
+  auto future = trainer->call_with<Tensor>({.timeout = patience, .idempotent = true}, "sim", "scale", tensor, 2);
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (runs == 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  sever_connections();
+  EXPECT_FALSE(future.wait_for(100ms));
+  held = false;
+  const auto out = future.get();
+  for (const auto each : out.elements<float>()) ASSERT_EQ(each, 3.0F);
+  EXPECT_EQ(runs, 1);
+  EXPECT_THROW(trainer->call_with({.order = 1, .idempotent = true}, "sim", "scale", tensor, 2).get(), InvalidArgument);
 }
 
 TEST_F(TypedAgents, ReplyLaterByAFuture) {

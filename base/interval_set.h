@@ -38,6 +38,14 @@ class IntervalSet {
       runs_.begin()->second = end;
     }
   }
+  /// Removes all numbers below `bound`.
+  void erase_below(std::uint64_t bound) {
+    while (!runs_.empty() && runs_.begin()->first < bound) {
+      const auto last = runs_.begin()->second;
+      runs_.erase(runs_.begin());
+      if (last >= bound) runs_.emplace(bound, last);
+    }
+  }
   [[nodiscard]] std::size_t runs() const { return runs_.size(); }
 
  private:

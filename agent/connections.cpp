@@ -1,0 +1,572 @@
+#include "agent/connections.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "agent/engine.h"
+#include "agent/link.h"
+#include "agent/transport/long_slice.h"
+#include "base/text.h"
+#include "channels/completion.h"
+
+namespace tensorferry {
+
+using Purpose = wire::Hello::Purpose;
+
+namespace {
+
+/// Drops the descriptors of a frame that goes to another host. The channel at the peer sees that none came.
+void leave_out(Descriptors& descriptors, Bytes& frame, const FrameStream& stream) {
+  if (descriptors.empty() || stream.local()) return;
+  descriptors.clear();
+  wire::Header::forget_descriptors(frame);
+}
+
+}  // namespace
+
+ConnectionRole role_of(Purpose purpose, bool dialled) {
+  const bool bulk = purpose == Purpose::bulk || purpose == Purpose::bulk_back;
+  const bool back = purpose == Purpose::calls_back || purpose == Purpose::bulk_back;
+  if (bulk) return dialled != back ? ConnectionRole::bulk_out : ConnectionRole::bulk_in;
+  return dialled != back ? ConnectionRole::calls_out : ConnectionRole::calls_in;
+}
+
+Connections::Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
+    : link_(link), peer_(std::move(peer)), number_(number), session_(std::move(session)) {}
+
+// ---- State
+
+std::shared_ptr<Session> Connections::session() const {
+  const std::lock_guard lock(mutex_);
+  return session_;
+}
+
+bool Connections::leave_session(const Session& dead) {
+  std::shared_ptr<Session> left;  // dropped after the lock is released
+  const std::lock_guard lock(mutex_);
+  if (incarnation() != 0) return false;
+  if (session_.get() == &dead) left = std::move(session_);
+  return true;
+}
+
+Status Connections::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+Connections::Stream Connections::stream(ConnectionRole role) const {
+  const std::lock_guard lock(mutex_);
+  return slot(role).stream;
+}
+
+std::vector<Connections::Stream> Connections::streams() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Stream> all;
+  for (const auto& each : slots_) {
+    if (each.stream) all.push_back(each.stream);
+  }
+  all.insert(all.end(), bulk_.out.begin(), bulk_.out.end());
+  all.insert(all.end(), bulk_.in.begin(), bulk_.in.end());
+  return all;
+}
+
+bool Connections::reads_bulk(const FrameStream& stream) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(bulk_.in.begin(), bulk_.in.end(), [&](const auto& one) { return one.get() == &stream; });
+}
+
+Connections::Stream Connections::only_incoming() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::calls_out).state == State::absent ? slot(ConnectionRole::calls_in).stream : nullptr;
+}
+
+bool Connections::connected() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::calls_out).stream || slot(ConnectionRole::calls_in).stream;
+}
+
+bool Connections::local() const {
+  const std::lock_guard lock(mutex_);
+  const auto& out = slot(ConnectionRole::calls_out).stream;
+  const auto& stream = out ? out : slot(ConnectionRole::calls_in).stream;
+  return stream && stream->local();
+}
+
+std::pair<std::size_t, bool> Connections::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return {calls_.size(), slot(ConnectionRole::calls_out).state == State::dialling};
+}
+
+// ---- Sending
+
+/// absent -> dialling. False: the connection is in another state. Under mutex_.
+bool Connections::begin_dialling(ConnectionRole role) {
+  if (slot(role).state != State::absent) return false;
+  slot(role).state = State::dialling;
+  return true;
+}
+
+void Connections::send_call(const std::shared_ptr<Call::State>& call, Message message) {
+  std::unique_lock lock(mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    return link_.calls().drop({call, std::move(message)}, ended);
+  }
+  if (const auto stream = slot(ConnectionRole::calls_out).stream) {
+    lock.unlock();
+    // Only messages without buffers can be so many, because the others wait for credit.
+    if (stream->unwritten() > link_.engine().options.max_bytes_in_flight) {
+      return link_.calls().drop(
+          {call, std::move(message)},
+          {Code::resource_exhausted,
+           formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
+                     "(max_bytes_in_flight)",
+                     peer_.name, stream->unwritten())});
+    }
+    return link_.calls().send(stream, call, std::move(message));
+  }
+  call->hold = SendHold::connection;
+  calls_.push_back({call, std::move(message)});
+  const bool begin = begin_dialling(ConnectionRole::calls_out);
+  lock.unlock();
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+void Connections::send_control(Bytes frame, Descriptors descriptors) {
+  queue_control(std::move(frame), std::move(descriptors));
+  write_controls();
+}
+
+void Connections::queue_control(Bytes frame, Descriptors descriptors) {
+  std::unique_lock lock(mutex_);
+  const auto stream = slot(ConnectionRole::calls_out).stream;
+  if (!stream) {
+    controls_.emplace_back(std::move(frame), std::move(descriptors));
+    return;
+  }
+  lock.unlock();
+  leave_out(descriptors, frame, *stream);
+  stream->queue(std::move(frame), std::move(descriptors));
+}
+
+void Connections::write_controls() {
+  std::unique_lock lock(mutex_);
+  const auto stream = slot(ConnectionRole::calls_out).stream;
+  const bool begin = !stream && !controls_.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
+  lock.unlock();
+  if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
+    link_.engine().pool->submit_long([link = link_.shared_from_this()] { link->engine().dial(link, Purpose::calls); });
+  }
+  if (!stream) return;
+  std::vector<FrameStream::Written> written;
+  if (!stream->write_some(&written)) finish_writes(stream);
+  if (!written.empty()) complete_apart(std::move(written));
+}
+
+void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
+  std::unique_lock lock(mutex_);
+  if (closed()) {
+    const auto ended = status_;
+    lock.unlock();
+    return complete(std::move(part.written), ended);
+  }
+  if (const auto stream = bulk_.take_idle()) {
+    lock.unlock();
+    return write_bulk(stream, std::move(frame), std::move(part));
+  }
+  buffers_.emplace_back(std::move(frame), std::move(part));
+  const bool begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
+  lock.unlock();
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+}
+
+/// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
+bool Connections::begin_another_bulk_dial() {
+  if (buffers_.empty() || !bulk_.wants_another(buffers_.front().second.buffer.bytes)) return false;
+  auto& state = slot(ConnectionRole::bulk_out).state;
+  if (state != State::up) return false;
+  state = State::dialling;
+  return bulk_.attempt_due = true;
+}
+
+/// Writes a buffer on a bulk connection that the caller has taken. A pool thread writes the rest if the socket is full,
+/// and the buffers that have come meanwhile.
+void Connections::write_bulk(const Stream& stream, Bytes frame, FrameStream::Part part) {
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(part));
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(parts), {}, true, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (done) {
+    const std::lock_guard lock(mutex_);
+    if (buffers_.empty()) return bulk_.give_back(stream.get());
+  }
+  finish_writes(stream);
+}
+
+bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
+                           Descriptors descriptors) {
+  leave_out(descriptors, frame, *stream);
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  const bool done = stream->send(std::move(frame), std::move(trailing), std::move(descriptors), flush, apart);
+  if (!written.empty()) complete_apart(std::move(written));
+  if (!done)
+    finish_writes(stream);
+  else if (!flush && stream->corked())
+    link_.activate();
+  return done;
+}
+
+bool Connections::flush() {
+  bool any = false;
+  for (const auto& stream : streams()) {
+    if (!stream->corked()) continue;
+    any = true;
+    // Only a thread that has taken a bulk connection writes it; this thread is not to be kept for a large buffer.
+    if (stream->use() == FrameStream::Use::bulk) continue;
+    std::vector<FrameStream::Written> written;
+    if (!stream->write_some(&written)) finish_writes(stream);
+    if (!written.empty()) complete_apart(std::move(written));
+  }
+  return any;
+}
+
+/// Completes written parts on a pool thread.
+void Connections::complete_apart(std::vector<FrameStream::Written> written) {
+  const auto held = std::make_shared<std::vector<FrameStream::Written>>(std::move(written));
+  if (!link_.engine().pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
+}
+
+void Connections::finish_writes(const Stream& stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
+    writing_.push_back(stream);
+  }
+  link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
+    const LongSlice slice;
+    do {
+      while (!stream->closed() && !stream->write_some()) {
+        pollfd writable{stream->fd(), POLLOUT, 0};
+        ::poll(&writable, 1, 1000);
+      }
+    } while (go_on_writing(stream));
+  });
+}
+
+/// Queues the next buffer that waits, if this is a bulk connection. False: the stream has nothing to write, and another
+/// thread may write it.
+bool Connections::go_on_writing(const Stream& stream) {
+  std::optional<std::pair<Bytes, FrameStream::Part>> next;
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    // A sender that met a full socket just now found the stream in writing_ and left the writing to this thread.
+    if (!stream->closed() && stream->corked()) return true;
+    if (stream->use() == FrameStream::Use::bulk && !buffers_.empty()) {
+      next = std::move(buffers_.front());
+      buffers_.pop_front();
+      begin = begin_another_bulk_dial();
+    } else {
+      bulk_.give_back(stream.get());
+      std::erase(writing_, stream);
+      return false;
+    }
+  }
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  std::vector<FrameStream::Part> parts;
+  parts.push_back(std::move(next->second));
+  stream->send(std::move(next->first), std::move(parts), {}, true);
+  return true;
+}
+
+void Connections::say_goodbye() {
+  wire::Header goodbye;
+  goodbye.kind = wire::Kind::goodbye;
+  for (const auto role : {ConnectionRole::calls_out, ConnectionRole::calls_in}) {
+    if (const auto to = stream(role)) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
+  }
+}
+
+// ---- Bulk data that arrives
+
+void Connections::read_bulk(const Stream& stream) {
+  const LongSlice slice;
+  while (stream->begin_read()) {
+    const auto resumes = [this] {
+      const std::lock_guard lock(mutex_);
+      return bulk_resumes_;
+    }();
+    auto progress = FrameStream::Progress::some;
+    while (progress == FrameStream::Progress::some) {
+      progress = stream->read_some(link_);
+      if (progress == FrameStream::Progress::none && stream->wait_readable(Milliseconds(2)))
+        progress = FrameStream::Progress::some;
+    }
+    if (progress == FrameStream::Progress::closed) link_.close(stream->status());
+    stream->end_read();
+    if (progress == FrameStream::Progress::none) link_.engine().pool->arm(stream->fd());
+    if (progress != FrameStream::Progress::held) return;
+    const std::lock_guard lock(mutex_);
+    if (bulk_resumes_ == resumes) return bulk_.held.push_back(stream);
+  }
+}
+
+void Connections::resume_bulk() {
+  std::vector<Stream> held;
+  {
+    const std::lock_guard lock(mutex_);
+    ++bulk_resumes_;
+    held.swap(bulk_.held);
+  }
+  for (const auto& stream : held) {
+    link_.engine().pool->submit_long(
+        [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
+  }
+}
+
+// ---- Making connections
+
+Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
+                                        const std::shared_ptr<Session>& session) {
+  const auto role = role_of(hello.purpose, dialled);
+  const std::lock_guard lock(mutex_);
+  if (closed()) return nullptr;
+  if (incarnation() != 0 && incarnation() != hello.incarnation) return nullptr;
+  if (!dialled) {
+    const bool stale = hello.other_link != 0 && hello.other_link != number_;
+    if (stale || (other_number() != 0 && other_number() != hello.link)) return nullptr;
+  }
+  auto& slot = this->slot(role);
+  const bool full =
+      is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
+  if (full || slot.state == State::attaching) return nullptr;
+  session_ = session;
+  if (!dialled) other_number_.store(hello.link, std::memory_order_release);
+  auto stream = std::make_shared<FrameStream>(std::move(fd), local,
+                                              is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  slot.state = is_out(role) ? State::attaching : State::up;
+  if (role == ConnectionRole::calls_in) slot.stream = stream;
+  if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
+  if (incarnation() == 0) {
+    peer_.rank = hello.rank;
+    peer_.incarnation = hello.incarnation;
+    incarnation_.store(hello.incarnation, std::memory_order_release);
+  }
+  return stream;
+}
+
+void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
+  while (role == ConnectionRole::calls_out) {
+    std::deque<UnsentCall> calls;
+    std::deque<std::pair<Bytes, Descriptors>> controls;
+    {
+      const std::lock_guard lock(mutex_);
+      controls.swap(controls_);
+      calls.swap(calls_);
+      if (calls.empty() && controls.empty()) {
+        slot(role) = {State::up, stream};
+        return;
+      }
+    }
+    for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
+    for (auto& [call, message] : calls) link_.calls().send(stream, call, std::move(message));
+  }
+  if (role != ConnectionRole::bulk_out) return;
+  if (stream->local()) {
+    constexpr int bytes = BulkStreams::unix_send_buffer;
+    ::setsockopt(stream->fd(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (bulk_.out.empty()) bulk_.allow((hello.features & wire::feature::several_bulk) != 0, stream->local());
+    bulk_.add_out(stream);
+    slot(role).state = State::up;
+  }
+  finish_writes(stream);  // the buffers that wait
+}
+
+void Connections::dial() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed() || !begin_dialling(ConnectionRole::calls_out)) return;
+  }
+  link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+bool Connections::keep_dialling(Purpose purpose) {
+  const auto role = dialled_role(purpose);
+  std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
+  bool wanted = false;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& state = slot(role).state;
+    if (closed() || state != State::dialling) return false;
+    if (is_bulk(role) && !bulk_.out.empty()) {  // one more: tried once
+      if (std::exchange(bulk_.attempt_due, false)) return true;
+      bulk_.allow_no_more();
+      state = State::up;
+      return false;
+    }
+    std::deque<UnsentCall> waiting;
+    for (auto& unsent : calls_) (link_.calls().contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
+    calls_ = std::move(waiting);
+    const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
+    wanted = is_bulk(role) ? !buffers_.empty() : !called || !calls_.empty() || !controls_.empty() || connecting_ != 0;
+    if (!wanted) state = State::absent;
+  }
+  for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
+  return wanted;
+}
+
+bool Connections::ask_to_dial(Purpose purpose) {
+  auto by = stream(ConnectionRole::calls_out);
+  if (!by) by = stream(ConnectionRole::calls_in);  // which the peer reads from time to time
+  if (!by) return false;
+  const Bytes wanted{static_cast<std::byte>(purpose)};
+  wire::Header header;
+  header.kind = wire::Kind::dial;
+  transmit(by, wire::assemble(header, {}, {}, wanted), {}, true);
+  return true;
+}
+
+Status Connections::on_dial(ByteView payload) {
+  const auto wanted = decode<wire::DialRequest>(payload);
+  if (!wanted) return {Code::protocol_error, "a malformed dial frame"};
+  const auto purpose = wanted->purpose == Purpose::bulk ? Purpose::bulk_back : Purpose::calls_back;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!begin_dialling(dialled_role(purpose))) return {};
+  }
+  link_.engine().dial_back(link_.shared_from_this(), purpose);
+  return {};
+}
+
+void Connections::dialled_back(Purpose purpose) {
+  const std::lock_guard lock(mutex_);
+  auto& state = slot(dialled_role(purpose)).state;
+  if (state == State::dialling) state = State::absent;
+}
+
+void Connections::give_up_bulk(const Status& why) {
+  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& state = slot(ConnectionRole::bulk_out).state;
+    if (state != State::dialling) return;  // the peer has dialled it at this moment
+    state = State::absent;
+    buffers.swap(buffers_);
+  }
+  for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
+}
+
+void Connections::fail_impatient(const Status& why, bool may_answer) {
+  std::deque<UnsentCall> impatient;
+  {
+    const std::lock_guard lock(mutex_);
+    std::deque<UnsentCall> patient;
+    for (auto& unsent : calls_) {
+      const bool waits = (may_answer || unsent.call->options.wait_for_ready) && link_.calls().contains(*unsent.call);
+      (waits ? patient : impatient).push_back(std::move(unsent));
+    }
+    calls_ = std::move(patient);
+  }
+  const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
+  for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
+}
+
+Milliseconds Connections::patience() const {
+  Milliseconds longest{0};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [call, message] : calls_) {
+    if (!call->options.wait_for_ready) continue;
+    const auto left = call->deadline ? std::chrono::duration_cast<Milliseconds>(*call->deadline - Clock::now())
+                                     : std::chrono::hours(24);
+    longest = std::max(longest, left);
+  }
+  return longest;
+}
+
+void Connections::note_dial(std::string what) {
+  const std::lock_guard lock(mutex_);
+  dial_progress_ = std::move(what);
+}
+
+std::string Connections::dial_progress() const {
+  const std::lock_guard lock(mutex_);
+  return dial_progress_.empty() ? "" : ": " + dial_progress_;
+}
+
+Status Connections::connect(Clock::time_point until, const std::function<bool()>& settled) {
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ++connecting_;
+    begin = !closed() && begin_dialling(ConnectionRole::calls_out);
+  }
+  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  while (!closed() && !(stream(ConnectionRole::calls_out) && settled())) {
+    if (Clock::now() >= until) break;
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  const std::lock_guard lock(mutex_);
+  --connecting_;
+  if (!closed() && !slot(ConnectionRole::calls_out).stream)
+    return {Code::deadline_exceeded,
+            "no link to \"" + peer_.name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
+  return status_;
+}
+
+// ---- The end
+
+std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
+  const std::lock_guard lock(mutex_);
+  if (closed_.load() || (unless_awaited && !calls_.empty())) return std::nullopt;
+  status_ = why;
+  closed_.store(true, std::memory_order_release);
+  Remains remains;
+  for (const auto& each : slots_) {
+    if (each.stream) remains.streams.push_back(each.stream);
+  }
+  remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
+  remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
+  bulk_.held.clear();
+  remains.calls.swap(calls_);
+  remains.buffers.swap(buffers_);
+  return remains;
+}
+
+Status Connections::keep_alive(Clock::time_point now) {
+  if (closed() || local() || incarnation() == 0) return {};
+  TcpMoved moved;
+  for (const auto& each : streams()) {
+    const auto one = bytes_moved(each->fd());
+    moved.received += one.received;
+    moved.acknowledged += one.acknowledged;
+  }
+  const auto interval = std::chrono::duration_cast<Clock::duration>(link_.engine().options.heartbeat);
+  const auto verdict = liveness_.look(now, moved, interval);
+  const auto session = this->session();
+  if (verdict == Liveness::Verdict::heard) session->heard();
+  // The peer may ask to be dialled on the stream of its replies, while no thread waits for a reply.
+  if (!stream(ConnectionRole::calls_in)) link_.calls().reader().expect_frames();
+  if (verdict == Liveness::Verdict::dead) {
+    const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
+    return {Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"};
+  }
+  if (verdict == Liveness::Verdict::ask) {
+    wire::Header ping;
+    ping.kind = wire::Kind::ping;
+    if (const auto out = stream(ConnectionRole::calls_out)) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
+    link_.calls().expect_replies();
+  }
+  return {};
+}
+
+}  // namespace tensorferry

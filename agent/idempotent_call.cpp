@@ -1,0 +1,128 @@
+#include "agent/idempotent_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/engine.h"
+#include "agent/link.h"
+
+namespace tensorferry {
+
+std::uint64_t IdempotencyKeys::begin(const std::string& peer) {
+  const std::lock_guard lock(mutex_);
+  open_[peer].insert(++last_);
+  return last_;
+}
+
+void IdempotencyKeys::end(const std::string& peer, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  const auto at = open_.find(peer);
+  if (at == open_.end()) return;
+  at->second.erase(key);
+  if (at->second.empty()) open_.erase(at);
+}
+
+std::uint64_t IdempotencyKeys::least(const std::string& peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = open_.find(peer);
+  return at != open_.end() ? *at->second.begin() : 0;
+}
+
+IdempotentCall::IdempotentCall(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
+                               Message message)
+    : engine_(std::move(engine)),
+      peer_(peer),
+      call_(std::move(call)),
+      message_(std::move(message)),
+      key_(engine_->idempotency_keys.begin(peer_)) {}
+
+void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
+                           Message message) {
+  const bool by_value =
+      std::all_of(message.sharing.begin(), message.sharing.end(), [](auto each) { return each == Sharing::by_value; });
+  if (!by_value || call->options.order != 0) {
+    const auto* const why = by_value ? "an idempotent call cannot have an order key"
+                                     : "an idempotent call cannot share memory with the callee";
+    call->complete(Status(Code::invalid_argument, why));
+    return call->release_arguments();
+  }
+  const auto made =
+      std::shared_ptr<IdempotentCall>(new IdempotentCall(std::move(engine), peer, std::move(call), std::move(message)));
+  made->call_->attempts = made;
+  made->attempt();
+}
+
+void IdempotentCall::attempt() {
+  const auto link = engine_->link_to(peer_);
+  auto options = call_->options;
+  options.idempotent = false;
+  options.label = call_->shown();
+  if (call_->deadline) {
+    const auto left = std::chrono::ceil<Milliseconds>(*call_->deadline - Clock::now());
+    options.timeout = std::max(left, Milliseconds(1));
+  }
+  const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options));
+  attempt->link = link;
+  attempt->idempotency = {key_, 0, reached_ ? reached_->peer().incarnation : 0};
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cancelled_) attempt_ = attempt;
+  }
+  const auto bytes = message_.bytes();
+  auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
+  if (!status.ok()) return finish(std::move(status));
+  attempt->counted_bytes = bytes;
+  attempt->device_time = call_->device_time;
+  call_->hold_arguments();
+  link->start(attempt, message_);
+  Call handle(attempt);
+  handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    cancelled = cancelled_;
+  }
+  if (cancelled) handle.cancel();
+  handle.on_done(
+      [self = shared_from_this(), attempt](Result<Received> result) { self->ended(*attempt, std::move(result)); });
+}
+
+void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) {
+  if (result.ok() || attempt.refused) return finish(std::move(result));
+  const auto why = result.status();
+  if (may_try_again(attempt, why)) {
+    if (const auto session = attempt.link->session()) reached_ = session;
+    if (engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); })) return;
+  }
+  // The peer that may have run the call is gone, whatever the last attempt met: the name may be free by now.
+  const bool gone = reached_ && why.code() == Code::not_found;
+  finish(gone ? Status(Code::connection_lost, std::string(why.what())) : why);
+}
+
+bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {
+  if (why.code() != Code::connection_lost || engine_->leaving) return false;
+  if (call_->deadline && Clock::now() >= *call_->deadline) return false;
+  const auto known = attempt.link->session();
+  const auto& session = known ? known : reached_;  // none: the link never had a connection
+  if (!session || session->dead() || session->process_ended() || (reached_ && reached_ != session)) return false;
+  const std::lock_guard lock(mutex_);
+  return !cancelled_;
+}
+
+void IdempotentCall::finish(Result<Received> result) {
+  engine_->idempotency_keys.end(peer_, key_);
+  call_->complete(std::move(result));
+  call_->release_arguments();
+}
+
+void IdempotentCall::cancel() {
+  std::shared_ptr<Call::State> attempt;
+  {
+    const std::lock_guard lock(mutex_);
+    cancelled_ = true;
+    attempt = attempt_;
+  }
+  if (attempt) Call(attempt).cancel();
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,70 @@
+/// A call with RawCallOptions::idempotent: sends it again over the session's next link, with the same key, when the
+/// connection that carried it is lost. Each attempt is a call of its own; the user's handle (Call) has the outcome of
+/// the last one. agent/execution_record.h has the callee's side.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "agent/agent.h"
+#include "agent/call_state.h"
+#include "base/mutex.h"
+
+namespace tensorferry {
+
+struct Engine;
+class Session;
+
+/// The keys of one agent's idempotent calls. Thread-safe.
+class IdempotencyKeys final {
+ public:
+  /// Returns a new key for a call of `peer`, greater than all before it.
+  std::uint64_t begin(const std::string& peer);
+  /// The call of this key has ended, and is not sent again.
+  void end(const std::string& peer, std::uint64_t key);
+  /// Returns the least key of a call of `peer` that has not ended. There must be one.
+  [[nodiscard]] std::uint64_t least(const std::string& peer) const;
+
+ private:
+  mutable Mutex mutex_;
+  std::uint64_t last_ = 0;
+  std::map<std::string, std::set<std::uint64_t>, std::less<>> open_;
+};
+
+/// One idempotent call. The completion of the attempt under way keeps it alive.
+///
+/// Threads: any. The first attempt begins on the caller's thread, and later ones on threads of the pool.
+class IdempotentCall final : public std::enable_shared_from_this<IdempotentCall> {
+ public:
+  /// Makes the call whose outcome `call` gets. Ends it with InvalidArgument if the message shares memory, or if the
+  /// call has an order key: a call that is sent again would overtake later ones of its key.
+  static void start(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
+                    Message message);
+  /// Cancels the attempt under way, and makes no other one.
+  void cancel();
+
+ private:
+  IdempotentCall(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
+                 Message message);
+  void attempt();
+  void ended(const Call::State& attempt, Result<Received> result);
+  void finish(Result<Received> result);
+  [[nodiscard]] bool may_try_again(const Call::State& attempt, const Status& why);
+
+  const std::shared_ptr<Engine> engine_;
+  const std::string peer_;
+  const std::shared_ptr<Call::State> call_;
+  const Message message_;
+  const std::uint64_t key_;
+  std::shared_ptr<Session> reached_;  // the session whose peer may have the call; used by one attempt after another
+
+  Mutex mutex_;  // guards the next two
+  std::shared_ptr<Call::State> attempt_;
+  bool cancelled_ = false;
+};
+
+}  // namespace tensorferry

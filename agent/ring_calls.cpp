@@ -1,0 +1,183 @@
+#include "agent/ring_calls.h"
+
+#include <array>
+#include <utility>
+
+#include "agent/link.h"
+#include "base/text.h"
+
+namespace tensorferry {
+
+bool OutgoingRing::send(SlotId slot, ByteView frame) {
+  if (!calls->push(slot, frame)) return false;
+  callee_->ring();
+  return true;
+}
+
+bool OutgoingRing::serve_one() {
+  const auto link = link_.lock();
+  bool any = false;
+  while (link && calls->any_done()) {
+    std::optional<SlotId> slot;
+    {
+      const std::unique_lock lock(collect_mutex_, std::try_to_lock);
+      if (!lock) return any;
+      slot = calls->next_done();
+    }
+    if (slot) link->calls().ring().on_done(*slot);
+    any = true;
+  }
+  return any;
+}
+
+void RingCalls::open(std::shared_ptr<OutgoingRing> ring) {
+  ring_ = std::move(ring);
+  open_.store(true, std::memory_order_release);
+}
+
+bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
+  if (!is_open() || call->options.order != 0) return false;
+  const auto slot = ring_->calls->reserve();
+  if (!slot) return false;
+  call->slot = *slot;
+  {
+    const std::lock_guard lock(mutex_);
+    if (calls_.size() <= slot->index) calls_.resize(slot->index + 1);  // low indices come first
+    calls_[slot->index] = call;
+  }
+  call->in_ring.store(true, std::memory_order_seq_cst);
+  if (ring_->send(*slot, frame)) {
+    if (call->done()) ring_->calls->abandon(*slot);  // the thread that ended the call may not have seen `in_ring`
+    return true;
+  }
+  call->in_ring.store(false, std::memory_order_release);
+  ring_->calls->unreserve(*slot);
+  return false;
+}
+
+void RingCalls::on_done(SlotId slot) {
+  std::shared_ptr<Call::State> call;
+  {
+    const std::lock_guard lock(mutex_);
+    if (slot.index < calls_.size()) call = calls_[slot.index].lock();
+  }
+  if (call && call->slot.generation == slot.generation) take(call);
+}
+
+void RingCalls::poll(Call::State& call) {
+  const auto state = ring_->calls->state(call.slot);
+  if (state == CallRing::State::full || state == CallRing::State::by_socket) take(call.shared_from_this());
+}
+
+void RingCalls::expect_reply(Call::State& call) {
+  if (!ring_->calls->watch(call.slot)) poll(call);
+}
+
+void RingCalls::take(const std::shared_ptr<Call::State>& call) {
+  const auto status = read(call);
+  if (status.ok()) return;
+  link_.close(status);
+  link_.calls().fail(call, link_.status());
+}
+
+/// Takes the reply out of the call's slot, unless another thread has taken it, and handles it. If the reply comes by
+/// socket, frees the slot and makes the pool read the stream. An error: the slot holds no valid reply, and the caller
+/// of this function must end the call.
+Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
+  const auto state = ring_->calls->state(call->slot);
+  if (state == CallRing::State::by_socket) {
+    call->in_ring.store(false, std::memory_order_release);
+    ring_->calls->take_by_socket(call->slot);
+    reader_.expect_frames();
+    return {};
+  }
+  ring_->spin.met(ring_->calls->cpu_of(call->slot));
+  bool valid = true;
+  const auto bytes = ring_->calls->take(call->slot, valid);
+  if (!valid) return {Code::protocol_error, "a reply in shared memory is longer than its slot"};
+  if (!bytes) return {};
+  const ByteView view(*bytes);
+  if (view.size() < wire::Header::size)
+    return {Code::protocol_error, "a reply in shared memory is shorter than a header"};
+  const auto header = wire::Header::decode(view.first(wire::Header::size));
+  if (!header) return header.status();
+  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call->id)
+    return {Code::protocol_error, "a frame in a reply's slot is not the reply to its call"};
+  auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
+  if (!frame) return frame.status();
+  if (!frame->releases.empty()) link_.channels().acknowledged(frame->releases);
+  return link_.calls().on_reply(nullptr, *frame);
+}
+
+void RingCalls::take_all() {
+  if (!is_open()) return;
+  for (const auto& call : link_.calls().all()) {
+    if (!call->in_ring.load(std::memory_order_acquire) || !answered(*call)) continue;
+    if (const auto status = read(call); !status.ok()) link_.calls().fail(call, status);
+  }
+}
+
+bool RingCalls::taken(const Call::State& call) const {
+  if (!call.in_ring.load(std::memory_order_acquire) || !ring_->calls->taken(call.slot)) return false;
+  return call.in_ring.load(std::memory_order_acquire);  // false now: the reply comes by socket
+}
+
+void RingCalls::call_ended(const Call::State& call) {
+  if (call.in_ring.load(std::memory_order_acquire)) ring_->calls->abandon(call.slot);
+}
+
+/// Returns whether the callee has answered the call's slot, or another call has the slot by now.
+bool RingCalls::answered(const Call::State& call) const {
+  const auto state = ring_->calls->state(call.slot);
+  return state != CallRing::State::pending && state != CallRing::State::watched && state != CallRing::State::sleeping;
+}
+
+/// Takes the reply on the thread that waits for it.
+void RingCalls::take_as_waiter(Call::State& call) {
+  if (!call.done()) {
+    const ReplyReader::Taking taking(reader_);
+    take(call.shared_from_this());
+  } else {
+    ring_->calls->abandon(call.slot);  // call_ended() abandons the slot only if it sees `in_ring`
+  }
+  call.in_ring.store(false, std::memory_order_release);  // a wait for the buffers is as for a call by socket
+}
+
+bool RingCalls::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) {
+  if (!call.in_ring.load(std::memory_order_acquire)) return call.done();
+  call.spun = true;
+  const auto& pool = *link_.engine().pool;
+  const auto sources = pool.sources();
+  (void)ring_->spin.until([&] { return answered(call) || pool.unattended(*sources); }, at_least);
+  if (answered(call)) take_as_waiter(call);
+  return call.done();
+}
+
+bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
+                     const std::function<bool()>& interrupted) {
+  const auto copying = std::min(call.device_time, Spin::most_for_devices());
+  const bool found = call.spun ? answered(call) : ring_->spin.until([&] { return answered(call); }, copying);
+  if (!found) {
+    const auto over = [&] { return answered(call) || call.done(); };
+    OversubscribedWait::Member waiting(ring_->oversubscribed);
+    std::optional<WaitInHandler> place;
+    if (!waiting.until(over)) place.emplace();
+    while (!over()) {
+      if (until && Clock::now() >= *until) return false;
+      // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
+      if (!ring_->calls->sleep(call.slot, until) && interrupted && interrupted()) return false;
+    }
+  }
+  take_as_waiter(call);
+  return true;
+}
+
+std::string RingCalls::state_text(const Call::State& call) const {
+  if (!call.in_ring) return {};
+  constexpr std::array states{"free",     "pending",   "a thread sleeps", "watched by the pool",
+                              "answered", "by socket", "given up",        "answered late"};
+  const auto state = static_cast<std::size_t>(ring_->calls->state(call.slot));
+  return formatted("in slot {}: {}", call.slot.index, states[state % states.size()]);
+}
+
+}  // namespace tensorferry

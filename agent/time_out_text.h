@@ -1,0 +1,24 @@
+/// The text of DeadlineExceeded: how far the call came, how long each stage took, how busy the peer was, and what
+/// helps.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "agent/call_state.h"
+
+namespace tensorferry {
+
+/// What the caller knows of the connection to the callee when the deadline passes.
+struct CallersView {
+  std::string peer;
+  bool connected = false;
+  std::string dialling;                    // ": " and what the attempt to connect does now, or ""
+  std::string transport;                   // of the call's request
+  std::optional<Clock::duration> silence;  // since the last sign of life; nullopt: the peer has never been reached
+};
+
+/// Pure. `now`: the time at which the call ends.
+std::string time_out_text(const Call::State& call, const CallersView& view, Clock::time_point now);
+
+}  // namespace tensorferry

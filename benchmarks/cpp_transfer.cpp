@@ -1,0 +1,150 @@
+/// Tensors over sockets between two C++ agents, by the channel basic: sent to a callee that answers with nothing, so
+/// many at a time; or empty calls beside such a transfer. The two processes may be in network namespaces of their own.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "benchmarks/samples.h"
+
+namespace tensorferry::benchmarks {
+namespace {
+
+constexpr Milliseconds patience{20000};
+constexpr auto key = "the key of the benchmarks";
+
+[[noreturn]] void die(std::string_view what, const Status& status) {
+  std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(what.size()), what.data(), status.text().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T value_or_die(std::string_view what, Result<T> result) {
+  if (!result) die(what, result.status());
+  return *std::move(result);
+}
+
+/// Moves this process into a network namespace of `ip netns`; "": stays.
+void enter(const std::string& name) {
+  if (name.empty()) return;
+  const int fd = open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) {
+    std::perror(name.c_str());
+    std::exit(not_here);
+  }
+  close(fd);
+}
+
+std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const SampleArguments& arguments) {
+  RawAgentOptions options;
+  options.name = name;
+  options.store = value_or_die("connect_tcp_store", connect_tcp_store(arguments.address, port, key, patience));
+  options.key = key;
+  options.reaches = arguments.address;
+  options.unix_sockets = arguments.transport != "tcp";
+  options.shared_memory = false;
+  options.channels = "basic";
+  return value_or_die("RawAgent::join", RawAgent::join(std::move(options)));
+}
+
+/// Serves until the caller's end of the socket closes. The socket carries the port of the store to the callee, and a
+/// byte back when it serves.
+void serve(int socket, const SampleArguments& arguments) {
+  std::uint16_t port = 0;
+  if (read(socket, &port, sizeof port) != sizeof port) return;  // the caller failed, and has said so
+  enter(arguments.callee_namespace);
+  pin(arguments.callee_cpu);
+  const auto agent = join("callee", port, arguments);
+  agent->serve("take", [](Request, Reply reply) { reply.send({}); });
+  char byte = 0;
+  if (write(socket, &byte, 1) != 1) return;
+  while (read(socket, &byte, 1) > 0) {
+  }
+  agent->leave();
+}
+
+Buffer tensor_of(std::size_t bytes) {
+  const auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{'x'});
+  return {{}, owner->data(), bytes, nullptr, owner};
+}
+
+void finish(Call call) {
+  call.wait();
+  if (const auto reply = call.take(); !reply) die("call", reply.status());
+}
+
+/// Sends the tensors, all at once, and waits until the callee has all of them.
+void send(RawAgent& agent, const std::vector<Buffer>& tensors) {
+  std::vector<Call> calls;
+  for (const auto& tensor : tensors) {
+    Message message;
+    message.buffers = {tensor};
+    calls.push_back(agent.call("callee", "take", std::move(message)));
+  }
+  for (auto& call : calls) finish(std::move(call));
+}
+
+void call(int socket, const SampleArguments& arguments) {
+  enter(arguments.caller_namespace);
+  const auto store = value_or_die("TcpStoreServer::listen", TcpStoreServer::listen(arguments.address, 0, key));
+  const std::uint16_t port = store->port();
+  if (write(socket, &port, sizeof port) != sizeof port) die("write", Status(Code::internal, "the callee is gone"));
+  pin(arguments.caller_cpu);
+  const auto agent = join("caller", port, arguments);
+  char serving = 0;
+  if (read(socket, &serving, 1) != 1) die("read", Status(Code::internal, "the callee is gone"));
+  std::vector<Buffer> tensors;
+  for (int i = 0; i < arguments.callers; ++i) tensors.push_back(tensor_of(arguments.bytes));
+  send(*agent, tensors);
+  if (arguments.kind == "tensor") {
+    print(repeat([&] { send(*agent, tensors); }, arguments.seconds));
+  } else {
+    std::atomic<bool> over{arguments.bytes == 0};
+    std::thread transfer([&] {
+      while (!over) send(*agent, tensors);
+    });
+    print(repeat([&] { finish(agent->call("callee", "take", {})); }, arguments.seconds));
+    over = true;
+    transfer.join();
+  }
+  agent->leave();
+}
+
+int main(int argc, char** argv) {
+  const SampleArguments arguments = parse(argc, argv, {"unix", "tcp"});
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    die("socketpair", Status(Code::internal, "no descriptors left"));
+  }
+  const pid_t child = fork();  // before either side has a thread
+  if (child < 0) die("fork", Status(Code::internal, "no process left"));
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(ends[1]);
+    serve(ends[0], arguments);
+    return 0;
+  }
+  close(ends[0]);
+  call(ends[1], arguments);
+  close(ends[1]);
+  int how = 0;
+  waitpid(child, &how, 0);
+  return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
+}
+
+}  // namespace
+}  // namespace tensorferry::benchmarks
+
+int main(int argc, char** argv) { return tensorferry::benchmarks::main(argc, argv); }

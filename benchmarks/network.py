@@ -1,0 +1,71 @@
+"""Two hosts for the rows `network-*`: network namespaces joined by a veth pair; and iperf3 between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+from benchmarks.native import Missing
+
+CALLER, CALLEE = "10.213.77.1", "10.213.77.2"
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Missing(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+class Hosts:
+    """Makes the namespaces. Raises Missing where the machine does not let it."""
+
+    def __init__(self) -> None:
+        if os.geteuid() != 0:
+            raise Missing("needs root, for network namespaces")
+        for program in ("ip", "iperf3"):
+            if shutil.which(program) is None:
+                raise Missing(f"{program} is not installed")
+        self.names = [f"tensorferry-{os.getpid()}-{end}" for end in ("caller", "callee")]
+        ends = [f"tf{os.getpid()}{end}" for end in "ab"]
+        try:
+            for name in self.names:
+                _ip("netns", "add", name)
+            first = ["netns", self.names[0]]
+            _ip("link", "add", ends[0], *first, "type", "veth", "peer", "name", ends[1], "netns", self.names[1])
+            for name, end, address in zip(self.names, ends, (CALLER, CALLEE)):
+                _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+                for device in (end, "lo"):
+                    _ip("-n", name, "link", "set", device, "up")
+        except Missing:
+            self.close()
+            raise
+
+    def options(self) -> dict[str, str]:
+        """What a program needs to know to be on both hosts."""
+        return {"namespaces": ",".join(self.names), "address": CALLER}
+
+    def iperf3(self, connections: int, seconds: int = 1) -> float:
+        """Bytes a second from the caller's host to the callee's."""
+        inside = [["ip", "netns", "exec", name, "iperf3"] for name in self.names]
+        with subprocess.Popen([*inside[1], "-s", "-1"], stdout=subprocess.DEVNULL) as server:
+            try:
+                for _ in range(100):
+                    client = [*inside[0], "-c", CALLEE, "-P", str(connections), "-t", str(seconds), "-J"]
+                    done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+                    found = json.loads(done.stdout or "{}")
+                    received = found.get("end", {}).get("sum_received")
+                    if received is not None:
+                        return float(received["bits_per_second"]) / 8
+                    if "refused" not in found.get("error", ""):
+                        raise RuntimeError(f"iperf3: {found.get('error', done.stderr)}")
+                    time.sleep(0.05)  # the server does not listen yet
+            finally:
+                server.kill()
+        raise RuntimeError("iperf3: its server does not listen")
+
+    def close(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)

@@ -1,0 +1,86 @@
+#include "channels/cuda_basic/slots.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "channels/cuda/event_poller.h"
+
+namespace tensorferry::cuda_basic {
+
+Slots& Slots::of_this_process() {
+  static auto& slots = *new Slots;
+  return slots;
+}
+
+Result<std::byte*> Slots::lend(int device, UniqueFunction<void()> then) {
+  const std::lock_guard lock(mutex_);
+  used_ = std::chrono::steady_clock::now();
+  if (!free_.empty()) {
+    auto* const slot = free_.back();
+    free_.pop_back();
+    ++lent_;
+    return slot;
+  }
+  if (!failed_.ok() && lent_ == 0 && !making_) return std::exchange(failed_, {});  // the next call tries again
+  waiting_.push_back(std::move(then));
+  if (memory_.size() * made_at_once < most && failed_.ok() && !std::exchange(making_, true))
+    cuda::background().submit([this, device] { make(device); });
+  return nullptr;
+}
+
+void Slots::give_back(std::byte* slot) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(slot);
+    --lent_;
+    used_ = std::chrono::steady_clock::now();
+    if (lent_ == 0 && !std::exchange(timed_, true))
+      cuda::background().submit([this] { drop_if_idle(); }, Background::Clock::now() + idle);
+  }
+  wake(1);
+}
+
+void Slots::make(int device) {
+  auto memory = SharedMemory::create(made_at_once * most_chunk_bytes);
+  auto pinned =
+      memory.ok() ? cuda::Pinned::lock(std::move(*memory), device, false) : Result<cuda::Pinned>(memory.status());
+  {
+    const std::lock_guard lock(mutex_);
+    making_ = false;
+    failed_ = pinned.status();
+    if (pinned.ok()) {
+      for (std::size_t i = 0; i < made_at_once; ++i) free_.push_back(pinned->data() + i * most_chunk_bytes);
+      memory_.push_back(std::move(*pinned));
+    }
+  }
+  wake(most);
+}
+
+void Slots::drop_if_idle() {
+  std::vector<cuda::Pinned> unused;
+  const std::lock_guard lock(mutex_);
+  timed_ = false;
+  if (lent_ != 0) return;  // the next one that comes back begins again
+  const auto until = used_ + idle;
+  if (std::chrono::steady_clock::now() < until) {
+    timed_ = true;
+    cuda::background().submit([this] { drop_if_idle(); }, until);
+    return;
+  }
+  unused.swap(memory_);
+  free_.clear();
+}
+
+void Slots::wake(std::size_t count) {
+  std::vector<UniqueFunction<void()>> due;
+  {
+    const std::lock_guard lock(mutex_);
+    count = std::min(count, waiting_.size());
+    const auto end = waiting_.begin() + static_cast<std::ptrdiff_t>(count);
+    due.assign(std::make_move_iterator(waiting_.begin()), std::make_move_iterator(end));
+    waiting_.erase(waiting_.begin(), end);
+  }
+  for (auto& each : due) each();
+}
+
+}  // namespace tensorferry::cuda_basic

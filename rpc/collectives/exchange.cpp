@@ -1,0 +1,342 @@
+// The steps of operations: how the bytes of the ranks reach one another.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+#include "rpc/collectives/handed_regions.h"
+#include "rpc/collectives/raw_group.h"
+#include "rpc/collectives/reduce.h"
+
+namespace tensorferry::collectives {
+namespace {
+
+/// A reduction reads this much of each rank at a time, so that the bytes stay in the cache.
+constexpr std::size_t chunk_bytes = std::size_t{128} << 10;
+
+bool overlap(std::span<const std::byte> a, const std::byte* b, std::size_t bytes) {
+  return !a.empty() && bytes != 0 && a.data() < b + bytes && b < a.data() + a.size();
+}
+
+/// Returns whether this rank writes bytes that another rank may still read in the same step.
+bool overwrites_given(const ExchangeStep& step, std::size_t rank) {
+  for (std::size_t to = 0; to < step.give.size(); ++to) {
+    if (to == rank) continue;
+    if (step.reduction != nullptr && overlap(step.give[to], step.out, step.count * size_of(step.dtype))) return true;
+    for (std::size_t from = 0; from < step.into.size(); ++from) {
+      if (overlap(step.give[to], step.into[from], step.take[from])) return true;
+    }
+  }
+  return false;
+}
+
+/// Copies what the other ranks take, each byte once.
+void copy_given(ExchangeStep& step, std::size_t rank, std::vector<std::byte>& copy) {
+  std::size_t bytes = 0;
+  for (std::size_t to = 0; to < step.give.size(); ++to) bytes += to == rank ? 0 : step.give[to].size();
+  copy.resize(bytes);
+  std::size_t at = 0;
+  for (std::size_t to = 0; to < step.give.size(); ++to) {
+    auto& given = step.give[to];
+    if (to == rank || given.empty()) continue;
+    std::memcpy(copy.data() + at, given.data(), given.size());
+    given = {copy.data() + at, given.size()};
+    at += given.size();
+  }
+}
+
+std::string text_of(const Fingerprint& called) {
+  const auto operation = static_cast<Operation>(called.operation);
+  auto text = std::string(called.operation <= static_cast<std::uint8_t>(Operation::last) ? name_of(operation) : "?");
+  if (operation == Operation::barrier) return text + "()";
+  if (operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::reduce_scatter) {
+    text += formatted("({}", name_of(static_cast<Reduction>(called.reduction)));
+    if (called.factor != 1) text += formatted(" of {} times", fixed(called.factor, 6));
+    text += ")";
+  }
+  if (called.elements != ~std::uint64_t{0}) text += formatted(" of {}", called.elements);
+  text += formatted(" {} elements", name_of(static_cast<DType>(called.dtype)));
+  if (called.root >= 0) text += formatted(" with root {}", called.root);
+  return text;
+}
+
+}  // namespace
+
+std::string RawGroup::named(std::size_t rank) const { return formatted("rank {} (\"{}\")", rank, names_[rank]); }
+
+Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& missing) const {
+  std::string names;
+  for (const auto rank : missing) names += (names.empty() ? "" : ", ") + named(rank);
+  return {Code::deadline_exceeded, formatted("{} of group \"{}\" did not end in time: {} not come. Raise timeout=, or "
+                                             "see what that rank does",
+                                             what, settings_.label, names + (missing.size() == 1 ? " has" : " have"))};
+}
+
+Status RawGroup::agree(const std::vector<Fingerprint>& called) {
+  // The call of most ranks counts as the right one; of several such, that of the lowest rank.
+  std::size_t most = 0, usual = 0;
+  for (std::size_t rank = 0; rank < called.size(); ++rank) {
+    const auto alike = static_cast<std::size_t>(std::count(called.begin(), called.end(), called[rank]));
+    if (alike > most) most = alike, usual = rank;
+  }
+  if (most == called.size()) return {};
+  disagreed_ = true;
+  std::string differ;
+  for (std::size_t rank = 0; rank < called.size(); ++rank) {
+    if (called[rank] == called[usual]) continue;
+    differ += (differ.empty() ? "" : ", ") + named(rank) + " called " + text_of(called[rank]);
+  }
+  return {Code::invalid_argument,
+          formatted("the ranks of group \"{}\" called different operations: {}, but {} called {}", settings_.label,
+                    differ, most == 1 ? named(usual) : formatted("{} ranks", most), text_of(called[usual]))};
+}
+
+Status RawGroup::exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
+  if (auto why = failed(); !why.ok()) return why;
+  ++step_;
+  return board_ ? exchange_on_board(called, step, limits) : exchange_by_mail(called, step, limits);
+}
+
+// ---- on the board
+
+Result<Announcement> RawGroup::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
+                                     std::vector<std::byte>& copy) {
+  Announcement out;
+  std::size_t used = 0;
+  std::span<const std::byte> last;  // several ranks may take the same bytes
+  for (std::size_t to = 0; to < size(); ++to) {
+    const auto given = step.give[to];
+    if (to == rank() || given.empty()) continue;
+    if (given.data() != last.data() || given.size() != last.size()) used += given.size();
+    last = given;
+    parts[to] = {used - given.size(), given.size()};
+  }
+  if (used == 0) return out;
+  if (used <= Board::slot_bytes) {
+    out.place = Place::slot;
+    for (std::size_t to = 0; to < size(); ++to) {
+      if (parts[to].bytes != 0) std::memcpy(slot + parts[to].offset, step.give[to].data(), parts[to].bytes);
+    }
+    return out;
+  }
+  if (overwrites_given(step, rank())) copy_given(step, rank(), copy);
+  out.place = links_.memory ? Place::memory : Place::mail;
+  for (std::size_t to = 0; to < size(); ++to) parts[to].offset = reinterpret_cast<std::uintptr_t>(step.give[to].data());
+  return out;
+}
+
+Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
+  const auto missing = [&](const Status& status) -> Status {
+    if (status.code() != Code::deadline_exceeded || !status.what().empty()) return status;
+    std::vector<std::size_t> ranks;
+    for (std::size_t from = 0; from < size(); ++from) {
+      if (from != rank() && !board_->announced(from, step_)) ranks.push_back(from);
+    }
+    return late(text_of(called), ranks);
+  };
+  const auto slot = board_->slot(step_, limits);
+  if (!slot.ok()) return missing(slot.status());
+  std::vector<Part> parts(size());
+  std::vector<std::byte> copy;
+  auto placed = place(step, *slot, parts, copy);
+  if (!placed.ok()) return placed.status();
+  if (placed->place == Place::memory || placed->place == Place::mail) {
+    auto others = step.give;
+    others[rank()] = {};
+    if (auto handed = handed_over_->hand_over(others, limits)) {
+      placed->place = Place::region;
+      placed->region = handed->region;
+      for (std::size_t to = 0; to < size(); ++to) parts[to].offset = handed->offsets[to];
+    }
+  }
+  placed->fingerprint = called;
+  board_->announce(step_, *placed, parts);
+  std::vector<std::shared_ptr<Delivery>> posts;
+  for (std::size_t to = 0; placed->place == Place::mail && to < size(); ++to) {
+    if (parts[to].bytes != 0) posts.push_back(mailbox_->post(to, {false, step_}, step.give[to], called));
+  }
+
+  std::vector<Announcement> announced(size());
+  std::vector<Fingerprint> calls(size(), called);
+  Status status;
+  for (std::size_t from = 0; from < size() && status.ok(); ++from) {
+    if (from == rank()) continue;
+    status = missing(board_->await(from, step_, limits));
+    announced[from] = board_->announcement(from, step_);
+    calls[from] = announced[from].fingerprint;
+  }
+  if (status.ok()) status = agree(calls);
+  if (status.ok()) status = take_parts(step, announced, limits);
+  board_->done(step_);
+  for (std::size_t to = 0; status.ok() && placed->place != Place::slot && to < size(); ++to) {
+    if (to != rank() && parts[to].bytes != 0) status = missing(board_->await_done(to, step_, limits));
+  }
+  for (const auto& post : posts) {
+    if (status.ok()) status = post->wait(limits);
+    if (!status.ok()) mailbox_->withdraw(post, status);
+  }
+  return status;
+}
+
+Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcement& announced, const Part& part) const {
+  const auto outside = [&] {
+    return Status(Code::protocol_error, named(rank) + " announced bytes outside of its memory");
+  };
+  switch (announced.place) {
+    case Place::slot:
+      if (part.offset > Board::slot_bytes || part.bytes > Board::slot_bytes - part.offset) return outside();
+      return board_->slot_of(rank, step_) + part.offset;
+    case Place::memory:
+      if (processes_[rank]) return static_cast<const std::byte*>(nullptr);
+      return reinterpret_cast<const std::byte*>(part.offset);  // of this very process
+    case Place::region: {
+      const std::lock_guard lock(mutex_);
+      const auto it = regions_.find({rank, announced.region});
+      if (it == regions_.end() || part.offset > it->second.bytes || part.bytes > it->second.bytes - part.offset) {
+        return outside();
+      }
+      return it->second.data + part.offset;
+    }
+    default:
+      return static_cast<const std::byte*>(nullptr);
+  }
+}
+
+Status RawGroup::read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const {
+  const auto error = processes_[rank]->read(to, from, bytes);
+  if (error == 0) return {};
+  if (error == ESRCH || !processes_[rank]->alive()) {
+    return {Code::connection_lost,
+            formatted("{} of group \"{}\" has died or left: its process has ended", named(rank), settings_.label)};
+  }
+  return {Code::channel_unavailable,
+          formatted("cannot read the memory of {}: {}", named(rank), cma::text_of_refusal(error))};
+}
+
+Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
+  std::vector<Part> parts(size());
+  std::vector<const std::byte*> here(size());
+  std::vector<std::vector<std::byte>> mail(size());
+  for (std::size_t i = 1; i <= size(); ++i) {  // each rank begins with another one
+    const auto from = (rank() + i) % size();
+    if (from == rank()) {
+      here[from] = step.give[from].data();
+      parts[from].bytes = step.give[from].size();
+    } else {
+      parts[from] = board_->part(from, step_, rank());
+    }
+    if (parts[from].bytes != step.take[from]) {
+      return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
+                                                parts[from].bytes, named(rank()), step.take[from])};
+    }
+    if (parts[from].bytes == 0 || from == rank()) continue;
+    if (announced[from].place == Place::mail) {
+      auto* to = step.reduction != nullptr ? nullptr : step.into[from];
+      if (to == nullptr) {
+        mail[from].resize(parts[from].bytes);
+        to = mail[from].data();
+      }
+      const auto delivery = mailbox_->receive(from, {false, step_}, to, parts[from].bytes);
+      auto status = delivery->wait(limits);
+      if (!status.ok()) mailbox_->withdraw(delivery, status);
+      if (!status.ok()) return status;
+      here[from] = to;
+      continue;
+    }
+    auto found = find_part(from, announced[from], parts[from]);
+    if (!found.ok()) return found.status();
+    here[from] = *found;
+    if (step.reduction != nullptr) continue;
+    if (here[from] != nullptr) {
+      std::memmove(step.into[from], here[from], parts[from].bytes);
+    } else if (auto status = read_memory(from, step.into[from], parts[from].offset, parts[from].bytes); !status.ok()) {
+      return status;
+    }
+  }
+  if (step.reduction != nullptr) return reduce_parts(step, here, parts);
+  const auto own = step.give[rank()];
+  if (!own.empty() && step.into[rank()] != own.data()) std::memmove(step.into[rank()], own.data(), own.size());
+  return {};
+}
+
+Status RawGroup::reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here,
+                              const std::vector<Part>& parts) {
+  const auto item = size_of(step.dtype);
+  const auto chunk = std::max<std::size_t>(1, chunk_bytes / item);
+  const auto far = static_cast<std::size_t>(std::count(here.begin(), here.end(), nullptr));
+  if (step.count != 0 && far != 0) scratch_.resize(std::max(scratch_.size(), far * chunk * item));
+  std::vector<const std::byte*> inputs(size());
+  for (std::size_t at = 0; at < step.count; at += chunk) {
+    const auto n = std::min(chunk, step.count - at);
+    auto* next = scratch_.data();
+    for (std::size_t from = 0; from < size(); ++from) {
+      inputs[from] = here[from] + at * item;
+      if (here[from] != nullptr) continue;
+      if (auto status = read_memory(from, next, parts[from].offset + at * item, n * item); !status.ok()) return status;
+      inputs[from] = next;
+      next += chunk * item;
+    }
+    collectives::reduce(*step.reduction, step.dtype, inputs, step.out + at * item, n);
+  }
+  return {};
+}
+
+// ---- by messages
+
+Status RawGroup::exchange_by_mail(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
+  std::vector<std::byte> copy;
+  if (overwrites_given(step, rank())) copy_given(step, rank(), copy);
+  std::vector<std::shared_ptr<Delivery>> posts, receives(size());
+  std::vector<std::vector<std::byte>> mail(size());
+  std::vector<const std::byte*> inputs(size());
+  for (std::size_t i = 1; i < size(); ++i) {
+    const auto other = (rank() + i) % size();
+    auto* to = step.reduction != nullptr || step.into.empty() ? nullptr : step.into[other];
+    if (to == nullptr) {
+      mail[other].resize(step.take[other]);
+      to = mail[other].data();
+    }
+    inputs[other] = to;
+    receives[other] = mailbox_->receive(other, {false, step_}, to, step.take[other]);
+    posts.push_back(mailbox_->post(other, {false, step_}, step.give[other], called));
+  }
+  std::vector<Fingerprint> calls(size(), called);
+  Status status, wrong;
+  std::vector<std::size_t> missing;
+  for (std::size_t from = 0; from < size(); ++from) {
+    if (from == rank()) continue;
+    const auto ended = receives[from]->wait(limits);
+    const auto letter = receives[from]->letter();
+    if (letter.arrived) calls[from] = letter.fingerprint;
+    if (!receives[from]->done()) missing.push_back(from);
+    // A rank that has seen that the calls differ withdraws its data: this one is about to see it too.
+    const bool differs = letter.arrived && (letter.bytes != step.take[from] || ended.code() == Code::cancelled);
+    if (differs && wrong.ok()) {
+      wrong = Status(Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
+                                                       letter.bytes, named(rank()), step.take[from]));
+    }
+    if (!ended.ok() && !differs && status.ok()) status = ended;
+  }
+  if (status.code() == Code::deadline_exceeded && status.what().empty()) status = late(text_of(called), missing);
+  if (status.ok()) status = agree(calls);
+  if (status.ok()) status = wrong;
+  for (const auto& receive : receives) {
+    if (receive && !status.ok()) mailbox_->withdraw(receive, status);
+  }
+  for (const auto& post : posts) {
+    if (status.ok()) status = post->wait(limits);
+    if (status.code() == Code::deadline_exceeded && status.what().empty()) status = late(text_of(called), {});
+    if (!status.ok()) mailbox_->withdraw(post, status);
+  }
+  if (!status.ok()) return status;
+  const auto own = step.give[rank()];
+  if (step.reduction != nullptr) {
+    inputs[rank()] = own.data();
+    collectives::reduce(*step.reduction, step.dtype, inputs, step.out, step.count);
+  } else if (!own.empty() && step.into[rank()] != own.data()) {
+    std::memmove(step.into[rank()], own.data(), own.size());
+  }
+  return {};
+}
+
+}  // namespace tensorferry::collectives

@@ -1,0 +1,366 @@
+#include "rpc/collectives/groups.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <thread>
+
+#include "base/environment.h"
+#include "base/host.h"
+#include "base/text.h"
+#include "channels/region.h"
+
+namespace tensorferry::collectives {
+
+/// A group that is being formed, at its rank 0.
+struct Groups::Forming {
+  std::uint64_t id = 0;
+  Buffer board;
+  std::map<std::size_t, Reply> ready;  // answered with the decision
+  std::string no_board, no_memory;
+};
+
+namespace {
+
+Milliseconds left_until(Clock::time_point until) {
+  const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
+  return std::max(left, Milliseconds(1));
+}
+
+template <class Record>
+Message message_of(const Record& record) {
+  Message out;
+  out.payload = encode(record);
+  return out;
+}
+
+}  // namespace
+
+Groups::Groups(std::shared_ptr<RawAgent> agent)
+    : agent_(std::move(agent)), probe_word_(std::make_unique<std::uint64_t>(random_word())) {}
+
+std::shared_ptr<Groups> Groups::serve(std::shared_ptr<RawAgent> agent) {
+  std::shared_ptr<Groups> groups(new Groups(std::move(agent)));
+  const std::weak_ptr weak(groups);
+  groups->agent_->serve(std::string(group_function), [weak](Request request, Reply reply) {
+    const auto self = weak.lock();
+    if (!self) return reply.fail({Code::agent_closed, "the agent was shut down"});
+    self->handle(std::move(request), std::move(reply));
+  });
+  return groups;
+}
+
+std::shared_ptr<RawGroup> Groups::find(std::uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = groups_.find(id);
+  return it == groups_.end() ? nullptr : it->second.lock();
+}
+
+MemberRecord Groups::own_record() const {
+  MemberRecord out;
+  out.name = agent_->self().name;
+  out.incarnation = agent_->self().incarnation;
+  out.host.boot_id = boot_id();
+  out.host.uid = ::getuid();
+  out.host.pid_namespace = own_namespace("pid");
+  out.host.user_namespace = own_namespace("user");
+  out.host.process = cma::own_identity().value_or(cma::Identity{});
+  out.host.probe_address = reinterpret_cast<std::uintptr_t>(probe_word_.get());
+  out.host.probe_word = *probe_word_;
+  return out;
+}
+
+void Groups::leave() {
+  std::vector<std::shared_ptr<RawGroup>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    left_ = true;
+    for (const auto& [id, group] : groups_) groups.push_back(group.lock());
+    changed_.notify_all();
+  }
+  for (const auto& group : groups) {
+    if (group) group->fail({Code::agent_closed, "the agent \"" + agent_->self().name + "\" was shut down"}, false);
+  }
+}
+
+// ---- messages
+
+void Groups::handle(Request request, Reply reply) {
+  auto message = decode<GroupMessage>(request.arguments.payload);
+  if (!message) return reply.fail({Code::protocol_error, "a malformed message of a group"});
+  if (const auto* join = std::get_if<JoinGroup>(&*message)) return handle(request, *join, std::move(reply));
+  if (const auto* ready = std::get_if<ReadyForGroup>(&*message)) {
+    const std::lock_guard lock(mutex_);
+    const auto it = forming_.find(ready->group);
+    if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
+    if (it->second->no_board.empty()) it->second->no_board = ready->no_board;
+    if (it->second->no_memory.empty()) it->second->no_memory = ready->no_memory;
+    it->second->ready.emplace(ready->rank, std::move(reply));
+    changed_.notify_all();
+    return;
+  }
+  if (const auto* get = std::get_if<GetBoard>(&*message)) {
+    const std::lock_guard lock(mutex_);
+    const auto it = forming_.find(get->group);
+    if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
+    Message out;
+    out.buffers.push_back(it->second->board);
+    out.sharing.push_back(Sharing::shared);
+    return reply.send(std::move(out));
+  }
+  if (std::holds_alternative<Greet>(*message)) return reply.send({});
+
+  const auto id = std::visit(
+      [](const auto& each) -> std::uint64_t {
+        if constexpr (requires { each.group; }) return each.group;
+        return 0;
+      },
+      *message);
+  const auto group = find(id);
+  const auto from = group ? group->rank_of(request.peer.name) : std::nullopt;
+  if (!from) return reply.fail({Code::not_found, "no such group, or its member has left it"});
+  if (const auto* posted = std::get_if<Posted>(&*message)) {
+    if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
+    auto& buffers = request.arguments.buffers;
+    group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
+  } else if (const auto* fetch = std::get_if<FetchOffer>(&*message)) {
+    return group->mailbox().serve_offer(fetch->offer, std::move(reply));
+  } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
+    const auto code = failed->code > 0 && failed->code < code_count ? static_cast<Code>(failed->code) : Code::internal;
+    group->fail({code, failed->text}, false);
+  } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
+    if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
+    group->map_region(*from, map->region, std::move(request.arguments.buffers[0]));
+  } else if (std::holds_alternative<RunOperations>(*message)) {
+    if (*from == group->rank()) group->run_queue();
+  } else if (const auto* unmap = std::get_if<UnmapRegion>(&*message)) {
+    group->unmap_region(*from, unmap->region);
+  }
+  reply.send({});
+}
+
+void Groups::handle(const Request& request, const JoinGroup& join, Reply reply) {
+  if (join.rank >= join.names.size() || join.names[join.rank] != request.peer.name) {
+    return reply.fail({Code::protocol_error, "a join of a group has a wrong rank"});
+  }
+  const std::lock_guard lock(mutex_);
+  if (left_) return reply.fail({Code::agent_closed, "the agent was shut down"});
+  auto& waiting = joining_[{join.label, join.names}];
+  // A member that joins again has given its earlier attempt up.
+  waiting.erase(join.rank);
+  waiting.emplace(join.rank, std::pair(join.member, std::move(reply)));
+  changed_.notify_all();
+}
+
+// ---- formation
+
+Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, GroupSettings settings) {
+  const auto self = agent_->self().name;
+  const auto here = std::find(names.begin(), names.end(), self);
+  if (here == names.end() || std::set(names.begin(), names.end()).size() != names.size()) {
+    return Status(
+        Code::invalid_argument,
+        formatted("a group needs each name once, and this agent's (\"{}\") among them: {}", self, joined(names, ", ")));
+  }
+  if (settings.algorithms.empty()) settings.algorithms = environment::collectives.value();
+  auto prescribed = parse_algorithms(settings.algorithms);
+  if (!prescribed.ok()) return prescribed.status();
+  const auto rank = static_cast<std::size_t>(here - names.begin());
+  const auto until = Clock::now() + settings.timeout;
+  const RawGroup::Settings kept{settings.label, settings.timeout, *std::move(prescribed)};
+
+  std::shared_ptr<Forming> forming;
+  auto formed = Formed();
+  if (rank == 0) {
+    auto begun = gather_members(names, settings, until, forming);
+    if (!begun.ok()) return begun.status();
+    formed = *std::move(begun);
+  } else {
+    auto joined_root = join_root(names, settings, rank, until);
+    if (!joined_root.ok()) return joined_root.status();
+    formed = *std::move(joined_root);
+    if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
+  }
+  auto group = std::make_shared<RawGroup>(agent_, RawGroup::Ends{formed.group, rank, formed.members}, kept);
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });
+    groups_.emplace(formed.group, group);
+  }
+  group->watch_processes();
+  auto status = agree_on_links(*group, formed, settings, forming, until);
+  if (forming) {
+    const std::lock_guard lock(mutex_);
+    forming_.erase(formed.group);
+  }
+  if (!status.ok()) return status;
+  return group;
+}
+
+Result<Formed> Groups::gather_members(const std::vector<std::string>& names, const GroupSettings& settings,
+                                      Clock::time_point until, std::shared_ptr<Forming>& forming) {
+  Formed formed;
+  formed.group = random_word();
+  forming = std::make_shared<Forming>();
+  forming->id = formed.group;
+  std::map<std::size_t, std::pair<MemberRecord, Reply>> members;
+  {
+    std::unique_lock lock(mutex_);
+    const auto key = std::pair(settings.label, names);
+    const auto all_here = [&] {
+      auto& waiting = joining_[key];
+      std::erase_if(waiting, [](const auto& each) { return each.second.second.cancelled(); });
+      return left_ || waiting.size() + 1 == names.size();
+    };
+    while (!all_here() && Clock::now() < until) {
+      changed_.wait_until(lock, std::min(until, Clock::now() + longest_sleep));
+    }
+    if (left_) return Status(Code::agent_closed, "the agent was shut down");
+    auto& waiting = joining_[key];
+    if (waiting.size() + 1 != names.size()) {
+      std::string missing;
+      for (std::size_t rank = 1; rank < names.size(); ++rank) {
+        if (!waiting.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + names[rank] + "\"";
+      }
+      return Status(Code::deadline_exceeded,
+                    formatted("group \"{}\" was not formed in time: {} did not join", settings.label, missing));
+    }
+    members = std::move(waiting);
+    joining_.erase(key);
+    forming_.emplace(formed.group, forming);
+  }
+  formed.members.push_back(own_record());
+  for (const auto& [rank, member] : members) formed.members.push_back(member.first);
+  if (settings.board && names.size() > 1) {
+    if (auto board = Regions::of_this_process().make(Board::bytes_for(names.size())); board.ok()) {
+      forming->board = *std::move(board);
+    } else {
+      forming->no_board = board.status().what();
+    }
+  }
+  for (auto& [rank, member] : members) member.second.send(message_of(formed));
+  return formed;
+}
+
+Result<Received> Groups::ask_root(const std::string& root, const GroupMessage& message, Clock::time_point until) {
+  for (;;) {
+    RawCallOptions options;
+    options.timeout = left_until(until);
+    options.wait_for_ready = true;
+    options.label = "the formation of a group";
+    auto call = agent_->call(root, group_function, message_of(message), std::move(options));
+    call.wait();
+    auto reply = call.take();
+    // Rank 0 may not serve groups yet.
+    if (reply.ok() || reply.status().code() != Code::not_found || Clock::now() >= until) return reply;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+Result<Formed> Groups::join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
+                                 Clock::time_point until) {
+  auto reply =
+      ask_root(names[0], JoinGroup{settings.label, names, static_cast<std::uint32_t>(rank), own_record()}, until);
+  if (!reply.ok()) return reply.status();
+  auto formed = decode<Formed>(reply->payload);
+  if (!formed) return Status(Code::protocol_error, "a malformed answer of rank 0");
+  return *std::move(formed);
+}
+
+std::string Groups::why_unreadable(const Formed& formed, std::size_t rank) {
+  const auto& own = formed.members[rank].host;
+  for (const auto& member : formed.members) {
+    const auto& host = member.host;
+    const auto why = [&](std::string_view text) {
+      return formatted("\"{}\" cannot read the memory of \"{}\": {}", formed.members[rank].name, member.name, text);
+    };
+    if (host.process.pid == 0) return why("/proc does not tell its pid");
+    if (host.process == own.process) continue;
+    if (host.uid != own.uid) return why("it has another user");
+    if (host.pid_namespace != own.pid_namespace) return why("it has another pid namespace");
+    if (host.user_namespace != own.user_namespace) return why("it has another user namespace");
+    auto process = cma::Process::find(host.process);
+    if (!process.ok()) return why(process.status().what());
+    std::uint64_t word = 0;
+    const auto error = process->read(reinterpret_cast<std::byte*>(&word), host.probe_address, sizeof word);
+    if (error != 0) return why(cma::text_of_refusal(error));
+    if (word != host.probe_word) return why("it is another process");
+  }
+  return {};
+}
+
+Status Groups::greet_all(const RawGroup& group, Clock::time_point until) {
+  // A session stands between each two members afterwards, so each learns of the other's death.
+  std::vector<Call> calls;
+  for (std::size_t other = 0; other < group.rank(); ++other) {
+    RawCallOptions options;
+    options.timeout = left_until(until);
+    calls.push_back(agent_->call(group.names()[other], group_function, message_of(GroupMessage(Greet{group.id()})),
+                                 std::move(options)));
+  }
+  Status status;
+  for (auto& call : calls) {
+    call.wait();
+    const auto reply = call.take();
+    if (!reply.ok() && status.ok()) status = reply.status();
+  }
+  return status;
+}
+
+Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const GroupSettings& settings,
+                              const std::shared_ptr<Forming>& forming, Clock::time_point until) {
+  if (group.size() == 1) return {};
+  const bool one_host = std::all_of(formed.members.begin(), formed.members.end(), [&](const MemberRecord& member) {
+    return member.host.boot_id == formed.members[0].host.boot_id && !member.host.boot_id.empty();
+  });
+  ReadyForGroup ready{group.id(), static_cast<std::uint32_t>(group.rank()), {}, {}};
+  Buffer board;
+  if (!settings.board) ready.no_board = "the option board is off";
+  if (ready.no_board.empty() && !one_host) ready.no_board = "the ranks are on several hosts";
+  if (ready.no_board.empty() && forming) board = forming->board;
+  if (ready.no_board.empty() && !forming) {
+    auto reply = ask_root(group.names()[0], GetBoard{group.id()}, until);
+    if (reply.ok() && reply->buffers.size() == 1 && reply->buffers[0].bytes >= Board::bytes_for(group.size())) {
+      board = std::move(reply->buffers[0]);
+    } else {
+      ready.no_board = reply.ok() ? "rank 0 has no board" : reply.status().text();
+    }
+  }
+  ready.no_memory = settings.memory ? why_unreadable(formed, group.rank()) : "the option memory is off";
+  if (auto greeted = greet_all(group, until); !greeted.ok()) return greeted;
+
+  Decision decision;
+  if (forming) {
+    auto decided = decide(*forming, ready, group.size(), until);
+    if (!decided.ok()) return decided.status();
+    decision = *std::move(decided);
+  } else {
+    auto reply = ask_root(group.names()[0], ready, until);
+    if (!reply.ok()) return reply.status();
+    auto decided = decode<Decision>(reply->payload);
+    if (!decided) return {Code::protocol_error, "a malformed answer of rank 0"};
+    decision = *std::move(decided);
+  }
+  if (decision.no_board.empty()) group.use_board(std::move(board), decision.no_memory.empty());
+  group.say_why(decision.no_board, decision.no_memory);
+  return {};
+}
+
+Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, std::size_t ranks,
+                                Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  const auto all_ready = [&] { return left_ || forming.ready.size() + 1 == ranks; };
+  if (!changed_.wait_until(lock, until, all_ready)) {
+    return Status(Code::deadline_exceeded, "not all members of the group were ready in time");
+  }
+  if (left_) return Status(Code::agent_closed, "the agent was shut down");
+  Decision decision{forming.no_board.empty() ? own.no_board : forming.no_board,
+                    forming.no_memory.empty() ? own.no_memory : forming.no_memory};
+  auto ready = std::move(forming.ready);
+  lock.unlock();
+  for (auto& [rank, reply] : ready) reply.send(message_of(decision));
+  return decision;
+}
+
+}  // namespace tensorferry::collectives

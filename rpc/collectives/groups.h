@@ -1,0 +1,79 @@
+/// The groups of one agent: forms them, and brings their messages.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "rpc/collectives/raw_group.h"
+
+namespace tensorferry::collectives {
+
+/// How a group is formed.
+struct GroupSettings {
+  /// Tells groups of the same agents apart while they are formed, and names the group in errors.
+  std::string label = "default";
+  /// How long the formation, and each operation that gives no time-out, may take.
+  Milliseconds timeout = std::chrono::minutes(30);
+  /// Algorithms that are prescribed, as "all_reduce=two_shot". "": TENSORFERRY_COLLECTIVES.
+  std::string algorithms;
+  bool board = true;   // false: bytes go as messages
+  bool memory = true;  // false: ranks do not read one another's memory
+};
+
+/// The part of an agent that serves groups. Thread-safe.
+///
+/// Formation: every member sends JoinGroup to rank 0, which answers when all have come. The members then map the board,
+/// greet one another, and tell rank 0 what they can use; rank 0 decides for all.
+class Groups final : public std::enable_shared_from_this<Groups> {
+ public:
+  /// Serves group messages at `agent`.
+  static std::shared_ptr<Groups> serve(std::shared_ptr<RawAgent> agent);
+
+  /// Forms the group of the agents `names`, in this order; this agent is one of them. Every member calls this with the
+  /// same names, label and settings. Blocks. InvalidArgument: a name is there twice, or this agent's is missing, or
+  /// `algorithms` makes no sense. DeadlineExceeded: not all have come; the text of rank 0 names them. Else the
+  /// errors of calls.
+  Result<std::shared_ptr<RawGroup>> form(std::vector<std::string> names, GroupSettings settings);
+  /// Fails all groups with AgentClosed. The agent is about to leave.
+  void leave();
+
+ private:
+  struct Forming;
+  explicit Groups(std::shared_ptr<RawAgent> agent);
+  void handle(Request request, Reply reply);
+  void handle(const Request& request, const JoinGroup& join, Reply reply);
+  [[nodiscard]] std::shared_ptr<RawGroup> find(std::uint64_t id) const;
+  [[nodiscard]] MemberRecord own_record() const;
+
+  Result<Formed> gather_members(const std::vector<std::string>& names, const GroupSettings& settings,
+                                Clock::time_point until, std::shared_ptr<Forming>& forming);
+  Status agree_on_links(RawGroup& group, const Formed& formed, const GroupSettings& settings,
+                        const std::shared_ptr<Forming>& forming, Clock::time_point until);
+  Result<Decision> decide(Forming& forming, const ReadyForGroup& own, std::size_t ranks, Clock::time_point until);
+  Result<Received> ask_root(const std::string& root, const GroupMessage& message, Clock::time_point until);
+  Result<Formed> join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
+                           Clock::time_point until);
+  Status greet_all(const RawGroup& group, Clock::time_point until);
+  [[nodiscard]] static std::string why_unreadable(const Formed& formed, std::size_t rank);
+
+  const std::shared_ptr<RawAgent> agent_;
+  const std::unique_ptr<std::uint64_t> probe_word_;  // its address and value prove whose memory is read
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, std::weak_ptr<RawGroup>> groups_;
+  std::map<std::pair<std::string, std::vector<std::string>>, std::map<std::size_t, std::pair<MemberRecord, Reply>>>
+      joining_;                                                // at rank 0: joins that no formation has taken
+  std::map<std::uint64_t, std::shared_ptr<Forming>> forming_;  // at rank 0, until all are ready
+  bool left_ = false;
+};
+
+}  // namespace tensorferry::collectives

@@ -1,0 +1,8 @@
+#include "rpc/collectives/kernel_sets.h"
+#include "rpc/collectives/kernels.h"
+
+namespace tensorferry::collectives {
+
+ReduceKernel kernel_avx2(DType dtype, Reduction reduction) noexcept { return find_kernel(dtype, reduction); }
+
+}  // namespace tensorferry::collectives

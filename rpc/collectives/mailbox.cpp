@@ -1,0 +1,292 @@
+#include "rpc/collectives/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+
+namespace tensorferry::collectives {
+
+Status Delivery::wait(const WaitLimits& limits) {
+  std::unique_lock lock(mutex_);
+  while (!done_) {
+    const auto until = std::min(limits.until, std::chrono::steady_clock::now() + longest_sleep);
+    if (changed_.wait_until(lock, until, [&] { return done_; })) break;
+    lock.unlock();
+    auto ended = why_ended(limits);
+    lock.lock();
+    if (!done_ && !ended.ok()) return ended;
+  }
+  return status_;
+}
+
+void Delivery::wait_for_end() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_; });
+}
+
+bool Delivery::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+Status Delivery::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+Letter Delivery::letter() const {
+  const std::lock_guard lock(mutex_);
+  return letter_;
+}
+
+void Delivery::complete(Status status, Letter letter) {
+  UniqueFunction<void(Status)> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(done_, true)) return;
+    status_ = status;
+    letter_ = letter;
+    told = std::move(told_);
+    changed_.notify_all();
+  }
+  if (told) told(std::move(status));
+}
+
+Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names)
+    : agent_(agent), group_(group), rank_(rank), names_(std::move(names)) {}
+
+std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span<const std::byte> data,
+                                        const Fingerprint& fingerprint, UniqueFunction<void(Status)> told) {
+  auto delivery = std::make_shared<Delivery>(std::move(told));
+  Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size(), 0};
+  Status failed;
+  {
+    const std::lock_guard lock(mutex_);
+    failed = failed_;
+    if (key.by_tag) posted.sequence = sent_[{to, key}].next_sent++;
+    if (failed.ok() && data.size() > most_eager) {
+      posted.offer = ++last_offer_;
+      offers_.emplace(posted.offer, Offer{data, delivery});
+    }
+  }
+  if (!failed.ok()) {
+    delivery->complete(std::move(failed));
+    return delivery;
+  }
+  Buffer copied;
+  if (posted.offer == 0 && !data.empty()) {
+    auto owner = std::make_shared<Bytes>(data.begin(), data.end());
+    copied = {{}, owner->data(), owner->size(), nullptr, owner};
+  }
+  Message message;
+  message.payload = encode(GroupMessage(posted));
+  if (copied.bytes != 0) message.buffers.push_back(std::move(copied));
+  RawCallOptions options;
+  options.timeout = Milliseconds(0);
+  options.label = "a message of a group";
+  auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
+  call.on_done([delivery, weak = weak_from_this(), offer = posted.offer](Result<Received> reply) {
+    if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
+    if (!reply.ok() && offer != 0) {
+      if (const auto self = weak.lock()) {
+        const std::lock_guard lock(self->mutex_);
+        const auto it = self->offers_.find(offer);
+        if (it != self->offers_.end() && it->second.reading) return;
+        if (it != self->offers_.end()) self->offers_.erase(it);
+      }
+    }
+    delivery->complete(reply.status());
+  });
+  return delivery;
+}
+
+void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
+  std::shared_ptr<Delivery> delivery;
+  std::span<const std::byte> data;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = offers_.find(number);
+    if (it != offers_.end() && !it->second.reading) {
+      it->second.reading = true;
+      delivery = it->second.delivery;
+      data = it->second.data;
+    }
+  }
+  if (!delivery) return reply.fail({Code::cancelled, "the sender has withdrawn the data"});
+  // The agent drops the owner when nothing reads the bytes any more.
+  const std::shared_ptr<void> reading(nullptr, [delivery, number, weak = weak_from_this()](void*) {
+    if (const auto self = weak.lock()) {
+      const std::lock_guard lock(self->mutex_);
+      self->offers_.erase(number);
+    }
+    delivery->complete({});
+  });
+  Message message;
+  message.buffers.push_back({{}, const_cast<std::byte*>(data.data()), data.size(), nullptr, reading});
+  reply.send(std::move(message));
+}
+
+std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
+                                           UniqueFunction<void(Status)> told) {
+  auto delivery = std::make_shared<Delivery>(std::move(told));
+  Status failed;
+  {
+    const std::lock_guard lock(mutex_);
+    failed = failed_;
+    if (failed.ok()) {
+      Receiver receiver{from, key, 0, destination, most, delivery};
+      if (from != any_rank) receiver.sequence = lines_[{from, key}].next_claimed++;
+      receivers_.push_back(std::move(receiver));
+    }
+  }
+  if (failed.ok()) {
+    run_matches();
+  } else {
+    delivery->complete(std::move(failed));
+  }
+  return delivery;
+}
+
+void Mailbox::deliver(const Posted& posted, Buffer data) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return;
+    auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
+    line.arrived.emplace(posted.sequence,
+                         Arrived{{posted.from, posted.fingerprint, posted.bytes, true}, std::move(data), posted.offer});
+  }
+  run_matches();
+}
+
+std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
+  const std::lock_guard lock(mutex_);
+  for (auto it = receivers_.begin(); it != receivers_.end(); ++it) {
+    for (std::size_t from = 0; from < names_.size(); ++from) {
+      if (it->from != any_rank && it->from != from) continue;
+      const auto line = lines_.find({from, it->key});
+      if (line == lines_.end()) continue;
+      const auto sequence = it->from == any_rank ? line->second.next_claimed : it->sequence;
+      const auto found = line->second.arrived.find(sequence);
+      if (found == line->second.arrived.end()) continue;
+      if (it->from == any_rank) ++line->second.next_claimed;
+      std::pair<Receiver, Arrived> out(*it, std::move(found->second));
+      line->second.arrived.erase(found);
+      if (!it->key.by_tag) lines_.erase(line);  // a step comes once
+      under_way_.emplace(it->delivery.get(), it->delivery);
+      receivers_.erase(it);
+      return out;
+    }
+  }
+  return std::nullopt;
+}
+
+void Mailbox::run_matches() {
+  while (auto found = match()) take(found->first, std::move(found->second));
+}
+
+void Mailbox::take(const Receiver& receiver, Arrived arrived) {
+  const auto& letter = arrived.letter;
+  const auto end = [&](Status status) {
+    {
+      const std::lock_guard lock(mutex_);
+      under_way_.erase(receiver.delivery.get());
+    }
+    receiver.delivery->complete(std::move(status), letter);
+  };
+  if (letter.bytes > receiver.most) {
+    return end({Code::invalid_argument, formatted("\"{}\" sent {} bytes, and the receiver has room for {}",
+                                                  names_[letter.from], letter.bytes, receiver.most)});
+  }
+  if (arrived.offer != 0) return fetch(receiver, arrived);
+  if (arrived.data.bytes != letter.bytes) return end({Code::protocol_error, "a message of a group has other bytes"});
+  if (letter.bytes != 0) std::memcpy(receiver.destination, arrived.data.data, letter.bytes);
+  end({});
+}
+
+void Mailbox::fetch(const Receiver& receiver, const Arrived& arrived) {
+  const auto letter = arrived.letter;
+  Message message;
+  message.payload = encode(GroupMessage(FetchOffer{group_, arrived.offer}));
+  RawCallOptions options;
+  options.timeout = Milliseconds(0);
+  options.label = "the data of a message of a group";
+  options.into.push_back({{}, receiver.destination, letter.bytes, nullptr, nullptr});
+  auto call = agent_.call(names_[letter.from], group_function, std::move(message), std::move(options));
+  {
+    const std::lock_guard lock(mutex_);
+    fetching_.emplace(receiver.delivery.get(), call);
+  }
+  call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
+                letter](Result<Received> reply) {
+    auto status = reply.status();
+    if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes)) {
+      status = Status(Code::protocol_error, "the data of a message of a group has other bytes");
+    }
+    if (status.ok() && reply->buffers[0].data != destination) {
+      std::memcpy(destination, reply->buffers[0].data, letter.bytes);
+    }
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->fetching_.erase(delivery.get());
+      self->under_way_.erase(delivery.get());
+    }
+    delivery->complete(std::move(status), letter);
+  });
+}
+
+void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why) {
+  Call call;
+  bool touched = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto waiting =
+        std::find_if(receivers_.begin(), receivers_.end(), [&](const auto& each) { return each.delivery == delivery; });
+    if (waiting != receivers_.end()) {
+      if (waiting->from != any_rank) {  // later receives take what this one would have taken
+        --lines_[{waiting->from, waiting->key}].next_claimed;
+        for (auto it = std::next(waiting); it != receivers_.end(); ++it) {
+          if (it->from == waiting->from && it->key == waiting->key) --it->sequence;
+        }
+      }
+      receivers_.erase(waiting);
+    }
+    const auto offered = std::find_if(offers_.begin(), offers_.end(),
+                                      [&](const auto& each) { return each.second.delivery == delivery; });
+    if (offered != offers_.end() && offered->second.reading) touched = true;
+    if (offered != offers_.end() && !offered->second.reading) offers_.erase(offered);
+    touched = touched || under_way_.contains(delivery.get());
+    if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second;
+  }
+  if (call) call.cancel();
+  if (touched) return delivery->wait_for_end();
+  delivery->complete(why);
+  run_matches();
+}
+
+void Mailbox::fail(const Status& why) {
+  std::vector<std::shared_ptr<Delivery>> ended;
+  std::vector<Call> calls;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return;
+    failed_ = why;
+    for (auto& receiver : receivers_) ended.push_back(std::move(receiver.delivery));
+    receivers_.clear();
+    for (auto it = offers_.begin(); it != offers_.end();) {
+      if (it->second.reading) {
+        ++it;
+      } else {
+        ended.push_back(std::move(it->second.delivery));
+        it = offers_.erase(it);
+      }
+    }
+    for (const auto& [delivery, call] : fetching_) calls.push_back(call);
+    lines_.clear();
+  }
+  for (auto& call : calls) call.cancel();
+  for (const auto& delivery : ended) delivery->complete(why);
+}
+
+}  // namespace tensorferry::collectives

@@ -1,0 +1,133 @@
+/// The messages of one group: `post` sends bytes to a rank, `receive` takes them. Small data travels with the message.
+/// The receiver fetches larger data by a call, whose reply lands in the receiver's own memory.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "base/function.h"
+#include "rpc/collectives/messages.h"
+
+namespace tensorferry::collectives {
+
+/// Names a message: data of a step, or a send with a tag.
+struct LetterKey {
+  bool by_tag = false;
+  std::uint64_t number = 0;
+  auto operator<=>(const LetterKey&) const = default;
+};
+
+/// What is known of a message before its bytes are taken.
+struct Letter {
+  std::size_t from = 0;
+  Fingerprint fingerprint;
+  std::uint64_t bytes = 0;
+  bool arrived = false;
+};
+
+/// A message that is being sent, or received. Completes once. Thread-safe.
+class Delivery final {
+ public:
+  explicit Delivery(UniqueFunction<void(Status)> told = {}) : told_(std::move(told)) {}
+  /// Waits until the operation has completed or a limit ends the wait, and returns whose status that is. After an error
+  /// of a limit, the operation still runs: withdraw it before the memory is used otherwise.
+  Status wait(const WaitLimits& limits);
+  /// Waits without a limit.
+  void wait_for_end();
+  [[nodiscard]] bool done() const;
+  [[nodiscard]] Status status() const;
+  /// What has arrived; valid once done(). After an error, too, `arrived` tells whether it has.
+  [[nodiscard]] Letter letter() const;
+  /// Completes the operation; only the first call counts.
+  void complete(Status status, Letter letter = {});
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  Status status_;
+  Letter letter_;
+  UniqueFunction<void(Status)> told_;
+};
+
+/// Thread-safe. All functions return at once.
+class Mailbox final : public std::enable_shared_from_this<Mailbox> {
+ public:
+  /// Larger data is fetched by the receiver.
+  static constexpr std::size_t most_eager = std::size_t{64} << 10;
+  static constexpr std::size_t any_rank = ~std::size_t{0};
+
+  Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
+
+  /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
+  /// is not read any more. Until then the bytes must not change.
+  std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
+                                 const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
+  /// Takes the next message of `key` from `from` (any_rank: of a send, from whichever rank it comes first) into
+  /// `destination`. Sends of one rank and tag arrive in their order, and receives take them in theirs. InvalidArgument:
+  /// the message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
+  std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
+                                    UniqueFunction<void(Status)> told = {});
+  /// Completes `delivery` with `why` unless it has completed. Returns when no thread touches its memory any more.
+  void withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why);
+  /// Ends all deliveries, and all later ones, with `why`.
+  void fail(const Status& why);
+
+  /// Handles a Posted.
+  void deliver(const Posted& posted, Buffer data);
+  /// Handles a FetchOffer from `rank`.
+  void serve_offer(std::uint64_t offer, Reply reply);
+
+ private:
+  struct Arrived {
+    Letter letter;
+    Buffer data;
+    std::uint64_t offer = 0;
+  };
+  struct Receiver {
+    std::size_t from = 0;
+    LetterKey key;
+    std::uint64_t sequence = 0;  // unless `from` is any_rank
+    std::byte* destination = nullptr;
+    std::uint64_t most = 0;
+    std::shared_ptr<Delivery> delivery;
+  };
+  struct Line {  // the messages of one rank and key
+    std::uint64_t next_sent = 0, next_claimed = 0;
+    std::map<std::uint64_t, Arrived> arrived;  // by sequence
+  };
+  struct Offer {
+    std::span<const std::byte> data;
+    std::shared_ptr<Delivery> delivery;
+    bool reading = false;
+  };
+  std::optional<std::pair<Receiver, Arrived>> match();
+  void run_matches();
+  void take(const Receiver& receiver, Arrived arrived);
+  void fetch(const Receiver& receiver, const Arrived& arrived);
+
+  RawAgent& agent_;
+  const std::uint64_t group_;
+  const std::size_t rank_;
+  const std::vector<std::string> names_;
+  std::mutex mutex_;
+  std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
+  std::list<Receiver> receivers_;
+  std::map<std::uint64_t, Offer> offers_;
+  std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
+  std::map<const Delivery*, Call> fetching_;
+  std::uint64_t last_offer_ = 0;
+  Status failed_;
+};
+
+}  // namespace tensorferry::collectives

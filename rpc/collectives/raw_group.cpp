@@ -1,0 +1,396 @@
+#include "rpc/collectives/raw_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.h"
+#include "rpc/collectives/handed_regions.h"
+
+namespace tensorferry::collectives {
+
+// ---- work
+
+GroupWork::GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline)
+    : group_(std::move(group)), run_(std::move(run)), deadline_(deadline) {}
+GroupWork::GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text)
+    : group_(std::move(group)), deadline_(deadline), text_(std::move(text)) {}
+
+bool GroupWork::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+Status GroupWork::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) {
+      told_.push_back(std::move(told));
+      return;
+    }
+  }
+  told(status_);
+}
+
+void GroupWork::end(Status status) {
+  std::vector<UniqueFunction<void(const Status&)>> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) return;
+    status_ = std::move(status);
+    done_ = true;
+    told = std::move(told_);
+    changed_.notify_all();
+  }
+  for (const auto& each : told) each(status_);
+}
+
+bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>& interrupted) {
+  for (;;) {
+    // Without a bound this thread may run the operation itself, which saves two changes of thread.
+    if (!delivery_ && !until && group_->run_for(*this, interrupted)) return true;
+    const auto now = std::chrono::steady_clock::now();
+    auto wake_at = std::min(now + longest_sleep, until.value_or(Deadline::max()));
+    if (delivery_) wake_at = std::min(wake_at, deadline_);
+    {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_until(lock, wake_at, [&] { return done_; })) return true;
+    }
+    if (interrupted && interrupted()) return done();
+    if (delivery_) group_->look_for_the_dead();
+    if (delivery_ && std::chrono::steady_clock::now() >= deadline_) {
+      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " did not end in time"});
+    } else if (until && std::chrono::steady_clock::now() >= *until) {
+      return done();
+    }
+  }
+}
+
+// ---- the group
+
+RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Ends ends, Settings settings)
+    : agent_(std::move(agent)),
+      ends_(std::move(ends)),
+      settings_(std::move(settings)),
+      names_([this] {
+        std::vector<std::string> names;
+        for (const auto& member : ends_.members) names.push_back(member.name);
+        return names;
+      }()),
+      mailbox_(std::make_shared<Mailbox>(*agent_, ends_.id, ends_.rank, names_)) {}
+
+RawGroup::~RawGroup() { close(); }
+
+void RawGroup::close() {
+  if (size() > 1) fail({Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label)}, true);
+}
+
+void RawGroup::use_board(Buffer memory, bool memory_readable) {
+  links_ = {true, memory_readable};
+  board_ = std::make_unique<Board>(std::move(memory), rank(), size());
+  handed_over_ = std::make_shared<HandedRegions>(agent_, ends_.id, rank(), names_);
+}
+
+void RawGroup::watch_processes() {
+  processes_.resize(size());
+  probed_.resize(size());
+  const auto& own = ends_.members[rank()].host;
+  for (std::size_t other = 0; other < size(); ++other) {
+    const auto& host = ends_.members[other].host;
+    if (host.process == own.process || host.process.pid == 0 || host.boot_id != own.boot_id ||
+        host.pid_namespace != own.pid_namespace) {
+      continue;
+    }
+    if (auto found = cma::Process::find(host.process); found.ok()) {
+      processes_[other].emplace(std::move(*found));
+    } else {
+      rank_died(other, "its process has ended");
+    }
+  }
+}
+
+void RawGroup::say_why(std::string no_board, std::string no_memory) {
+  no_board_ = std::move(no_board);
+  no_memory_ = std::move(no_memory);
+}
+
+std::optional<std::size_t> RawGroup::rank_of(std::string_view name) const {
+  const auto it = std::find(names_.begin(), names_.end(), name);
+  if (it == names_.end()) return std::nullopt;
+  return static_cast<std::size_t>(it - names_.begin());
+}
+
+std::string RawGroup::explain(Operation operation, std::size_t bytes) const {
+  const auto choice = explain_choice(operation, bytes, size(), links_, settings_.algorithms);
+  const auto way = !links_.board                ? "as messages: " + no_board_
+                   : bytes <= Board::slot_bytes ? std::string("in the slots of the board")
+                   : links_.memory              ? std::string("read in place from the memory of the ranks")
+                                                : "as messages: " + no_memory_;
+  return formatted("{} of {} bytes over {} ranks: {} ({}), {}", name_of(operation), bytes, size(),
+                   name_of(choice.algorithm), choice.reason, way);
+}
+
+Status RawGroup::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+std::pair<std::uint64_t, std::uint64_t> RawGroup::progress() const {
+  const std::lock_guard lock(mutex_);
+  return {started_, ended_};
+}
+
+void RawGroup::map_region(std::size_t rank, std::uint64_t region, Buffer memory) {
+  const std::lock_guard lock(mutex_);
+  regions_.insert_or_assign({rank, region}, std::move(memory));
+}
+
+void RawGroup::unmap_region(std::size_t rank, std::uint64_t region) {
+  Buffer dropped;  // after the lock
+  const std::lock_guard lock(mutex_);
+  if (const auto it = regions_.find({rank, region}); it != regions_.end()) {
+    dropped = std::move(it->second);
+    regions_.erase(it);
+  }
+}
+
+void RawGroup::fail(const Status& why, bool tell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.ok()) return;
+    failed_ = why;
+  }
+  mailbox_->fail(why);
+  if (board_) board_->wake();
+  for (std::size_t to = 0; tell && to < size(); ++to) {
+    if (to == rank()) continue;
+    Message message;
+    message.payload =
+        encode(GroupMessage(GroupFailed{ends_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
+    RawCallOptions options;
+    options.timeout = Milliseconds(10000);
+    agent_->call(names_[to], group_function, std::move(message), std::move(options));
+  }
+}
+
+void RawGroup::rank_died(std::size_t rank, std::string_view why) {
+  fail({Code::connection_lost, formatted("{} of group \"{}\" has died or left: {}", named(rank), settings_.label, why)},
+       true);
+}
+
+// A thread that waits looks every 100 ms: at the processes of this host, and at the links to the others. A link that is
+// gone proves nothing, because its session goes on; a call finds out.
+void RawGroup::look_for_the_dead() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  auto last = looked_at_.load();
+  if (now.count() - last < std::chrono::nanoseconds(longest_sleep).count() / 2 ||
+      !looked_at_.compare_exchange_strong(last, now.count())) {
+    return;
+  }
+  for (std::size_t other = 0; other < size(); ++other) {
+    if (other == rank()) continue;
+    if (processes_[other] && !processes_[other]->alive()) return rank_died(other, "its process has ended");
+    const auto linked = agent_->linked(names_[other]);
+    if (linked && linked->incarnation != ends_.members[other].incarnation) {
+      return rank_died(other, "another agent has its name");
+    }
+    if (linked) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(probed_[other], std::uint8_t{1}) != 0) continue;
+    }
+    Message message;
+    message.payload = encode(GroupMessage(Greet{ends_.id}));
+    RawCallOptions options;
+    options.timeout = Milliseconds(10000);
+    agent_->call(names_[other], group_function, std::move(message), std::move(options))
+        .on_done([weak = weak_from_this(), other](const Result<Received>& reply) {
+          const auto self = weak.lock();
+          if (!self) return;
+          {
+            const std::lock_guard lock(self->mutex_);
+            self->probed_[other] = 0;
+          }
+          if (!reply.ok()) self->rank_died(other, reply.status().what());
+        });
+  }
+}
+
+void RawGroup::abort(const std::string& why) {
+  fail({Code::cancelled, formatted("{} aborted group \"{}\": {}", named(rank()), settings_.label, why)}, true);
+}
+
+// ---- running operations
+
+RawGroup::Work RawGroup::start(StartOptions options, Run run) {
+  const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
+  auto work =
+      std::make_shared<GroupWork>(shared_from_this(), std::move(run), std::chrono::steady_clock::now() + timeout);
+  if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
+  work->finish_ = std::move(options.finish);
+  {
+    const std::lock_guard lock(mutex_);
+    work->number_ = ++started_;
+    queue_.push_back(work);
+  }
+  if (options.background) run_in_background();
+  return work;
+}
+
+void RawGroup::run_in_background() {
+  Message message;
+  message.payload = encode(GroupMessage(RunOperations{ends_.id}));
+  RawCallOptions options;
+  options.timeout = Milliseconds(0);
+  agent_->call(agent_->self().name, group_function, std::move(message), std::move(options))
+      .on_done([self = shared_from_this()](const Result<Received>& reply) {
+        if (reply.ok()) return;
+        // The agent has left, so the operations fail at once.
+        self->fail(reply.status(), false);
+        self->run_queue();
+      });
+}
+
+WaitLimits RawGroup::limits_of(GroupWork::Deadline until, std::function<bool()> interrupted) {
+  return {until,
+          [this] {
+            look_for_the_dead();
+            return failed();
+          },
+          std::move(interrupted)};
+}
+
+void RawGroup::run_queue() {
+  for (;;) {
+    Work work;
+    {
+      const std::lock_guard lock(mutex_);
+      if (running_ || queue_.empty()) return;
+      running_ = true;
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    run_one(work, {});
+  }
+}
+
+bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& interrupted) {
+  for (;;) {
+    if (wanted.done()) return true;
+    Work work;
+    {
+      std::unique_lock lock(mutex_);
+      if (running_) {
+        changed_.wait_for(lock, longest_sleep, [this] { return !running_; });
+        if (running_) return false;
+      }
+      if (queue_.empty()) continue;
+      running_ = true;
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    run_one(work, interrupted);
+  }
+}
+
+void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupted) {
+  const auto limits = limits_of(work->deadline_, interrupted);
+  auto status = failed();
+  disagreed_ = false;
+  if (status.ok()) status = work->run_(limits);
+  work->run_ = {};
+  if (status.ok() && work->finish_) work->finish_();
+  // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
+  if (!status.ok() && !disagreed_) {
+    if (const auto why = failed(); !why.ok()) status = why;
+    fail(status, true);
+  }
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = false;
+    ended_ = std::max(ended_, work->number_);
+    more = !queue_.empty();
+    changed_.notify_all();
+  }
+  work->end(std::move(status));
+  // Another thread may have found this one running, and left the rest of the queue to it.
+  if (more) run_in_background();
+}
+
+// ---- sends and receives
+
+RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
+                                  const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin) {
+  const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
+  auto work =
+      std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
+  if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
+  work->delivery_ = begin([work, finish = std::move(options.finish)](Status status) {
+    if (status.ok() && finish) finish();
+    work->end(std::move(status));
+  });
+  return work;
+}
+
+RawGroup::Work RawGroup::send(InBytes data, std::size_t to, std::uint64_t tag, StartOptions options) {
+  Fingerprint called;
+  called.elements = data.size();
+  return transfer(std::move(options),
+                  formatted("a send to {} of group \"{}\" with tag {}", named(to), settings_.label, tag),
+                  [&](UniqueFunction<void(Status)> told) {
+                    return mailbox_->post(to, {true, tag}, data, called, std::move(told));
+                  });
+}
+
+RawGroup::Work RawGroup::receive(OutBytes data, std::size_t from, std::uint64_t tag, StartOptions options) {
+  const auto whom = from == Mailbox::any_rank ? std::string("any rank") : named(from);
+  return transfer(std::move(options),
+                  formatted("a receive from {} of group \"{}\" with tag {}", whom, settings_.label, tag),
+                  [&](UniqueFunction<void(Status)> told) {
+                    return mailbox_->receive(from, {true, tag}, data.data(), data.size(), std::move(told));
+                  });
+}
+
+Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
+  // Tags of the library's own: the upper half of the numbers. Two of them, for coming and going.
+  const auto base = (std::uint64_t{1} << 63U) + 2 * ++barriers_;
+  std::byte token{};
+  const StartOptions options{timeout, false, nullptr};
+  if (rank() != 0) {
+    send({&token, 1}, 0, base, options)->wait();
+    const auto gone = receive({&token, 1}, 0, base + 1, options);
+    gone->wait();
+    if (gone->status().code() != Code::deadline_exceeded) return gone->status();
+    return {Code::deadline_exceeded,
+            formatted("{} did not let {} go from the monitored barrier in time: another rank has "
+                      "not come, or it has not itself",
+                      named(0), named(rank()))};
+  }
+  Status other;
+  std::vector<std::size_t> missing;
+  std::vector<Work> came;
+  std::vector<std::byte> tokens(size());
+  for (std::size_t from = 1; from < size(); ++from) came.push_back(receive({&tokens[from], 1}, from, base, options));
+  for (std::size_t from = 1; from < size(); ++from) {
+    came[from - 1]->wait();
+    const auto status = came[from - 1]->status();
+    if (status.code() == Code::deadline_exceeded) missing.push_back(from);
+    if (!status.ok() && status.code() != Code::deadline_exceeded && other.ok()) other = status;
+  }
+  if (!other.ok()) return other;
+  if (!name_all && missing.size() > 1) missing.resize(1);
+  if (!missing.empty()) return late("a monitored barrier", missing);
+  for (std::size_t to = 1; to < size(); ++to) {
+    const auto let_go = send({&token, 1}, to, base + 1, options);
+    let_go->wait();
+    if (!let_go->status().ok()) return let_go->status();
+  }
+  return {};
+}
+
+}  // namespace tensorferry::collectives

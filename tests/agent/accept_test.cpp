@@ -1,0 +1,118 @@
+// Many connections at once: strangers at the port, a mass start, and a dialler that is refused for now.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <thread>
+
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Accepting : public ::testing::Test {
+ protected:
+  Accepting() {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    room_ = limit.rlim_cur >= 4096;
+    serve_echo(*server);
+  }
+  void SetUp() override {
+    if (!room_) GTEST_SKIP() << "this process may open fewer than 4096 files";
+  }
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+  std::shared_ptr<RawAgent> server = join(store, "server", {"tcp", "basic"});
+
+ private:
+  bool room_ = false;
+};
+
+TEST_F(Accepting, AThousandSilentStrangersDisturbNeitherOldPeersNorNewOnes) {
+  const auto old_peer = join(store, "old", {"tcp", "basic"}), new_peer = join(store, "new", {"tcp", "basic"});
+  ASSERT_TRUE(call_sync(*old_peer, "server", "echo", {}).ok());
+  const auto record = record_of(store, "server");
+  std::vector<RawConnection> strangers;
+  for (int i = 0; i < 1000; ++i) strangers.push_back(raw_connect(record, false));
+  EXPECT_TRUE(call_sync(*old_peer, "server", "echo", {}, within(seconds(5))).ok());
+  const auto reply = call_sync(*new_peer, "server", "echo", {}, within(seconds(60)));
+  EXPECT_TRUE(reply.ok()) << reply.status().text();
+}
+
+TEST_F(Accepting, StrangersThatBeginAHandshakeMakeRoomToo) {
+  const auto peer = join(store, "peer", {"tcp", "basic"});
+  const auto record = record_of(store, "server");
+  const Key other = Key::random();
+  std::vector<RawConnection> strangers;
+  for (int i = 0; i < 400; ++i) {
+    strangers.push_back(raw_connect(record, false));
+    ASSERT_TRUE(strangers.back().write(DiallerHandshake(raw_terms(other, true)).hello()).ok());
+  }
+  const auto reply = call_sync(*peer, "server", "echo", {}, within(seconds(60)));
+  EXPECT_TRUE(reply.ok()) << reply.status().text();
+}
+
+/// As many dials as a mass start has, over a network with a round trip of a second: nothing happens between a dialler's
+/// first bytes and its proof.
+TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
+  const auto record = record_of(store, "server");
+  const auto key = cluster_key(*store, "tensorferry", "");
+  ASSERT_TRUE(key.ok());
+  struct Dial {
+    RawConnection connection;
+    DiallerHandshake handshake;
+  };
+  std::vector<Dial> dials;
+  for (int i = 0; i < 300; ++i) {
+    dials.push_back({raw_connect(record, false), DiallerHandshake(raw_terms(key->key, true))});
+    ASSERT_TRUE(dials.back().connection.write(dials.back().handshake.hello()).ok());
+  }
+  std::this_thread::sleep_for(seconds(1));
+  int lost = 0;
+  for (auto& [connection, handshake] : dials) {
+    std::array<std::byte, DiallerHandshake::kAnswerBytes> answer{};
+    const auto soon = deadline_after(seconds(10));
+    if (!read_exactly(connection.fd(), answer, soon)) {
+      ++lost;
+      continue;
+    }
+    const auto proof = handshake.answer(answer);
+    ASSERT_TRUE(proof.ok()) << proof.status().text();
+    lost += connection.write(*proof).ok() && connection.read(wire::Kind::hello).ok() ? 0 : 1;
+  }
+  EXPECT_EQ(lost, 0) << "of 300";
+}
+
+TEST_F(Accepting, AMassStartOfAgentsLosesNoCall) {
+  const int agents = rounds(100) == 1 ? 40 : 500;
+  std::vector<std::shared_ptr<RawAgent>> diallers;
+  for (int i = 0; i < agents; ++i) diallers.push_back(join(store, "dialler" + std::to_string(i), {"tcp", "basic"}));
+  std::vector<Call> calls;
+  for (const auto& dialler : diallers) calls.push_back(dialler->call("server", "echo", message_of("hello")));
+  int lost = 0;
+  for (auto& call : calls) lost += call.wait() && call.take().ok() ? 0 : 1;
+  EXPECT_EQ(lost, 0) << "of " << agents;
+}
+
+TEST_F(Accepting, ADiallerThatIsRefusedForNowTriesAgainWithinItsDeadline) {
+  const auto a = join(store, "a");
+  RawPeer busy(store, "busy");
+  auto call = a->call("busy", "f", {}, within(seconds(20)));
+  for (int i = 0; i < 3; ++i) busy.refuse();
+  auto peer = busy.accept();
+  const auto request = peer.connection.read(wire::Kind::request);
+  ASSERT_TRUE(request.ok()) << request.status().text();
+  ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
+  EXPECT_TRUE(call.wait(Clock::now() + seconds(10)));
+  EXPECT_TRUE(call.take().ok());
+}
+
+}  // namespace
+}  // namespace tensorferry

@@ -1,0 +1,248 @@
+// Idempotent calls: sent again when their connection is lost, run once, and answered from the callee's record.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "agent/execution_record.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+#include "tests/agent/sockets.h"
+
+namespace tensorferry::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+RawCallOptions idempotent(Milliseconds timeout) {
+  auto options = within(timeout);
+  options.idempotent = true;
+  return options;
+}
+
+std::string text_of(const Received& received) { return std::string(tensorferry::text_of(received.payload)); }
+
+/// Serves "count", which counts its runs by payload and echoes, and "hold", which does so when `held` becomes false or
+/// its caller cancels.
+class Counting {
+ public:
+  void serve(RawAgent& agent) {
+    agent.serve("count", [this](Request request, Reply reply) {
+      count(request);
+      reply.send({std::move(request.arguments.payload), std::move(request.arguments.buffers), {}, {}});
+    });
+    agent.serve("hold", [this](Request request, Reply reply) {
+      count(request);
+      eventually([&] { return !held || reply.cancelled(); });
+      if (reply.cancelled()) ++cancelled;
+      reply.send({std::move(request.arguments.payload), {}, {}, {}});
+    });
+  }
+  std::map<std::string, int> runs() {
+    const std::lock_guard lock(mutex_);
+    return runs_;
+  }
+  std::atomic<bool> held{true};
+  std::atomic<int> cancelled{0};
+
+ private:
+  void count(const Request& request) {
+    const std::lock_guard lock(mutex_);
+    ++runs_[text_of(request.arguments)];
+  }
+  std::mutex mutex_;
+  std::map<std::string, int> runs_;
+};
+
+class IdempotentCalls : public ::testing::TestWithParam<Ways> {
+ protected:
+  IdempotentCalls() { counting.serve(*b); }
+
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+  Counting counting;
+  std::shared_ptr<RawAgent> a = join(store, "a", GetParam()), b = join(store, "b", GetParam());
+};
+
+TEST_P(IdempotentCalls, RunOnceAndAnswerWhileConnectionsEndAtRandom) {
+  std::atomic<int> calls{0}, callers_left{3};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (unsigned i = 0; i < 200; ++i) {
+        auto message = message_of(std::to_string(caller) + "." + std::to_string(i));
+        const auto name = text_of({message.payload, {}});
+        if (i % 10 == 0) message.buffers = {patterned(300'000, i)};
+        const auto sent = message.buffers;
+        const auto reply = call_sync(*a, "b", "count", std::move(message), idempotent(seconds(60)));
+        ASSERT_TRUE(reply.ok()) << name << ": " << reply.status().text();
+        EXPECT_EQ(text_of(*reply), name);
+        ASSERT_EQ(reply->buffers.size(), sent.size());
+        EXPECT_TRUE(sent.empty() || same_bytes(reply->buffers[0], sent[0]));
+        ++calls;
+      }
+      --callers_left;
+    });
+  }
+  for (int cut = 0; callers_left != 0; ++cut) {
+    const int before = calls;
+    sever_connections();
+    EXPECT_TRUE(eventually([&] { return calls > before || callers_left == 0; }, seconds(30))) << "after cut " << cut;
+    std::this_thread::sleep_for(Milliseconds(cut % 7));
+  }
+  for (auto& caller : callers) caller.join();
+  const auto runs = counting.runs();
+  EXPECT_EQ(runs.size(), 600U);
+  for (const auto& [name, times] : runs) EXPECT_EQ(times, 1) << name;
+}
+
+TEST_P(IdempotentCalls, SentAgainWaitForTheFirstExecution) {
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(30)));
+  for (int cut = 0; cut < 3; ++cut) {
+    ASSERT_TRUE(eventually([&] { return b->in_flight().second >= 1; }));
+    sever_connections();
+    ASSERT_TRUE(eventually([&] { return b->in_flight().second >= 2; })) << "the call comes again";
+    EXPECT_FALSE(call.done());
+  }
+  counting.held = false;
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  const auto reply = call.take();
+  ASSERT_TRUE(reply.ok()) << reply.status().text();
+  EXPECT_EQ(text_of(*reply), "one");
+  EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"one", 1}}));
+  EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
+}
+
+TEST_P(IdempotentCalls, FailWhenTheirCalleeIsRestarted) {
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(30)));
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
+  b->leave();
+  Counting next;
+  const auto restarted = join(store, "b", GetParam());
+  next.serve(*restarted);
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  EXPECT_EQ(call.take().status().code(), Code::connection_lost);
+  EXPECT_TRUE(call_sync(*a, "b", "count", message_of("two"), idempotent(seconds(10))).ok());
+  EXPECT_EQ(next.runs(), (std::map<std::string, int>{{"two", 1}})) << "the next incarnation does not run the call";
+}
+
+TEST_P(IdempotentCalls, CancelReachesTheExecutionOverTheNextLink) {
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(30)));
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
+  sever_connections();
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 2; }));
+  call.cancel();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  EXPECT_EQ(call.take().status().code(), Code::cancelled);
+  EXPECT_TRUE(eventually([&] { return counting.cancelled == 1; }));
+}
+
+TEST_P(IdempotentCalls, KeepTheirDeadline) {
+  const auto begun = Clock::now();
+  auto call = a->call("b", "hold", message_of("one"), idempotent(Milliseconds(500)));
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
+  sever_connections();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded);
+  EXPECT_LT(Clock::now() - begun, seconds(5));
+}
+
+TEST_P(IdempotentCalls, HandTheErrorsOfTheirFunctionOn) {
+  std::atomic<int> runs{0};
+  b->serve("fail", [&](const Request&, Reply reply) {
+    ++runs;
+    reply.fail({Code::connection_lost, "a call of the function's own failed"});
+  });
+  const auto reply = call_sync(*a, "b", "fail", {}, idempotent(seconds(10)));
+  EXPECT_EQ(reply.status().code(), Code::connection_lost);
+  EXPECT_THAT(std::string(reply.status().what()), HasSubstr("function's own"));
+  EXPECT_EQ(runs, 1) << "an error that the callee answered is an answer";
+}
+
+TEST_P(IdempotentCalls, HaveNoOrderKey) {
+  auto options = idempotent(seconds(10));
+  options.order = 1;
+  EXPECT_EQ(call_sync(*a, "b", "count", {}, options).status().code(), Code::invalid_argument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
+                         [](const auto& one) { return name_of(one.param); });
+
+/// Makes idempotent calls frame by frame, so that a test repeats them.
+class RepeatedRequests : public ::testing::Test {
+ protected:
+  RepeatedRequests() { counting.serve(*b); }
+
+  /// Makes a call, and returns its payload or its error.
+  Result<std::string> call(const wire::IdempotencyKey& key, std::string_view payload, std::uint32_t remaining_ms = 0) {
+    Bytes extensions;
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::function_name, view_of(std::string_view("count")));
+    wire::put_extension(writer, wire::extension::idempotency, encode(key));
+    wire::Header header;
+    header.kind = wire::Kind::request;
+    header.call = ++calls;
+    header.remaining_ms = remaining_ms;
+    EXPECT_TRUE(peer.write(wire::assemble(header, extensions, {}, view_of(payload))).ok());
+    const auto reply = peer.read(wire::Kind::reply);
+    if (!reply.ok()) return reply.status();
+    const auto frame = wire::Frame::decode(reply->header, reply->body);
+    if ((reply->header.flags & wire::flag::error) != 0) return wire::decode_status(frame->payload);
+    return std::string(tensorferry::text_of(frame->payload));
+  }
+
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+  Counting counting;
+  std::shared_ptr<RawAgent> b = join(store, "b", {"unix", "basic"});
+  RawConnection peer = raw_dial(store, "b", raw_hello("raw"));
+  std::uint64_t calls = 0;
+};
+
+TEST_F(RepeatedRequests, GetTheFirstAnswer) {
+  for (int i = 0; i < 3; ++i) {
+    const auto reply = call({5, 0, 0}, "five");
+    ASSERT_TRUE(reply.ok()) << reply.status().text();
+    EXPECT_EQ(*reply, "five");
+  }
+  EXPECT_EQ(counting.runs()["five"], 1);
+}
+
+TEST_F(RepeatedRequests, OfAForgottenKeyFailAndNeverRunAgain) {
+  ASSERT_TRUE(call({1, 0, 0}, "one").ok());
+  for (std::uint64_t key = 3; key < 3 + ExecutionRecord::most_answers; ++key)
+    ASSERT_TRUE(call({key, 0, 0}, std::to_string(key)).ok());
+  const auto again = call({1, 0, 0}, "one");
+  EXPECT_EQ(again.status().code(), Code::connection_lost);
+  EXPECT_THAT(std::string(again.status().what()), HasSubstr("forgotten"));
+  EXPECT_EQ(counting.runs()["one"], 1);
+  EXPECT_TRUE(call({2, 0, 0}, "two").ok()) << "a key that never came runs, however late it is";
+}
+
+TEST_F(RepeatedRequests, AreForgottenSoonAfterTheirDeadline) {
+  ASSERT_TRUE(call({1, 0, 0}, "one", 300).ok());
+  ASSERT_TRUE(call({2, 0, 0}, "two", 60'000).ok());
+  EXPECT_TRUE(eventually([&] { return !call({1, 0, 0}, "one").ok(); })) << "the record holds what was answered";
+  EXPECT_TRUE(call({2, 0, 0}, "two").ok());
+  EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"one", 1}, {"two", 1}}));
+}
+
+TEST_F(RepeatedRequests, OfASettledKeyNeverRunAgain) {
+  ASSERT_TRUE(call({1, 1, 0}, "one").ok());
+  ASSERT_TRUE(call({2, 2, 0}, "two").ok());
+  EXPECT_EQ(call({1, 0, 0}, "one").status().code(), Code::connection_lost);
+  EXPECT_EQ(counting.runs()["one"], 1);
+}
+
+TEST_F(RepeatedRequests, MeantForAnEarlierIncarnationDoNotRun) {
+  EXPECT_EQ(call({1, 0, 12345}, "one").status().code(), Code::connection_lost);
+  EXPECT_TRUE(call({2, 0, b->self().incarnation}, "two").ok());
+  EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"two", 1}}));
+}
+
+}  // namespace
+}  // namespace tensorferry::testing

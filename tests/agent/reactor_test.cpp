@@ -1,0 +1,65 @@
+// How often the reactor ticks.
+#include "agent/reactor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/agent/patience.h"
+
+namespace tensorferry::testing {
+namespace {
+
+class Ticks : public ::testing::Test {
+ protected:
+  Ticks() { reactor.start(); }
+  ~Ticks() override { reactor.stop(); }
+
+  std::atomic<Pace> pace{Pace::run};
+  std::atomic<int> ticks{0};
+  Reactor reactor{[this] {
+    ++ticks;
+    return pace.load();
+  }};
+};
+
+TEST_F(Ticks, ComeSeldomWhileOnlyDeadlinesAreToBeWatched) {
+  pace = Pace::walk;
+  reactor.kick();
+  ASSERT_TRUE(eventually([&] { return ticks > 201; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const int before = ticks;
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_GT(ticks, before);
+  EXPECT_LT(ticks - before, 120) << "100 a second";
+}
+
+TEST_F(Ticks, StopWhileNothingIsUnderWayAndGoOnWithAKick) {
+  pace = Pace::rest;
+  reactor.kick();
+  ASSERT_TRUE(eventually([&] { return ticks > 201; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const int before = ticks;
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(ticks, before);
+  reactor.kick();
+  EXPECT_TRUE(eventually([&] { return ticks > before; }));
+}
+
+TEST_F(Ticks, AreFastAgainAfterAKick) {
+  pace = Pace::walk;
+  reactor.kick();
+  ASSERT_TRUE(eventually([&] { return ticks > 201; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  pace = Pace::run;
+  reactor.kick();
+  const int before = ticks;
+  const Since since;
+  ASSERT_TRUE(eventually([&] { return ticks > before + 1000; }, std::chrono::seconds(20)));
+  EXPECT_LT(since.passed(), std::chrono::milliseconds(9000)) << "1 s on a machine that is not busy, 10 s at a walk";
+}
+
+}  // namespace
+}  // namespace tensorferry::testing

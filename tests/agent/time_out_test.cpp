@@ -1,0 +1,278 @@
+// What the error of a timed-out call tells: how far the call came, how long that took, and how busy the peer was.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <csignal>
+#include <thread>
+
+#include "agent/late_answers.h"
+#include "agent/time_out_text.h"
+#include "tests/agent/peers.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Stage = wire::CallStatus::Stage;
+
+// ---- The text alone
+
+class TimeOutText : public ::testing::Test {
+ protected:
+  std::string text() const { return time_out_text(*call, view, call->made + seconds(60)); }
+  /// The callee's report came 59.5 s after the call was made.
+  void report(wire::CallStatus status) { call->set_report({status, call->made + milliseconds(59500)}); }
+  std::uint64_t after(milliseconds passed) const {
+    return static_cast<std::uint64_t>(microseconds(milliseconds(59500) - passed).count());
+  }
+
+  std::shared_ptr<Call::State> call = std::make_shared<Call::State>("py:model:train_step", RawCallOptions{});
+  CallersView view{"trainer3", true, "", "tcp", milliseconds(1500)};
+  void SetUp() override { call->sent_at = (call->made + milliseconds(1)).time_since_epoch().count(); }
+};
+
+TEST_F(TimeOutText, TellsThatNoConnectionCouldBeOpened) {
+  call->sent_at = 0;
+  call->hold = SendHold::connection;
+  view.connected = false;
+  view.silence = std::nullopt;
+  EXPECT_EQ(text(),
+            "\"train_step\" on \"trainer3\": no answer in 60.0 s; not sent, because no connection to it could be "
+            "opened yet. Raise timeout= or the deadline around the call");
+  view.dialling = ": connecting to 10.0.0.3:7000";
+  view.silence = seconds(20);
+  EXPECT_THAT(text(),
+              HasSubstr("could be opened yet: connecting to 10.0.0.3:7000; last heard of the peer 20.0 s ago. Raise"));
+}
+
+TEST_F(TimeOutText, TellsWhatARequestWaitedForBeforeItWasSent) {
+  call->sent_at = 0;
+  call->hold = SendHold::probe;
+  EXPECT_THAT(text(), HasSubstr("not sent, because the channel that it needs is still being tested"));
+  call->hold = SendHold::order;
+  EXPECT_THAT(text(), HasSubstr("not sent, because an earlier call of its order key waits"));
+}
+
+TEST_F(TimeOutText, TellsThatNothingIsKnownOfASentCall) {
+  EXPECT_THAT(text(), HasSubstr("no answer in 60.0 s; sent 59.9 s ago by tcp, not known to have been received; last "
+                                "heard of the peer 1.5 s ago. Raise timeout="));
+  view.connected = false;
+  EXPECT_THAT(text(), HasSubstr("not known to have been received; the connection is lost; last heard"));
+}
+
+TEST_F(TimeOutText, TellsOfARunningCallThatHadToWaitForAHandler) {
+  wire::CallStatus status;
+  status.stage = Stage::running;
+  status.received_us = after(milliseconds(2));
+  status.started_us = after(milliseconds(3100));
+  status.busy_at_arrival = status.handlers = 64;
+  report(status);
+  EXPECT_EQ(
+      text(),
+      "\"train_step\" on \"trainer3\": no answer in 60.0 s; received there after 2 ms, started after 3.1 s (64 of "
+      "64 handlers were busy), still running. Raise timeout= or the deadline around the call, or max_threads on "
+      "\"trainer3\"");
+}
+
+TEST_F(TimeOutText, TellsOfARunningCallThatBeganAtOnce) {
+  wire::CallStatus status;
+  status.stage = Stage::running;
+  status.received_us = after(milliseconds(2));
+  status.started_us = after(milliseconds(3));
+  status.handlers = 64;
+  status.busy = 64;
+  report(status);
+  EXPECT_THAT(text(), HasSubstr("received there after 2 ms, started after 3 ms, still running. Raise timeout= or the "
+                                "deadline around the call"));
+  EXPECT_THAT(text(), Not(HasSubstr("max_threads")));
+}
+
+TEST_F(TimeOutText, TellsOfACallInTheQueueOfHandlers) {
+  wire::CallStatus status;
+  status.stage = Stage::queued;
+  status.received_us = after(milliseconds(2));
+  status.handlers = status.busy = 16;
+  status.waiting = 30;
+  report(status);
+  EXPECT_THAT(text(),
+              HasSubstr("received there after 2 ms, waiting there for a handler (16 of 16 handlers are busy, 30 "
+                        "calls wait). Raise"));
+  EXPECT_THAT(text(), HasSubstr("max_threads on \"trainer3\""));
+}
+
+TEST_F(TimeOutText, TellsOfArgumentsThatHadNotArrived) {
+  wire::CallStatus status;
+  status.stage = Stage::arriving;
+  status.received_us = after(milliseconds(2));
+  report(status);
+  EXPECT_THAT(text(), HasSubstr("received there after 2 ms, but its arguments had not all arrived."));
+}
+
+TEST_F(TimeOutText, TellsWhereARequestOrAnAnswerIsThatTheCalleeDoesNotHave) {
+  report({});
+  EXPECT_THAT(text(), HasSubstr("answered there, but the answer has not arrived."));
+  call->in_ring = true;
+  EXPECT_THAT(text(), HasSubstr("put into shared memory, from which the peer has not taken it yet."));
+  call->landing = true;
+  EXPECT_THAT(text(), HasSubstr("the answer has come, but its tensors had not all arrived."));
+}
+
+// ---- Calls
+
+class TimedOut : public ::testing::TestWithParam<Ways> {
+ protected:
+  void serve_blocked() {
+    b->serve("blocked", [this](const Request&, Reply reply) {
+      ++inside;
+      while (!open) std::this_thread::sleep_for(milliseconds(1));
+      reply.send({});
+    });
+  }
+  std::string text_of(std::string_view function, RawCallOptions options) {
+    const auto reply = call_sync(*a, "b", function, {}, std::move(options));
+    EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+    return std::string(reply.status().what());
+  }
+  std::atomic<bool> open{false};
+  std::atomic<int> inside{0};
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+  std::shared_ptr<RawAgent> a = join(store, "a", GetParam());
+  std::shared_ptr<RawAgent> b = join(store, "b", GetParam(), [](auto& options) { options.max_threads = 3; });
+  void TearDown() override { open = true; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, TimedOut,
+                         ::testing::Values(Ways{"ring", "basic"}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
+                         [](const auto& tested) { return name_of(tested.param); });
+
+TEST_P(TimedOut, CallsTellThatTheyRun) {
+  serve_blocked();
+  const Since since;
+  EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
+              ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9]+ ms, started after "
+                            "[0-9]+ ms, still running. Raise timeout= or the deadline around the call$"));
+  EXPECT_GE(since.passed(), milliseconds(900));
+  EXPECT_LT(since.passed(), milliseconds(1100)) << "the question how far the call has come must not delay its end";
+}
+
+TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
+  serve_blocked();
+  std::atomic<bool> ended{false};
+  std::string text;
+  a->call("b", "blocked", {}, within(milliseconds(900))).on_done([&](const Result<Received>& reply) {
+    text = reply.status().what();
+    ended = true;
+  });
+  ASSERT_TRUE(eventually([&] { return ended.load(); }));
+  EXPECT_THAT(text, HasSubstr("still running"));
+}
+
+TEST_P(TimedOut, CallsTellThatAllHandlersWereBusy) {
+  serve_blocked();
+  std::vector<Call> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "blocked", {}));
+  ASSERT_TRUE(eventually([&] { return inside == 3; }));
+  EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
+              ContainsRegex("received there after [0-9]+ ms, waiting there for a handler \\(3 of 3 handlers are "
+                            "busy\\). Raise timeout= or the deadline around the call, or max_threads on \"b\"$"));
+  EXPECT_EQ(inside, 3);
+}
+
+TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
+  b->serve("wait", [&](const Request&, Reply reply) {
+    ++inside;
+    while (!reply.cancelled() && !open) std::this_thread::sleep_for(milliseconds(1));
+    reply.send({});
+  });
+  std::vector<Call> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "wait", {}, within(milliseconds(300))));
+  ASSERT_TRUE(eventually([&] { return inside == 3; }));
+  EXPECT_THAT(text_of("wait", within(milliseconds(1500))),
+              ContainsRegex("started after [0-9]+.[0-9]+ s \\(3 of 3 handlers were busy\\), still running"));
+}
+
+TEST_P(TimedOut, CallsTellThatTheyWaitForAnEarlierOneOfTheirOrder) {
+  serve_blocked();
+  RawCallOptions first, second = within(milliseconds(900));
+  first.order = second.order = 7;
+  auto ahead = a->call("b", "blocked", {}, first);
+  EXPECT_THAT(text_of("blocked", second), HasSubstr("ms, waiting there for an earlier call of its order key."));
+}
+
+TEST_P(TimedOut, CallsToAnAbsentPeerTellThatTheyWereNotSent) {
+  auto options = within(milliseconds(200));
+  options.wait_for_ready = true;
+  const auto reply = call_sync(*a, "nobody", "f", {}, options);
+  EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+  EXPECT_THAT(
+      std::string(reply.status().what()),
+      HasSubstr("\"f\" on \"nobody\": no answer in 0.2 s; not sent, because no connection to it could be opened "
+                "yet"));
+}
+
+TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
+  serve_blocked();
+  EXPECT_THAT(text_of("blocked", within(milliseconds(50))), HasSubstr("no answer in 50 ms"));
+  EXPECT_EQ(b->counters().late_answers, 0U);
+  open = true;
+  EXPECT_TRUE(eventually([&] { return b->counters().late_answers == 1; }));
+  b->serve("nap", [](const Request&, Reply reply) {  // meanwhile the caller reads the late reply
+    std::this_thread::sleep_for(milliseconds(100));
+    reply.send({});
+  });
+  ASSERT_TRUE(call_sync(*a, "b", "nap", {}).ok());
+  EXPECT_TRUE(eventually([&] { return a->counters().late_replies == 1; }));
+  EXPECT_EQ(b->counters().late_answers, 1U);
+}
+
+TEST(LateAnswers, AreLoggedAtMostOnceAMinute) {
+  LateAnswers late;
+  const auto logged_at = [&](LateAnswers::Clock::time_point now) {
+    ::testing::internal::CaptureStderr();
+    late.log_if_due(now);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto now = LateAnswers::Clock::now();
+  EXPECT_EQ(logged_at(now), "");
+  late.add("a", "step");
+  EXPECT_THAT(logged_at(now), HasSubstr("peer=a call=step answered 1 calls after their callers had given up"));
+  late.add("a", "step");
+  late.add("c", "other");
+  EXPECT_EQ(logged_at(now + seconds(59)), "");
+  EXPECT_THAT(logged_at(now + seconds(61)), HasSubstr("peer=c call=other answered 2 calls"));
+  EXPECT_EQ(logged_at(now + seconds(200)), "") << "there are none since then";
+}
+
+class TimedOutAtAProcess : public PeerTest {};
+
+INSTANTIATE_TEST_SUITE_P(Over, TimedOutAtAProcess,
+                         ::testing::Values(Ways{"ring", "basic"}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
+                         [](const auto& tested) { return name_of(tested.param); });
+
+TEST_P(TimedOutAtAProcess, CallsToAStoppedPeerTellWhenItWasLastHeardOf) {
+  const auto b = start("b");
+  ASSERT_TRUE(me->explain("b").ok());  // waits until the peer has mapped the ring
+  ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
+  b->signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(300));
+  const Since since;
+  const auto reply = call_sync(*me, "b", "echo", {}, within(milliseconds(400)));
+  EXPECT_LT(since.passed(), milliseconds(600));
+  b->signal(SIGCONT);
+  EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+  const auto by = GetParam().transport == "ring"   ? "shared memory"
+                  : GetParam().transport == "unix" ? "unix socket"
+                                                   : "tcp";
+  EXPECT_THAT(std::string(reply.status().what()),
+              ContainsRegex("\"echo\" on \"b\": no answer in 0.4 s; sent 0.[3-9] s ago by " + std::string(by) +
+                            ", not known to have been received; last heard of the peer [0-9].[0-9] s ago. Raise"));
+}
+
+}  // namespace
+}  // namespace tensorferry

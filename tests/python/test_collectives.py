@@ -1,0 +1,184 @@
+"""tensorferry.collectives over agents of this process. test_c10d.py has groups over several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorferry
+import torch
+from conftest import Agents
+from tensorferry import collectives, errors
+
+
+def at_all_ranks(agents: list[tensorferry.Agent], body: Callable[[int, tensorferry.Agent], Any]) -> list[Any]:
+    """Runs ``body`` for each agent on a thread of its own, and returns the results or exceptions."""
+    results: list[Any] = [None] * len(agents)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank, agents[rank])
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(agents))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results
+
+
+def form(agents: list[tensorferry.Agent], **options: Any) -> list[collectives.Group]:
+    names = [agent.name for agent in agents]
+    options.setdefault("timeout", 30)
+    groups = at_all_ranks(agents, lambda _, agent: collectives.form_group(names, agent=agent, **options))
+    for group in groups:
+        assert isinstance(group, collectives.Group), group
+    return groups
+
+
+@pytest.fixture
+def three(agents: Agents) -> list[tensorferry.Agent]:
+    return [agents(name, rank=rank) for rank, name in enumerate("abc")]
+
+
+def test_operations_return_their_results(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        group = groups[rank]
+        assert (group.rank, group.size, group.names) == (rank, 3, ["a", "b", "c"])
+        mine = torch.full((2, 5), float(rank + 1))
+        assert group.all_reduce(mine, out=torch.empty(2, 5)).wait().eq(6).all()
+        assert mine.eq(rank + 1).all()
+        assert group.all_reduce(mine.clone(), "premultiplied_sum", factor=0.5).wait().eq(3).all()
+        assert [each[0, 0].item() for each in group.all_gather(mine).wait()] == [1, 2, 3]
+        assert [each[0, 0].item() for each in group.gather(mine, 1).wait()] == ([1, 2, 3] if rank == 1 else [])
+        given = [torch.tensor([float(i)]) for i in range(3)] if rank == 2 else []
+        assert group.scatter(torch.empty(1), given, 2).wait().item() == rank
+        assert group.broadcast(mine.clone(), 2).wait().eq(3).all()
+        parts = [torch.tensor([float(10 * rank + i)]) for i in range(3)]
+        assert group.reduce_scatter(torch.empty(1), parts, "max").wait().item() == 20 + rank
+        outs = group.all_to_all([torch.empty(1) for _ in range(3)], parts).wait()
+        assert [each.item() for each in outs] == [rank, 10 + rank, 20 + rank]
+        send = group.send(mine, (rank + 1) % 3, tag=7)
+        got = torch.empty(2, 5)
+        assert group.receive(got, tag=7).wait() == (rank - 1) % 3
+        send.wait()
+        assert got.eq((rank - 1) % 3 + 1).all()
+        group.barrier().wait()
+        group.monitored_barrier(10)
+
+    assert at_all_ranks(three, body) == [None] * 3
+
+
+def test_work_can_be_awaited(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    async def steps(group: collectives.Group) -> float:
+        works = [group.all_reduce(torch.full((1000,), float(step))) for step in range(20)]
+        return sum([(await work)[0].item() for work in works])
+
+    expected = sum(3.0 * step for step in range(20))
+    assert at_all_ranks(three, lambda rank, _: asyncio.run(steps(groups[rank]))) == [expected] * 3
+
+
+def test_a_mismatch_names_the_rank_and_the_group_goes_on(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+    found = at_all_ranks(three, lambda rank, _: groups[rank].all_reduce(torch.ones(4 + (rank == 1))).wait())
+    for error in found:
+        assert isinstance(error, errors.InvalidArgument)
+        assert 'rank 1 ("b") called all_reduce(sum) of 5 float32 elements' in str(error)
+    ended = at_all_ranks(three, lambda rank, _: groups[rank].all_reduce(torch.ones(4)).wait())
+    assert [each[0].item() for each in ended] == [3, 3, 3]
+
+
+def test_a_late_rank_is_named_and_the_survivors_form_another_group(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+    found = at_all_ranks(three[:2], lambda rank, _: groups[rank].barrier(timeout=0.3).wait())
+    assert all(isinstance(error, errors.DeadlineExceeded) for error in found), found
+    assert any('rank 2 ("c")' in str(error) for error in found), found
+    with pytest.raises(errors.DeadlineExceeded):
+        groups[2].barrier().wait()
+    again = form(three[:2], label="survivors")
+    ended = at_all_ranks(three[:2], lambda rank, _: again[rank].all_reduce(torch.ones(1)).wait().item())
+    assert ended == [2, 2]
+
+
+def test_an_aborted_group_fails_everywhere(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        if rank == 2:
+            groups[2].abort("enough")
+        groups[rank].all_reduce(torch.ones(3)).wait()
+
+    for error in at_all_ranks(three, body):
+        assert isinstance(error, errors.Cancelled) and 'rank 2 ("c") aborted' in str(error), error
+
+
+def test_an_agent_that_leaves_ends_the_operations_of_the_others(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, agent: tensorferry.Agent) -> None:
+        if rank == 1:
+            agent.leave()
+        else:
+            groups[rank].barrier().wait()
+
+    found = at_all_ranks(three, body)
+    assert found[1] is None
+    for error in found[0], found[2]:
+        assert isinstance(error, (errors.ConnectionLost, errors.Cancelled)) and 'rank 1 ("b")' in str(error), error
+
+
+def test_groups_split_and_merge(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> list[str]:
+        part = groups[rank].split(0 if rank != 1 else None, key=-rank, timeout=30)
+        if rank == 1:
+            assert part is None
+            return collectives.form_group(["c", "a", "b"], agent=three[1], label="default/0/merged", timeout=30).names
+        assert part is not None and part.names == ["c", "a"]
+        whole = part.merge(["b"], timeout=30)
+        part.barrier().wait()
+        return whole.names
+
+    assert at_all_ranks(three, body) == [["c", "a", "b"]] * 3
+
+
+def test_explain_says_which_algorithm_and_why(three: list[tensorferry.Agent]) -> None:
+    groups = form(three, algorithms="all_reduce=two_shot")
+    text = groups[0].explain("all_reduce", 8)
+    assert text == "all_reduce of 8 bytes over 3 ranks: two_shot (prescribed), in the slots of the board"
+    by_mail = form(three, label="mail", board=False)
+    assert by_mail[0].explain("broadcast", 8).endswith("as messages: the option board is off")
+    with pytest.raises(errors.InvalidArgument, match="prescribes no algorithm"):
+        collectives.form_group(["a"], agent=three[0], algorithms="all_reduce=fast")
+
+
+def test_form_group_checks_its_names(three: list[tensorferry.Agent]) -> None:
+    for names in ["b", "c"], ["a", "a"]:
+        with pytest.raises(errors.InvalidArgument, match="needs each name once"):
+            collectives.form_group(names, agent=three[0])
+    with pytest.raises(errors.DeadlineExceeded, match='"b" did not join'):
+        collectives.form_group(["a", "b"], agent=three[0], timeout=0.2)
+
+
+def test_tensors_that_a_group_cannot_take_are_refused(agents: Agents) -> None:
+    group = collectives.form_group(["a"], agent=agents("a"))
+    with pytest.raises(errors.InvalidArgument, match="not defined for float32"):
+        group.all_reduce(torch.ones(1), "band")
+    with pytest.raises(errors.InvalidArgument, match="no rank 1"):
+        group.broadcast(torch.ones(1), 1)
+    with pytest.raises(errors.InvalidArgument, match="2 tensors for 1 ranks"):
+        group.all_gather(torch.ones(1), [torch.ones(1)] * 2)
+    with pytest.raises(ValueError, match="no reduction"):
+        group.all_reduce(torch.ones(1), "median")
+    assert group.all_reduce(torch.ones(3)).wait().eq(1).all()

@@ -1,0 +1,363 @@
+"""torch.distributed.rpc on TensorFerry's backend: how it is chosen, its options, groups, and whole programs.
+
+tests/torch_rpc runs PyTorch's own suite; a fixed tenth of it runs here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from programs.launch import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(code: str, timeout: float = 120, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Runs the body of `work(name, rank)` in two forked workers that are members of a world, or of a group without one.
+WORKERS = """
+import os, sys, tempfile, traceback
+import tensorferry.torch as ferry
+import torch, torch.distributed as dist, torch.distributed.rpc as rpc
+from torch.distributed.rpc import backend_registry
+
+folder = tempfile.mkdtemp()
+store = "file://" + folder + "/store"
+
+def workers(work, count=2):
+    children = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work(rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        children.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes == [0] * count, codes
+
+def init(rank, world_size=2, **options):
+    rpc.init_rpc(f"w{rank}", backend=rpc.BackendType.TENSORFERRY, rank=rank, world_size=world_size,
+                 rpc_backend_options=ferry.RpcBackendOptions(init_method=store, **options))
+"""
+
+
+def run_workers(code: str, **environment: str) -> str:
+    return run_python(WORKERS + textwrap.dedent(code), **environment)
+
+
+# ---- how the backend is chosen
+
+
+def test_importing_registers_the_backend_under_every_name_of_the_enumeration() -> None:
+    run_python(
+        """
+        import torch.distributed.rpc as rpc
+        stale = rpc.BackendType.TENSORPIPE
+        import tensorferry.torch
+        from torch.distributed.rpc import backend_registry
+        assert rpc.BackendType is backend_registry.BackendType
+        assert rpc.BackendType.TENSORFERRY.name == "TENSORFERRY"
+        assert not isinstance(stale, rpc.BackendType)
+        try:  # a member that the program took before the import still names its backend
+            rpc.init_rpc("a", backend=stale, rank=0, world_size=1,
+                         rpc_backend_options=tensorferry.torch.RpcBackendOptions(init_method="tcp://127.0.0.1:0"))
+        except TypeError as error:
+            assert "must be a `TensorPipeRpcBackendOptions`" in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_the_variable_makes_it_the_default(default: bool) -> None:
+    said = run_python(
+        """
+        import torch.distributed.rpc as rpc, tensorferry.torch, tempfile
+        rpc.init_rpc("a", rank=0, world_size=1,
+                     rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method="file://" + tempfile.mktemp()))
+        print(type(rpc.api._get_current_rpc_agent()).__module__)
+        rpc.shutdown()
+        """,
+        TENSORFERRY_TORCH_RPC="1" if default else "",
+    )
+    assert ("tensorferry" in said) == default
+
+
+def test_torch_loads_it_by_its_entry_point(tmp_path: Path) -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points."torch.backends"]\ntensorferry = "tensorferry_autoload:load"' in declared
+    metadata = tmp_path / "tensorferry-0.dist-info"  # the build folder has none
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorferry\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\ntensorferry = tensorferry_autoload:load\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    code = """
+        import sys, torch
+        print("tensorferry" in sys.modules)
+        import torch.distributed.rpc as rpc
+        print(hasattr(rpc.BackendType, "TENSORFERRY"))
+    """
+    assert run_python(code, PYTHONPATH=path, TENSORFERRY_TORCH_RPC="1") == "True\nTrue\n"
+    assert run_python(code, PYTHONPATH=path, TENSORFERRY_TORCH_RPC="") == "False\nFalse\n"
+
+
+# ---- options
+
+
+def test_options_are_checked() -> None:
+    run_python(
+        """
+        import tensorferry.torch as ferry, torch, torch.distributed.rpc as rpc
+        def refused(kind, make, text):
+            try:
+                make()
+            except kind as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+        refused(TypeError, lambda: ferry.RpcBackendOptions(no_such=1), "no_such")
+        refused(ValueError, lambda: ferry.RpcBackendOptions(num_worker_threads=0), "positive")
+        refused(ValueError, lambda: ferry.RpcBackendOptions(device_maps={"a": {0: 1, 1: 1}}), "1-to-1")
+        refused(ValueError, lambda: ferry.RpcBackendOptions(devices=["cpu"]), "CUDA")
+        options = ferry.RpcBackendOptions(device_maps={"a": {0: 1}})
+        refused(ValueError, lambda: options.set_device_map("a", {0: 2}), "1-to-1")
+        options.set_device_map("a", {1: 0})
+        assert len(options.device_maps["a"]) == 2
+        class Foreign(rpc.RpcBackendOptions):
+            pass
+        refused(TypeError, lambda: rpc.init_rpc("a", backend=rpc.BackendType.TENSORFERRY, rank=0, world_size=1,
+                rpc_backend_options=Foreign(60, "file:///tmp/tensorferry-never-joined")), "must be a")
+        """
+    )
+
+
+def test_options_of_the_agent_are_taken() -> None:
+    said = run_workers(
+        """
+        def work(rank):
+            init(rank, channels="basic", num_worker_threads=5, rpc_timeout=21)
+            if rank == 0:
+                assert rpc.get_rpc_timeout() == 21
+                x = torch.ones(1 << 20)
+                assert rpc.rpc_sync("w1", torch.add, args=(x, 1)).sum() == 2 << 20
+                info = rpc.api._get_current_rpc_agent().get_debug_info()
+                assert info["agent.thread_pool_size"] == "5"
+                print(sorted(key for key in rpc.api._get_current_rpc_agent().get_metrics() if "bytes_sent" in key))
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+    assert "agent.bytes_sent.basic" in said and "shm" not in said
+
+
+# ---- workers and groups
+
+
+def test_workers_are_known_in_every_form() -> None:
+    run_workers(
+        """
+        def work(rank):
+            init(rank)
+            agent = rpc.api._get_current_rpc_agent()
+            other = f"w{1 - rank}"
+            assert agent.get_worker_info().name == f"w{rank}" and agent.get_worker_info(other).id == 1 - rank
+            assert agent.get_worker_info(rank).name == f"w{rank}"
+            assert rpc.get_worker_info(other) == agent.get_worker_info(1 - rank)
+            assert sorted(one.name for one in agent.get_worker_infos()) == ["w0", "w1"]
+            for form in (other, 1 - rank, rpc.get_worker_info(other)):
+                assert rpc.rpc_sync(form, max, args=(1, 2)) == 2
+            try:
+                rpc.rpc_sync("nobody", max, args=(1, 2))
+            except RuntimeError as error:
+                assert "nobody" in str(error)
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
+def test_workers_join_and_leave_a_group_without_a_world_size() -> None:
+    run_workers(
+        """
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ["MASTER_PORT"], os.environ["MASTER_ADDR"] = str(server.port), "127.0.0.1"
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        store = f"tcp://127.0.0.1:{server.port}"
+        def work(rank):
+            if rank:
+                server.wait([f"joined {rank - 1}"])
+            init(rank, world_size=None)
+            server.set(f"joined {rank}", "")
+            agent = rpc.api._get_current_rpc_agent()
+            assert not agent.is_static_group
+            names = sorted(one.name for one in agent.get_worker_infos())
+            assert names[: rank + 1] == [f"w{one}" for one in range(rank + 1)], names
+            for other in range(rank):
+                assert rpc.rpc_sync(f"w{other}", max, args=(1, 2)) == 2
+            server.wait(["joined 2"])
+            if rank == 2:
+                rpc.shutdown()
+                server.set("left", "")
+            else:
+                server.wait(["left"])
+                assert sorted(one.name for one in agent.get_worker_infos()) == ["w0", "w1"]
+                assert rpc.rpc_sync(f"w{1 - rank}", max, args=(3, 4)) == 4
+                server.set(f"done {rank}", "")
+                server.wait(["done 0", "done 1"])
+                rpc.shutdown()
+        workers(work, 3)
+        """
+    )
+
+
+def test_members_with_and_without_a_world_size_do_not_mix() -> None:
+    run_workers(
+        """
+        found = dist.FileStore(folder + "/mixed", -1)
+        ferry._agree_on_kind(found, True)
+        ferry._agree_on_kind(found, True)
+        try:
+            ferry._agree_on_kind(found, False)
+        except RuntimeError as error:
+            assert "mixes statically and dynamically" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_shutdown_without_grace_ends_the_calls_under_way() -> None:
+    run_workers(
+        """
+        import time
+        def work(rank):
+            init(rank)
+            if rank == 0:
+                slow = rpc.rpc_async("w1", time.sleep, args=(30,))
+                began = time.monotonic()
+                rpc.shutdown(graceful=False)
+                try:
+                    slow.wait()
+                except RuntimeError as error:
+                    assert time.monotonic() - began < 10, error
+                else:
+                    raise AssertionError
+                os._exit(0)
+            time.sleep(3)
+            rpc.shutdown(graceful=False)
+            os._exit(0)
+        workers(work)
+        """
+    )
+
+
+# ---- messages
+
+
+def test_a_transposed_tensor_arrives_transposed() -> None:
+    run_workers(
+        """
+        def stride(x):
+            return x.stride()
+        def work(rank):
+            init(rank)
+            x = torch.arange(6.0).view(2, 3).t()
+            assert rpc.rpc_sync(f"w{1 - rank}", stride, args=(x,)) == (1, 3)
+            back = rpc.rpc_sync(f"w{1 - rank}", torch.neg, args=(x,))
+            assert torch.equal(back, -x) and back.stride() == (1, 3)
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
+def test_tensors_that_the_codec_lacks_travel_too() -> None:
+    run_workers(
+        """
+        def echo(*values):
+            return values
+        def work(rank):
+            init(rank)
+            q = torch.quantize_per_tensor(torch.arange(8.0), 0.5, 3, torch.quint8)
+            sparse = torch.eye(4).to_sparse()
+            long = "x" * (1 << 20)
+            one, two, three = rpc.rpc_sync(f"w{1 - rank}", echo, args=(q, sparse, long))
+            assert one.is_quantized and torch.equal(one.dequantize(), q.dequantize())
+            (again,) = rpc.rpc_sync(f"w{1 - rank}", echo, args=(sparse,))
+            assert again.is_sparse and torch.equal(again.to_dense(), torch.eye(4)) and three == long
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
+def test_sends_fail_and_are_late_as_the_faults_say() -> None:
+    run_workers(
+        """
+        import time
+        backend_registry.register_backend("FAULTY", ferry._construct_options, ferry._init_backend)
+        rpc.BackendType = backend_registry.BackendType
+        def work(rank):
+            rpc.init_rpc(f"w{rank}", backend=rpc.BackendType.FAULTY, rank=rank, world_size=2,
+                rpc_backend_options=ferry._FaultyOptions(init_method=store, messages_to_fail=["PYTHON_REMOTE_CALL"],
+                    num_fail_sends=1, messages_to_delay={"SCRIPT_CALL": 0.3}))
+            if rank == 0:
+                began = time.monotonic()
+                rpc.rpc_sync("w1", torch.add, args=(torch.ones(1), 1))
+                assert time.monotonic() - began > 0.29
+                try:
+                    rpc.rpc_sync("w1", torch.add, args=(torch.ones(1), 1), timeout=0.1)
+                except RuntimeError as error:
+                    assert "RPC ran for more than" in str(error)
+                else:
+                    raise AssertionError
+                try:
+                    rpc.remote("w1", dict).to_here()
+                except RuntimeError as error:
+                    assert "intentionally" in str(error)
+                else:
+                    raise AssertionError
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
+# ---- programs
+
+
+@pytest.mark.parametrize(
+    "program", ["parameter_server", "reinforcement_learning", "batch_updates", "split_rnn", "pipeline"]
+)
+def test_a_program_prints_the_same_on_both_backends(program: str, tmp_path: Path) -> None:
+    expected = launch(program, "torch", tmp_path)
+    assert expected.count("\n") >= 2
+    assert launch(program, "torch on tensorferry", tmp_path) == expected
+
+
+def test_a_fixed_tenth_of_pytorchs_suite_passes(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    command = [sys.executable, ROOT / "tests/torch_rpc/run.py", "--tenth", "--limit", "60", "--report", report]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+    assert report.exists()

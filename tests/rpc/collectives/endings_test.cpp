@@ -1,0 +1,212 @@
+#include <gmock/gmock.h>
+
+#include <atomic>
+
+#include "tests/rpc/collectives/world.h"
+
+namespace tensorferry::testing {
+namespace {
+
+using collectives::RawGroup;
+using Floats = std::vector<float>;
+using ::testing::HasSubstr;
+
+/// A group, an operation, and how many bytes it has: in the slots, and beyond them.
+struct Ending {
+  GroupShape shape;
+  std::string algorithm;  // of all_reduce
+  std::size_t count = 100;
+};
+std::string name_of_ending(const ::testing::TestParamInfo<Ending>& each) {
+  return name_of(each.param.shape) + "_" + each.param.algorithm + "_" + std::to_string(each.param.count);
+}
+
+class Endings : public ::testing::TestWithParam<Ending> {
+ protected:
+  void SetUp() override {
+    world = std::make_unique<GroupWorld>(GetParam().shape.ranks);
+    settings = GroupWorld::settings_of(GetParam().shape);
+    settings.algorithms = "all_reduce=" + GetParam().algorithm + ",reduce=" + GetParam().algorithm;
+    world->form(settings);
+  }
+  /// The last rank leaves at once; the agent's peers see it as dead.
+  void last_rank_leaves() {
+    world->services.back()->leave();
+    world->agents.back()->leave();
+  }
+  /// All other ranks must fail, with an error that names the last one.
+  void run_and_expect_the_last_to_be_named(const std::function<Status(RawGroup&)>& operation) {
+    const auto begin = Clock::now();
+    world->run([&](std::size_t rank, RawGroup& group) {
+      const auto status = operation(group);
+      ASSERT_FALSE(status.ok()) << "rank " << rank;
+      if (rank + 1 == ranks) return;
+      EXPECT_THAT(status.text(), HasSubstr("rank " + std::to_string(ranks - 1))) << "rank " << rank;
+      EXPECT_TRUE(status.code() == Code::connection_lost || status.code() == Code::cancelled) << status.text();
+    });
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+  }
+
+  std::unique_ptr<GroupWorld> world;
+  collectives::GroupSettings settings;
+  const std::size_t ranks = GetParam().shape.ranks;
+};
+
+TEST_P(Endings, ARankThatNeverComesIsNamedWhenItLeaves) {
+  std::vector<Floats> values(ranks, Floats(GetParam().count, 1));
+  std::thread leaver([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    last_rank_leaves();
+  });
+  run_and_expect_the_last_to_be_named([&](RawGroup& group) {
+    auto& mine = values[group.rank()];
+    if (group.rank() + 1 == ranks) {
+      while (group.failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return group.failed();
+    }
+    return ended(group.all_reduce(bytes_in(mine), bytes_in(mine), DType::float32, Reduction::sum));
+  });
+  leaver.join();
+}
+
+TEST_P(Endings, ARankThatLeavesWithinAReductionIsNamed) {
+  if (GetParam().algorithm == "one_shot") GTEST_SKIP() << "the others need nothing more from it";
+  std::vector<Floats> values(ranks, Floats(GetParam().count, 1));
+  std::atomic<bool> left = false;
+  run_and_expect_the_last_to_be_named([&](RawGroup& group) {
+    ReduceOp op(Reduction::custom);
+    op.combine = [&](void* sum, const void* other, std::size_t count, DType) {
+      for (std::size_t i = 0; i < count; ++i) static_cast<float*>(sum)[i] += static_cast<const float*>(other)[i];
+      // Between the two steps of the operation.
+      if (group.rank() + 1 == ranks && !left.exchange(true)) {
+        std::thread([&] { last_rank_leaves(); }).join();
+      }
+    };
+    auto& mine = values[group.rank()];
+    return ended(group.all_reduce(bytes_in(mine), bytes_in(mine), DType::float32, op));
+  });
+}
+
+TEST_P(Endings, AMismatchIsNamedAtEveryRankAndTheGroupGoesOn) {
+  for (std::size_t odd = 0; odd < ranks; ++odd) {
+    world->run([&](std::size_t rank, RawGroup& group) {
+      Floats values(GetParam().count + (rank == odd ? 1 : 0), 1);
+      const auto sum = ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum));
+      EXPECT_EQ(sum.code(), Code::invalid_argument);
+      if (ranks > 2) {
+        EXPECT_THAT(sum.text(), HasSubstr("rank " + std::to_string(odd) + " ("));
+      }
+      const auto other =
+          rank == odd ? ended(group.broadcast(bytes_in(values), DType::float32, 0))
+                      : ended(group.reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::max, 0));
+      EXPECT_EQ(other.code(), Code::invalid_argument) << other.text();
+      if (ranks > 2) {
+        EXPECT_THAT(other.text(), HasSubstr("rank " + std::to_string(odd) + " ("));
+      }
+      Floats right(GetParam().count, 1);
+      EXPECT_TRUE(ended(group.all_reduce(bytes_in(right), bytes_in(right), DType::float32, Reduction::sum)).ok());
+      EXPECT_EQ(right, Floats(GetParam().count, static_cast<float>(ranks)));
+    });
+  }
+}
+
+TEST_P(Endings, ATimeOutNamesTheMissingRankAndFailsTheGroupForAll) {
+  world->run([&](std::size_t rank, RawGroup& group) {
+    Floats values(GetParam().count, 1);
+    if (rank + 1 == ranks) {
+      while (group.failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const auto status = ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum,
+                                               {std::chrono::milliseconds(200), true, nullptr, {}}));
+    EXPECT_EQ(status.code(), Code::deadline_exceeded) << status.text();
+    EXPECT_THAT(status.text(), HasSubstr("rank " + std::to_string(ranks - 1) + " ("));
+  });
+  // The same agents form another group.
+  settings.label = "again";
+  world->form(settings);
+  world->run([](std::size_t, RawGroup& group) { EXPECT_TRUE(ended(group.barrier()).ok()); });
+}
+
+TEST_P(Endings, SurvivorsOfADeathFormAnotherGroup) {
+  last_rank_leaves();
+  run_and_expect_the_last_to_be_named([](RawGroup& group) { return ended(group.barrier()); });
+  if (ranks < 3) return;
+  settings.label = "survivors";
+  std::vector<std::size_t> survivors;
+  for (std::size_t rank = 0; rank + 1 < ranks; ++rank) survivors.push_back(rank);
+  world->form(settings, survivors);
+  world->run([&](std::size_t, RawGroup& group) {
+    Floats values(GetParam().count, 1);
+    EXPECT_TRUE(ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum)).ok());
+    EXPECT_EQ(values[0], static_cast<float>(ranks - 1));
+  });
+}
+
+std::vector<Ending> all_endings() {
+  std::vector<Ending> out;
+  for (const std::size_t ranks : {2, 3}) {
+    for (const auto* links : {"memory", "mail", "messages"}) {
+      for (const auto* algorithm : {"one_shot", "two_shot"}) {
+        for (const std::size_t count : {100, 100000}) out.push_back({{ranks, links}, algorithm, count});
+      }
+    }
+  }
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(, Endings, ::testing::ValuesIn(all_endings()), name_of_ending);
+
+TEST(Groups, SeveralOverTheSameAgentsDoNotMix) {
+  GroupWorld world(3);
+  auto settings = GroupWorld::settings_of({3, "memory"});
+  world.form(settings);
+  auto first = world.groups;
+  settings.label = "second";
+  world.form(settings);
+  world.run([&](std::size_t rank, RawGroup& second) {
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::int64_t> a(10, 1), b(10000, 2);
+      const auto one = first[rank]->all_reduce(bytes_in(a), bytes_in(a), DType::int64, Reduction::sum);
+      const auto two = second.all_reduce(bytes_in(b), bytes_in(b), DType::int64, Reduction::sum);
+      EXPECT_TRUE(ended(two).ok());
+      EXPECT_TRUE(ended(one).ok());
+      EXPECT_EQ(a[9], 3);
+      EXPECT_EQ(b[9999], 6);
+    }
+  });
+}
+
+TEST(Groups, AMonitoredBarrierNamesAllWhoDidNotCome) {
+  GroupWorld world(4);
+  world.form(GroupWorld::settings_of({4, "memory"}));
+  world.run([](std::size_t rank, RawGroup& group) {
+    if (rank == 1 || rank == 3) return;
+    const auto status = group.monitored_barrier(std::chrono::milliseconds(300), true);
+    EXPECT_EQ(status.code(), Code::deadline_exceeded);
+    if (rank != 0) return;
+    EXPECT_THAT(status.text(), HasSubstr("rank 1 (\"rank1\"), rank 3 (\"rank3\") have not come"));
+  });
+}
+
+TEST(Groups, AReceiveThatIsLateEndsAlone) {
+  GroupWorld world(2);
+  world.form(GroupWorld::settings_of({2, "memory"}));
+  world.run([](std::size_t rank, RawGroup& group) {
+    std::vector<float> values(4, static_cast<float>(rank));
+    if (rank == 0) {
+      const auto late =
+          ended(group.receive(bytes_in(values), 1, 0, {std::chrono::milliseconds(50), true, nullptr, {}}));
+      EXPECT_EQ(late.code(), Code::deadline_exceeded);
+    }
+    EXPECT_TRUE(ended(group.barrier()).ok());
+    if (rank == 1) {
+      EXPECT_TRUE(ended(group.send(bytes_in(values), 0, 0)).ok());
+    }
+    if (rank == 0) {
+      EXPECT_TRUE(ended(group.receive(bytes_in(values), 1, 0)).ok());
+    }
+    EXPECT_EQ(values[0], 1);
+  });
+}
+
+}  // namespace
+}  // namespace tensorferry::testing
