@@ -87,7 +87,7 @@ struct PremultipliedSum : Sum {
 struct Product : Plain {
   template <class W>
   static W combine(W a, W b) {
-    return static_cast<W>(a * b);
+    return static_cast<W>(1U * a * b);  // unsigned: 16 bits would be multiplied as int, which overflows
   }
   template <class R>
   static Pair<R> combine(Pair<R> a, Pair<R> b) {

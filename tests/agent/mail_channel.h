@@ -67,10 +67,11 @@ class MailChannel final : public Channel {
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
     const auto status = deliver(ticket, sink);
+    // Before `landed`, because the reply, which calls progress(), may then be sent at once.
+    const bool later =
+        behaviour_.consumes_on_progress && keep([&] { unconsumed_.push_back(std::move(consumed)); }).ok();
     complete(std::move(landed), status);
-    if (!behaviour_.consumes_on_progress) return complete(std::move(consumed), status);
-    if (const auto ended = keep([&] { unconsumed_.push_back(std::move(consumed)); }); !ended.ok())
-      complete(std::move(consumed), ended);
+    if (!later) complete(std::move(consumed), status);
   }
   void progress() override {
     std::vector<Completion> consumed;

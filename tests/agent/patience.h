@@ -1,4 +1,5 @@
-/// Time limits and repetition counts of tests, and counts of a process's descriptors and threads.
+/// Time limits and repetition counts of tests, whether a sanitizer watches them, and counts of a process's descriptors
+/// and threads.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +30,15 @@ inline int rounds(int full) {
   const char* soak = std::getenv("TENSORFERRY_SOAK");
   return soak != nullptr && std::string_view(soak) == "1" ? full : std::max(1, full / 100);
 }
+
+/// Whether a sanitizer's own memory counts as the process's, so that a bound of resident memory needs room for it.
+#if defined(__SANITIZE_ADDRESS__) || defined(TENSORFERRY_UNDER_TSAN)
+inline constexpr bool under_sanitizer = true;
+#elif defined(__has_feature)
+inline constexpr bool under_sanitizer = __has_feature(address_sanitizer);
+#else
+inline constexpr bool under_sanitizer = false;
+#endif
 
 inline std::size_t entries_of(const char* folder) {
   std::error_code ignored;

@@ -220,7 +220,8 @@ TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureContinues) {
   EXPECT_FALSE(letter.offer(source));
   EXPECT_NE(letter.refusal.find("captured"), std::string::npos) << letter.refusal;
   CUgraph graph = nullptr;
-  EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
+  ASSERT_EQ(end(stream, &graph), CUDA_SUCCESS);
+  driver_function<decltype(&::cuGraphDestroy)>("cuGraphDestroy")(graph);
   api()->stream_destroy(stream);
 }
 
@@ -284,7 +285,8 @@ TYPED_TEST(CudaOrder, ACaptureThatTheDefaultStreamWouldWaitForIsRefusedAndContin
       EXPECT_EQ(letter.offer(source), flags == CU_STREAM_NON_BLOCKING) << letter.refusal;
     }
     CUgraph graph = nullptr;
-    EXPECT_EQ(end(stream, &graph), CUDA_SUCCESS);
+    ASSERT_EQ(end(stream, &graph), CUDA_SUCCESS);
+    driver_function<decltype(&::cuGraphDestroy)>("cuGraphDestroy")(graph);
     api()->stream_destroy(stream);
   }
 }

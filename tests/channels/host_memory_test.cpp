@@ -14,16 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "tests/agent/patience.h"
+
 namespace tensorferry {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(TENSORFERRY_UNDER_TSAN)
-constexpr bool under_sanitizer = true;
-#elif defined(__has_feature)
-constexpr bool under_sanitizer = __has_feature(address_sanitizer);
-#else
-constexpr bool under_sanitizer = false;
-#endif
+using tensorferry::testing::under_sanitizer;
 
 constexpr Device cpu{};
 constexpr std::size_t kilobyte = 1 << 10;

@@ -27,14 +27,7 @@ namespace {
 using tensorferry::testing::eventually;
 using tensorferry::testing::open_descriptors;
 using tensorferry::testing::rounds;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(TENSORFERRY_UNDER_TSAN)
-constexpr bool under_sanitizer = true;  // a sanitizer's own memory counts as the process's
-#elif defined(__has_feature)
-constexpr bool under_sanitizer = __has_feature(address_sanitizer);
-#else
-constexpr bool under_sanitizer = false;
-#endif
+using tensorferry::testing::under_sanitizer;
 
 constexpr std::size_t kilobyte = 1 << 10;
 constexpr std::size_t megabyte = 1 << 20;
