@@ -372,8 +372,9 @@ def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
 def test_calls_beyond_the_queue_are_refused(agents):
     a = agents("a")
     agents("b", max_threads=2, max_queued_calls=4)
-    futures = [a.rpc_async("b", time.sleep, (1,)) for _ in range(6)]
-    time.sleep(0.2)  # two run, four wait for them
+    futures = [a.rpc_async("b", time.sleep, (2,)) for _ in range(2)]
+    time.sleep(0.5)  # until they run, they wait too
+    futures += [a.rpc_async("b", time.sleep, (0,)) for _ in range(4)]
     late = a.rpc_async("b", time.sleep, (1,))
     with pytest.raises(errors.ResourceExhausted, match=r"max_queued_calls"):
         late.wait()

@@ -339,9 +339,9 @@ def test_only_methods_of_exposed_classes_can_be_called(
     server.expose(Counter)
     counter = client.remote("server", "Counter", args=(5,))
     with pytest.raises(errors.PermissionDenied, match=f'method "{method}" of a Counter'):
-        counter.rpc_sync()._call(method, -1.0)
+        counter.rpc_sync()._call(method, -1.0, False)
     with pytest.raises(errors.PermissionDenied, match=f'method "{method}" of a Counter'):
-        counter.remote()._call(method, -1.0).to_here()
+        counter.remote()._call(method, -1.0, False).to_here()
     assert counter.rpc_sync().add(0) == 5
 
 
