@@ -38,7 +38,8 @@ Status RawAgent::Impl::learn_key() {
   auto& options = engine->options;
   if (!options.store)
     return {Code::invalid_argument, "an agent needs a store to find its peers: set AgentOptions::store"};
-  auto cluster = cluster_key(*options.store, options.prefix, options.key);
+  // Successive worlds of a job, whose prefixes differ behind the first '/', share one key.
+  auto cluster = cluster_key(*options.store, options.prefix.substr(0, options.prefix.find('/')), options.key);
   if (!cluster) return cluster.status();
   engine->key = std::move(cluster->key);
   engine->own_key = cluster->own;
@@ -289,12 +290,13 @@ std::optional<PeerInfo> RawAgent::linked(int rank) const {
   return std::nullopt;
 }
 
-Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout) {
+Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout,
+                                                       const std::function<Status()>& check) {
   if (auto status = ended(*impl_->engine); !status) return status;
-  const auto records = impl_->engine->directory->wait_for_world(size, timeout);
-  if (!records) return records.status();
+  const auto members = impl_->engine->directory->wait_for_world(size, timeout, check);
+  if (!members) return members.status();
   std::vector<PeerInfo> world;
-  for (const auto& record : *records) world.push_back({record.name, record.rank, record.incarnation});
+  for (const auto& member : *members) world.push_back({member.name, member.rank, member.incarnation});
   return world;
 }
 

@@ -321,8 +321,9 @@ class RawAgent {
   /// Returns the agent of that rank if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
   /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
-  /// missing ranks.
-  Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout);
+  /// missing ranks. An error of `check`, which is called about twice a second, ends the wait.
+  Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout,
+                                               const std::function<Status()>& check = {});
   /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the
   /// missing ones.
   Status barrier(const std::string& tag, Milliseconds timeout);

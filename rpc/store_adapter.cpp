@@ -117,4 +117,9 @@ Result<std::int64_t> StoreAdapter::add(std::string_view key, std::int64_t amount
   return sum;
 }
 
+Status StoreAdapter::erase(std::string_view key) {
+  auto failed = guarded("delete", key, [&] { store_->deleteKey(std::string(key)); });
+  return failed.code() == Code::internal ? Status() : failed;
+}
+
 }  // namespace tensorferry

@@ -25,6 +25,8 @@ class StoreAdapter final : public Store {
   /// Polls for the key. c10d's wait() would block other calls of the store and log each time-out.
   Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) override;
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override;
+  /// Ok also for a store that has no deleteKey().
+  Status erase(std::string_view key) override;
   /// Returns true for a store in this process, in a file of a local file system, or at a loopback address.
   [[nodiscard]] bool loopback() const override { return loopback_; }
 

@@ -1,10 +1,8 @@
 #include "agent/rendezvous/directory.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
-#include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -24,7 +22,12 @@ constexpr milliseconds kVerdictGrace{5000};         // for the members to read a
 constexpr milliseconds kSlice{1000};                // of one get() if the waiting loop also polls for other changes
 constexpr milliseconds kShortSlice{50};
 constexpr int kMostAttempts = 100;
-constexpr std::size_t kMostNamed = 16;  // members named in one error text
+constexpr std::int64_t kMostErased = 1000;  // keys that one agent deletes in place of others
+constexpr milliseconds kWorldSlice{500};    // of one wait for a world
+constexpr int kSlicesAsked = 8;             // after so many, a waiting agent asks how many rosters there are
+constexpr milliseconds kFirstLook{2000};    // when rank 0 looks whether the world is complete, whatever the count
+constexpr milliseconds kFirstPause{100}, kLongestPause{16000};  // between looks
+constexpr std::size_t kMostNamed = 16;                          // members named in one error text
 
 std::string name_slot(std::string_view name) { return formatted("n/{}", name); }
 std::string rank_slot(std::int64_t rank) { return formatted("r/{}", rank); }
@@ -37,10 +40,6 @@ bool absent(const Status& status) { return status.code() == Code::deadline_excee
 
 std::string seconds_of(milliseconds time) { return fixed(static_cast<double>(time.count()) / 1000, 1) + " s"; }
 
-std::string who(const Record& record) {
-  return formatted("\"{}\" (rank {}, pid {} on {})", record.name, record.rank, record.pid, record.host);
-}
-
 Status taken(const std::string& slot, const Record& by) {
   const auto what =
       slot.starts_with("n/") ? formatted("the name \"{}\"", slot.substr(2)) : formatted("rank {}", slot.substr(2));
@@ -49,37 +48,16 @@ Status taken(const std::string& slot, const Record& by) {
                                             what, who(by))};
 }
 
+template <class Agent>
+Status has_left(const std::string& whom, const Agent& agent) {
+  return {Code::not_found, formatted("{} has left (it was pid {} on {})", whom, agent.pid, agent.host)};
+}
+
 std::string listed(const std::vector<std::string>& parts) {
   std::string text;
   for (std::size_t i = 0; i < std::min(parts.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + parts[i];
   if (parts.size() > kMostNamed) text += formatted(" and {} more", parts.size() - kMostNamed);
   return text;
-}
-
-/// Logs a line if members on other hosts cannot reach an agent that listens at loopback addresses alone.
-void warn_of_loopback(const Record& self, const std::vector<Record>& world) {
-  const auto hidden = [](const Record& record) {
-    const auto local = [](const std::string& address) {
-      const auto parts = split_host_port(address);
-      return parts.ok() && is_loopback(parts->host);
-    };
-    return !record.tcp_addresses.empty() &&
-           std::all_of(record.tcp_addresses.begin(), record.tcp_addresses.end(), local);
-  };
-  for (const auto& member : world) {
-    if (member.left || may_share_unix(self, member)) continue;
-    if (member.boot_id == self.boot_id && member.net_namespace == self.net_namespace) continue;
-    if (!hidden(self) && !hidden(member)) continue;
-    const auto& [shy, other] = hidden(self) ? std::tie(self, member) : std::tie(member, self);
-    return log_warning(
-        formatted("peer={} {} listens at loopback addresses alone, where {} cannot reach it: let its "
-                  "MASTER_ADDR be an address that other hosts reach, or set interface=",
-                  member.name, who(shy), who(other)));
-  }
-}
-
-bool left_after_meeting(const Record& record, std::uint64_t incarnation) {
-  return std::find(record.world.begin(), record.world.end(), incarnation) != record.world.end();
 }
 
 }  // namespace
@@ -145,40 +123,77 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
 
     const auto number = store_->add(counter_key(slot), 1);
     if (!number) return number.status();
-    Claim mine{slot, *number};
+    const Claim mine{slot, *number, holder->generation};
     if (*number != *seen + 1) {  // another claim came in between: start again from its record
       if (auto status = give_up(mine); !status) return status;
       continue;
     }
     if (auto status = publish(mine, record); !status) return status;
-    if (auto status = confirm(mine, holder->hole, alive); !status) return status;
+    const auto predecessor = holder->record ? holder->record->incarnation : 0;
+    if (auto status = confirm(mine, predecessor, alive); !status) return status;
     return mine;
   }
   return Status(Code::resource_exhausted, formatted("too many agents claim \"{}\" at once", slot.substr(2)));
 }
 
 // Checks a claim again after its record is published. An agent that was stopped between its add() and its set() for
-// longer than kClaimGrace has been passed over, and may set its record now. Both agents run this check after their own
-// set(), so at most one of them keeps the slot.
-Status Directory::confirm(const Claim& claim, bool after_hole, const Alive& alive) {
+// longer than kClaimGrace has been passed over, and may set its record now; or the counter began anew, because an agent
+// left, while this one still judged the record of that agent (`predecessor`, its incarnation). Both agents run this
+// check after their own set(), so at most one of them keeps the slot.
+Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive) {
   const auto top = store_->add(counter_key(claim.slot), 0);
   if (!top) return top.status();
   const auto later = newest(claim.slot, *top, milliseconds(0));
   if (!later) return later.status();
   auto rival = later->generation > claim.generation && !later->record->left ? later->record : std::nullopt;
-  if (!rival && after_hole) {
+  if (!rival) {
     const auto earlier = newest(claim.slot, claim.generation - 1, milliseconds(0));
     if (!earlier) return earlier.status();
-    if (earlier->record && !earlier->record->left && alive(*earlier->record)) rival = earlier->record;
+    const bool known = earlier->record && earlier->record->incarnation == predecessor;
+    if (earlier->record && !known && !earlier->record->left && alive(*earlier->record)) rival = earlier->record;
   }
   if (!rival) return {};
   static_cast<void>(give_up(claim));
   return taken(claim.slot, *rival);
 }
 
+// Deletes what lies below a claim that has been confirmed: nobody reads it any more.
+void Directory::forget_predecessors(const Claim& claim) {
+  const auto first = std::max({claim.replaced, std::int64_t{1}, claim.generation - kMostErased});
+  for (auto generation = first; generation < claim.generation; ++generation) {
+    if (!store_->erase(record_key(claim.slot, generation))) return;
+  }
+}
+
 Status Directory::join(const Record& record, const Alive& alive) {
   if (auto status = check_name(record.name); !status) return status;
   if (record.rank < -1) return {Code::invalid_argument, formatted("{} is not a rank", record.rank)};
+  std::int64_t arrival = 0, rosters = 0;
+  if (record.rank >= 0) {
+    // Both before the claims: the number of agents that arrived is then never below the number of ranks that are
+    // claimed, and the roster of a world with this agent comes after those that are there now.
+    const auto before = store_->add(prefix_ + "/rosters", 0);
+    if (!before) return before.status();
+    const auto number = store_->add(prefix_ + "/arrived", 1);
+    if (!number) return number.status();
+    arrival = *number;
+    rosters = std::clamp(*before, std::int64_t{0}, kMostGenerations);
+  }
+  std::vector<Claim> claims;
+  if (auto status = claim_both(record, alive, claims); !status) {
+    if (record.rank >= 0) withdraw_arrival();
+    return status;
+  }
+  for (const auto& claim : claims) forget_predecessors(claim);
+  const std::lock_guard lock(mutex_);
+  self_ = record;
+  claims_ = std::move(claims);
+  arrival_ = arrival;
+  rosters_before_ = rosters;
+  return {};
+}
+
+Status Directory::claim_both(const Record& record, const Alive& alive, std::vector<Claim>& claims) {
   // A restarted agent finds its predecessor in both slots, and dials it once for both.
   std::map<std::uint64_t, bool> known;
   const Alive ask_once = [&](const Record& other) {
@@ -188,54 +203,77 @@ Status Directory::join(const Record& record, const Alive& alive) {
   };
   auto name = claim(name_slot(record.name), record, ask_once);
   if (!name) return name.status();
-  std::vector<Claim> claims{*name};
-  if (record.rank >= 0) {
-    auto rank = claim(rank_slot(record.rank), record, ask_once);
-    if (!rank) {
-      static_cast<void>(give_up(*name));
-      return rank.status();
-    }
-    claims.push_back(*rank);
+  claims.push_back(*name);
+  if (record.rank < 0) return {};
+  auto rank = claim(rank_slot(record.rank), record, ask_once);
+  if (!rank) {
+    static_cast<void>(give_up(*name));
+    return rank.status();
   }
-  const std::lock_guard lock(mutex_);
-  self_ = record;
-  claims_ = std::move(claims);
+  claims.push_back(*rank);
   return {};
+}
+
+// Takes back the arrival of an agent that leaves. The last one deletes what belongs to no agent.
+void Directory::withdraw_arrival() {
+  const auto arrived = prefix_ + "/arrived", rosters = prefix_ + "/rosters";
+  const auto others = store_->add(arrived, -1);
+  if (!others || *others != 0) return;
+  const auto number = store_->add(rosters, 0);
+  if (!number) return;
+  for (std::int64_t i = 0; i < std::min(*number, kMostErased); ++i) {
+    static_cast<void>(store_->erase(formatted("{}/roster/{}", prefix_, *number - i)));
+  }
+  static_cast<void>(store_->erase(rosters));
+  static_cast<void>(store_->erase(arrived));
+}
+
+// Deletes a slot, if this agent still has it. The counter goes first: an agent that claims the slot at the same time
+// then either still finds the record, whose agent answers it, or does not get the number that it expects.
+Status Directory::erase_claim(const Claim& claim, std::uint64_t incarnation) {
+  const auto top = store_->add(counter_key(claim.slot), 0);
+  if (!top) return top.status();
+  const auto now = newest(claim.slot, *top, milliseconds(0));
+  if (!now) return now.status();
+  if (!now->record || now->record->incarnation != incarnation) return {};
+  if (auto status = store_->erase(counter_key(claim.slot)); !status) return status;
+  return store_->erase(record_key(claim.slot, claim.generation));
 }
 
 void Directory::leave() noexcept try {
   std::vector<Claim> claims;
   Record last;
+  bool of_world = false;
   {
     const std::lock_guard lock(mutex_);
     claims.swap(claims_);
     last = self_;
-    for (const auto& member : world_) last.world.push_back(member.incarnation);
+    of_world = in_world_;
   }
   last.left = true;
+  last.unix_address.clear();
+  last.tcp_addresses.clear();
   for (const auto& claim : claims) {
-    if (const auto status = publish(claim, last); !status) {
-      log_info(formatted("leaving name=\"{}\": {}", last.name, status.text()));  // the store ended first: no harm
-      return;
-    }
+    const auto status = of_world ? erase_claim(claim, last.incarnation) : publish(claim, last);
+    if (status.ok()) continue;
+    log_info(formatted("leaving name=\"{}\": {}", last.name, status.text()));  // the store ended first: no harm
+    return;
   }
+  if (!claims.empty() && last.rank >= 0) withdraw_arrival();
 } catch (...) {  // no memory: peers find out when they dial
 }
 
 // ---- Looking up
 
 Result<Record> Directory::find(std::string_view name, milliseconds timeout) {
-  return find_slot(name_slot(name), formatted("agent \"{}\"", name), timeout,
-                   [](const Record& record) { return !record.left; });
+  return find_slot(name_slot(name), formatted("agent \"{}\"", name), timeout);
 }
 
 Result<Record> Directory::find(int rank, milliseconds timeout) {
-  return find_slot(rank_slot(rank), formatted("agent of rank {}", rank), timeout,
-                   [](const Record& record) { return !record.left; });
+  return find_slot(rank_slot(rank), formatted("agent of rank {}", rank), timeout);
 }
 
-Result<Record> Directory::find_slot(const std::string& slot, const std::string& whom, milliseconds timeout,
-                                    const Accept& accept) {
+Result<Record> Directory::find_slot(const std::string& slot, const std::string& whom, milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   for (;;) {
     const auto top = store_->add(counter_key(slot), 0);
@@ -244,14 +282,15 @@ Result<Record> Directory::find_slot(const std::string& slot, const std::string& 
     if (!holder) {
       return Status(holder.status().code(), formatted("{}: {}", whom, holder.status().what()));
     }
-    if (holder->record && accept(*holder->record)) return std::move(*holder->record);
+    if (holder->record && !holder->record->left) return std::move(*holder->record);
+    if (!holder->record && holder->hole) {  // the next claim may have deleted the record that the counter spoke of
+      const auto now = store_->add(counter_key(slot), 0);
+      if (!now) return now.status();
+      if (*now != *top) continue;
+    }
     const auto left = until(deadline);
     if (left.count() == 0) {
-      return Status(Code::not_found, holder->record ? formatted("{} has left (it was pid {} on {})", whom,
-                                                                holder->record->pid, holder->record->host)
-                                     : timeout.count() > 0
-                                         ? formatted("no {} has joined within {}", whom, seconds_of(timeout))
-                                         : formatted("no {} has joined", whom));
+      return holder->record ? has_left(whom, *holder->record) : absent_agent(slot, whom, timeout);
     }
     // If a claim is under way, waits for its record, which is due in a moment; else for the next claim's.
     const auto next = record_key(slot, holder->hole ? *top : *top + 1);
@@ -260,50 +299,133 @@ Result<Record> Directory::find_slot(const std::string& slot, const std::string& 
   }
 }
 
-Result<std::vector<Record>> Directory::wait_for_world(int size, milliseconds timeout) {
-  Record self;
-  {
-    const std::lock_guard lock(mutex_);
-    self = self_;
+// Returns the error for an agent of which the store knows nothing. It has left if it was in the world.
+Status Directory::absent_agent(const std::string& slot, const std::string& whom, milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& member : world_) {
+    if (slot == name_slot(member.name) || slot == rank_slot(member.rank)) return has_left(whom, member);
   }
-  if (self.rank < 0 || self.rank >= size) {
-    return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}", self.rank, size));
-  }
+  return {Code::not_found, timeout.count() > 0 ? formatted("no {} has joined within {}", whom, seconds_of(timeout))
+                                               : formatted("no {} has joined", whom)};
+}
+
+// ---- Worlds
+
+Status Directory::Look::incomplete() const {
+  return {Code::deadline_exceeded,
+          formatted("{} of {} agents have joined; missing: rank{} {}. Are their processes running, with the same "
+                    "rendezvous and world size?",
+                    found.size(), found.size() + missing.size(), missing.size() > 1 ? "s" : "", listed(missing))};
+}
+
+Result<Directory::Look> Directory::look_for_world(int size, milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
-  std::vector<Record> world;
-  std::vector<std::string> missing;
+  Look look;
   for (int rank = 0; rank < size; ++rank) {
-    // A member that saw this agent in its complete world and has left since counts. One that left an earlier world does
-    // not.
-    auto member = find_slot(
-        rank_slot(rank), formatted("agent of rank {}", rank), until(deadline),
-        [&self](const Record& record) { return !record.left || left_after_meeting(record, self.incarnation); });
+    auto member = find_slot(rank_slot(rank), formatted("agent of rank {}", rank), until(deadline));
     if (member) {
-      world.push_back(std::move(*member));
+      look.found.push_back(std::move(*member));
     } else if (member.status().code() == Code::not_found) {
-      missing.push_back(std::to_string(rank));
+      look.missing.push_back(std::to_string(rank));
     } else {
       return member.status();
     }
   }
-  if (!missing.empty()) {
-    return Status(
-        Code::deadline_exceeded,
-        formatted("{} of {} agents have joined; missing: rank{} {}. Are their processes running, with the same "
-                  "rendezvous and world size?",
-                  world.size(), size, missing.size() > 1 ? "s" : "", listed(missing)));
-  }
-  warn_of_loopback(self, world);
+  return look;
+}
+
+// Tells all members that the world is complete.
+Result<std::vector<WorldMember>> Directory::begin_world(const Look& look) {
+  auto roster = roster_of(look.found);
+  const auto number = store_->add(prefix_ + "/rosters", 1);
+  if (!number) return number.status();
+  const auto told = store_->set(formatted("{}/roster/{}", prefix_, *number), encode_roster(roster, signing_, *number));
+  if (!told) return told;
+  return adopt(std::move(roster));
+}
+
+Result<std::vector<WorldMember>> Directory::adopt(Roster roster) {
+  if (!roster.warning.empty()) log_warning(roster.warning);
   const std::lock_guard lock(mutex_);
-  world_ = world;
-  return world;
+  world_ = std::move(roster.members);
+  return world_;
+}
+
+// Returns whether this agent is to look for the whole world now: the last agent to arrive at once, rank 0 as soon as
+// all have arrived, and both by a schedule that grows ever slower, in case the count is wrong.
+Result<bool> Directory::may_be_complete(int size, const Looking& looking) {
+  if (!looking.looks) return false;
+  if (until(looking.at).count() == 0) return true;
+  if (looking.looked) return false;
+  const auto arrived = store_->add(prefix_ + "/arrived", 0);
+  if (!arrived) return arrived.status();
+  return *arrived >= size;
+}
+
+// Returns the number of the roster to wait for after a long wait for `next`. Another count than expected is that of a
+// world whose last member has left meanwhile.
+Result<std::int64_t> Directory::expected_roster(std::int64_t next) {
+  const auto number = store_->add(prefix_ + "/rosters", 0);
+  if (!number) return number.status();
+  if (*number + 1 == next) return next;
+  return std::clamp(*number, std::int64_t{1}, kMostGenerations);
+}
+
+Result<std::vector<WorldMember>> Directory::wait_for_world(int size, milliseconds timeout, const Check& check) {
+  std::uint64_t self = 0;
+  std::int64_t next = 0;
+  Looking looking;
+  {
+    const std::lock_guard lock(mutex_);
+    if (self_.rank < 0 || self_.rank >= size) {
+      return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}", self_.rank, size));
+    }
+    in_world_ = true;
+    self = self_.incarnation;
+    next = rosters_before_ + 1;
+    const bool last = arrival_ >= size;
+    looking.looks = last || self_.rank == 0;
+    looking.pause = last ? milliseconds(0) : kFirstLook;
+    looking.at = deadline_after(looking.pause);
+  }
+  const auto deadline = deadline_after(timeout);
+  for (int slices = 1;; ++slices) {
+    const bool over = until(deadline).count() == 0;
+    const auto due = may_be_complete(size, looking);
+    if (!due) return due.status();
+    if (over || *due) {
+      // The agents that came before may not have claimed their ranks yet: waits for them, once.
+      const auto look = look_for_world(size, looking.looked ? milliseconds(0) : std::min(until(deadline), kSlice));
+      if (!look) return look.status();
+      if (look->missing.empty()) return begin_world(*look);
+      if (over) return look->incomplete();
+      looking.looked = true;
+      looking.pause = std::clamp(2 * looking.pause, kFirstPause, kLongestPause);
+      looking.at = deadline_after(looking.pause);
+    }
+    const auto slice = std::min({until(deadline), looking.looks ? until(looking.at) : kWorldSlice, kWorldSlice});
+    const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, next), slice);
+    if (bytes) {
+      auto roster = decode_roster(*bytes, signing_, next);
+      if (!roster) return roster.status();
+      if (std::cmp_equal(roster->members.size(), size) && roster->has(self)) return adopt(std::move(*roster));
+      ++next;  // it is of a world before this one
+      continue;
+    }
+    if (!absent(bytes.status())) return bytes.status();
+    if (const auto status = check ? check() : Status(); !status) return status;
+    if (slices % kSlicesAsked != 0) continue;
+    const auto expected = expected_roster(next);
+    if (!expected) return expected.status();
+    next = *expected;
+  }
 }
 
 // ---- Barriers
 
 // Arrival keys hold the incarnation, so that neither an earlier world in the same store nor a restarted member counts.
 Status Directory::barrier(const std::string& tag, milliseconds timeout) {
-  std::vector<Record> world;
+  std::vector<WorldMember> world;
   std::string barrier;
   std::uint64_t self = 0;
   {
@@ -314,12 +436,12 @@ Status Directory::barrier(const std::string& tag, milliseconds timeout) {
     barrier = formatted("{}/barrier/{}/{}", prefix_, tag, ++barriers_[tag]);
   }
   if (auto status = store_->set(formatted("{}/{}", barrier, hex(self, 16)), view_of("here")); !status) return status;
-  return world.front().incarnation == self ? gather(barrier, world, timeout) : follow(barrier, world, timeout);
+  return world.front().incarnation == self ? gather(barrier, world, timeout) : follow(barrier, self, world, timeout);
 }
 
 /// Rank 0's side of a barrier: waits for all arrivals and publishes the verdict. So the store serves n waits for
 /// arrivals, not n for each member.
-Status Directory::gather(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
+Status Directory::gather(const std::string& barrier, const std::vector<WorldMember>& world, milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   std::vector<std::string> missing;
   bool hopeless = false;  // a member has left and will not arrive: collect the other missing members, and end
@@ -352,22 +474,29 @@ Status Directory::gather(const std::string& barrier, const std::vector<Record>& 
   const auto published = store_->set(formatted("{}/verdict/{}", barrier, hex(leader, 16)), said);
   // Rank 0's process usually serves the store and may end after this returns. So it first waits until all members have
   // read the verdict.
-  if (published && present > 1) {
-    static_cast<void>(store_->get(formatted("{}/read/{}", barrier, hex(leader, 16)), kVerdictGrace));
+  const auto read = formatted("{}/read/{}", barrier, hex(leader, 16));
+  if (published && (present == 1 || store_->get(read, kVerdictGrace).ok())) {
+    for (const auto* key : {"verdict", "readers", "read"}) {
+      static_cast<void>(store_->erase(formatted("{}/{}/{}", barrier, key, hex(leader, 16))));
+    }
+    static_cast<void>(store_->erase(formatted("{}/{}", barrier, hex(leader, 16))));
   }
   return verdict ? published : verdict;
 }
 
-Status Directory::follow(const std::string& barrier, const std::vector<Record>& world, milliseconds timeout) {
+Status Directory::follow(const std::string& barrier, std::uint64_t self, const std::vector<WorldMember>& world,
+                         milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   const auto& leader = world.front();
   const auto verdict = formatted("{}/verdict/{}", barrier, hex(leader.incarnation, 16));
+  const auto arrival = formatted("{}/{}", barrier, hex(self, 16));
   for (bool left = false;;) {
     const auto said = store_->get(verdict, left ? milliseconds(0) : std::min(until(deadline), kSlice));
     if (said) {
       Reader in(*said);
       const auto present = in.varint();
       const std::string text(text_of(in.rest()));
+      static_cast<void>(store_->erase(arrival));
       const auto readers = store_->add(formatted("{}/readers/{}", barrier, hex(leader.incarnation, 16)), 1);
       if (readers && *readers + 1 == static_cast<std::int64_t>(present)) {  // the last reader tells the leader
         static_cast<void>(store_->set(formatted("{}/read/{}", barrier, hex(leader.incarnation, 16)), view_of("all")));
@@ -395,12 +524,12 @@ Status Directory::follow(const std::string& barrier, const std::vector<Record>& 
 
 // Returns whether a member has left on purpose or was restarted, so that it will not arrive. This does not detect a
 // member that died: links to it do.
-bool Directory::gone(const Record& member) {
+bool Directory::gone(const WorldMember& member) {
   const auto slot = rank_slot(member.rank);
   const auto top = store_->add(counter_key(slot), 0);
   if (!top) return false;
   const auto now = newest(slot, *top, milliseconds(0));
-  return now.ok() && now->record && (now->record->left || now->record->incarnation != member.incarnation);
+  return now.ok() && (!now->record || now->record->left || now->record->incarnation != member.incarnation);
 }
 
 }  // namespace tensorferry

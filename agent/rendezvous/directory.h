@@ -4,12 +4,20 @@
 /// Keys in the store, under a prefix (docs/protocol.md, "Rendezvous"):
 ///     gen/<slot>               counter of the claims on a slot. A slot is "n/<name>" or "r/<rank>"
 ///     rec/<slot>/<generation>  the record of the agent that made that claim, or "void" for a claim that lost
+///     arrived                  counter of the agents that have a rank
+///     rosters, roster/<n>      counter of the rosters of complete worlds, and the rosters
 ///     barrier/<tag>/<n>/...    arrivals by incarnation, and rank 0's verdict
-///     key/...                  a cluster key that the first agent generated
 ///
 /// An agent first reads the counter and finds all generations up to it free: no record, one that left, or one whose
 /// agent is dead. It wins the claim if its add(gen, 1) then returns the next number. So exactly one of several agents
-/// that claim at once wins, on any store.
+/// that claim at once wins, on any store. The winner deletes the records before its own.
+///
+/// A world of n agents takes O(n) operations of the store in all. The agent that arrives last reads the record of each
+/// rank, and writes the roster, for which all others wait. Because processes that died may have left the count wrong,
+/// rank 0 looks as well: when all have arrived, after 2 s, and then ever more rarely.
+///
+/// An agent of a world that leaves deletes its keys: the others know from the roster that it was there. The last one
+/// deletes the world's. Any other agent that leaves keeps a short record in its slots, which the next one replaces.
 #pragma once
 
 #include <chrono>
@@ -26,6 +34,7 @@
 #include "agent/auth.h"
 #include "agent/rendezvous/cluster_key.h"
 #include "agent/rendezvous/record.h"
+#include "agent/rendezvous/roster.h"
 #include "agent/rendezvous/store.h"
 
 namespace tensorferry {
@@ -47,7 +56,8 @@ class Directory {
   /// - ResourceExhausted: too many agents claim the slot at once;
   /// - ProtocolError: the slot holds a malformed record; also the store's errors.
   Status join(const Record& record, const Alive& alive);
-  /// Marks the record as left, which frees its name and rank at once. Idempotent. If the store is gone it only writes
+  /// Marks the record as left, or deletes it, which frees its name and rank at once. Idempotent. While this runs, the
+  /// agent must still answer peers that ask whether it is alive. If the store is gone it only writes
   /// an info line to the log.
   void leave() noexcept;
 
@@ -57,10 +67,12 @@ class Directory {
   Result<Record> find(std::string_view name, Milliseconds timeout);
   Result<Record> find(int rank, Milliseconds timeout);
 
-  /// Waits until ranks 0..size-1 have joined, and returns their records in that order. A rank that has left counts if
-  /// this agent was in the world that it had seen complete. Call it after join(). DeadlineExceeded: the text names the
-  /// missing ranks; InvalidArgument: this agent's rank is not below `size`.
-  Result<std::vector<Record>> wait_for_world(int size, Milliseconds timeout);
+  /// Ends a wait with an error, if it returns one. Called about twice a second.
+  using Check = std::function<Status()>;
+  /// Waits until ranks 0..size-1 have joined, and returns them in that order. A rank that has left counts if this agent
+  /// was in the world that it had seen complete. Call it after join(). DeadlineExceeded: the text names the missing
+  /// ranks; InvalidArgument: this agent's rank is not below `size`; also the errors of `check` (which may be empty).
+  Result<std::vector<WorldMember>> wait_for_world(int size, Milliseconds timeout, const Check& check = {});
 
   /// Waits until every member of the world that wait_for_world() returned has called barrier() with this tag as often
   /// as this agent has. DeadlineExceeded: the text names the missing members; it fails early if one of them has left.
@@ -71,6 +83,7 @@ class Directory {
   struct Claim {
     std::string slot;
     std::int64_t generation = 0;
+    std::int64_t replaced = 0;  // generation of the record before this one; 0: none
   };
   /// The state of a slot: the record of the highest generation that has one.
   struct Newest {
@@ -83,15 +96,37 @@ class Directory {
   [[nodiscard]] std::string counter_key(std::string_view slot) const;
   Result<Newest> newest(std::string_view slot, std::int64_t up_to, Milliseconds grace);
   Result<Claim> claim(const std::string& slot, const Record& record, const Alive& alive);
-  Status confirm(const Claim& claim, bool after_hole, const Alive& alive);
+  Status confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive);
+  Status claim_both(const Record& record, const Alive& alive, std::vector<Claim>& claims);
   Status publish(const Claim& claim, const Record& record);
   Status give_up(const Claim& claim);
-  using Accept = std::function<bool(const Record&)>;
-  Result<Record> find_slot(const std::string& slot, const std::string& whom, Milliseconds timeout,
-                           const Accept& accept);
-  Status gather(const std::string& barrier, const std::vector<Record>& world, Milliseconds timeout);
-  Status follow(const std::string& barrier, const std::vector<Record>& world, Milliseconds timeout);
-  bool gone(const Record& member);
+  void forget_predecessors(const Claim& claim);
+  void withdraw_arrival();
+  Status erase_claim(const Claim& claim, std::uint64_t incarnation);
+  Result<Record> find_slot(const std::string& slot, const std::string& whom, Milliseconds timeout);
+  Status absent_agent(const std::string& slot, const std::string& whom, Milliseconds timeout);
+  /// Looks for all ranks of a world.
+  struct Look {
+    std::vector<Record> found;
+    std::vector<std::string> missing;
+    [[nodiscard]] Status incomplete() const;
+  };
+  /// When an agent that waits for the world looks for all ranks.
+  struct Looking {
+    bool looks = false;   // this agent is one of those that look
+    bool looked = false;  // and has done so, in vain
+    Milliseconds pause{0};
+    std::chrono::steady_clock::time_point at{};
+  };
+  Result<bool> may_be_complete(int size, const Looking& looking);
+  Result<std::int64_t> expected_roster(std::int64_t next);
+  Result<Look> look_for_world(int size, Milliseconds timeout);
+  Result<std::vector<WorldMember>> begin_world(const Look& look);
+  Result<std::vector<WorldMember>> adopt(Roster roster);
+  Status gather(const std::string& barrier, const std::vector<WorldMember>& world, Milliseconds timeout);
+  Status follow(const std::string& barrier, std::uint64_t self, const std::vector<WorldMember>& world,
+                Milliseconds timeout);
+  bool gone(const WorldMember& member);
 
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
@@ -100,7 +135,10 @@ class Directory {
   std::mutex mutex_;  // guards the members below; never held across a call of the store
   Record self_;
   std::vector<Claim> claims_;
-  std::vector<Record> world_;
+  bool in_world_ = false;            // wait_for_world() was called
+  std::int64_t arrival_ = 0;         // the number of agents with a rank when this one arrived
+  std::int64_t rosters_before_ = 0;  // the number of rosters when this one arrived
+  std::vector<WorldMember> world_;
   std::map<std::string, int> barriers_;  // calls of barrier() by tag
 };
 

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -38,12 +40,26 @@ class MemoryStore final : public Store {
 
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
     const std::lock_guard lock(mutex_);
+    if (amount == 0 && !counters_.contains(key)) return 0;
     auto& sum = counters_.try_emplace(std::string(key), 0).first->second;
     sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(sum) + static_cast<std::uint64_t>(amount));  // wraps
     return sum;
   }
 
+  Status erase(std::string_view key) override {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = values_.find(key); found != values_.end()) values_.erase(found);
+    if (const auto found = counters_.find(key); found != counters_.end()) counters_.erase(found);
+    return {};
+  }
+
   [[nodiscard]] bool loopback() const override { return true; }
+
+  /// Returns the number of keys.
+  [[nodiscard]] std::size_t size() {
+    const std::lock_guard lock(mutex_);
+    return values_.size() + counters_.size();
+  }
 
  private:
   std::mutex mutex_;

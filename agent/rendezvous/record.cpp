@@ -77,17 +77,16 @@ Status check_name(std::string_view name) {
           formatted("an agent's name has 1 to {} bytes and no control characters", Record::kMostName)};
 }
 
-Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation) {
-  const auto body = encode(record);
+Bytes sealed(ByteView body, const Key& key, std::string_view context) {
   Bytes bytes;
   Writer out(bytes);
   out.put(key.empty() ? Seal::open : Seal::signed_by_key);
-  if (!key.empty()) out.raw(sign(key, context_of(slot, generation), body));
+  if (!key.empty()) out.raw(sign(key, context, body));
   out.raw(body);
   return bytes;
 }
 
-Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view slot, std::int64_t generation) {
+Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view context) {
   Reader in(bytes);
   const auto seal = in.get<std::uint8_t>();
   const bool is_signed = seal == static_cast<std::uint8_t>(Seal::signed_by_key);
@@ -95,13 +94,23 @@ Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view sl
     return Status(Code::protocol_error, "the record is malformed");
   }
   const auto signature = is_signed ? in.raw(sizeof(Digest)) : ByteView{};
-  if (!key.empty() && (!is_signed || !verify(key, context_of(slot, generation), in.rest(), signature))) {
+  if (!key.empty() && (!is_signed || !verify(key, context, in.rest(), signature))) {
     return Status(Code::unauthenticated, formatted("{}. {}",
                                                    is_signed ? "its record in the store is signed with another key"
                                                              : "its record in the store is not signed: it has no key",
                                                    how_to_set_a_key()));
   }
-  return decode_body(in.rest());
+  return in.rest();
+}
+
+Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation) {
+  return sealed(encode(record), key, context_of(slot, generation));
+}
+
+Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view slot, std::int64_t generation) {
+  const auto body = unsealed(bytes, key, context_of(slot, generation));
+  if (!body) return body.status();
+  return decode_body(*body);
 }
 
 }  // namespace tensorferry

@@ -14,7 +14,7 @@ namespace tensorferry {
 
 /// The fields of a record. decode_record() checks every bound, because a peer has written the bytes.
 struct Record {
-  static constexpr std::uint8_t tag = 1;  // the format
+  static constexpr std::uint8_t tag = 2;  // the format
   std::string name;
   std::int32_t rank = -1;           // -1: none
   std::uint64_t incarnation = 0;    // random, never 0
@@ -26,8 +26,7 @@ struct Record {
   std::string unix_address;                        // "@name" abstract, or a path; "": none
   std::vector<std::string> tcp_addresses;          // "host:port", best first
   std::uint16_t version_min = 1, version_max = 1;  // of the link protocol
-  bool left = false;                               // the agent has left on purpose
-  std::vector<std::uint64_t> world;  // if it has left: incarnations of the world that wait_for_world() returned to it
+  bool left = false;                               // the agent has left on purpose; then it has no addresses
   bool operator==(const Record&) const = default;
 
   static constexpr std::size_t kMostName = 255;
@@ -44,8 +43,7 @@ struct Record {
                                      &Record::version_min,
                                      &Record::version_max,
                                      &Record::unix_address,
-                                     at_most(&Record::tcp_addresses, kMostAddresses),
-                                     &Record::world};
+                                     at_most(&Record::tcp_addresses, kMostAddresses)};
   [[nodiscard]] bool valid() const;
 };
 
@@ -62,6 +60,12 @@ Bytes encode_record(const Record& record, const Key& key, std::string_view slot,
 /// signature. Unauthenticated: the signature is missing or wrong, or was made for another slot or generation;
 /// ProtocolError: malformed.
 Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view slot, std::int64_t generation);
+
+/// Wraps what an agent writes into the store: in front of `body` is a seal, which is a signature over `context` and
+/// `body` unless `key` is empty.
+Bytes sealed(ByteView body, const Key& key, std::string_view context);
+/// Returns the body. Unauthenticated: `key` is not empty, and the signature is missing or wrong; ProtocolError.
+Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view context);
 
 /// Checks an agent's name: 1 to kMostName bytes without control characters. InvalidArgument otherwise.
 Status check_name(std::string_view name);

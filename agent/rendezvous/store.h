@@ -26,6 +26,12 @@ class Store {
   virtual Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) = 0;
   /// Adds to an integer, which begins at 0, and returns the sum. A key belongs either to add() or to set() and get().
   virtual Result<std::int64_t> add(std::string_view key, std::int64_t amount) = 0;
+  /// Deletes the key, whether it has a value or an integer, which then begins at 0 again. Ok if there is no such key. A
+  /// store that cannot delete keeps the key and returns Ok, so this serves to save memory alone.
+  virtual Status erase(std::string_view key) {
+    static_cast<void>(key);
+    return {};
+  }
   /// Returns whether only processes of this host can reach the store: if so, it may hold a generated cluster key.
   [[nodiscard]] virtual bool loopback() const = 0;
 };

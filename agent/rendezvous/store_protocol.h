@@ -15,7 +15,7 @@ constexpr std::size_t kMostValue = 1 << 20;
 constexpr std::size_t kMostBody = kMostKey + kMostValue + 64;
 constexpr std::size_t kHeaderBytes = sizeof(std::uint32_t);
 
-enum class Op : std::uint8_t { set = 1, get = 2, add = 3, last = add };
+enum class Op : std::uint8_t { set = 1, get = 2, add = 3, erase = 4, last = erase };
 
 /// A request. Its views point into the bytes that it was parsed from; to encode it, into the caller's bytes.
 struct StoreRequest {

@@ -42,9 +42,9 @@ class TcpStoreServer {
 /// Connects a client to `host:port`; retries for up to `timeout`, because the server may start later. `key` as in
 /// listen(). Errors: DeadlineExceeded, Unauthenticated, ProtocolError.
 ///
-/// If a connection breaks, set() and get() open a new one and repeat the request once. add() fails with ConnectionLost
-/// and says that the amount may or may not have been added. If the server has ended, calls fail at once with
-/// ConnectionLost.
+/// If a connection breaks, set(), get() and erase() open a new one and repeat the request once. add() fails with
+/// ConnectionLost and says that the amount may or may not have been added. If the server has ended, calls fail at once
+/// with ConnectionLost.
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
                                                  std::chrono::milliseconds timeout);
 

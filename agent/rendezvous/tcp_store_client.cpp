@@ -51,6 +51,9 @@ class Client final : public Store {
     if (!answer) return answer.status();
     return answer->sum;
   }
+  Status erase(std::string_view key) override {
+    return exchange({.op = Op::erase, .key = key}, deadline_after(kOperation)).status();
+  }
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:

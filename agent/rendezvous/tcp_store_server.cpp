@@ -67,6 +67,7 @@ class Table {
 
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) {
     auto found = counters_.find(std::string(key));
+    if (found == counters_.end() && amount == 0) return 0;
     if (found == counters_.end()) {
       const auto after = bytes_ + key.size() + sizeof amount;
       if (auto status = check_bounds(true, after); !status) return status;
@@ -77,6 +78,14 @@ class Table {
     found->second =
         static_cast<std::int64_t>(static_cast<std::uint64_t>(found->second) + static_cast<std::uint64_t>(amount));
     return found->second;
+  }
+
+  void erase(std::string_view key) {
+    if (const auto found = values_.find(std::string(key)); found != values_.end()) {
+      bytes_ -= key.size() + found->second.size();
+      values_.erase(found);
+    }
+    if (counters_.erase(std::string(key)) != 0) bytes_ -= key.size() + sizeof(std::int64_t);
   }
 
   /// Registers a timer for a key: as long as the Waiter exists, set() of the key cancels the timer.
@@ -313,6 +322,10 @@ asio::awaitable<Bytes> Server::answer(store_protocol::StoreRequest request) {
   if (request.op == Op::add) {
     const auto sum = table_.add(request.key, request.amount);
     co_return sum ? encode(store_protocol::StoreReply{.sum = *sum}) : failed(sum.status());
+  }
+  if (request.op == Op::erase) {
+    table_.erase(request.key);
+    co_return encode(store_protocol::StoreReply{});
   }
   const auto* value = table_.find(request.key);
   if (value == nullptr && request.milliseconds > 0) {

@@ -1,6 +1,7 @@
 // One connection, one request at a time. Numbers have this host's byte order (little-endian); lengths are u64. A
 // request is u8 query, then: SET key value; GET key -> value; ADD key i64 -> i64; CHECK u64 count, keys -> u8 (0: all
-// exist); VALIDATE u32 magic; PING u32 nonce -> the nonce. Every key has a '/' in front.
+// exist); DELETE key -> i64 number of keys deleted; VALIDATE u32 magic; PING u32 nonce -> the nonce. Every key has a
+// '/' in front.
 
 #include "agent/rendezvous/torch_store.h"
 
@@ -27,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-enum class Query : std::uint8_t { validate = 0, set = 1, get = 3, add = 4, check = 5, ping = 13 };
+enum class Query : std::uint8_t { validate = 0, set = 1, get = 3, add = 4, check = 5, erase = 8, ping = 13 };
 
 constexpr std::uint32_t magic = 0x3C85F7CE;
 constexpr milliseconds operation_patience{30000};  // a server that takes longer for one operation has ended or hangs
@@ -45,6 +46,7 @@ class TorchStore final : public Store {
   Status set(std::string_view key, ByteView value) override;
   Result<Bytes> get(std::string_view key, milliseconds timeout) override;
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override;
+  Status erase(std::string_view key) override;
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
  private:
@@ -230,6 +232,16 @@ Result<std::int64_t> TorchStore::add(std::string_view key, std::int64_t amount) 
   auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
   if (!status.ok()) return status;
   return sum;
+}
+
+Status TorchStore::erase(std::string_view key) {
+  Bytes request;
+  Writer out(request);
+  out.put(Query::erase);
+  put_key(out, key);
+  std::int64_t erased = 0;
+  const std::lock_guard lock(mutex_);
+  return exchange(request, std::as_writable_bytes(std::span(&erased, 1)));
 }
 
 Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amount) {

@@ -17,8 +17,8 @@ struct TorchStoreOptions {
 };
 
 /// Connects to a TCPStore; retries until `options.timeout`, then fails with DeadlineExceeded. The store has one
-/// connection, on which calls take turns. A broken connection is opened again; set() and the check within get() are
-/// repeated once, add() is not. Neither end of this protocol proves its identity: see docs/security.md.
+/// connection, on which calls take turns. A broken connection is opened again; set(), erase() and the check within
+/// get() are repeated once, add() is not. Neither end of this protocol proves its identity: see docs/security.md.
 Result<std::shared_ptr<Store>> connect_torch_store(const std::string& host, std::uint16_t port,
                                                    TorchStoreOptions options);
 

@@ -8,7 +8,6 @@
 #include "base/record.h"
 #include "base/text.h"
 #include "rpc/core/agent_network.h"
-#include "rpc/member/patience.h"
 
 namespace tensorferry {
 namespace {
@@ -109,24 +108,21 @@ void Member::await_readers() const {
 Status Member::wait_for_world(Milliseconds timeout) {
   if (world_size_ == 0) return {};
   const Unlocked unlocked(lock_);
-  const Patience patience(timeout);
-  for (;;) {
-    auto world = agent_->wait_for_world(world_size_, std::max(patience.slice(), Milliseconds(1)));
-    if (world.ok()) {
-      world_ = *std::move(world);
-      return {};
-    }
-    if (world.status().code() != Code::deadline_exceeded) return world.status();
+  const auto check = [&]() -> Status {
     if (auto refused = told_by_world()) return *refused;
-    if (unlocked.interrupted())
-      return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};
-    if (patience.over()) {
-      return {Code::deadline_exceeded,
-              formatted("after {} s {}",
-                        fixed(std::chrono::duration<double>(timeout).count(), timeout.count() % 1000 == 0 ? 0 : 1),
-                        world.status().what())};
-    }
+    if (!unlocked.interrupted()) return {};
+    return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};
+  };
+  auto world = agent_->wait_for_world(world_size_, timeout.count() == 0 ? Milliseconds::max() : timeout, check);
+  if (world.ok()) {
+    world_ = *std::move(world);
+    return {};
   }
+  if (world.status().code() != Code::deadline_exceeded) return world.status();
+  return {Code::deadline_exceeded,
+          formatted("after {} s {}",
+                    fixed(std::chrono::duration<double>(timeout).count(), timeout.count() % 1000 == 0 ? 0 : 1),
+                    world.status().what())};
 }
 
 void Member::end() {

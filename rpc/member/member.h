@@ -91,6 +91,14 @@ class Member final : public std::enable_shared_from_this<Member> {
   std::optional<Status> told_by_world() const;
   void await_readers() const;
   std::optional<std::string> why_gone(const PeerInfo& peer) const;
+  bool was_lost(const PeerInfo& peer) const;
+  /// The agents of a world that have not come to a round of the shutdown.
+  struct Absent {
+    std::string missing;  // names of those that still may
+    std::string lost;     // why one will not, if one is known; "": none
+  };
+  Result<Absent> look_for_absent(const std::string& key, bool among_all) const;
+  Status await_the_others(const std::string& base, int rounds, const Unlocked& unlocked) const;
   Status wait_until_idle(const Patience& patience, const Unlocked& unlocked) const;
   Status wait_for_all(const std::string& key, const Patience& patience, const Unlocked& unlocked) const;
   Status finish_world(const Patience& patience, const Unlocked& unlocked) const;

@@ -10,6 +10,9 @@
 namespace tensorferry {
 namespace {
 
+// How often the agents that wait look whether another one will not come.
+constexpr Milliseconds look_interval{500};
+
 Status interruption() {
   return {Code::cancelled,
           "interrupted while waiting for the calls of all agents to end, and for all agents to shut down"};
@@ -37,6 +40,11 @@ Status Member::wait_until_idle(const Patience& patience, const Unlocked& unlocke
   }
 }
 
+bool Member::was_lost(const PeerInfo& peer) const {
+  const std::lock_guard lock(lost_mutex_);
+  return lost_.contains(peer.incarnation);
+}
+
 // Returns why `peer` will not come to this shutdown; nullopt: it still may.
 std::optional<std::string> Member::why_gone(const PeerInfo& peer) const {
   const auto found = agent_->find(peer.name, {});
@@ -48,37 +56,63 @@ std::optional<std::string> Member::why_gone(const PeerInfo& peer) const {
   return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
 }
 
+// Looks for the agents that have not arrived: among all agents of the world, or among those that were lost.
+Result<Member::Absent> Member::look_for_absent(const std::string& key, bool among_all) const {
+  const auto came = [&](const PeerInfo& peer) { return is_set(*store_, key + "/at/" + peer.name, {}); };
+  Absent absent;
+  for (const auto& peer : world_) {
+    if (!among_all && !was_lost(peer)) continue;
+    auto here = came(peer);
+    if (here.ok() && *here) continue;
+    const auto why = why_gone(peer);
+    // Asks again: the peer may have arrived and left since.
+    if (why) here = came(peer);
+    if (!here.ok()) return here.status();
+    if (*here) continue;
+    if (why) {
+      absent.lost = formatted("\"{}\" was lost before it reached the shutdown ({})", peer.name, *why);
+      return absent;
+    }
+    absent.missing += (absent.missing.empty() ? "" : ", ") + peer.name;
+  }
+  return absent;
+}
+
+// All agents wait for one key, which the last one to arrive sets, or else the first one that finds an agent lost. The
+// agents that wait take turns to look at all others, so that the store has one look to serve each half second, however
+// many agents there are.
 Status Member::wait_for_all(const std::string& key, const Patience& patience, const Unlocked& unlocked) const {
-  const auto came = [&](const std::string& name) { return is_set(*store_, key + "/at/" + name, {}); };
   if (auto set = store_->set(key + "/at/" + self().name, {}); !set.ok()) return set;
-  const auto arrived = store_->add(key + "/arrived", 1);
+  auto arrived = store_->add(key + "/arrived", 1);
   if (!arrived.ok()) return arrived.status();
   if (*arrived == world_size_) {
     if (auto set = store_->set(key + "/go", {}); !set.ok()) return set;
   }
+  auto turn = Clock::now() + look_interval * *arrived;
   for (;;) {
-    const auto go = is_set(*store_, key + "/go", patience.slice());
-    if (!go.ok()) return go.status();
-    if (*go) return {};
+    const auto go = store_->get(key + "/go", patience.slice());
+    if (go.ok()) return go->empty() ? Status() : Status(Code::connection_lost, std::string(text_of(*go)));
+    if (go.status().code() != Code::deadline_exceeded) return go.status();
     if (unlocked.interrupted()) return interruption();
-    std::string missing;
-    for (const auto& peer : world_) {
-      auto here = came(peer.name);
-      if (here.ok() && *here) continue;
-      const auto why = why_gone(peer);
-      // Asks again: the peer may have arrived and left since.
-      if (why) here = came(peer.name);
-      if (!here.ok()) return here.status();
-      if (*here) continue;
-      if (why) {
-        return {Code::connection_lost,
-                formatted("\"{}\" was lost before it reached the shutdown ({})", peer.name, *why)};
-      }
-      missing += (missing.empty() ? "" : ", ") + peer.name;
+    const bool over = patience.over(), mine = over || Clock::now() >= turn;
+    const auto absent = look_for_absent(key, mine);
+    if (!absent.ok()) return absent.status();
+    if (!absent->lost.empty()) {
+      // An agent that has left may have done so because all had arrived.
+      const auto all = is_set(*store_, key + "/go", {});
+      if (!all.ok()) return all.status();
+      if (*all) continue;
+      if (auto told = store_->set(key + "/go", view_of(absent->lost)); !told.ok()) return told;
+      return {Code::connection_lost, absent->lost};
     }
-    if (patience.over()) {
-      return {Code::deadline_exceeded, "still waiting for " + (missing.empty() ? "the store" : missing)};
+    if (over) {
+      return {Code::deadline_exceeded,
+              "still waiting for " + (absent->missing.empty() ? "the store" : absent->missing)};
     }
+    if (!mine) continue;
+    arrived = store_->add(key + "/arrived", 0);
+    if (!arrived.ok()) return arrived.status();
+    turn = Clock::now() + look_interval * std::max<std::int64_t>(*arrived, 1);
   }
 }
 
@@ -88,11 +122,12 @@ Status Member::wait_for_all(const std::string& key, const Patience& patience, co
 Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) const {
   const auto base = prefix_ + "/shutdown/";
   std::optional<std::pair<std::uint64_t, std::uint64_t>> before;
-  for (int number = 0;; ++number) {
+  int rounds = 0;
+  for (;; ++rounds) {
     if (auto idle = wait_until_idle(patience, unlocked); !idle.ok()) return idle;
     const auto counters = agent_->counters();
     const std::pair now(counters.calls_sent, counters.calls_served);
-    const auto key = base + std::to_string(number);
+    const auto key = base + std::to_string(rounds);
     if (before != now) {
       if (const auto marked = store_->add(key + "/busy", 1); !marked.ok()) return marked.status();
     }
@@ -102,16 +137,36 @@ Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) 
     if (!busy.ok()) return busy.status();
     if (*busy == 0) break;
   }
-  // Rank 0 may serve the store, which the other agents still read: it waits up to 5 s for them.
+  for (int number = 0; number <= rounds; ++number) {
+    static_cast<void>(store_->erase(formatted("{}{}/at/{}", base, number, self().name)));
+  }
   auto done = store_->add(base + "done", 1);
-  const auto until = Clock::now() + std::chrono::seconds(5);
-  while (self().rank == 0 && done.ok() && *done < world_size_ && Clock::now() < until) {
-    if (unlocked.interrupted()) return interruption();
-    std::this_thread::sleep_for(Milliseconds(1));
-    done = store_->add(base + "done", 0);
+  if (self().rank == 0) {
+    if (auto waited = await_the_others(base, rounds, unlocked); !waited.ok()) return waited;
   }
   // All agents agreed to leave, so rank 0 may have left, and the store with it.
   return done.ok() || done.status().code() == Code::connection_lost ? Status() : done.status();
+}
+
+// Rank 0 may serve the store, which the other agents still read: it waits up to 5 s for them, and then deletes what all
+// have read.
+Status Member::await_the_others(const std::string& base, int rounds, const Unlocked& unlocked) const {
+  const auto until = Clock::now() + std::chrono::seconds(5);
+  auto done = store_->add(base + "done", 0);
+  for (Milliseconds pause(1); done.ok() && *done < world_size_; pause = std::min(2 * pause, Milliseconds(20))) {
+    if (Clock::now() >= until) return {};
+    if (unlocked.interrupted()) return interruption();
+    std::this_thread::sleep_for(pause);
+    done = store_->add(base + "done", 0);
+  }
+  if (!done.ok()) return done.status().code() == Code::connection_lost ? Status() : done.status();
+  for (int number = 0; number <= rounds; ++number) {
+    for (const auto* key : {"busy", "arrived", "go"}) {
+      static_cast<void>(store_->erase(formatted("{}{}/{}", base, number, key)));
+    }
+  }
+  static_cast<void>(store_->erase(base + "done"));
+  return {};
 }
 
 Status Member::finish(Milliseconds timeout) {

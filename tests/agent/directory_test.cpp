@@ -58,7 +58,6 @@ TEST(Record, OfThisProcessHasItsNameAndAddresses) {
 TEST(Record, RoundTripsWithAndWithoutASignature) {
   auto record = record_of("trainer0", 3);
   record.left = true;
-  record.world = {1, 2, ~std::uint64_t{0}};
   for (const auto& key : {Key(), Key::random()}) {
     const auto got = decode_record(encode_record(record, key, "n/trainer0", 7), key, "n/trainer0", 7);
     ASSERT_TRUE(got.ok()) << got.status().text();

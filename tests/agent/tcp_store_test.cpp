@@ -96,6 +96,14 @@ TEST_P(AnyStore, AddCountsApartFromSet) {
   EXPECT_EQ(*store_->add("m", 1), 1);
 }
 
+TEST_P(AnyStore, ErasesValuesAndCounters) {
+  ASSERT_TRUE(store_->set("a", view_of("one")).ok());
+  EXPECT_EQ(*store_->add("n", 5), 5);
+  for (const char* key : {"a", "n", "never set"}) EXPECT_TRUE(store_->erase(key).ok()) << key;
+  EXPECT_EQ(store_->get("a", milliseconds(0)).status().code(), Code::deadline_exceeded);
+  EXPECT_EQ(*store_->add("n", 1), 1);
+}
+
 TEST_P(AnyStore, GetOfAMissingKeyEndsAtItsTimeout) {
   const auto from = steady_clock::now();
   EXPECT_EQ(store_->get("none", milliseconds(0)).status().code(), Code::deadline_exceeded);
@@ -370,9 +378,10 @@ TEST(StoreProtocol, RequestsAndRepliesRoundTrip) {
 
 TEST(StoreProtocol, TruncatedAndOverlongMessagesAreRefused) {
   using namespace store_protocol;
-  for (const auto& request : {StoreRequest{.op = Op::set, .key = "key", .value = view_of("value")},
-                              StoreRequest{.op = Op::get, .key = "key", .milliseconds = 5},
-                              StoreRequest{.op = Op::add, .key = "key", .amount = 1}}) {
+  for (const auto& request :
+       {StoreRequest{.op = Op::set, .key = "key", .value = view_of("value")},
+        StoreRequest{.op = Op::get, .key = "key", .milliseconds = 5},
+        StoreRequest{.op = Op::add, .key = "key", .amount = 1}, StoreRequest{.op = Op::erase, .key = "key"}}) {
     auto bytes = *encode(request);
     bytes.erase(bytes.begin(), bytes.begin() + 4);
     ASSERT_TRUE(parse_request(bytes).ok());

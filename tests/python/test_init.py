@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -210,6 +211,23 @@ def test_a_world_starts_together(agents):
         thread.join()
     assert sorted(made) == [0, 1, 2]
     assert made[0].rpc_sync(2, name_and_rank) == ("w2", 2)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
+def test_worlds_that_have_ended_leave_nothing_in_the_store(kind, tmp_path):
+    if kind == "file":
+        store = dist.FileStore(str(tmp_path / "store"), -1)
+    else:
+        store = dist.HashStore() if kind == "hash" else dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))  # fmt: skip
+    keys = []
+    for _ in range(50):
+        with ThreadPoolExecutor(2) as pool:
+            made = list(pool.map(lambda rank: tensorferry.Agent(f"w{rank}", rank, 2, store=store), range(2)))
+            assert made[0].rpc_sync("w1", max, args=(1, 2)) == 2
+            list(pool.map(lambda agent: agent.shutdown(), made))
+        keys.append(store.num_keys())
+    assert keys == keys[:1] * len(keys)
 
 
 def test_an_incomplete_world_names_the_missing_ranks(agents):

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <future>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -14,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
+#include <vector>
 
 namespace tensorferry {
 namespace {
@@ -107,6 +110,40 @@ TEST_P(StoreAdapterTest, AddsForAllClients) {
   EXPECT_EQ(*a.add("n", 1), 1);
   EXPECT_EQ(*b.add("n", 5), 6);
   EXPECT_EQ(*a.add("n", 0), 6);
+}
+
+TEST_P(StoreAdapterTest, ErasesValuesAndCountersForAllClients) {
+  auto [name, one, other] = stores();
+  StoreAdapter a(one), b(other);
+  ASSERT_TRUE(a.set("key", view_of("value")).ok());
+  EXPECT_EQ(*a.add("n", 3), 3);
+  for (const char* key : {"key", "n", "never set"}) EXPECT_TRUE(b.erase(key).ok()) << key;
+  EXPECT_EQ(a.get("key", 0ms).status().code(), Code::deadline_exceeded);
+  EXPECT_EQ(*a.add("n", 1), 1);
+}
+
+/// A store of another kind, which cannot delete.
+class KeepsKeys final : public c10d::Store {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<KeepsKeys>(); }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override { values_[key] = value; }
+  std::vector<std::uint8_t> get(const std::string& key) override { return values_.at(key); }
+  std::int64_t add(const std::string&, std::int64_t value) override { return value; }
+  bool deleteKey(const std::string&) override { throw std::runtime_error("deleteKey is not supported"); }
+  bool check(const std::vector<std::string>& keys) override { return values_.contains(keys.front()); }
+  std::int64_t getNumKeys() override { return 0; }
+  void wait(const std::vector<std::string>&) override {}
+  void wait(const std::vector<std::string>&, const std::chrono::milliseconds&) override {}
+
+ private:
+  std::map<std::string, std::vector<std::uint8_t>> values_;
+};
+
+TEST(StoreAdapter, KeepsTheKeysOfAStoreThatCannotDelete) {
+  StoreAdapter store(c10::make_intrusive<KeepsKeys>());
+  ASSERT_TRUE(store.set("key", view_of("value")).ok());
+  EXPECT_TRUE(store.erase("key").ok());
+  EXPECT_TRUE(store.get("key", 0ms).ok());
 }
 
 TEST_P(StoreAdapterTest, ServesOnlyThisHost) {

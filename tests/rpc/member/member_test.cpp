@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "rpc/member/outgoing_call.h"
+#include "tests/agent/counting_store.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/sockets.h"
 
@@ -45,6 +49,7 @@ class Members : public ::testing::Test {
     options.name = name.empty() ? "w" + std::to_string(rank) : name;
     options.rank = rank;
     options.store = store_;
+    options.prefix = prefix_;
     auto made = Member::create(std::move(options), world_size, lock);
     EXPECT_TRUE(made.ok()) << made.status().text();
     auto member = *std::move(made);
@@ -59,6 +64,7 @@ class Members : public ::testing::Test {
   }
 
   std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
+  std::string prefix_ = "tensorferry";
 };
 
 TEST_F(Members, FinishTogetherWhenAllCallsHaveEnded) {
@@ -207,6 +213,64 @@ TEST_F(Members, AreAllToldOfTwoRanksWithOneName) {
     auto again = make(0, 1, nullptr, "one");
     EXPECT_TRUE(again->wait_for_world(Milliseconds(10000)).ok());
   }
+}
+
+// Beside the operations of each agent there are those of waiting: three each half second.
+TEST_F(Members, TakeAFixedNumberOfStoreOperationsEachToStartAndToFinish) {
+  constexpr int most = 64;  // about twice what an agent takes on an idle machine
+  for (const int size : {4, 16, 64}) {
+    SCOPED_TRACE(size);
+    const auto counting = std::make_shared<testing::CountingStore>(std::make_shared<MemoryStore>());
+    store_ = counting;
+    std::vector<std::shared_ptr<Member>> members(static_cast<std::size_t>(size));
+    const auto together = [&](const std::function<void(int)>& act) {
+      const auto from = Clock::now();
+      counting->operations = 0;
+      std::vector<std::thread> threads;
+      for (int rank = 0; rank < size; ++rank) threads.emplace_back([&, rank] { act(rank); });
+      for (auto& thread : threads) thread.join();
+      const auto halves = static_cast<int>((Clock::now() - from) / Milliseconds(500));
+      EXPECT_LT(counting->operations, size * (most + 3 * halves));
+    };
+    together([&](int rank) {
+      auto& member = members[static_cast<std::size_t>(rank)] = make(rank, size);
+      const auto began = member->wait_for_world(Milliseconds(60000));
+      EXPECT_TRUE(began.ok()) << began.text();
+      EXPECT_EQ(member->world().size(), static_cast<std::size_t>(size));
+    });
+    together([&](int rank) {
+      auto& member = members[static_cast<std::size_t>(rank)];
+      const auto finished = member->finish(Milliseconds(60000));
+      EXPECT_TRUE(finished.ok()) << finished.text();
+      member->leave();
+    });
+  }
+}
+
+TEST_F(Members, LeaveNoKeysBehindThatGrowInNumber) {
+  const auto memory = std::make_shared<MemoryStore>();
+  store_ = memory;
+  std::size_t keys = 0;
+  for (int round = 0; round < 50; ++round) {
+    SCOPED_TRACE(round);
+    prefix_ = "tensorferry/2/" + std::to_string(round / 2);  // half of the worlds meet where one was before
+    const auto [one, two] = make_pair();
+    ASSERT_EQ(one->find("w1")->incarnation, two->self().incarnation);
+    if (round % 3 != 0) {
+      std::thread other([&member = *two] { EXPECT_TRUE(member.finish({}).ok()); });
+      EXPECT_TRUE(one->finish({}).ok());
+      other.join();
+    }
+    one->leave();
+    two->leave();
+    prefix_ = "tensorferry";
+    const auto guest = make(7, 0);
+    guest->leave();
+    if (round == 0) keys = memory->size();
+    ASSERT_EQ(memory->size(), keys);
+  }
+  // The key of the cluster, and two slots with a counter and a short record each.
+  EXPECT_EQ(keys, 6U);
 }
 
 TEST_F(Members, OutliveTheirRendezvousHost) {
