@@ -124,8 +124,8 @@ class Call {
   ///    milliseconds after they were made at the latest (by the reactor's tick).
   enum class Notice : std::uint8_t { prompt, lazy };
   /// Runs `completion` once when the call completes, on a thread of the agent's pool (inside the executor if
-  /// `with_executor`). If the call has completed already, runs it at once on the calling thread. Must not be mixed with
-  /// wait() and take(), except after claim().
+  /// `with_executor`). If the call has completed already, runs it at once on the calling thread. May follow a
+  /// wait() that returned false. Otherwise must not be mixed with wait() and take(), except after claim().
   void on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor = false,
                Notice notice = Notice::prompt);
   /// Makes a lazy completion prompt.

@@ -162,10 +162,17 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
     OversubscribedWait::Member waiting(ring_->oversubscribed);
     std::optional<WaitInHandler> place;
     if (!waiting.until(over)) place.emplace();
+    bool slept = false;
     while (!over()) {
-      if (until && Clock::now() >= *until) return false;
-      // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
-      if (!ring_->calls->sleep(call.slot, until) && interrupted && interrupted()) return false;
+      bool stopped = until && Clock::now() >= *until;
+      if (!stopped) {
+        // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
+        slept = true;
+        stopped = !ring_->calls->sleep(call.slot, until) && interrupted && interrupted();
+      }
+      if (!stopped) continue;
+      if (slept) ring_->calls->stop_sleeping(call.slot);
+      return false;
     }
   }
   take_as_waiter(call);

@@ -151,6 +151,13 @@ bool CallRing::sleep(SlotId slot, FutexDeadline until) {
   return shared_futex_wait(word, sleeping, until);
 }
 
+void CallRing::stop_sleeping(SlotId slot) {
+  auto& word = shared_.slot[slot.index].word;
+  auto expected = word_of(slot, State::sleeping);
+  if (word.compare_exchange_strong(expected, word_of(slot, State::pending), std::memory_order_seq_cst))
+    shared_futex_wake(word, INT_MAX);
+}
+
 bool CallRing::watch(SlotId slot) {
   auto expected = word_of(slot, State::pending);
   return shared_.slot[slot.index].word.compare_exchange_strong(expected, word_of(slot, State::watched),

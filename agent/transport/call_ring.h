@@ -15,6 +15,7 @@
 ///
 ///     free -> pending                                  the caller has reserved the slot
 ///     pending, watched -> sleeping                     a thread of the caller sleeps on the word
+///     sleeping -> pending                              a thread has ended its wait before the call completed
 ///     pending -> watched                               no thread waits; the callee must put the slot in the done list
 ///     pending, sleeping, watched -> full | by_socket   the callee has answered
 ///     pending, sleeping, watched -> abandoned          the caller has given up
@@ -78,6 +79,9 @@ class CallRing final {
   /// Changes pending or watched to sleeping, then sleeps until the word changes or `until` passes. May return early.
   /// Returns at once if the slot is in another state. Returns false if a signal interrupted the sleep.
   bool sleep(SlotId slot, FutexDeadline until);
+  /// Changes sleeping to pending, because a thread ends its wait without the answer, and wakes the slot's other
+  /// sleepers, so that they sleep again. Call it after sleep(): else the callee takes the slot for one with a sleeper.
+  void stop_sleeping(SlotId slot);
   /// Changes pending to watched. Returns false if the slot is not pending: for example, the callee has answered, or a
   /// thread sleeps on it.
   bool watch(SlotId slot);

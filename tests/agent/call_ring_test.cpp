@@ -168,6 +168,35 @@ TEST_F(CallRings, WakeTheSleeperOfASlot) {
   }
 }
 
+TEST_F(CallRings, ReportASlotToTheCallerIfItsSleeperHasStopped) {
+  const auto slot = send(frame_of(40, 1));
+  caller->sleep(slot, std::chrono::steady_clock::now() + milliseconds(1));
+  EXPECT_EQ(caller->state(slot), State::sleeping);
+  EXPECT_FALSE(caller->watch(slot));
+  caller->stop_sleeping(slot);
+  EXPECT_TRUE(caller->watch(slot));
+  ASSERT_TRUE(pop());
+  EXPECT_EQ(callee->answer(slot, frame_of(40, 2)), CallRing::Answered::must_ring);
+  caller->stop_sleeping(slot);  // too late to change anything
+  EXPECT_EQ(caller->state(slot), State::full);
+  EXPECT_TRUE(caller->next_done());
+}
+
+TEST_F(CallRings, StopOneSleeperAndKeepTheOther) {
+  const auto slot = send(frame_of(40, 1));
+  std::thread other([&] {
+    while (caller->state(slot) != State::full) caller->sleep(slot, std::nullopt);
+  });
+  while (caller->state(slot) != State::sleeping) std::this_thread::yield();
+  caller->sleep(slot, std::chrono::steady_clock::now() + milliseconds(1));
+  caller->stop_sleeping(slot);
+  while (caller->state(slot) != State::sleeping) std::this_thread::yield();  // the other one sleeps again
+  ASSERT_TRUE(pop());
+  EXPECT_EQ(callee->answer(slot, frame_of(40, 2)), CallRing::Answered::quietly);
+  other.join();
+  EXPECT_TRUE(take(slot));
+}
+
 TEST_F(CallRings, WithAnotherNonceOrSizeOrUnsealedMemoryAreRefused) {
   EXPECT_EQ(CallRing::map(std::move(*caller->share()), 4712).status().code(), Code::protocol_error);
   FileDescriptor unsealed(::memfd_create("unsealed", MFD_CLOEXEC));

@@ -416,6 +416,21 @@ TEST_P(Calls, WithAClaimedCompletionDoNotRunIt) {
   EXPECT_EQ(ran, 0);
 }
 
+TEST_P(Calls, RunACompletionThatIsGivenAfterAWaitEndedEarly) {
+  serve_echo(*b);
+  serve_blocked();
+  for (int i = 0; i < 100; ++i)
+    ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("x")).ok());  // the ring opens meanwhile
+  std::atomic<int> ran{0};
+  auto blocked = a->call("b", "blocked", {});
+  EXPECT_FALSE(blocked.wait(Clock::now() + milliseconds(20)));
+  blocked.on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 100; });
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(ran, 0);
+  open = true;
+  EXPECT_TRUE(eventually([&] { return ran == 1; }));
+}
+
 TEST_P(Calls, WithLazyCompletionCompleteOnce) {
   serve_echo(*b);
   serve_blocked();

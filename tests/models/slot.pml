@@ -1,7 +1,7 @@
 /* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and its users in
  * agent/ring_calls.cpp and agent/outgoing_calls.cpp.
  *
- * The caller's thread waits for its call or asks for a completion. Another thread may cancel the call (a time-out does
+ * The caller's thread waits for its call, asks for a completion, or waits for a time and asks for a completion then. Another thread may cancel the call (a time-out does
  * the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee
  * replies by the slot or by socket, after any delay, and may die at any step.
  * Checked:
@@ -17,6 +17,7 @@
  *   NO_WAKE_AT_THE_END    the end of a link wakes no thread: the callee may die between its reply and its wake-up
  *   NO_DONE_LIST          the callee does not list its replies to calls without a waiting thread
  *   NO_LOOK_AFTER_PUSH    the sending thread does not check whether the call has ended meanwhile: its slot stays taken
+ *   NO_STOP_SLEEPING      a thread that ends its wait without the reply leaves the slot marked as slept on
  *   NO_LOOK_AFTER_WAIT    the waiting thread does not abandon the slot if the reply came by socket first
  *
  * holds:
@@ -26,6 +27,7 @@
  * fails: -DNO_WAKE_AT_THE_END
  * fails: -DNO_DONE_LIST
  * fails: -DNO_LOOK_AFTER_PUSH
+ * fails: -DNO_STOP_SLEEPING
  * fails: -DNO_LOOK_AFTER_WAIT
  */
 #define CALLS 2
@@ -151,7 +153,11 @@ active proctype caller() {
         :: (done[call] || generation != mine || !OPEN_STATE) -> break
         :: atomic { (generation == mine && (state == Pending || state == Watched)) -> state = Sleeping };
            if  /* FUTEX_WAIT */
-           :: atomic { (generation == mine && state == Sleeping) -> waits_in_kernel = true }; !waits_in_kernel
+           :: atomic { (generation == mine && state == Sleeping) -> waits_in_kernel = true };
+              if
+              :: !waits_in_kernel
+              :: waits_in_kernel = false; goto late  /* the time has passed */
+              fi
            :: else
            fi
         od;
@@ -165,12 +171,21 @@ active proctype caller() {
         fi;
         in_ring[call] = false
      :: !done[call] ->  /* expect_reply */
-        if
+expect: if
         :: !in_ring[call]
         :: atomic { (in_ring[call] && generation == mine && state == Pending) -> state = Watched }
         :: (in_ring[call] && !(generation == mine && state == Pending)) -> take_reply(call)
         fi
      fi;
+     goto result;
+late:  /* CallRing::stop_sleeping, then Call::on_done */
+#ifndef NO_STOP_SLEEPING
+     if
+     :: atomic { (generation == mine && state == Sleeping) -> state = Pending }
+     :: else
+     fi;
+#endif
+     goto expect;
 result:
      done[call];
 next:
