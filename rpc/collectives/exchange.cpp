@@ -159,9 +159,10 @@ Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step
   std::vector<Announcement> announced(size());
   std::vector<Fingerprint> calls(size(), called);
   Status status;
-  for (std::size_t from = 0; from < size() && status.ok(); ++from) {
+  for (std::size_t from = 0; from < size(); ++from) {
     if (from == rank()) continue;
     status = missing(board_->await(from, step_, limits));
+    if (!status.ok()) break;  // the rank may announce at this very moment
     announced[from] = board_->announcement(from, step_);
     calls[from] = announced[from].fingerprint;
   }

@@ -78,6 +78,18 @@ struct Average : Sum {
     return static_cast<W>(value / static_cast<W>(ranks));
   }
 };
+/// The average of integers of type T, whose sums wrap like unsigned ones.
+template <class T>
+struct IntegerAverage : Sum {
+  template <class W>
+  static W finish(W value, std::size_t ranks) {
+    if constexpr (static_cast<T>(-1) < T{0}) {
+      return static_cast<W>(static_cast<T>(value) / static_cast<std::int64_t>(ranks));
+    } else {
+      return static_cast<W>(value / ranks);
+    }
+  }
+};
 struct PremultipliedSum : Sum {
   template <class W>
   static W prepare(W value, double factor) {
@@ -163,7 +175,7 @@ ReduceKernel integer(Reduction reduction) {
     case Reduction::sum:
       return &run<Bits, Sum>;
     case Reduction::average:
-      return &run<T, Average>;
+      return &run<Bits, IntegerAverage<T>>;
     case Reduction::product:
       return &run<Bits, Product>;
     case Reduction::min:

@@ -38,7 +38,7 @@ TEST(CudaIpc, InvalidatedMemoryIsUnmappedByThePeer) {
   const auto memory_a = cuda_memory(0, CudaKind::chunks);
   WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
   ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
-  const std::size_t large = 400 * megabyte;
+  const std::size_t large = 64 * megabyte;
   auto other = cuda_memory(0, CudaKind::chunks);
   memory_b->filled(large, 0);  // allocates the memory that will receive the buffer
   const auto before = free_bytes();
@@ -90,7 +90,7 @@ TEST(CudaIpc, MemoryOfAnAllocatorThatReportsNoFreesIsMappedForOneTransferAlone) 
   const auto memory_a = cuda_memory(0, CudaKind::chunks);
   WirePair pair(*driver_a, *driver_b, DevicePair{gpu, gpu}, *memory_a, *memory_b);
   ASSERT_TRUE(pair.a->wait_ready() && pair.b->wait_ready());
-  const std::size_t large = 400 * megabyte;
+  const std::size_t large = 64 * megabyte;
   {  // allocates the memory that will receive the buffers
     const auto first = memory_b->allocate(large), second = memory_b->allocate(large), third = memory_b->allocate(large);
   }

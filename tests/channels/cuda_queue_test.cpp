@@ -132,6 +132,9 @@ TYPED_TEST(CudaQueue, ABufferBehindACollectiveDoesNotHoldUpTheReceiversPartOfIt)
   end.start();
   ASSERT_TRUE(end.wait_ready().has_value());
   pulled.get_future().wait();
+  if (TypeParam::holds_up) {  // a buffer lands in its stream's order, so its stream waits now
+    ASSERT_EQ(arrival->landed.wait_name(), "Ok");
+  }
   CUstream stream = nullptr;
   {
     const DeviceGuard here(0);

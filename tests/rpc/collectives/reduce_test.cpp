@@ -64,6 +64,11 @@ TEST(Reduce, WrapsSumsOfIntegersAndTruncatesTheirAverages) {
   EXPECT_EQ(reduced<std::int8_t>(Reduction::bxor, DType::int8, {{3, 1}, {5, 1}}), (Values{6, 0}));
 }
 
+TEST(Reduce, AveragesIntegersOfMoreRanksThanTheyCanCount) {
+  const std::vector<std::vector<std::int8_t>> inputs(256, {1, -1});  // the sums wrap to 0
+  EXPECT_EQ(reduced<std::int8_t>(Reduction::average, DType::int8, inputs), (std::vector<std::int8_t>{0, 0}));
+}
+
 TEST(Reduce, AccumulatesHalvesInFloat) {
   // 2048 + 1 + 1: in float16 each sum would be rounded to 2048.
   EXPECT_EQ(reduced<std::uint16_t>(Reduction::sum, DType::float16, {{0x6800}, {0x3c00}, {0x3c00}})[0], 0x6801);
