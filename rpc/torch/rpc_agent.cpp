@@ -70,6 +70,10 @@ bool is_call(rpc::MessageType type) {
   }
 }
 
+bool creates_reference(rpc::MessageType type) {
+  return type == rpc::PYTHON_REMOTE_CALL || type == rpc::SCRIPT_REMOTE_CALL;
+}
+
 std::exception_ptr error_of(const std::string& text) { return std::make_exception_ptr(std::runtime_error(text)); }
 
 std::exception_ptr timed_out(std::chrono::milliseconds timeout) {
@@ -97,10 +101,15 @@ std::chrono::milliseconds milliseconds_of(float seconds) {
 
 /// A request whose answer has not come.
 struct TorchRpcAgent::PendingSend {
-  explicit PendingSend(c10::intrusive_ptr<JitFuture> f) : future(std::move(f)) {}
+  PendingSend(c10::intrusive_ptr<JitFuture> f, const TorchMessage& sent)
+      : future(std::move(f)), message(creates_reference(sent->type()) ? sent : TorchMessage()) {}
   const c10::intrusive_ptr<JitFuture> future;
-  std::atomic_flag done;  // the reply and the time-out compete to complete the future
+  const TorchMessage message;  // null: it creates no reference
+  std::atomic_flag done;       // the reply and the time-out compete to complete the future
   std::optional<Timeouts::Key> timeout;
+  std::mutex mutex;  // guards the next two
+  bool answered = false;
+  std::optional<ReferenceId> late;  // the reference that it creates, once it has timed out
 };
 
 /// The workers of the group, by name and by id. References stay valid after a worker has left. Thread-safe.
@@ -243,6 +252,9 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   if (timeout_seconds > 0) timeout = std::max(timeout, std::chrono::milliseconds(1));
   if (faults_ && faults_->fails(message->type(), {message->payload().data(), message->payload().size()}))
     return failed_future(error_of(rpc::makeRPCError("Send attempt failed intentionally", rpc::INTENTIONAL_FAILURE)));
+  if (const auto deleted = late_references_.empty() ? std::nullopt : reference_deleted_by(*message)) {
+    if (auto held = hold(*deleted, to, message, timeout_seconds)) return held;
+  }
   const auto own_map = map_to(to.name_);
   const auto& map = device_map.empty() ? own_map : device_map;
   if (const auto missing = missing_mapping(*message, map, to.name_, false); !missing.empty())
@@ -254,14 +266,13 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   options.timeout = Milliseconds(0);  // Timeouts says why
   options.arguments = placement_of(map);
   options.results = inverse_of(own_map);
-  auto pending = std::make_shared<PendingSend>(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), getDevices()));
+  auto pending =
+      std::make_shared<PendingSend>(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), getDevices()), message);
   auto future = pending->future;
   const auto began = Clock::now();
   const auto start_timeout = [&] {
     if (timeout.count() == 0 || pending->timeout) return;
-    pending->timeout = timeouts_.add(began + timeout, [pending, timeout] {
-      if (!pending->done.test_and_set()) pending->future->setError(timed_out(timeout));
-    });
+    pending->timeout = timeouts_.add(began + timeout, [this, pending, timeout] { expire(*pending, timeout); });
   };
   if (const auto delay = faults_ ? faults_->delay(message->type()) : Milliseconds(0); delay.count() != 0) {
     start_timeout();
@@ -288,9 +299,47 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   return future;
 }
 
+// Returns the future of a deletion that waits for the answer of the call that creates the reference; null: that call
+// is not late.
+c10::intrusive_ptr<JitFuture> TorchRpcAgent::hold(const ReferenceId& deleted, const WorkerInfo& to,
+                                                  const TorchMessage& message, float timeout_seconds) {
+  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+  const auto& known = getWorkerInfo(to.id_);  // stays valid
+  const auto send_now = [this, future, &known, message, timeout_seconds] {
+    try {
+      send(known, message, timeout_seconds, {})->addCallback([future](JitFuture& sent) {
+        if (sent.hasError()) return future->setError(sent.exception_ptr());
+        future->markCompleted(sent.value());
+      });
+    } catch (const std::exception&) {  // the agent has left
+      future->setError(std::current_exception());
+    }
+  };
+  return late_references_.hold(deleted, send_now) ? future : c10::intrusive_ptr<JitFuture>();
+}
+
+void TorchRpcAgent::expire(PendingSend& pending, std::chrono::milliseconds timeout) {
+  if (pending.done.test_and_set()) return;
+  if (pending.message) {
+    const auto created = reference_created_by(*pending.message);
+    const std::lock_guard lock(pending.mutex);
+    if (created && !pending.answered) late_references_.add(pending.late.emplace(*created));
+  }
+  pending.future->setError(timed_out(timeout));
+}
+
 void TorchRpcAgent::complete(PendingSend& pending, Result<Received> reply) {
   if (pending.timeout) timeouts_.remove(*pending.timeout);
   if (!pending.done.test_and_set()) set_result(*pending.future, std::move(reply));
+  if (pending.message) {
+    {
+      const std::lock_guard lock(pending.mutex);
+      pending.answered = true;
+    }
+    if (pending.late) {
+      for (const auto& send_held : late_references_.remove(*pending.late)) send_held();
+    }
+  }
   // The callbacks of the future have run. They may have made calls, for which join() must wait too.
   --member_->unread;
 }

@@ -20,6 +20,7 @@
 
 #include "rpc/member/member.h"
 #include "rpc/torch/faults.h"
+#include "rpc/torch/late_references.h"
 #include "rpc/torch/message.h"
 #include "rpc/torch/timeouts.h"
 
@@ -93,6 +94,9 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
 
   void serve(Request request, Reply reply);
   void answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply);
+  c10::intrusive_ptr<JitFuture> hold(const ReferenceId& deleted, const WorkerInfo& to, const TorchMessage& message,
+                                     float timeout_seconds);
+  void expire(PendingSend& pending, std::chrono::milliseconds timeout);
   void complete(PendingSend& pending, Result<Received> reply);
   void set_result(JitFuture& future, Result<Received> reply) const;
   void prepare_thread() const;
@@ -108,6 +112,7 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   const std::unique_ptr<FaultInjector> faults_;  // null: none
   const std::unique_ptr<Workers> workers_;
 
+  LateReferences late_references_;
   Timeouts timeouts_;
 
   mutable std::mutex groups_mutex_;

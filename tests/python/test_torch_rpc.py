@@ -343,6 +343,57 @@ def test_sends_fail_and_are_late_as_the_faults_say() -> None:
     )
 
 
+def test_a_reference_that_is_dropped_before_it_exists_leaves_nothing_at_its_owner() -> None:
+    run_workers(
+        """
+        import time
+        def slow():
+            time.sleep(1)
+            return 1
+        def counted():
+            found = rpc._rref_context_get_debug_info()
+            return int(found["num_owner_rrefs"]), int(found["num_forks"])
+        def work(rank):
+            init(rank)
+            if rank == 0:
+                assert rpc.remote("w1", slow, timeout=5).to_here() == 1  # one that is dropped afterwards
+                late = rpc.remote("w1", slow, timeout=0.1)
+                try:
+                    late._get_future().wait()
+                except RuntimeError as error:
+                    assert "RPC ran for more than" in str(error)
+                else:
+                    raise AssertionError
+                del late
+                time.sleep(1.5)  # the function returns, and only then does the owner count the reference
+                until = time.monotonic() + 10
+                while rpc.rpc_sync("w1", counted) != (0, 0):
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+            rpc.shutdown()
+        rpc.api._ignore_rref_leak = False
+        workers(work)
+        """
+    )
+
+
+def test_a_slow_call_after_quick_ones_ends() -> None:
+    run_workers(
+        """
+        import time
+        def work(rank):
+            init(rank)
+            if rank == 0:
+                for i in range(100):
+                    rpc.rpc_sync("w1", max, args=(1, 2))
+                    if i % 10 == 9:
+                        rpc.rpc_sync("w1", time.sleep, args=(0.05,), timeout=20)
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
 # ---- programs
 
 
