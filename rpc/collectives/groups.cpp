@@ -252,8 +252,10 @@ Result<Received> Groups::ask_root(const std::string& root, const GroupMessage& m
     auto call = agent_->call(root, group_function, message_of(message), std::move(options));
     call.wait();
     auto reply = call.take();
-    // Rank 0 may not serve groups yet.
-    if (reply.ok() || reply.status().code() != Code::not_found || Clock::now() >= until) return reply;
+    // Rank 0 may not serve groups yet. If it serves exposed functions alone, its refusal has the second code.
+    const auto code = reply.ok() ? Code::ok : reply.status().code();
+    const bool early = code == Code::not_found || code == Code::permission_denied;
+    if (!early || Clock::now() >= until) return reply;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
