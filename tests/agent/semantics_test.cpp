@@ -422,7 +422,8 @@ TEST_P(Calls, RunACompletionThatIsGivenAfterAWaitEndedEarly) {
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("x")).ok());  // the ring opens meanwhile
   std::atomic<int> ran{0};
-  auto blocked = a->call("b", "blocked", {}, within(milliseconds(0)));  // no deadline: no tick takes the reply
+  std::this_thread::sleep_for(milliseconds(100));  // the link's tick rests, and a call without a deadline starts none
+  auto blocked = a->call("b", "blocked", {}, within(milliseconds(0)));
   EXPECT_FALSE(blocked.wait(Clock::now() + milliseconds(20)));
   blocked.on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 100; });
   std::this_thread::sleep_for(milliseconds(20));
