@@ -240,7 +240,8 @@ TYPED_TEST(CudaOrder, ABufferForACapturingStreamFailsAndTheGraphStaysEmpty) {
   destination.stream = stream;
   Into into(destination);
   this->pair->b->behave({.on_message = [&](Arrivals& arrivals) {
-    EXPECT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    // In this mode alone, another thread may end the capture.
+    EXPECT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
     this->pair->b->channel().pull(arrivals.front()->ticket, into, arrivals.front()->landed.completion(),
                                   arrivals.front()->consumed.completion());
   }});

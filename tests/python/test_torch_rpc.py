@@ -199,11 +199,13 @@ def test_workers_are_known_in_every_form() -> None:
 def test_workers_join_and_leave_a_group_without_a_world_size() -> None:
     run_workers(
         """
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.environ["MASTER_PORT"], os.environ["MASTER_ADDR"] = str(server.port), "127.0.0.1"
+        master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ["MASTER_PORT"], os.environ["MASTER_ADDR"] = str(master.port), "127.0.0.1"
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        store = f"tcp://127.0.0.1:{server.port}"
+        store = f"tcp://127.0.0.1:{master.port}"
         def work(rank):
+            # The connection of `master` cannot be shared by several processes.
+            server = dist.TCPStore("127.0.0.1", master.port, is_master=False)
             if rank:
                 server.wait([f"joined {rank - 1}"])
             init(rank, world_size=None)
@@ -315,6 +317,8 @@ def test_sends_fail_and_are_late_as_the_faults_say() -> None:
     run_workers(
         """
         import time
+        def make():
+            return 1
         backend_registry.register_backend("FAULTY", ferry._construct_options, ferry._init_backend)
         rpc.BackendType = backend_registry.BackendType
         def work(rank):
@@ -332,9 +336,9 @@ def test_sends_fail_and_are_late_as_the_faults_say() -> None:
                 else:
                     raise AssertionError
                 try:
-                    rpc.remote("w1", dict).to_here()
-                except RuntimeError as error:
-                    assert "intentionally" in str(error)
+                    rpc.remote("w1", make).to_here()
+                except RuntimeError as error:  # to_here() says the second if the creation has failed by then
+                    assert "intentionally" in str(error) or "RRef creation" in str(error), error
                 else:
                     raise AssertionError
             rpc.shutdown()

@@ -260,4 +260,5 @@ for name in sys.argv[4:]:
         )  # fmt: skip
     globals()[name]()
     print("done", name, flush=True)
+dist.barrier()  # a rank that leaves ends the others' receptions from any rank
 dist.destroy_process_group()
