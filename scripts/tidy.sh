@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Runs clang-tidy on the torch-free C++ sources that changed since the merge base with TIDY_BASE (origin/main). Reads the
-# whole tree if there is no such commit, if it is the newest one, or if asked: scripts/tidy.sh all.
+# Runs clang-tidy on the torch-free C++ sources that changed since the merge base with TIDY_BASE (origin/main), or in the
+# last 20 commits of this line if that is the newest commit. Reads the whole tree if there is no such commit, or if asked:
+# scripts/tidy.sh all (make soak does).
 . "$(dirname "$0")/common.sh"
 scripts/system.sh build clang
 scripts/venv.sh lint
 
 since=()
 if [ "${1:-}" != all ] && base=$(git merge-base "${TIDY_BASE:-origin/main}" HEAD 2>/dev/null); then
-  [ "$base" = "$(git rev-parse HEAD)" ] || since=("$base")
+  [ "$base" != "$(git rev-parse HEAD)" ] || base=$(git rev-parse --verify -q HEAD~20 || true)
+  [ -z "$base" ] || since=("$base")
 fi
 cmake --preset asan -B build/lint >/dev/null
 cmake --build build/lint --target tensorferry_published >/dev/null # the copies of headers that a source includes
