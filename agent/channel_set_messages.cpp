@@ -73,7 +73,7 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
 };
 
 /// Records one buffer: inline in the frame, or with the ticket of the first channel of its pair that accepts it.
-/// ChannelUnavailable if none accepts it.
+/// ChannelUnavailable if none accepts it; the link's own status if it has ended.
 Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device destination, Sharing sharing,
                          const std::string& require, const std::shared_ptr<void>& held) {
   wire::BufferRecord record;
@@ -123,6 +123,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
   for (const auto& [name, reason] : order.reasons) {
     if (require.empty() || name == require) reasons += "\n  " + name + ": " + reason;
   }
+  if (link_.closed()) return link_.status();  // why its channels refuse
   if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists the channels";
   const std::string_view what =
       sharing == Sharing::shared ? "no channel shares memory without a copy, " : "no channel carries ";

@@ -1,8 +1,8 @@
 /* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and its users in
  * agent/ring_calls.cpp and agent/outgoing_calls.cpp.
  *
- * The caller's thread waits for its call, asks for a completion, or waits for a time and asks for a completion then. Another thread may cancel the call (a time-out does
- * the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee
+ * The caller's thread waits for its call or asks for a completion. With WITH_WAITS_THAT_END, it may also wait for a time
+ * and then ask for a completion. Another thread may cancel the call (a time-out does the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee
  * replies by the slot or by socket, after any delay, and may die at any step.
  * Checked:
  *   - every call ends (a caller that waits for ever is an invalid end state);
@@ -21,13 +21,14 @@
  *   NO_LOOK_AFTER_WAIT    the waiting thread does not abandon the slot if the reply came by socket first
  *
  * holds:
+ * holds: -DWITH_WAITS_THAT_END
  * fails: -DNO_GENERATION
  * fails: -DNO_OWN_GENERATION
  * fails: -DNO_WAKE_ON_ABANDON
  * fails: -DNO_WAKE_AT_THE_END
  * fails: -DNO_DONE_LIST
  * fails: -DNO_LOOK_AFTER_PUSH
- * fails: -DNO_STOP_SLEEPING
+ * fails: -DWITH_WAITS_THAT_END -DNO_STOP_SLEEPING
  * fails: -DNO_LOOK_AFTER_WAIT
  */
 #define CALLS 2
@@ -156,7 +157,9 @@ active proctype caller() {
            :: atomic { (generation == mine && state == Sleeping) -> waits_in_kernel = true };
               if
               :: !waits_in_kernel
+#ifdef WITH_WAITS_THAT_END
               :: waits_in_kernel = false; goto late  /* the time has passed */
+#endif
               fi
            :: else
            fi
@@ -178,6 +181,7 @@ expect: if
         fi
      fi;
      goto result;
+#ifdef WITH_WAITS_THAT_END
 late:  /* CallRing::stop_sleeping, then Call::on_done */
 #ifndef NO_STOP_SLEEPING
      if
@@ -186,6 +190,7 @@ late:  /* CallRing::stop_sleeping, then Call::on_done */
      fi;
 #endif
      goto expect;
+#endif
 result:
      done[call];
 next:

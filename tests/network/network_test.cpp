@@ -108,7 +108,7 @@ TEST_F(NetworkTest, LargePacketsThatAreLostAloneEndOnlyTheCallsThatNeedThem) {
                        [&] { a->call_with<Tensor>(within(5s), "b", "echo", patterned_tensor(megabyte)).get(); }));
   EXPECT_LT(since.passed(), 6s);
   calls.stop();
-  EXPECT_EQ(calls.failed(), 0U);
+  EXPECT_LE(calls.failed(), 1U);  // the one in flight when the connection is given up
   EXPECT_TRUE(attempt("the reference from before", [&] { object.call<int>("add", 1).get(); }));
 }
 
