@@ -271,15 +271,26 @@ void ChannelSet::pull_when(ControlId after, std::function<void(const Status&)> p
   pull(failed);
 }
 
+/// Bytes may be named twice if one of the two drops them: a sender that lost a connection withdraws a message that may
+/// have arrived. The other one gets the bytes then.
 void ChannelSet::receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read) {
+  const auto drops = [](const BulkRead& each) { return each.destination.data == nullptr; };
   Status failed;
+  Completion needless;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_)
+    if (closed_) {
       failed = status_;
-    else if (!bulk_reads_.try_emplace({code, sequence}, std::move(read)).second)
-      failed = {Code::protocol_error, "two tickets name the same bulk bytes"};
+    } else if (const auto [it, added] = bulk_reads_.try_emplace({code, sequence}, std::move(read)); !added) {
+      if (!drops(read) && drops(it->second)) std::swap(read, it->second);
+      if (drops(read)) {
+        needless = std::move(read.landed);
+      } else {
+        failed = {Code::protocol_error, "two tickets name the same bulk bytes"};
+      }
+    }
   }
+  if (needless) return complete(std::move(needless), {});
   if (!failed.ok())
     complete(std::move(read.landed), failed);
   else
