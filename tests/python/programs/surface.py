@@ -6,6 +6,7 @@ RuntimeError, TypeError, ValueError that they are: the texts differ.
 
 import os
 import threading
+import time
 
 import tensorferry.rpc as rpc
 import torch
@@ -157,6 +158,9 @@ def references():
     show("to_here", lambda: counter.to_here().value)
     show("to_here, timeout", lambda: counter.to_here(5).value)
     show("owner", lambda: (counter.owner().name, counter.owner().id, counter.owner_name(), counter.is_owner()))
+    until = time.monotonic() + 5
+    while not counter.confirmed_by_owner() and time.monotonic() < until:  # the owner's word may come after its results
+        time.sleep(0.01)
     show("confirmed", lambda: counter.confirmed_by_owner())
     show("local value elsewhere", lambda: counter.local_value())
     show("rpc_sync", lambda: counter.rpc_sync().add(2))
