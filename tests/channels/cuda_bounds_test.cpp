@@ -1,6 +1,5 @@
 /// Tests of what the cuda channels take of a device's memory and of page-locked memory, and that they give it back.
 /// Nothing else may use the device meanwhile.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,15 +24,6 @@ using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
-
-std::size_t free_bytes() {
-  const DeviceGuard here(0);
-  std::size_t free = 0, total = 0;
-  const auto ask =
-      reinterpret_cast<decltype(&::cuMemGetInfo)>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), "cuMemGetInfo_v2"));
-  ask(&free, &total);
-  return free;
-}
 
 /// All memory of the GPU but less than 2 MiB.
 class FullGpu {

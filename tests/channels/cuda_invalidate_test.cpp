@@ -1,6 +1,5 @@
 /// Tests that memory which an allocator frees returns to the device, although a peer has mapped it. Compares the
 /// device's free memory, so nothing else may use the device meanwhile.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include "channels/cuda/device.h"
@@ -17,15 +16,6 @@ using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
-
-std::size_t free_bytes() {
-  const cuda::DeviceGuard here(0);
-  std::size_t free = 0, total = 0;
-  const auto ask =
-      reinterpret_cast<decltype(&::cuMemGetInfo)>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), "cuMemGetInfo_v2"));
-  ask(&free, &total);
-  return free;
-}
 
 std::unique_ptr<Driver> driver() {
   return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.within_process = true});

@@ -1,6 +1,5 @@
 /// Tests of the order of streams, and of streams when the other end is gone. A stream that waits for a word in host
 /// memory stands for a long kernel.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -27,12 +26,6 @@ using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
-
-/// Returns a function of the driver that the channels do not use.
-template <class Function>
-Function driver_function(const char* name) {
-  return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
-}
 
 /// A stream that is blocked until let_go(). If it is made with CU_STREAM_DEFAULT, the legacy default stream waits for
 /// it.
@@ -335,23 +328,25 @@ TEST(CudaPinned, PagesOfPastOwnersAreKeptUpToABound) {
   EXPECT_TRUE(eventually([&] { return !mapped(last); }));
 }
 
-/// The sender's process is killed while its kernel still runs.
+/// The process of a sender that is killed while its kernel still runs.
+int send_behind_a_kernel(WireEnd::Sockets sockets) {
+  const auto memory = cuda_memory(0);
+  CudaIpcDriver driver;
+  WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
+  end.start();
+  (void)end.wait_ready();
+  auto source = memory->filled(megabyte, 1);
+  const Blocked kernel;
+  source.stream = kernel.get();
+  end.send(source);
+  std::this_thread::sleep_for(std::chrono::minutes(1));
+  return 0;
+}
+
 TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto [mine, theirs] = connected_sockets();
-  Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
-    const auto memory = cuda_memory(0);
-    CudaIpcDriver driver;
-    WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
-    end.start();
-    (void)end.wait_ready();
-    auto source = memory->filled(megabyte, 1);
-    const Blocked kernel;
-    source.stream = kernel.get();
-    end.send(source);
-    std::this_thread::sleep_for(std::chrono::minutes(1));
-    return 0;
-  });
+  Child child(std::move(theirs), mine, send_behind_a_kernel);
   const auto memory = cuda_memory(0);
   CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::by_stream});
   WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));
@@ -381,19 +376,7 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
 TEST(CudaIpc, APullThatWaitsForAKilledSenderFailsAndTheStreamIsFree) {
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto [mine, theirs] = connected_sockets();
-  Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
-    const auto memory = cuda_memory(0);
-    CudaIpcDriver driver;
-    WireEnd end("parent", driver, {gpu, gpu}, *memory, std::move(sockets));
-    end.start();
-    (void)end.wait_ready();
-    auto source = memory->filled(megabyte, 1);
-    const Blocked kernel;
-    source.stream = kernel.get();
-    end.send(source);
-    std::this_thread::sleep_for(std::chrono::minutes(1));
-    return 0;
-  });
+  Child child(std::move(theirs), mine, send_behind_a_kernel);
   const auto memory = cuda_memory(0);
   CudaIpcDriver driver({.wait = cuda_ipc::CudaIpcOptions::Wait::on_host});
   WireEnd end("child", driver, {gpu, gpu}, *memory, std::move(mine));

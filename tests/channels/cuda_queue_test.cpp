@@ -1,6 +1,5 @@
 /// A process whose streams share one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1, as programs with Megatron set it):
 /// what waits in the queue holds up all work behind it, of other streams too.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -41,11 +40,6 @@ again:
   ret;
 }
 )";
-
-template <class Function>
-Function driver_function(const char* name) {
-  return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
-}
 
 /// Enqueues the spinning kernel on a real GPU. The emulated one has no kernels; there the stream waits for the word.
 void enqueue_kernel_until(cuda::Word word, CUstream stream) {

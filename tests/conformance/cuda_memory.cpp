@@ -170,6 +170,13 @@ std::unique_ptr<DeviceMemory> memory_of(Device device) {
   return device.type == DeviceType::cpu ? cpu_memory() : cuda_memory(device.index);
 }
 
+std::size_t free_bytes() {
+  const cuda::DeviceGuard here(0);
+  std::size_t free = 0, total = 0;
+  driver_function<decltype(&::cuMemGetInfo)>("cuMemGetInfo_v2")(&free, &total);
+  return free;
+}
+
 std::string why_no_cuda(int devices) {
   static const int seen = [] {
     const auto child = ::fork();

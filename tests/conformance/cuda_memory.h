@@ -1,6 +1,9 @@
 /// Device memory for the conformance suite, allocated through the CUDA driver API alone (no runtime, no torch).
 #pragma once
 
+#include <dlfcn.h>
+
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -24,5 +27,14 @@ std::unique_ptr<DeviceMemory> memory_of(Device device);
 /// Returns why this machine cannot provide `devices` GPUs, or "" if it can. Asks the driver in a child process, so that
 /// this process may still fork before it uses CUDA.
 std::string why_no_cuda(int devices);
+
+/// Returns how many bytes of GPU 0 are free.
+std::size_t free_bytes();
+
+/// Returns a function of the driver that the channels do not use; null if the driver lacks it.
+template <class Function>
+Function driver_function(const char* name) {
+  return reinterpret_cast<Function>(::dlsym(::dlopen("libcuda.so.1", RTLD_NOW), name));
+}
 
 }  // namespace tensorferry::conformance
