@@ -254,8 +254,13 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (error) co_return cut();
   Digest proof{};
   co_await asio::async_read(*socket, asio::buffer(proof), token);
-  // The dialler checks the acceptor's proof first. If its key differs, it closes without sending a proof of its own.
-  if (error == asio::error::eof && handshake.agreement().proven) co_return handshake.check(proof);
+  // The dialler checks the acceptor's proof first. If its key differs, it closes without sending a proof of its own. It
+  // also closes when its attempt has taken too long, as on a slow path.
+  if (error == asio::error::eof && handshake.agreement().proven)
+    co_return Status(Code::unauthenticated,
+                     "the peer ended the handshake without a proof that it has the cluster key: it has another key, or "
+                     "its attempt took too long. If it has another key: " +
+                         std::string(how_to_set_a_key()));
   if (error) co_return cut();
   if (auto status = handshake.check(proof); !status) co_return status;
   acceptor->strangers.remove(of);

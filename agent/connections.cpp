@@ -362,6 +362,13 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
   return stream;
 }
 
+Status Connections::on_link(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  if (other_number() == 0) other_number_.store(number, std::memory_order_release);
+  if (other_number() == number) return {};
+  return {Code::connection_lost, "its connections are of two links: it has given one of them up"};
+}
+
 void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
   while (role == ConnectionRole::calls_out) {
     std::deque<UnsentCall> calls;

@@ -56,7 +56,8 @@ class Connections final {
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }  // incarnation 0 until connected
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  /// Returns the peer's number of its end of the link; 0: not known, because the peer has dialled no connection of it.
+  /// Returns the peer's number of its end of the link; 0: not known yet. The peer tells it when it dials, and when it
+  /// has taken a connection for calls.
   [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
   /// Returns the session; null if no incarnation of the peer is known yet.
   [[nodiscard]] std::shared_ptr<Session> session() const;
@@ -123,6 +124,9 @@ class Connections final {
   /// incarnation; `fd` is then left as it was.
   Stream attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
                 const std::shared_ptr<Session>& session);
+  /// Learns which link of the peer took the connection that this side dialled. ConnectionLost: it is not the link that
+  /// has dialled this one. Then the peer has given one of the two up.
+  Status on_link(std::uint64_t number);
   /// Sends everything that waited for the connection: attaching -> up. New messages queue behind until then.
   void send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello);
   /// Starts a thread that dials the calls connection of this side, if it is absent.

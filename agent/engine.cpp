@@ -190,7 +190,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::u
   hello.expected = expected;
   hello.drivers = descriptors;
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status;
+  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status | wire::feature::link;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }

@@ -96,11 +96,20 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   channels_.meet(hello);
   calls_.meet(hello);
   const auto role = role_of(hello.purpose, dialled);
+  if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
+    wire::Header header;
+    header.kind = wire::Kind::link;
+    header.link = connections_.number();
+    transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
+  }
   auto& pool = *engine_->pool;
   const auto watch = is_out(role) ? Pool::Watch::closing : is_bulk(role) ? Pool::Watch::blocking : Pool::Watch::always;
   pool.add(stream->fd(), std::make_shared<ReadableConnection>(weak_from_this(), stream, role), watch);
   connections_.send_waiting(role, stream, hello);
-  if (role == ConnectionRole::calls_out) offer_ring(stream, hello);
+  if (role == ConnectionRole::calls_out) {
+    offer_ring(stream, hello);
+    if (dialled && (hello.features & wire::feature::link) != 0) calls_.reader().expect_frames();
+  }
   if (closed()) {  // close() may have run without seeing this stream
     pool.remove(stream->fd());
     stream->close({Code::connection_lost, "the link has ended"});
@@ -278,6 +287,10 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       break;
     case wire::Kind::dial:
       status = connections_.on_dial(frame->payload);
+      break;
+    case wire::Kind::link:
+      status = !from_caller ? connections_.on_link(header.link)
+                            : Status(Code::protocol_error, "a link frame arrived from the dialler of its connection");
       break;
     default:
       status = {Code::protocol_error, "a frame of this kind is not allowed on an open connection"};

@@ -45,6 +45,8 @@ enum class Kind : std::uint8_t {
   ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
   dial = 12,    // a u8 Hello::Purpose: the sender cannot dial the receiver, and asks it for that connection
   status = 13,  // caller: how far has `call` come? callee: a CallStatus (if both have feature::status)
+  link = 14,    // from the acceptor of a connection for calls: the number of the link that took it
+                // (if the dialler has feature::link)
 };
 
 namespace feature {
@@ -52,6 +54,7 @@ inline constexpr std::uint32_t ring = 1;          // maps rings that peers of th
 inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
 inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
 inline constexpr std::uint32_t status = 8;        // answers status frames
+inline constexpr std::uint32_t link = 16;         // reads link frames
 }  // namespace feature
 
 namespace flag {
@@ -77,6 +80,7 @@ struct Header {
         0;  // request, reply, cancel, status: the caller's id of the call; the callee only sends it back
     std::uint64_t control;   // control: its number in its direction, from 1
     std::uint64_t sequence;  // bulk: the number that the buffer's ticket names
+    std::uint64_t link;      // link: the number of the sender's link
   };
   std::uint32_t remaining_ms = 0;  // request: milliseconds until the deadline, rounded up; 0: none
   union {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <iostream>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -143,6 +144,54 @@ TEST(SessionsWithAHandMadePeer, GoOnInTheLinkThatReplacesAnOldOne) {
   peer.stop_listening();
   auto call = a->call("peer", "f", message_of("m"), within(seconds(20)));
   EXPECT_FALSE(call.wait(Clock::now() + Milliseconds(500))) << "a call that was not sent waits for the session";
+}
+
+/// A peer whose link 5 has taken the connection on which "a" calls it, and which then dials "a" for its link 6.
+class TwoLinksOfAPeer : public ::testing::Test {
+ protected:
+  static wire::Hello hello_of(std::uint64_t link) {
+    auto hello = raw_hello("peer", 0);
+    hello.features = wire::feature::link;
+    hello.link = link;
+    return hello;
+  }
+  void say_link() { ASSERT_TRUE(called->connection.write(plain_frame(wire::Kind::link, 5)).ok()); }
+  RawConnection dial_for_link_6() {
+    auto hello = hello_of(6);
+    hello.incarnation = peer.hello().incarnation;
+    return raw_dial(store, "a", hello);
+  }
+  void SetUp() override {
+    called.emplace(peer.accept());
+    ASSERT_TRUE(called->connection.read(wire::Kind::request).ok());
+  }
+  const std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  const std::shared_ptr<RawAgent> a = join(store, "a", {"unix", "basic"});
+  RawPeer peer{store, "peer", hello_of(0)};
+  Call call = a->call("peer", "f", message_of("m"), within(seconds(20)));
+  std::optional<RawPeer::Accepted> called;
+};
+
+TEST_F(TwoLinksOfAPeer, TheNewOneEndsTheOther) {
+  say_link();
+  ASSERT_TRUE(called->connection.write(plain_frame(wire::Kind::ping)).ok());
+  ASSERT_TRUE(called->connection.read(wire::Kind::pong).ok());  // so the link frame before it has been read
+  auto dialled = dial_for_link_6();
+  EXPECT_TRUE(called->connection.ended());
+  ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
+  EXPECT_TRUE(dialled.read(wire::Kind::reply).ok()) << "the new link lives";
+}
+
+TEST_F(TwoLinksOfAPeer, DoNotJoinOneOfThisAgent) {
+  auto dialled = dial_for_link_6();
+  ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
+  ASSERT_TRUE(dialled.read(wire::Kind::reply).ok()) << "which link of the peer was called is not known yet";
+  say_link();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  const auto status = call.take().status();
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(status.what()), HasSubstr("of two links"));
+  EXPECT_TRUE(dialled.ended());
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Sessions, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),

@@ -158,7 +158,7 @@ TEST_P(TimedOut, CallsTellThatTheyRun) {
               ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9]+ ms, started after "
                             "[0-9]+ ms, still running. Raise timeout= or the deadline around the call$"));
   EXPECT_GE(since.passed(), milliseconds(900));
-  EXPECT_LT(since.passed(), milliseconds(1100)) << "the question how far the call has come must not delay its end";
+  EXPECT_LT(since.passed(), milliseconds(2000)) << "the question how far the call has come must not delay its end";
 }
 
 TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
@@ -218,7 +218,8 @@ TEST_P(TimedOut, CallsToAnAbsentPeerTellThatTheyWereNotSent) {
 
 TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
   serve_blocked();
-  EXPECT_THAT(text_of("blocked", within(milliseconds(50))), HasSubstr("no answer in 50 ms"));
+  EXPECT_THAT(text_of("blocked", within(milliseconds(500))), HasSubstr("no answer in 0.5 s"));
+  ASSERT_EQ(inside, 1);
   EXPECT_EQ(b->counters().late_answers, 0U);
   open = true;
   EXPECT_TRUE(eventually([&] { return b->counters().late_answers == 1; }));

@@ -88,7 +88,7 @@ std::vector<std::string> simulate(std::uint64_t seed) {
 TEST(Simulation, CallsAndReferencesFollowTheModelUnderSeededFaults) {
   const char* given = std::getenv("TENSORFERRY_SEED");
   const std::uint64_t first = given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
-  const std::uint64_t seeds = given != nullptr ? 1 : rounds(2) == 2 ? 10'000 : 200;
+  const std::uint64_t seeds = given != nullptr ? 1 : rounds(2) == 2 ? 10'000 : under_sanitizer ? 40 : 200;
   std::atomic<std::uint64_t> next{first};
   std::vector<std::thread> workers;
   for (std::uint64_t worker = 0; worker < std::min<std::uint64_t>(6, seeds); ++worker) {

@@ -1,7 +1,6 @@
 #include "tests/simulation/world.h"
 
 #include <charconv>
-#include <cstdio>
 #include <thread>
 
 #include "base/text.h"
@@ -198,13 +197,6 @@ void World::check_calls(bool warm) {
     const bool lingers = call.kind == Kind::cancelled || call.kind == Kind::expiring;
     const bool ran_well = call.runs <= 1 && (code != Code::ok || lingers || call.runs == 1);
     if (call.ends == 1 && allowed && ran_well) continue;
-    // A mistake that is known and not yet found: about once in 4,000 seeds a link ends so, and its calls with it. A
-    // short run prints it; a soak run, whose rounds() are in full, fails.
-    if (rounds(2) == 1 && call.ends == 1 && ran_well && code == Code::protocol_error &&
-        call.status.what().find("two tickets name the same bulk bytes") != std::string_view::npos) {
-      std::printf("known mistake: %s: %s\n", call.route.c_str(), std::string(call.status.what()).c_str());
-      continue;
-    }
     problems_.push_back(formatted("{}: call {} of kind {} ended {} times, ran {} times: {}", call.route, number,
                                   static_cast<int>(call.kind), call.ends.load(), call.runs.load(), call.status.text()));
   }
