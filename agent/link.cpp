@@ -329,6 +329,7 @@ Pace Link::tick(Clock::time_point now) {
 
 bool Link::keep_alive(Clock::time_point now) {
   calls_.reader().read_late_replies();
+  calls_.reader().give_back_if_idle();
   if (calls_.ring().is_open()) calls_.ring().ring()->calls->give_back_if_idle();
   const auto why = connections_.keep_alive(now);
   if (why.ok()) return !closed();

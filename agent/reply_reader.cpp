@@ -67,9 +67,9 @@ bool ReplyReader::read_or_sleep(Call::State& call, std::optional<Clock::time_poi
 void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
                                   std::optional<Clock::time_point> until, const std::function<bool()>& interrupted,
                                   bool& stopped) {
-  const int nudged = nudge_.fd();
+  const Nudge::Sleeper nudged(nudge_);
   while (!call.done() && !stream->closed()) {
-    pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged, POLLIN, 0}};
+    pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
     timespec left{};
     if (until) {
       const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*until - Clock::now()).count());
@@ -82,7 +82,7 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
       if (stopped) return;
       continue;
     }
-    if (sources[1].revents != 0) nudge_.drain();
+    if (sources[1].revents != 0) nudged.drain();
     if (sources[0].revents != 0 && stream->read_some(link_) == FrameStream::Progress::closed)
       link_.close(stream->status());
   }

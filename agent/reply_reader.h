@@ -42,6 +42,8 @@ class ReplyReader final {
   void read_late_replies();
   /// Wakes the threads that sleep because there was no stream to read, or because the link has ended.
   void wake_sleepers();
+  /// Gives back what only waiting callers need. Called at least once a second.
+  void give_back_if_idle() { nudge_.give_back_if_idle(); }
   /// A call has ended on this thread: wakes the reader, if the call may be its own and it sleeps in poll().
   void call_ended(const Call::State& call);
   /// Describes the reader for people; see Link::state_text.

@@ -1,4 +1,5 @@
-/// Wakes a thread out of poll(). Its eventfd is made when a thread first polls, so an idle link has none.
+/// Wakes threads out of poll(). An idle link has no eventfd: the first thread that polls makes it, and the link gives
+/// it back.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -12,34 +13,56 @@
 
 namespace tensorferry {
 
-/// Threads: any. A thread calls fd() before it checks whether it should sleep; then no wake() after that check is lost.
+/// Threads: any.
 class Nudge final {
  public:
-  /// Returns the descriptor to poll for reading; -1 if the system gives none: then the thread must not sleep for long.
-  [[nodiscard]] int fd() noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!eventfd_) {
-      eventfd_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-      number_.store(eventfd_.get(), std::memory_order_seq_cst);
+  /// A thread holds one while it polls fd() for reading, and begins it before it checks whether it should sleep; then
+  /// no wake() after that check is lost.
+  class Sleeper {
+   public:
+    explicit Sleeper(Nudge& nudge) noexcept : nudge_(nudge) {
+      const std::lock_guard lock(nudge_.mutex_);
+      if (!nudge_.eventfd_) nudge_.eventfd_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+      fd_ = nudge_.eventfd_.get();
+      nudge_.sleepers_.fetch_add(1, std::memory_order_seq_cst);
     }
-    return eventfd_.get();
-  }
-  /// Makes the descriptor readable, if a thread has asked for it.
-  void wake() const noexcept {
-    const int number = number_.load(std::memory_order_seq_cst);
+    ~Sleeper() {
+      const std::lock_guard lock(nudge_.mutex_);
+      nudge_.sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+
+    /// Returns the descriptor; -1 if the system gives none: then the thread must not sleep for long.
+    [[nodiscard]] int fd() const noexcept { return fd_; }
+    /// Undoes wake().
+    void drain() const noexcept {
+      std::uint64_t count = 0;
+      (void)!::read(fd_, &count, sizeof count);
+    }
+
+   private:
+    Nudge& nudge_;
+    int fd_ = -1;
+  };
+
+  /// Makes the descriptor readable if there are sleepers.
+  void wake() noexcept {
+    if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+    const std::lock_guard lock(mutex_);  // so that the number is not another file's by now
     const std::uint64_t one = 1;
-    if (number >= 0) (void)!::write(number, &one, sizeof one);
+    if (eventfd_) (void)!::write(eventfd_.get(), &one, sizeof one);
   }
-  /// Undoes wake().
-  void drain() const noexcept {
-    std::uint64_t count = 0;
-    (void)!::read(number_.load(std::memory_order_relaxed), &count, sizeof count);
+  /// Closes the descriptor if there is no sleeper.
+  void give_back_if_idle() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (sleepers_.load(std::memory_order_relaxed) == 0) eventfd_.reset();
   }
 
  private:
-  std::mutex mutex_;  // guards the making of eventfd_
+  std::mutex mutex_;  // guards eventfd_ and the changes of sleepers_
   FileDescriptor eventfd_;
-  std::atomic<int> number_{-1};
+  std::atomic<int> sleepers_{0};
 };
 
 }  // namespace tensorferry

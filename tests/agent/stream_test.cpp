@@ -13,6 +13,7 @@
 
 #include "agent/address.h"
 #include "agent/transport/frame_stream.h"
+#include "agent/transport/nudge.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 
@@ -565,6 +566,47 @@ TEST(BulkStreamOverTcp, WakesItsReaderForManyBytesOfALargeBufferAtOnce) {
   one.reset();
   EXPECT_TRUE(reader.wait_readable(milliseconds(5000)));
   reader.end_read();
+}
+
+TEST(Nudges, ReachEverySleeperWhileTheDescriptorIsGivenBack) {
+  Nudge nudge;
+  std::atomic<int> asked{0}, answered{0};
+  std::atomic<bool> over{false};
+  int lost = 0;
+  std::thread sleeper([&] {
+    while (!over) {
+      const Nudge::Sleeper here(nudge);
+      while (!over && asked == answered) {
+        pollfd source{here.fd(), POLLIN, 0};
+        lost += ::poll(&source, 1, 5000) == 0 ? 1 : 0;
+        here.drain();
+      }
+      answered = asked.load();
+    }
+  });
+  std::thread idler([&] {
+    while (!over) nudge.give_back_if_idle();
+  });
+  for (int i = 1; i <= rounds(100'000); ++i) {
+    asked = i;
+    nudge.wake();
+    while (answered != i) std::this_thread::yield();
+  }
+  over = true;
+  nudge.wake();
+  sleeper.join();
+  idler.join();
+  EXPECT_EQ(lost, 0);
+}
+
+TEST(Nudges, CostNoDescriptorWhileNoThreadSleeps) {
+  Nudge nudge;
+  const auto before = open_descriptors();
+  { const Nudge::Sleeper here(nudge); }
+  EXPECT_EQ(open_descriptors(), before + 1);
+  nudge.give_back_if_idle();
+  nudge.wake();
+  EXPECT_EQ(open_descriptors(), before);
 }
 
 }  // namespace
