@@ -79,7 +79,8 @@ function(tensorferry_test name)
   endif()
   tensorferry_executable(${name} ${torch} SOURCES ${arg_SOURCES} LINK ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   if(NOT torch)  # with a precompiled header the flags must equal the header's
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiles in two thirds of the time
+    # Compiles in two thirds of the time. Under clang's sanitizers -O0 takes less than half of the time of -O1.
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1> $<$<CONFIG:Debug>:-O0>)
   endif()
 
   set(timeout 60)

@@ -62,7 +62,7 @@ std::string text_of(const Fingerprint& called) {
 
 }  // namespace
 
-std::string RawGroup::named(std::size_t rank) const { return formatted("rank {} (\"{}\")", rank, names_[rank]); }
+std::string RawGroup::named(std::size_t rank) const { return collectives::named(rank, names_[rank]); }
 
 Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& missing) const {
   std::string names;

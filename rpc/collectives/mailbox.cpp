@@ -54,6 +54,19 @@ void Delivery::complete(Status status, Letter letter) {
   if (told) told(std::move(status));
 }
 
+std::string named(std::size_t rank, std::string_view name) { return formatted("rank {} (\"{}\")", rank, name); }
+
+namespace {
+
+/// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
+/// there when the group was formed: its agent has left, or it has left the group.
+Status error_of_rank(const Status& status, std::size_t rank, std::string_view name) {
+  if (status.code() != Code::connection_lost && status.code() != Code::not_found) return status;
+  return {Code::connection_lost, formatted("{} has died or left: {}", named(rank, name), status.what())};
+}
+
+}  // namespace
+
 Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names)
     : agent_(agent), group_(group), rank_(rank), names_(std::move(names)) {}
 
@@ -87,18 +100,19 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   options.timeout = Milliseconds(0);
   options.label = "a message of a group";
   auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
-  call.on_done([delivery, weak = weak_from_this(), offer = posted.offer](Result<Received> reply) {
-    if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
-    if (!reply.ok() && offer != 0) {
-      if (const auto self = weak.lock()) {
-        const std::lock_guard lock(self->mutex_);
-        const auto it = self->offers_.find(offer);
-        if (it != self->offers_.end() && it->second.reading) return;
-        if (it != self->offers_.end()) self->offers_.erase(it);
-      }
-    }
-    delivery->complete(reply.status());
-  });
+  call.on_done(
+      [delivery, weak = weak_from_this(), offer = posted.offer, to, name = names_[to]](Result<Received> reply) {
+        if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
+        if (!reply.ok() && offer != 0) {
+          if (const auto self = weak.lock()) {
+            const std::lock_guard lock(self->mutex_);
+            const auto it = self->offers_.find(offer);
+            if (it != self->offers_.end() && it->second.reading) return;
+            if (it != self->offers_.end()) self->offers_.erase(it);
+          }
+        }
+        delivery->complete(error_of_rank(reply.status(), to, name));
+      });
   return delivery;
 }
 
@@ -220,7 +234,7 @@ void Mailbox::fetch(const Receiver& receiver, const Arrived& arrived) {
   }
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
                 letter](Result<Received> reply) {
-    auto status = reply.status();
+    auto status = error_of_rank(reply.status(), letter.from, self->names_[letter.from]);
     if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes)) {
       status = Status(Code::protocol_error, "the data of a message of a group has other bytes");
     }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/agent.h"
@@ -60,6 +61,11 @@ class Delivery final {
   UniqueFunction<void(Status)> told_;
 };
 
+/// Returns a rank as errors name it.
+std::string named(std::size_t rank, std::string_view name);
+
+/// A message to a rank whose agent has died or left, and the data of one from there, fail with ConnectionLost.
+///
 /// Thread-safe. All functions return at once.
 class Mailbox final : public std::enable_shared_from_this<Mailbox> {
  public:
