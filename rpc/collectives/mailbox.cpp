@@ -119,8 +119,10 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
 void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
   std::shared_ptr<Delivery> delivery;
   std::span<const std::byte> data;
+  std::string why;
   {
     const std::lock_guard lock(mutex_);
+    if (!failed_.ok()) why = formatted(": {}", failed_.what());
     const auto it = offers_.find(number);
     if (it != offers_.end() && !it->second.reading) {
       it->second.reading = true;
@@ -128,7 +130,7 @@ void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
       data = it->second.data;
     }
   }
-  if (!delivery) return reply.fail({Code::cancelled, "the sender has withdrawn the data"});
+  if (!delivery) return reply.fail({Code::cancelled, named(rank_, names_[rank_]) + " has withdrawn the data" + why});
   // The agent drops the owner when nothing reads the bytes any more.
   const std::shared_ptr<void> reading(nullptr, [delivery, number, weak = weak_from_this()](void*) {
     if (const auto self = weak.lock()) {
