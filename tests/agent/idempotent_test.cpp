@@ -74,6 +74,7 @@ TEST_P(IdempotentCalls, RunOnceAndAnswerWhileConnectionsEndAtRandom) {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&, caller] {
+      const std::shared_ptr<void> left(nullptr, [&](void*) { --callers_left; });
       for (unsigned i = 0; i < 200; ++i) {
         auto message = message_of(std::to_string(caller) + "." + std::to_string(i));
         const auto name = text_of({message.payload, {}});
@@ -86,7 +87,6 @@ TEST_P(IdempotentCalls, RunOnceAndAnswerWhileConnectionsEndAtRandom) {
         EXPECT_TRUE(sent.empty() || same_bytes(reply->buffers[0], sent[0]));
         ++calls;
       }
-      --callers_left;
     });
   }
   for (int cut = 0; callers_left != 0; ++cut) {
