@@ -4,8 +4,8 @@
 . "$(dirname "$0")/common.sh"
 folder=$1
 python=${2:-}
-labels=() marks='not soak'
-if [ "${3:-}" = gpu ]; then labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak'; fi
+labels=() marks='not soak' at_once=$((jobs + jobs / 2)) # many tests wait more than they compute
+if [ "${3:-}" = gpu ]; then labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak' at_once=$jobs; fi
 log=$folder/tests.log
 failed=0
 
@@ -22,7 +22,7 @@ progress=()
 [ ! -t 1 ] || progress=(--progress)
 
 say "C++ tests of $folder"
-ctest --test-dir "$folder" "${progress[@]}" --output-on-failure "${labels[@]}" --label-exclude "^($without)\$" -j "$jobs" | tee "$log" || failed=1
+ctest --test-dir "$folder" "${progress[@]}" --output-on-failure "${labels[@]}" --label-exclude "^($without)\$" -j "$at_once" | tee "$log" || failed=1
 cpp=$(grep -E 'tests passed|No tests were found' "$log" || true)
 
 # GoogleTest prints the reason of a skip on the line after "FILE:LINE: Skipped".
