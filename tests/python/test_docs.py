@@ -193,6 +193,26 @@ def test_pages_name_files_that_exist() -> None:
     assert not stale, "pages name files that do not exist"
 
 
+def test_readmes_of_folders_are_short() -> None:
+    readmes = [name for name in listed(".") if name.endswith("/README.md")]
+    assert len(readmes) > 40
+    long = {name: count for name in readmes if (count := len((ROOT / name).read_text().splitlines())) > 15}
+    assert not long, "the README of a folder has at most 15 lines"
+
+
+def test_prose_fits_160_columns() -> None:
+    long = []
+    for page in (name for name in listed(".") if name.endswith(".md")):
+        blocks = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+        text = blocks.sub(lambda block: "\n" * block.group().count("\n"), (ROOT / page).read_text())
+        long += [
+            f"{page}:{number}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if len(line) > 160 and not line.lstrip().startswith("|")  # rows of tables cannot be wrapped
+        ]
+    assert not long, "these lines are too long"
+
+
 def test_the_page_of_failures_names_tests_that_exist() -> None:
     cases = {
         f"{suite}.{name}"
