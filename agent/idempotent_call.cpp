@@ -94,7 +94,7 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
     if (const auto session = attempt.link->session()) reached_ = session;
     if (engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); })) return;
   }
-  // The peer that may have run the call is gone, whatever the last attempt met: the name may be free by now.
+  // NotFound: the name is free by now. But an earlier attempt reached a peer, which may have run the call and is gone.
   const bool gone = reached_ && why.code() == Code::not_found;
   finish(gone ? Status(Code::connection_lost, std::string(why.what())) : why);
 }

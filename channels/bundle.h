@@ -1,5 +1,5 @@
 /// Layout of a bundle: several small buffers of host memory that travel as one. A buffer sent alone costs some
-/// microseconds at both ends, whatever its size, which is more than the copy of a few KB.
+/// microseconds at both ends, also if it is small, and the copy of a few KB costs less.
 #pragma once
 
 #include <cstddef>

@@ -202,7 +202,7 @@ class Channel {
 
   /// Fetches a buffer into `sink`, which the caller keeps until `landed` has run. `landed` runs when the bytes are
   /// usable in the order of the sink's stream. `consumed` runs when the source is no longer read, and never before the
-  /// bytes are safe; the agent then tells the sender, whatever the status. An error runs both. After `landed` has run
+  /// bytes are safe; the agent then tells the sender, also after an error. An error runs both. After `landed` has run
   /// with an error, the channel no longer writes the sink's memory. `ticket` need not outlive the call.
   virtual void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) = 0;
 

@@ -130,7 +130,7 @@ void tell_peers_of_what_goes() {
       if (entry.action_ != Entry::SEGMENT_FREE && entry.action_ != Entry::SEGMENT_UNMAP) return;
       invalidate_cuda_memory(reinterpret_cast<const void*>(entry.addr_), entry.size_);
     });
-  } catch (const c10::Error&) {  // an allocator of the program's own (CUDAPluggableAllocator): it tells nobody
+  } catch (const c10::Error&) {  // an allocator of the program's own (CUDAPluggableAllocator): it has no trace
     leave_cuda_memory_untracked();
   }
 }

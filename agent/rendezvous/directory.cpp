@@ -25,7 +25,7 @@ constexpr int kMostAttempts = 100;
 constexpr std::int64_t kMostErased = 1000;  // keys that one agent deletes in place of others
 constexpr milliseconds kWorldSlice{500};    // of one wait for a world
 constexpr int kSlicesAsked = 8;             // after so many, a waiting agent asks how many rosters there are
-constexpr milliseconds kFirstLook{2000};    // when rank 0 looks whether the world is complete, whatever the count
+constexpr milliseconds kFirstLook{2000};    // before rank 0 looks by itself: the count may be wrong
 constexpr milliseconds kFirstPause{100}, kLongestPause{16000};  // between looks
 constexpr std::size_t kMostNamed = 16;                          // members named in one error text
 
@@ -157,7 +157,7 @@ Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const A
   return taken(claim.slot, *rival);
 }
 
-// Deletes what lies below a claim that has been confirmed: nobody reads it any more.
+// Deletes the keys below a claim that has been confirmed: no agent reads them any more.
 void Directory::forget_predecessors(const Claim& claim) {
   const auto first = std::max({claim.replaced, std::int64_t{1}, claim.generation - kMostErased});
   for (auto generation = first; generation < claim.generation; ++generation) {

@@ -13,7 +13,7 @@ namespace tensorferry {
 
 /// Carries CPU memory to CPU memory. A buffer below `bulk_from` bytes follows the frame of its message, and the
 /// receiver reads it straight into its destination. So does a buffer that describes the others of its message
-/// (`Outgoing::leads`), whatever its size. Larger buffers go on a connection that carries bulk data alone, so that a
+/// (`Outgoing::leads`), even if it is larger. Larger buffers go on a connection that carries bulk data alone, so that a
 /// small call never waits behind them. If a message's stream cannot be appended to, its buffers go there too.
 ///
 /// `released` runs when the bytes are written; the channel waits for no acknowledgement. The wire holds every pending

@@ -60,7 +60,7 @@ void Slots::drop_if_idle() {
   std::vector<cuda::Pinned> unused;
   const std::lock_guard lock(mutex_);
   timed_ = false;
-  if (lent_ != 0) return;  // the next one that comes back begins again
+  if (lent_ != 0) return;  // the next slot that is given back begins again
   const auto until = used_ + idle;
   if (std::chrono::steady_clock::now() < until) {
     timed_ = true;

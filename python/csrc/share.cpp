@@ -83,7 +83,7 @@ Marks a tensor to be handed over without a copy, among the arguments of a call o
 The peer gets an ordinary tensor on the same memory. Each side sees what the other writes. Calls alone order these
 writes; nothing makes them atomic. Without ``share``, a call copies the same tensor. The received tensor stays valid
 after the call, after either agent has left, and after the process that made it has died. Handing the same memory to
-the same peer again costs about as much as an empty call, whatever its size. A call of an agent to itself hands over
+the same peer again costs about as much as an empty call, at any size. A call of an agent to itself hands over
 the memory itself.
 
 Args:

@@ -1,5 +1,5 @@
 // tensorferry._torch_rpc: the agent of torch.distributed.rpc. A module of its own, because a torch without RPC lacks
-// the classes that it stands on.
+// the base classes that it needs.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>

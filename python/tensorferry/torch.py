@@ -1,5 +1,5 @@
-"""TensorFerry as a backend of ``torch.distributed.rpc``: existing programs keep their calls, and everything that stands
-on torch's module, such as TorchScript and distributed autograd.
+"""TensorFerry as a backend of ``torch.distributed.rpc``: existing programs keep their calls,
+and the features that torch builds on its module, such as TorchScript and distributed autograd.
 
 Importing this module registers ``rpc.BackendType.TENSORFERRY``. With the environment variable
 ``TENSORFERRY_TORCH_RPC=1``, ``init_rpc`` without ``backend`` takes it. An installed package needs no import then: torch

@@ -1,5 +1,6 @@
-/// Elements of the narrow floating-point dtypes: conversions from and to float32, without tables of the processor's
-/// own. Included by each kernels_*.cpp, which compile it for other instructions; so everything has internal linkage.
+/// Elements of the narrow floating-point dtypes: conversions from and to float32, by plain operations on integers and
+/// floats. Each kernels_*.cpp includes this file and compiles it for another instruction set. So everything has
+/// internal linkage.
 #pragma once
 
 #include <cstddef>

@@ -73,7 +73,7 @@ Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& mis
 }
 
 Status RawGroup::agree(const std::vector<Fingerprint>& called) {
-  // The call of most ranks counts as the right one; of several such, that of the lowest rank.
+  // The call that most ranks made counts as the right one; if two are equally frequent, that of the lowest rank.
   std::size_t most = 0, usual = 0;
   for (std::size_t rank = 0; rank < called.size(); ++rank) {
     const auto alike = static_cast<std::size_t>(std::count(called.begin(), called.end(), called[rank]));

@@ -1,5 +1,5 @@
-/// The reduction kernels. Each kernels_*.cpp includes this file and compiles it for other instructions, so everything
-/// has internal linkage, and nothing of the standard library's is inlined here.
+/// The reduction kernels. Each kernels_*.cpp includes this file and compiles it for another instruction set. So
+/// everything has internal linkage, and the file uses no inline function of the standard library.
 ///
 /// A kernel accumulates a block of elements of all ranks in a type of its own before it writes the block. So the output
 /// may be one of the inputs, and narrow types are rounded once.

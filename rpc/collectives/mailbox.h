@@ -40,8 +40,8 @@ struct Letter {
 class Delivery final {
  public:
   explicit Delivery(UniqueFunction<void(Status)> told = {}) : told_(std::move(told)) {}
-  /// Waits until the operation has completed or a limit ends the wait, and returns whose status that is. After an error
-  /// of a limit, the operation still runs: withdraw it before the memory is used otherwise.
+  /// Waits until the operation has completed, and returns its status. If a limit ends the wait, returns the error of
+  /// why_ended(); the operation then still runs: withdraw it before the memory is used otherwise.
   Status wait(const WaitLimits& limits);
   /// Waits without a limit.
   void wait_for_end();
@@ -64,8 +64,9 @@ class Delivery final {
 /// Returns a rank as errors name it.
 std::string named(std::size_t rank, std::string_view name);
 
-/// A message to a rank whose agent has died or left, and the data of one from there, fail with ConnectionLost.
+/// The messages of one rank of a group.
 ///
+/// If the agent of a rank has died or left, messages to that rank and receives from it fail with ConnectionLost.
 /// Thread-safe. All functions return at once.
 class Mailbox final : public std::enable_shared_from_this<Mailbox> {
  public:
@@ -79,9 +80,9 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// is not read any more. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
-  /// Takes the next message of `key` from `from` (any_rank: of a send, from whichever rank it comes first) into
-  /// `destination`. Sends of one rank and tag arrive in their order, and receives take them in theirs. InvalidArgument:
-  /// the message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
+  /// Takes the next message of `key` from `from` into `destination`; with any_rank, the send that comes first from any
+  /// rank. Sends of one rank and tag arrive in their order, and receives take them in theirs. InvalidArgument: the
+  /// message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
   std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
                                     UniqueFunction<void(Status)> told = {});
   /// Completes `delivery` with `why` unless it has completed. Returns when no thread touches its memory any more.

@@ -182,8 +182,8 @@ void RawGroup::rank_died(std::size_t rank, std::string_view why) {
        true);
 }
 
-// A thread that waits looks every 100 ms: at the processes of this host, and at the links to the others. A link that is
-// gone proves nothing, because its session goes on; a call finds out.
+// A waiting thread checks every 100 ms: the processes of this host, and the links to the others. A lost link does not
+// prove that the rank is dead, because the session goes on; so a call to the rank finds out.
 void RawGroup::look_for_the_dead() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   auto last = looked_at_.load();

@@ -42,7 +42,7 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   /// interruption then ends the operation that it runs, and fails the group. A send or receive that is late ends here.
   bool wait(std::optional<Deadline> until = std::nullopt, const std::function<bool()>& interrupted = {});
   [[nodiscard]] bool done() const;
-  /// The result; Ok before done().
+  /// Returns the result; Ok before done().
   [[nodiscard]] Status status() const;
   /// What a receive has received; valid once done() and Ok.
   [[nodiscard]] Letter letter() const { return delivery_ ? delivery_->letter() : Letter{}; }
@@ -218,7 +218,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   const Settings settings_;
   std::vector<std::string> names_;
   Links links_;
-  std::string no_board_, no_memory_;  // why `links_` has them not
+  std::string no_board_, no_memory_;  // why `links_` lacks them
   const std::shared_ptr<Mailbox> mailbox_;
   std::shared_ptr<HandedRegions> handed_over_;  // regions of this process that the other ranks have mapped
   std::unique_ptr<Board> board_;

@@ -142,7 +142,7 @@ class Encoder {
     put_raw(at, &real, sizeof real);
     put_raw(at, &imaginary, sizeof imaginary);
   }
-  /// Writes the text into the stream, whatever its size. For names and other short text.
+  /// Writes the text into the stream, also if it is long. For names and other short text.
   void text(std::string_view value) {
     if (value.size() <= most_short_text) {
       auto& at = room(1 + most_short_text);

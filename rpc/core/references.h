@@ -4,7 +4,7 @@
 /// An object lives at its owner. Every other agent that holds it has a *fork*, one for each time that the object was
 /// passed to it. The owner knows each fork by its number and its holder. An agent that passes an object on makes the
 /// number of the receiver's fork, and keeps its own hold until the owner knows of the receiver's. So the owner frees an
-/// object when no fork and no local handle is left, and never before, in whatever order messages arrive. When an agent
+/// object when no fork and no local handle is left, and never before. Messages may arrive in any order. When an agent
 /// dies, the owner drops its forks.
 ///
 /// Knows no torch, no Python and no agent. Values are opaque, and messages go through a `Network`: AgentNetwork

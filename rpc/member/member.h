@@ -49,7 +49,7 @@ class Member final : public std::enable_shared_from_this<Member> {
   ///  - ConnectionLost: an agent of the world died or left before it came. The text names it.
   ///  - Cancelled: a signal ended the wait.
   ///  - the store's: ConnectionLost, with the store's address, if its process has ended.
-  /// The text names this agent, which leaves whatever the result is.
+  /// The agent leaves in every case, and the text names it.
   Status finish(Milliseconds timeout);
   /// Closes the references, then leaves (RawAgent::leave). Blocks. Idempotent. Does nothing in a forked child.
   void leave();

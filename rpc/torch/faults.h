@@ -1,4 +1,4 @@
-/// Faults that the agent injects into its own sends, for tests of what stands on it.
+/// Faults that the agent injects into its own sends, for tests of programs and libraries that use it.
 #pragma once
 
 #include <chrono>

@@ -46,7 +46,7 @@ class Timeouts final {
       waiting_.erase(found);
     }
   }
-  /// Drops what waits, and waits for a function that runs, unless that function calls stop(). Idempotent.
+  /// Drops the functions whose times have not come. Waits for one that runs, unless it calls stop() itself. Idempotent.
   void stop() {
     std::map<Key, std::function<void()>> dropped;
     {

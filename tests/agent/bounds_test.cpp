@@ -1,4 +1,4 @@
-// The bounds that an agent keeps against its peers: queued calls, replies that nobody takes, turns.
+// The bounds that an agent keeps against its peers: queued calls, replies that the caller does not take, turns.
 #include <gmock/gmock.h>
 #include <pthread.h>
 #include <unistd.h>

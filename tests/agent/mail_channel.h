@@ -23,7 +23,7 @@ struct MailBehaviour {
   Status probe{};                     // the result of this end's probe
   bool consumes_on_progress = false;  // progress() completes `consumed`: acknowledgements wait until then
   bool any_device = false;            // treats all memory as the CPU's; GPU memory in a test may be a label alone
-  bool wanted = true;                 // false: this end decides that the pair does not fit, whatever the other one does
+  bool wanted = true;                 // false: this end alone decides that the pair does not fit
   bool immediate = false;             // carries from the first message on, without a probe
 };
 

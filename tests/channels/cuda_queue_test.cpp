@@ -59,7 +59,7 @@ void enqueue_kernel_until(cuda::Word word, CUstream stream) {
             CUDA_SUCCESS);
 }
 
-/// Receives by a stream that waits for the sender's, whatever the environment says.
+/// Receives by a stream that waits for the sender's, also if the environment says otherwise.
 struct WaitingStream {
   static std::unique_ptr<Driver> make() {
     return std::make_unique<CudaIpcDriver>(cuda_ipc::CudaIpcOptions{.wait = cuda_ipc::CudaIpcOptions::Wait::by_stream});

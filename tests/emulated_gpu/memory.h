@@ -23,7 +23,7 @@ struct Pages {
 
   const int descriptor;
   const std::size_t bytes;
-  const int device;                       // as the driver numbers the devices, whatever this process sees
+  const int device;                       // as the driver numbers all devices, not only those of this process
   std::atomic<unsigned int> handles{1U};  // the types of handles that can export it (CUmemAllocationHandleType)
 };
 using PagesPtr = std::shared_ptr<Pages>;

@@ -43,7 +43,7 @@ using PointPtr = std::shared_ptr<Point>;
 
 struct Stream;
 
-/// A hardware queue. Its first operation holds up all others, of whatever stream.
+/// A hardware queue. Its first operation holds up all others, those of other streams too.
 struct Queue {
   std::deque<std::pair<Stream*, Operation>> operations;
 };

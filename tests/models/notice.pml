@@ -1,7 +1,7 @@
 /* Which thread takes the replies of calls with completions, from the first call over a new link on: Link::start,
  * attach, RingCalls::send, OutgoingCalls::expect_reply, ReplyReader::expect_frames and LazyCompletions in agent/;
- * Call::State::on_done and escalate in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and
- * park.pml the sleep of pool threads.
+ * Call::State::on_done and escalate in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the
+ * owners of a slot, and park.pml the sleep of pool threads.
  *
  * A handler makes a call with a completion, and blocks on an event of the program. The completion makes a second call,
  * whose completion sets the event. Each completion is lazy at first, and may be made prompt (then()). Meanwhile another

@@ -786,7 +786,7 @@ def use_pluggable_allocator(library: str) -> None:
 
 
 def test_tensors_of_an_allocator_without_a_trace_tracker_are_carried(cluster: Cluster, tmp_path: Path) -> None:
-    """As those of RMM: such an allocator tells nobody what it frees."""
+    """Allocators like those of RMM, which do not report the memory that they free."""
     source, library = tmp_path / "allocator.cpp", tmp_path / "allocator.so"
     source.write_text(PLUGGABLE_ALLOCATOR)
     subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

@@ -193,6 +193,53 @@ def test_pages_name_files_that_exist() -> None:
     assert not stale, "pages name files that do not exist"
 
 
+def test_readmes_of_folders_are_short() -> None:
+    readmes = [name for name in listed(".") if name.endswith("/README.md")]
+    assert len(readmes) > 40
+    long = {name: count for name in readmes if (count := len((ROOT / name).read_text().splitlines())) > 15}
+    assert not long, "the README of a folder has at most 15 lines"
+
+
+def test_prose_fits_160_columns() -> None:
+    long = []
+    for page in (name for name in listed(".") if name.endswith(".md")):
+        blocks = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+        text = blocks.sub(lambda block: "\n" * block.group().count("\n"), (ROOT / page).read_text())
+        long += [
+            f"{page}:{number}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if len(line) > 160 and not line.lstrip().startswith("|")  # rows of tables cannot be wrapped
+        ]
+    assert not long, "these lines are too long"
+
+
+def test_guides_number_what_is_free() -> None:
+    """The guides add a number to a table. If it has been given away meanwhile, a reader cannot follow them."""
+    frame = (ROOT / "agent/wire/frame.h").read_text()
+    extensions = re.findall(
+        r"constexpr std::uint16_t \w+ = (\d+);", frame.partition("namespace extension {")[2].partition("}")[0]
+    )
+    page = (ROOT / "docs/contributing/change-a-wire-record.md").read_text()
+    assert f"serving = {max(map(int, extensions)) + 1};" in page
+    tags = re.findall(r"^  \w+ = 0x([0-9a-f]+),", (ROOT / "rpc/core/codec.h").read_text(), re.MULTILINE)
+    page = (ROOT / "docs/contributing/add-a-value-type.md").read_text()
+    assert f"ellipsis = 0x{max(int(tag, 16) for tag in tags if tag != '3f') + 1:02x}," in page
+
+
+def test_guides_name_things_that_exist() -> None:
+    everything = "\n".join(sources("agent", "base", "channels", "rpc", "python", "tests", "include").values())
+    known = set(re.findall(r"\w+", everything))
+    made = {"ellipsis", "rpc_map"}  # by readers of the guides
+    missing = {
+        (page, name)
+        for page in listed("docs/contributing")
+        for span in re.findall(r"`([\w:]+)`", (ROOT / page).read_text())
+        for name in span.split("::")
+        if name and name not in known | made
+    }
+    assert not missing, "the sources have no such names"
+
+
 def test_the_page_of_failures_names_tests_that_exist() -> None:
     cases = {
         f"{suite}.{name}"

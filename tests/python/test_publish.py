@@ -120,7 +120,7 @@ def test_each_receiver_has_its_own_value(cluster):
         rpc.rpc_sync(w, total_of, args=(n, "weights")) for w in ("worker1", "worker2") for n in ("first", "second")
     ]
     assert totals == [0.0, expected, expected, expected]
-    rpc.rpc_sync("worker1", keep, args=("third", published))  # as it was, whatever was written there
+    rpc.rpc_sync("worker1", keep, args=("third", published))  # as it was, though the peer has written there
     assert rpc.rpc_sync("worker1", total_of, args=("third", "weights")) == expected
     for worker in ("worker1", "worker2"):
         assert rpc.rpc_sync(worker, mapped_privately) > 0

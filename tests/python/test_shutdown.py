@@ -384,7 +384,7 @@ def test_a_second_start_keeps_nothing_of_the_first(cluster, workers, times):
         cluster.stop()
         return held_there
 
-    for _ in range(3):  # whatever is made once
+    for _ in range(3):  # the first rounds make what is made once
         worker = session()
     gc.collect()
     there = worker.run(held)

@@ -70,7 +70,7 @@ Faults Relay::draw() {
 void Relay::accept(const Listener& listener) {
   FileDescriptor dialler(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!dialler) return;
-  const auto first = draw(), second = draw();  // whatever comes of the connection, so that later ones draw the same
+  const auto first = draw(), second = draw();  // also for a refused connection, so that later ones draw the same
   const auto target = split_host_port(listener.target);
   if (!target.ok()) return;
   auto acceptor = start_connect_tcp(target->host, target->port);

@@ -67,7 +67,7 @@ std::vector<at::Tensor> rows(const at::Tensor& tensor, std::size_t ranks, const 
   return *std::move(out);
 }
 
-/// Divides all elements evenly among the ranks, whatever the shape is.
+/// Divides the elements of a tensor of any shape evenly among the ranks.
 std::vector<at::Tensor> shares(const at::Tensor& tensor, std::size_t ranks) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "the tensor of all ranks must be contiguous");
   return rows(tensor.view({-1}), ranks, {});
