@@ -310,6 +310,28 @@ TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
       << "and is reached again when it continues";
 }
 
+TEST_P(Faults, CallsToAStoppedPeerOnThisHostWaitUntilItContinues) {
+  if (GetParam().transport == "tcp") GTEST_SKIP() << "between hosts a stopped peer is lost: see above";
+  me->leave();
+  me = join_as("me", [](RawAgentOptions& options) { options.heartbeat = milliseconds(100); });
+  const auto b = start("b", 100);
+  ASSERT_TRUE(call_sync(*me, "b", "echo", with_buffer(1'000'000)).ok());
+  b->signal(SIGSTOP);
+  std::vector<Call> calls;
+  for (int i = 0; i < 10; ++i) calls.push_back(me->call("b", "echo", with_buffer(i == 0 ? 1'000'000 : 100), {}));
+  auto late = me->call("b", "echo", message_of("m"), within(milliseconds(500)));
+  ASSERT_TRUE(late.wait(Clock::now() + seconds(10)));
+  EXPECT_EQ(late.take().status().code(), Code::deadline_exceeded);
+  std::this_thread::sleep_for(milliseconds(1000));
+  for (auto& call : calls) EXPECT_FALSE(call.done());
+  b->signal(SIGCONT);
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    const auto reply = call.take();
+    EXPECT_TRUE(reply.ok()) << reply.status().text();
+  }
+}
+
 TEST_P(Faults, AStoppedProcessKeepsItsLinksWhenItContinues) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "no heartbeats on one host";
   const auto b = start("b", 100), c = start("c", 5000);
