@@ -200,8 +200,8 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= Clock::now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
-    // The link's channels are closed at its end, and then the callee fails because it cannot read the arguments. That is
-    // no answer: an idempotent call is sent again.
+    // The link's channels are closed at its end, and then the callee fails because it cannot read the arguments. That
+    // is no answer: an idempotent call is sent again.
     call->refused = !link_.closed();
     if (!call->refused) status = link_.status();
     if (pending_.remove(call->id)) finish(call, std::move(status));
