@@ -134,11 +134,21 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
       reply.send({});
     });
   }
-  std::string text_of(std::string_view function, RawCallOptions options) {
-    const auto reply = call_sync(*a, "b", function, {}, std::move(options));
-    EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
-    return std::string(reply.status().what());
+  /// Returns the error of a call that times out. If the callee got no core in time to say how far the call had come, of
+  /// another call: three at most.
+  std::string text_of(std::string_view function, const RawCallOptions& options) {
+    std::string text;
+    for (int i = 0; i < 3; ++i) {
+      const Since since;
+      const auto reply = call_sync(*a, "b", function, {}, options);
+      took = since.passed();
+      EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+      text = std::string(reply.status().what());
+      if (text.find("not known to have been received") == std::string::npos) break;
+    }
+    return text;
   }
+  milliseconds took{0};  // the last call of text_of()
   std::atomic<bool> open{false};
   std::atomic<int> inside{0};
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
@@ -153,12 +163,11 @@ INSTANTIATE_TEST_SUITE_P(Over, TimedOut,
 
 TEST_P(TimedOut, CallsTellThatTheyRun) {
   serve_blocked();
-  const Since since;
   EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
               ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9]+ ms, started after "
                             "[0-9]+ ms, still running. Raise timeout= or the deadline around the call$"));
-  EXPECT_GE(since.passed(), milliseconds(900));
-  EXPECT_LT(since.passed(), milliseconds(2000)) << "the question how far the call has come must not delay its end";
+  EXPECT_GE(took, milliseconds(900));
+  EXPECT_LT(took, milliseconds(2000)) << "the question how far the call has come must not delay its end";
 }
 
 TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
@@ -219,17 +228,18 @@ TEST_P(TimedOut, CallsToAnAbsentPeerTellThatTheyWereNotSent) {
 TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
   serve_blocked();
   EXPECT_THAT(text_of("blocked", within(milliseconds(500))), HasSubstr("no answer in 0.5 s"));
-  ASSERT_EQ(inside, 1);
+  ASSERT_GE(inside, 1);
   EXPECT_EQ(b->counters().late_answers, 0U);
+  const auto late = static_cast<std::uint64_t>(inside);
   open = true;
-  EXPECT_TRUE(eventually([&] { return b->counters().late_answers == 1; }));
+  EXPECT_TRUE(eventually([&] { return b->counters().late_answers == late; }));
   b->serve("nap", [](const Request&, Reply reply) {  // meanwhile the caller reads the late reply
     std::this_thread::sleep_for(milliseconds(100));
     reply.send({});
   });
   ASSERT_TRUE(call_sync(*a, "b", "nap", {}).ok());
-  EXPECT_TRUE(eventually([&] { return a->counters().late_replies == 1; }));
-  EXPECT_EQ(b->counters().late_answers, 1U);
+  EXPECT_TRUE(eventually([&] { return a->counters().late_replies == late; }));
+  EXPECT_EQ(b->counters().late_answers, late);
 }
 
 TEST(LateAnswers, AreLoggedAtMostOnceAMinute) {
