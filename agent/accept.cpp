@@ -74,7 +74,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
     if (!ports) return ports.status();
     of.record.tcp_addresses.clear();
     for (const auto& address : *addresses) {
-      if (of.record.tcp_addresses.size() == Record::kMostAddresses) break;
+      if (of.record.tcp_addresses.size() == Record::most_addresses) break;
       if (auto status = listen_on(of, address, *ports); !status) return status;
     }
     return {};
@@ -242,7 +242,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   terms.version_min = wire::version_min;
   terms.version_max = wire::version_max;
   AcceptorHandshake handshake(terms);
-  std::array<std::byte, AcceptorHandshake::kHelloBytes> opening{};
+  std::array<std::byte, AcceptorHandshake::hello_bytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
   if (error && got == 0) co_return Status();  // a probe for a listener, or a stranger: not worth a warning
   if (error) co_return cut();

@@ -29,8 +29,8 @@ namespace tensorferry {
 
 namespace {
 
-constexpr int kBacklog = 4096;             // the kernel lowers it to net.core.somaxconn
-constexpr std::time_t kFreshSeconds = 60;  // a socket file younger than this may not be listening yet
+constexpr int backlog = 4096;              // the kernel lowers it to net.core.somaxconn
+constexpr std::time_t fresh_seconds = 60;  // a socket file younger than this may not be listening yet
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -143,7 +143,7 @@ FileDescriptor try_listen(const SocketAddress& address, bool chosen) {
   if (chosen) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   if (::bind(socket.get(), address.get(), address.size) != 0) return {};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (::listen(socket.get(), kBacklog) != 0) return {};
+  if (::listen(socket.get(), backlog) != 0) return {};
   return socket;
 }
 
@@ -191,7 +191,7 @@ Status check_directory(const std::string& path) {
   return {};
 }
 
-// Removes the socket files of dead listeners, which refuse connections. A file younger than kFreshSeconds stays,
+// Removes the socket files of dead listeners, which refuse connections. A file younger than fresh_seconds stays,
 // because its listener may be between bind() and listen() and would refuse as well.
 void remove_stale_sockets(const std::string& directory) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(directory.c_str()), &::closedir);
@@ -202,7 +202,7 @@ void remove_stale_sockets(const std::string& directory) {
     const auto path = formatted("{}/{}", directory, name);
     struct stat about {};
     if (::lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != ::geteuid()) continue;
-    if (about.st_mtime + kFreshSeconds > std::time(nullptr)) continue;
+    if (about.st_mtime + fresh_seconds > std::time(nullptr)) continue;
     const auto address = unix_address(path);
     const FileDescriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!address || !probe) continue;

@@ -24,8 +24,8 @@ namespace tensorferry {
 
 namespace {
 
-constexpr std::string_view kMagic = "TFRY";
-constexpr std::uint8_t kDemandsProof = 1, kHasKey = 2;
+constexpr std::string_view magic = "TFRY";
+constexpr std::uint8_t demands_proof_flag = 1, has_key_flag = 2;
 
 void wipe(std::span<std::byte> secret) noexcept {
   if (!secret.empty()) OPENSSL_cleanse(secret.data(), secret.size());
@@ -104,13 +104,13 @@ uid_t overflow_uid() {
 Key::~Key() { wipe(bytes_); }
 
 Result<Key> Key::from_text(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const auto from = text.find_first_not_of(kSpace);
+  constexpr std::string_view blank = " \t\r\n\v\f";
+  const auto from = text.find_first_not_of(blank);
   text =
-      from == std::string_view::npos ? std::string_view{} : text.substr(from, text.find_last_not_of(kSpace) + 1 - from);
-  if (text.size() < kLeastBytes || text.size() > kMostBytes) {
-    return Status(Code::invalid_argument, formatted("a cluster key has {} to {} bytes, this one {}. {}", kLeastBytes,
-                                                    kMostBytes, text.size(), how_to_set_a_key()));
+      from == std::string_view::npos ? std::string_view{} : text.substr(from, text.find_last_not_of(blank) + 1 - from);
+  if (text.size() < least_bytes || text.size() > most_bytes) {
+    return Status(Code::invalid_argument, formatted("a cluster key has {} to {} bytes, this one {}. {}", least_bytes,
+                                                    most_bytes, text.size(), how_to_set_a_key()));
   }
   const auto bytes = view_of(text);
   return Key(Bytes(bytes.begin(), bytes.end()));
@@ -131,7 +131,7 @@ Result<Key> Key::from_file(const std::string& path) {
   if ((about.st_mode & 077) != 0) {
     return failed(Code::permission_denied, formatted("others can read or write it: chmod 600 {}", path));
   }
-  Bytes bytes(kMostBytes + 1);
+  Bytes bytes(most_bytes + 1);
   std::size_t size = 0;
   while (size < bytes.size()) {
     const auto got = ::read(file.get(), bytes.data() + size, bytes.size() - size);
@@ -210,32 +210,32 @@ Digest proof(const Key& key, Side side, std::string_view purpose, const Preamble
 
 Preamble::Encoded Preamble::encode() const {
   Bytes bytes;
-  bytes.reserve(kBytes);
+  bytes.reserve(size);
   Writer out(bytes);
-  out.raw(view_of(kMagic));
+  out.raw(view_of(magic));
   out.put(version_min);
   out.put(version_max);
   out.put(features);
-  out.put(static_cast<std::uint8_t>((demands_proof ? kDemandsProof : 0) | (has_key ? kHasKey : 0)));
+  out.put(static_cast<std::uint8_t>((demands_proof ? demands_proof_flag : 0) | (has_key ? has_key_flag : 0)));
   out.raw(Bytes(3));
   out.raw(nonce);
   Encoded encoded{};
-  std::copy_n(bytes.begin(), kBytes, encoded.begin());
+  std::copy_n(bytes.begin(), size, encoded.begin());
   return encoded;
 }
 
 Result<Preamble> Preamble::decode(ByteView bytes) {
-  if (bytes.size() != kBytes || text_of(bytes.first(kMagic.size())) != kMagic) {
+  if (bytes.size() != size || text_of(bytes.first(magic.size())) != magic) {
     return Status(Code::protocol_error, "the peer does not speak the tensorferry protocol");
   }
-  Reader in(bytes.subspan(kMagic.size()));
+  Reader in(bytes.subspan(magic.size()));
   Preamble preamble;
   preamble.version_min = in.get<std::uint16_t>();
   preamble.version_max = in.get<std::uint16_t>();
   preamble.features = in.get<std::uint32_t>();
   const auto flags = in.get<std::uint8_t>();
-  preamble.demands_proof = (flags & kDemandsProof) != 0;
-  preamble.has_key = (flags & kHasKey) != 0;
+  preamble.demands_proof = (flags & demands_proof_flag) != 0;
+  preamble.has_key = (flags & has_key_flag) != 0;
   in.raw(3);
   const auto nonce = in.raw(sizeof(Nonce));
   std::copy(nonce.begin(), nonce.end(), preamble.nonce.begin());
@@ -276,9 +276,9 @@ DiallerHandshake::DiallerHandshake(Terms terms)
     : terms_(std::move(terms)), mine_(preamble_of(terms_)), hello_(mine_.encode()) {}
 
 Result<Digest> DiallerHandshake::answer(ByteView bytes) {
-  if (bytes.size() != kAnswerBytes)
+  if (bytes.size() != answer_bytes)
     return Status(Code::protocol_error, "the acceptor's answer in the handshake has a wrong size");
-  const auto encoded = bytes.first(Preamble::kBytes);
+  const auto encoded = bytes.first(Preamble::size);
   const auto theirs = Preamble::decode(encoded);
   if (!theirs) return theirs.status();
   const auto agreed = agree(mine_, *theirs);
@@ -290,7 +290,7 @@ Result<Digest> DiallerHandshake::answer(ByteView bytes) {
   Preamble::Encoded acceptor{};
   std::copy(encoded.begin(), encoded.end(), acceptor.begin());
   const auto expected = proof(*terms_.key, Side::acceptor, terms_.purpose, hello_, acceptor);
-  if (!same(expected, bytes.subspan(Preamble::kBytes))) return another_key();
+  if (!same(expected, bytes.subspan(Preamble::size))) return another_key();
   return proof(*terms_.key, Side::dialler, terms_.purpose, hello_, acceptor);
 }
 
@@ -313,7 +313,7 @@ Result<AcceptorHandshake::AcceptorReply> AcceptorHandshake::answer(ByteView hell
   Preamble::Encoded dialler{};
   std::copy(hello.begin(), hello.end(), dialler.begin());
   const auto proved = proof(*terms_.key, Side::acceptor, terms_.purpose, dialler, acceptor);
-  std::copy(proved.begin(), proved.end(), answer.bytes.begin() + Preamble::kBytes);
+  std::copy(proved.begin(), proved.end(), answer.bytes.begin() + Preamble::size);
   expected_ = proof(*terms_.key, Side::dialler, terms_.purpose, dialler, acceptor);
   return answer;
 }
@@ -329,7 +329,7 @@ Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
     return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
   };
   DiallerHandshake handshake(std::move(terms));
-  std::array<std::byte, DiallerHandshake::kAnswerBytes> answer;
+  std::array<std::byte, DiallerHandshake::answer_bytes> answer;
   if (auto status = write_all(fd, handshake.hello(), deadline); !status) return during(status);
   if (auto status = read_exactly(fd, answer, deadline); !status) return during(status);
   const auto mine = handshake.answer(answer);
@@ -343,7 +343,7 @@ Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline) 
     return Status(status.code(), formatted("the handshake with a peer that dialled failed: {}", status.what()));
   };
   AcceptorHandshake handshake(std::move(terms));
-  std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;
+  std::array<std::byte, AcceptorHandshake::hello_bytes> hello;
   if (auto status = read_exactly(fd, hello, deadline); !status) return during(status);
   const auto answer = handshake.answer(hello);
   if (!answer) return answer.status();

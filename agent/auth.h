@@ -36,8 +36,8 @@ namespace tensorferry {
 /// The cluster key: a secret that the agents of a job share. It is never logged, and is wiped when destroyed.
 class Key {
  public:
-  static constexpr std::size_t kLeastBytes = 16;  // a proof can be attacked offline, so a short key would be found
-  static constexpr std::size_t kMostBytes = 64 << 10;
+  static constexpr std::size_t least_bytes = 16;  // a proof can be attacked offline, so a short key would be found
+  static constexpr std::size_t most_bytes = 64 << 10;
 
   /// Makes no key: `empty()` is true.
   Key() noexcept = default;
@@ -48,7 +48,7 @@ class Key {
   ~Key();
 
   /// Makes a key of `text` without the white space at both ends, so that a file and a variable of the same text give
-  /// the same key. InvalidArgument: shorter than kLeastBytes, or longer than kMostBytes.
+  /// the same key. InvalidArgument: shorter than least_bytes, or longer than most_bytes.
   static Result<Key> from_text(std::string_view text);
   /// Reads a key from a regular file. PermissionDenied: the file belongs to neither this user nor root, group or others
   /// have any access to it, or it cannot be opened; NotFound; InvalidArgument: not a regular file, or as from_text().
@@ -84,8 +84,8 @@ Digest sign(const Key& key, std::string_view context, ByteView bytes);
 
 /// The first bytes that each side of a connection sends.
 struct Preamble {
-  static constexpr std::size_t kBytes = 48;
-  using Encoded = std::array<std::byte, kBytes>;
+  static constexpr std::size_t size = 48;
+  using Encoded = std::array<std::byte, size>;
 
   std::uint16_t version_min = 1, version_max = 1;  // of the protocol that follows
   std::uint32_t features = 0;                      // bits: optional features of this side
@@ -131,11 +131,11 @@ struct Agreement {
   bool proven = false;         // both sides prove that they know the key, because one of them demands it
 };
 
-/// The dialling side of a handshake, without I/O. The caller sends hello(), reads kAnswerBytes, passes them to answer()
+/// The dialling side of a handshake, without I/O. The caller sends hello(), reads answer_bytes, passes them to answer()
 /// and sends the result. Not thread-safe.
 class DiallerHandshake {
  public:
-  static constexpr std::size_t kAnswerBytes = Preamble::kBytes + sizeof(Digest);
+  static constexpr std::size_t answer_bytes = Preamble::size + sizeof(Digest);
 
   explicit DiallerHandshake(Terms terms);
   [[nodiscard]] const Preamble::Encoded& hello() const { return hello_; }
@@ -152,13 +152,13 @@ class DiallerHandshake {
   Agreement agreement_;
 };
 
-/// The accepting side of a handshake, without I/O. The caller reads kHelloBytes, passes them to answer(), sends the
+/// The accepting side of a handshake, without I/O. The caller reads hello_bytes, passes them to answer(), sends the
 /// result, reads a Digest and passes it to check(). Not thread-safe.
 class AcceptorHandshake {
  public:
-  static constexpr std::size_t kHelloBytes = Preamble::kBytes;
+  static constexpr std::size_t hello_bytes = Preamble::size;
   struct AcceptorReply {
-    std::array<std::byte, DiallerHandshake::kAnswerBytes> bytes;  // send it even on failure: the dialler learns why
+    std::array<std::byte, DiallerHandshake::answer_bytes> bytes;  // send it even on failure: the dialler learns why
     Status verdict;                                               // not ok: close the connection after sending
   };
 

@@ -3,9 +3,7 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -45,39 +43,35 @@ void give_turn(int socket) {
 int main(int argc, char** argv) {
   const SampleArguments arguments = parse(argc, argv, {});
   if (arguments.bytes == 0) usage(argv[0]);
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) die("socketpair");
   signal(SIGPIPE, SIG_IGN);
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // where Yama is on, a child may not read its parent otherwise
   const pid_t caller = getpid();
   std::vector<char> sent(arguments.bytes), received(arguments.bytes);
-  const pid_t child = fork();
-  if (child < 0) die("fork");
-  std::fill(sent.begin(), sent.end(), 'x');  // pages of this process's own, not those of before the fork
-  std::fill(received.begin(), received.end(), 'y');
-  if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto fill = [&] {  // pages of this process's own, not those of before the fork
+    std::fill(sent.begin(), sent.end(), 'x');
+    std::fill(received.begin(), received.end(), 'y');
+  };
+  const auto serve = [&](int socket) {
+    fill();
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
-    close(ends[0]);
     pin(arguments.callee_cpu);
-    while (receive_turn(ends[1])) {
+    while (receive_turn(socket)) {
       read_peer(caller, received, sent);
-      give_turn(ends[1]);
+      give_turn(socket);
     }
-    return 0;
-  }
-  close(ends[1]);
-  pin(arguments.caller_cpu);
-  print(repeat(
-      [&] {
-        give_turn(ends[0]);
-        if (!receive_turn(ends[0])) std::exit(not_here);  // the child has said why
-        read_peer(child, received, received);
-      },
-      arguments.seconds));
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
-  return 0;
+  };
+  const auto call = [&](int socket, pid_t child) {
+    fill();
+    pin(arguments.caller_cpu);
+    print(repeat(
+        [&] {
+          give_turn(socket);
+          if (!receive_turn(socket)) std::exit(not_here);  // the child has said why
+          read_peer(child, received, received);
+        },
+        arguments.seconds));
+  };
+  return run_in_two_processes(unix_sockets(), serve, call);
 }
 
 }  // namespace

@@ -3,10 +3,6 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -124,24 +120,9 @@ void call(int socket, const SampleArguments& arguments) {
 
 int main(int argc, char** argv) {
   const SampleArguments arguments = parse(argc, argv, {"unix", "tcp"});
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    die("socketpair", Status(Code::internal, "no descriptors left"));
-  }
-  const pid_t child = fork();  // before either side has a thread
-  if (child < 0) die("fork", Status(Code::internal, "no process left"));
-  if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    close(ends[1]);
-    serve(ends[0], arguments);
-    return 0;
-  }
-  close(ends[0]);
-  call(ends[1], arguments);
-  close(ends[1]);
-  int how = 0;
-  waitpid(child, &how, 0);
-  return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
+  return run_in_two_processes(
+      unix_sockets(), [&](int socket) { serve(socket, arguments); },
+      [&](int socket, pid_t /*child*/) { call(socket, arguments); });
 }
 
 }  // namespace

@@ -1,8 +1,5 @@
 /// Calls by the typed API of C++ programs between two processes: C++ to C++, C++ to Python, Python to C++.
 
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,7 +74,7 @@ void run(int socket, pid_t child, const SampleArguments& arguments) {
   if (python_calls) pin(arguments.callee_cpu);
   const auto agent = join(python_calls ? "callee" : "caller", port, arguments);
   if (write(socket, &port, sizeof port) != sizeof port) throw InternalError("the other process is gone");
-  if (python_calls) {  // and prints; its end is for main() to look at
+  if (python_calls) {  // and prints; run_in_two_processes() looks at how it ended
     siginfo_t ended;
     waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
     return;
@@ -94,28 +91,17 @@ void run(int socket, pid_t child, const SampleArguments& arguments) {
 
 int main(int argc, char** argv) {
   const SampleArguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return std::perror("socketpair"), 1;
-  const pid_t child = fork();  // before either side has a thread
-  if (child < 0) return std::perror("fork"), 1;
+  const auto callee = [&](int socket) {
+    if (arguments.peer != "cpp") become_python(socket, arguments);
+    serve(socket, arguments);
+  };
   try {
-    if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      close(ends[1]);
-      if (arguments.peer != "cpp") become_python(ends[0], arguments);
-      serve(ends[0], arguments);
-      return 0;
-    }
-    close(ends[0]);
-    run(ends[1], child, arguments);
+    return run_in_two_processes(unix_sockets(), callee,
+                                [&](int socket, pid_t child) { run(socket, child, arguments); });
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
-  close(ends[1]);
-  int how = 0;
-  waitpid(child, &how, 0);
-  return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
 }
 
 }  // namespace

@@ -1,7 +1,13 @@
-/// What the programs of this folder share: their command line, where they run, how they repeat and what they print.
+/// What the programs of this folder share: their command line, their two processes, where these run, how they repeat
+/// and what they print.
 #pragma once
 
 #include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -90,6 +96,39 @@ inline void pin(int cpu) {
   CPU_ZERO(&set);
   CPU_SET(static_cast<unsigned>(cpu), &set);
   if (sched_setaffinity(0, sizeof set, &set) != 0) std::perror("sched_setaffinity"), std::exit(1);
+}
+
+/// Two connected sockets, one for each process of a program.
+struct Ends {
+  int caller;
+  int callee;
+};
+
+inline Ends unix_sockets() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::perror("socketpair"), std::exit(1);
+  return {ends[0], ends[1]};
+}
+
+/// Runs `callee(socket)` in a child process, and `caller(socket, child)` in this one, which must have no other thread.
+/// Each process has closed the other's end. When `caller` returns, its end is closed, which must let `callee` return.
+/// Returns the exit status of main(): in this process the child's, or 1 if a signal has ended the child.
+template <class Callee, class Caller>
+int run_in_two_processes(Ends ends, Callee callee, Caller caller) {
+  const pid_t child = fork();
+  if (child < 0) std::perror("fork"), std::exit(1);
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(ends.caller);
+    callee(ends.callee);
+    return 0;
+  }
+  close(ends.callee);
+  caller(ends.caller, child);
+  close(ends.caller);
+  int how = 0;
+  waitpid(child, &how, 0);
+  return WIFEXITED(how) ? WEXITSTATUS(how) : 1;
 }
 
 /// Nanoseconds of each repetition of `operation`, for `seconds` of which the first fifth is not counted, and longer

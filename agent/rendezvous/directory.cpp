@@ -14,20 +14,20 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr std::string_view kVoid = "void";
+constexpr std::string_view void_record = "void";
 // Microseconds lie between a claim's add() and its set(). A claim that takes longer than this counts as dead.
-constexpr milliseconds kClaimGrace{2000};
-constexpr std::int64_t kMostGenerations = 100'000;  // of one slot: newest() may have to read each
-constexpr milliseconds kVerdictGrace{5000};         // for the members to read a barrier's verdict; one may have died
-constexpr milliseconds kSlice{1000};                // of one get() if the waiting loop also polls for other changes
-constexpr milliseconds kShortSlice{50};
-constexpr int kMostAttempts = 100;
-constexpr std::int64_t kMostErased = 1000;  // keys that one agent deletes in place of others
-constexpr milliseconds kWorldSlice{500};    // of one wait for a world
-constexpr int kSlicesAsked = 8;             // after so many, a waiting agent asks how many rosters there are
-constexpr milliseconds kFirstLook{2000};    // before rank 0 looks by itself: the count may be wrong
-constexpr milliseconds kFirstPause{100}, kLongestPause{16000};  // between looks
-constexpr std::size_t kMostNamed = 16;                          // members named in one error text
+constexpr milliseconds claim_grace{2000};
+constexpr std::int64_t most_generations = 100'000;  // of one slot: newest() may have to read each
+constexpr milliseconds verdict_grace{5000};         // for the members to read a barrier's verdict; one may have died
+constexpr milliseconds polling_slice{1000};         // of one get() if the waiting loop also polls for other changes
+constexpr milliseconds short_slice{50};
+constexpr int most_attempts = 100;
+constexpr std::int64_t most_erased = 1000;  // keys that one agent deletes in place of others
+constexpr milliseconds world_slice{500};    // of one wait for a world
+constexpr int slices_per_question = 8;      // after so many, a waiting agent asks how many rosters there are
+constexpr milliseconds first_look{2000};    // before rank 0 looks by itself: the count may be wrong
+constexpr milliseconds first_pause{100}, longest_pause{16000};  // between looks
+constexpr std::size_t most_named = 16;                          // members named in one error text
 
 std::string name_slot(std::string_view name) { return formatted("n/{}", name); }
 std::string rank_slot(std::int64_t rank) { return formatted("r/{}", rank); }
@@ -55,8 +55,8 @@ Status has_left(const std::string& whom, const Agent& agent) {
 
 std::string listed(const std::vector<std::string>& parts) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(parts.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + parts[i];
-  if (parts.size() > kMostNamed) text += formatted(" and {} more", parts.size() - kMostNamed);
+  for (std::size_t i = 0; i < std::min(parts.size(), most_named); ++i) text += (i == 0 ? "" : ", ") + parts[i];
+  if (parts.size() > most_named) text += formatted(" and {} more", parts.size() - most_named);
   return text;
 }
 
@@ -74,7 +74,7 @@ std::string Directory::counter_key(std::string_view slot) const { return formatt
 // ---- Claims
 
 Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
-  if (up_to < 0 || up_to > kMostGenerations) {
+  if (up_to < 0 || up_to > most_generations) {
     return Status(
         Code::protocol_error,
         formatted("the store counts {} claims of \"{}\": another program writes to this key", up_to, slot.substr(2)));
@@ -88,7 +88,7 @@ Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t 
       found.hole = true;
       continue;
     }
-    if (text_of(*bytes) == kVoid) continue;
+    if (text_of(*bytes) == void_record) continue;
     auto record = decode_record(*bytes, signing_, slot, generation);
     if (!record) return record.status();
     if (slot != name_slot(record->name) && slot != rank_slot(record->rank)) {
@@ -108,14 +108,14 @@ Status Directory::publish(const Claim& claim, const Record& record) {
 }
 
 Status Directory::give_up(const Claim& claim) {
-  return store_->set(record_key(claim.slot, claim.generation), view_of(kVoid));
+  return store_->set(record_key(claim.slot, claim.generation), view_of(void_record));
 }
 
 Result<Directory::Claim> Directory::claim(const std::string& slot, const Record& record, const Alive& alive) {
-  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+  for (int attempt = 0; attempt < most_attempts; ++attempt) {
     const auto seen = store_->add(counter_key(slot), 0);
     if (!seen) return seen.status();
-    const auto holder = newest(slot, *seen, kClaimGrace);
+    const auto holder = newest(slot, *seen, claim_grace);
     if (!holder) {
       return Status(holder.status().code(), formatted("claiming \"{}\": {}", slot.substr(2), holder.status().what()));
     }
@@ -137,7 +137,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
 }
 
 // Checks a claim again after its record is published. An agent that was stopped between its add() and its set() for
-// longer than kClaimGrace has been passed over, and may set its record now; or the counter began anew, because an agent
+// longer than claim_grace has been passed over, and may set its record now; or the counter began anew, because an agent
 // left, while this one still judged the record of that agent (`predecessor`, its incarnation). Both agents run this
 // check after their own set(), so at most one of them keeps the slot.
 Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive) {
@@ -159,7 +159,7 @@ Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const A
 
 // Deletes the keys below a claim that has been confirmed: no agent reads them any more.
 void Directory::forget_predecessors(const Claim& claim) {
-  const auto first = std::max({claim.replaced, std::int64_t{1}, claim.generation - kMostErased});
+  const auto first = std::max({claim.replaced, std::int64_t{1}, claim.generation - most_erased});
   for (auto generation = first; generation < claim.generation; ++generation) {
     if (!store_->erase(record_key(claim.slot, generation))) return;
   }
@@ -177,7 +177,7 @@ Status Directory::join(const Record& record, const Alive& alive) {
     const auto number = store_->add(prefix_ + "/arrived", 1);
     if (!number) return number.status();
     arrival = *number;
-    rosters = std::clamp(*before, std::int64_t{0}, kMostGenerations);
+    rosters = std::clamp(*before, std::int64_t{0}, most_generations);
   }
   std::vector<Claim> claims;
   if (auto status = claim_both(record, alive, claims); !status) {
@@ -221,7 +221,7 @@ void Directory::withdraw_arrival() {
   if (!others || *others != 0) return;
   const auto number = store_->add(rosters, 0);
   if (!number) return;
-  for (std::int64_t i = 0; i < std::min(*number, kMostErased); ++i) {
+  for (std::int64_t i = 0; i < std::min(*number, most_erased); ++i) {
     static_cast<void>(store_->erase(formatted("{}/roster/{}", prefix_, *number - i)));
   }
   static_cast<void>(store_->erase(rosters));
@@ -294,7 +294,7 @@ Result<Record> Directory::find_slot(const std::string& slot, const std::string& 
     }
     // If a claim is under way, waits for its record, which is due in a moment; else for the next claim's.
     const auto next = record_key(slot, holder->hole ? *top : *top + 1);
-    const auto woken = store_->get(next, std::min(left, holder->hole ? kShortSlice : kSlice));
+    const auto woken = store_->get(next, std::min(left, holder->hole ? short_slice : polling_slice));
     if (!woken && !absent(woken.status())) return woken.status();
   }
 }
@@ -368,7 +368,7 @@ Result<std::int64_t> Directory::expected_roster(std::int64_t next) {
   const auto number = store_->add(prefix_ + "/rosters", 0);
   if (!number) return number.status();
   if (*number + 1 == next) return next;
-  return std::clamp(*number, std::int64_t{1}, kMostGenerations);
+  return std::clamp(*number, std::int64_t{1}, most_generations);
 }
 
 Result<std::vector<WorldMember>> Directory::wait_for_world(int size, milliseconds timeout, const Check& check) {
@@ -385,7 +385,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     next = rosters_before_ + 1;
     const bool last = arrival_ >= size;
     looking.looks = last || self_.rank == 0;
-    looking.pause = last ? milliseconds(0) : kFirstLook;
+    looking.pause = last ? milliseconds(0) : first_look;
     looking.at = deadline_after(looking.pause);
   }
   const auto deadline = deadline_after(timeout);
@@ -395,15 +395,16 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     if (!due) return due.status();
     if (over || *due) {
       // The agents that came before may not have claimed their ranks yet: waits for them, once.
-      const auto look = look_for_world(size, looking.looked ? milliseconds(0) : std::min(until(deadline), kSlice));
+      const auto look =
+          look_for_world(size, looking.looked ? milliseconds(0) : std::min(until(deadline), polling_slice));
       if (!look) return look.status();
       if (look->missing.empty()) return begin_world(*look);
       if (over) return look->incomplete();
       looking.looked = true;
-      looking.pause = std::clamp(2 * looking.pause, kFirstPause, kLongestPause);
+      looking.pause = std::clamp(2 * looking.pause, first_pause, longest_pause);
       looking.at = deadline_after(looking.pause);
     }
-    const auto slice = std::min({until(deadline), looking.looks ? until(looking.at) : kWorldSlice, kWorldSlice});
+    const auto slice = std::min({until(deadline), looking.looks ? until(looking.at) : world_slice, world_slice});
     const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, next), slice);
     if (bytes) {
       auto roster = decode_roster(*bytes, signing_, next);
@@ -414,7 +415,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     }
     if (!absent(bytes.status())) return bytes.status();
     if (const auto status = check ? check() : Status(); !status) return status;
-    if (slices % kSlicesAsked != 0) continue;
+    if (slices % slices_per_question != 0) continue;
     const auto expected = expected_roster(next);
     if (!expected) return expected.status();
     next = *expected;
@@ -448,7 +449,8 @@ Status Directory::gather(const std::string& barrier, const std::vector<WorldMemb
   for (const auto& member : world) {
     const auto arrival = formatted("{}/{}", barrier, hex(member.incarnation, 16));
     for (bool left = false;;) {
-      const auto arrived = store_->get(arrival, hopeless || left ? milliseconds(0) : std::min(until(deadline), kSlice));
+      const auto arrived =
+          store_->get(arrival, hopeless || left ? milliseconds(0) : std::min(until(deadline), polling_slice));
       if (arrived) break;
       if (!absent(arrived.status())) return arrived.status();
       if (!hopeless && !left && until(deadline).count() > 0) {
@@ -475,7 +477,7 @@ Status Directory::gather(const std::string& barrier, const std::vector<WorldMemb
   // Rank 0's process usually serves the store and may end after this returns. So it first waits until all members have
   // read the verdict.
   const auto read = formatted("{}/read/{}", barrier, hex(leader, 16));
-  if (published && (present == 1 || store_->get(read, kVerdictGrace).ok())) {
+  if (published && (present == 1 || store_->get(read, verdict_grace).ok())) {
     for (const auto* key : {"verdict", "readers", "read"}) {
       static_cast<void>(store_->erase(formatted("{}/{}/{}", barrier, key, hex(leader, 16))));
     }
@@ -491,7 +493,7 @@ Status Directory::follow(const std::string& barrier, std::uint64_t self, const s
   const auto verdict = formatted("{}/verdict/{}", barrier, hex(leader.incarnation, 16));
   const auto arrival = formatted("{}/{}", barrier, hex(self, 16));
   for (bool left = false;;) {
-    const auto said = store_->get(verdict, left ? milliseconds(0) : std::min(until(deadline), kSlice));
+    const auto said = store_->get(verdict, left ? milliseconds(0) : std::min(until(deadline), polling_slice));
     if (said) {
       Reader in(*said);
       const auto present = in.varint();

@@ -14,7 +14,7 @@ namespace tensorferry {
 namespace {
 
 enum class Seal : std::uint8_t { open = 1, signed_by_key = 2 };
-constexpr std::size_t kMostUnixAddress = sizeof(sockaddr_un::sun_path);
+constexpr std::size_t most_unix_address = sizeof(sockaddr_un::sun_path);
 
 bool printable(std::string_view text, std::size_t most) {
   return text.size() <= most && std::none_of(text.begin(), text.end(),
@@ -39,18 +39,18 @@ Result<Record> decode_body(ByteView bytes) {
 }
 
 std::string host_name() {
-  char name[Record::kMostName + 1] = "";
+  char name[Record::most_name + 1] = "";
   ::gethostname(name, sizeof name - 1);
-  return printable(name, Record::kMostName) ? name : "?";
+  return printable(name, Record::most_name) ? name : "?";
 }
 
 }  // namespace
 
 bool Record::valid() const {
-  return check_name(name).ok() && rank >= -1 && incarnation != 0 && printable(host, kMostName) &&
-         printable(boot_id, kMostName) && printable(unix_address, kMostUnixAddress) && version_min <= version_max &&
+  return check_name(name).ok() && rank >= -1 && incarnation != 0 && printable(host, most_name) &&
+         printable(boot_id, most_name) && printable(unix_address, most_unix_address) && version_min <= version_max &&
          std::all_of(tcp_addresses.begin(), tcp_addresses.end(), [](const std::string& address) {
-           return printable(address, kMostName) && split_host_port(address).ok();
+           return printable(address, most_name) && split_host_port(address).ok();
          });
 }
 
@@ -72,9 +72,9 @@ bool may_share_unix(const Record& mine, const Record& theirs) {
 }
 
 Status check_name(std::string_view name) {
-  if (!name.empty() && printable(name, Record::kMostName)) return {};
+  if (!name.empty() && printable(name, Record::most_name)) return {};
   return {Code::invalid_argument,
-          formatted("an agent's name has 1 to {} bytes and no control characters", Record::kMostName)};
+          formatted("an agent's name has 1 to {} bytes and no control characters", Record::most_name)};
 }
 
 Bytes sealed(ByteView body, const Key& key, std::string_view context) {

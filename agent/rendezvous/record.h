@@ -29,8 +29,8 @@ struct Record {
   bool left = false;                               // the agent has left on purpose; then it has no addresses
   bool operator==(const Record&) const = default;
 
-  static constexpr std::size_t kMostName = 255;
-  static constexpr std::size_t kMostAddresses = 16;
+  static constexpr std::size_t most_name = 255;
+  static constexpr std::size_t most_addresses = 16;
   static constexpr std::tuple fields{&Record::left,
                                      &Record::name,
                                      &Record::rank,
@@ -43,7 +43,7 @@ struct Record {
                                      &Record::version_min,
                                      &Record::version_max,
                                      &Record::unix_address,
-                                     at_most(&Record::tcp_addresses, kMostAddresses)};
+                                     at_most(&Record::tcp_addresses, most_addresses)};
   [[nodiscard]] bool valid() const;
 };
 
@@ -67,7 +67,7 @@ Bytes sealed(ByteView body, const Key& key, std::string_view context);
 /// Returns the body. Unauthenticated: `key` is not empty, and the signature is missing or wrong; ProtocolError.
 Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view context);
 
-/// Checks an agent's name: 1 to kMostName bytes without control characters. InvalidArgument otherwise.
+/// Checks an agent's name: 1 to most_name bytes without control characters. InvalidArgument otherwise.
 Status check_name(std::string_view name);
 
 }  // namespace tensorferry

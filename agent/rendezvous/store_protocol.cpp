@@ -13,10 +13,10 @@ Status malformed(std::string_view what) {
 }
 
 Bytes framed(const auto& message) {
-  Bytes bytes(kHeaderBytes);
+  Bytes bytes(header_bytes);
   Writer out(bytes);
   write(out, message);
-  const auto length = static_cast<std::uint32_t>(bytes.size() - kHeaderBytes);
+  const auto length = static_cast<std::uint32_t>(bytes.size() - header_bytes);
   std::memcpy(bytes.data(), &length, sizeof length);
   return bytes;
 }
@@ -26,8 +26,8 @@ Bytes framed(const auto& message) {
 Result<Bytes> encode(const StoreRequest& request) {
   if (!request.valid()) {
     return Status(Code::invalid_argument,
-                  formatted("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", kMostKey,
-                            kMostValue, request.key.size(), request.value.size()));
+                  formatted("the store takes keys of 1 to {} bytes and values of up to {}, not {} and {}", most_key,
+                            most_value, request.key.size(), request.value.size()));
   }
   return framed(request);
 }
@@ -38,9 +38,9 @@ Result<std::uint32_t> parse_length(ByteView header) {
   Reader in(header);
   const auto length = in.get<std::uint32_t>();
   if (in.failed() || !in.empty()) return malformed("header");
-  if (length > kMostBody) {
+  if (length > most_body) {
     return Status(Code::protocol_error,
-                  formatted("a message of the store has {} bytes, and at most {} are allowed", length, kMostBody));
+                  formatted("a message of the store has {} bytes, and at most {} are allowed", length, most_body));
   }
   return length;
 }

@@ -10,10 +10,10 @@
 
 namespace tensorferry::store_protocol {
 
-constexpr std::size_t kMostKey = 1 << 10;
-constexpr std::size_t kMostValue = 1 << 20;
-constexpr std::size_t kMostBody = kMostKey + kMostValue + 64;
-constexpr std::size_t kHeaderBytes = sizeof(std::uint32_t);
+constexpr std::size_t most_key = 1 << 10;
+constexpr std::size_t most_value = 1 << 20;
+constexpr std::size_t most_body = most_key + most_value + 64;
+constexpr std::size_t header_bytes = sizeof(std::uint32_t);
 
 enum class Op : std::uint8_t { set = 1, get = 2, add = 3, erase = 4, last = erase };
 
@@ -27,7 +27,7 @@ struct StoreRequest {
   static constexpr std::tuple fields{&StoreRequest::op, &StoreRequest::key, &StoreRequest::value,
                                      &StoreRequest::milliseconds, &StoreRequest::amount};
   [[nodiscard]] bool valid() const {
-    return op >= Op::set && !key.empty() && key.size() <= kMostKey && value.size() <= kMostValue;
+    return op >= Op::set && !key.empty() && key.size() <= most_key && value.size() <= most_value;
   }
 };
 
@@ -37,7 +37,7 @@ struct StoreReply {
   std::int64_t sum = 0;  // ok, add
   ByteView value{};      // ok, get: the value; not ok: the error's text
   static constexpr std::tuple fields{any_value(&StoreReply::code), &StoreReply::sum, &StoreReply::value};
-  [[nodiscard]] bool valid() const { return code <= Code::internal && value.size() <= kMostValue; }
+  [[nodiscard]] bool valid() const { return code <= Code::internal && value.size() <= most_value; }
 };
 
 /// Encodes a request with its length in front. InvalidArgument: the key is empty, or the key or the value is too long.
@@ -46,7 +46,7 @@ Result<Bytes> encode(const StoreRequest& request);
 Bytes encode(const StoreReply& reply);
 
 /// Parses the length of a body; the receiver calls it before it allocates memory for the body. ProtocolError: longer
-/// than kMostBody.
+/// than most_body.
 Result<std::uint32_t> parse_length(ByteView header);
 /// Parses a body. ProtocolError: malformed, out of bounds, or bytes are left over.
 Result<StoreRequest> parse_request(ByteView body);

@@ -40,19 +40,19 @@ std::string proc_net_address(const sockaddr_storage& address, bool as_v6) {
 }
 
 std::optional<uid_t> uid_in_proc_net_tcp(std::string_view text, std::string_view local, std::string_view remote) {
-  constexpr std::size_t kLocal = 1, kRemote = 2, kUid = 7;
+  constexpr std::size_t local_column = 1, remote_column = 2, uid_column = 7;
   while (!text.empty()) {
     auto line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(line.size() + 1, text.size()));
-    std::array<std::string_view, kUid + 1> columns;
+    std::array<std::string_view, uid_column + 1> columns;
     for (auto& column : columns) {
       line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
       column = line.substr(0, line.find(' '));
       line.remove_prefix(column.size());
     }
-    if (columns[kLocal] != local || columns[kRemote] != remote) continue;
+    if (columns[local_column] != local || columns[remote_column] != remote) continue;
     uid_t uid = 0;
-    const auto digits = columns[kUid];
+    const auto digits = columns[uid_column];
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), uid);
     if (error == std::errc{} && end == digits.data() + digits.size()) return uid;
   }

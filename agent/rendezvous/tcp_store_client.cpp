@@ -30,10 +30,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using store_protocol::Op;
 
-constexpr std::size_t kIdleConnections = 2;
-constexpr milliseconds kOperation{30000};     // a server that takes longer for one operation has ended or hangs
-constexpr milliseconds kSilence{8000};        // of the server's kernel: then a firewall has forgotten the connection
-constexpr milliseconds kWaitAtServer{10000};  // a longer get() asks again, and so notices that the server has ended
+constexpr std::size_t most_idle = 2;
+constexpr milliseconds operation_limit{30000};  // a server that takes longer for one operation has ended or hangs
+constexpr milliseconds silence_limit{8000};     // of the server's kernel: then a firewall has forgotten the connection
+constexpr milliseconds wait_at_server{10000};   // a longer get() asks again, and so notices that the server has ended
 
 class Client final : public Store {
  public:
@@ -43,16 +43,16 @@ class Client final : public Store {
   Status open(milliseconds timeout);
 
   Status set(std::string_view key, ByteView value) override {
-    return exchange({.op = Op::set, .key = key, .value = value}, deadline_after(kOperation)).status();
+    return exchange({.op = Op::set, .key = key, .value = value}, deadline_after(operation_limit)).status();
   }
   Result<Bytes> get(std::string_view key, milliseconds timeout) override;
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
-    const auto answer = exchange({.op = Op::add, .key = key, .amount = amount}, deadline_after(kOperation));
+    const auto answer = exchange({.op = Op::add, .key = key, .amount = amount}, deadline_after(operation_limit));
     if (!answer) return answer.status();
     return answer->sum;
   }
   Status erase(std::string_view key) override {
-    return exchange({.op = Op::erase, .key = key}, deadline_after(kOperation)).status();
+    return exchange({.op = Op::erase, .key = key}, deadline_after(operation_limit)).status();
   }
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
@@ -115,9 +115,9 @@ Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
   const auto until = deadline_after(timeout);
   for (;;) {
     const auto left = std::chrono::ceil<milliseconds>(until - steady_clock::now());
-    const auto wait = std::clamp(left, milliseconds(0), kWaitAtServer);
+    const auto wait = std::clamp(left, milliseconds(0), wait_at_server);
     auto answer = exchange({.op = Op::get, .key = key, .milliseconds = static_cast<std::uint32_t>(wait.count())},
-                           deadline_after(wait + kOperation));
+                           deadline_after(wait + operation_limit));
     if (answer) return std::move(answer->value);
     const bool not_set = answer.status().code() == Code::not_found;  // exchange() says so: see there
     if (!not_set) return answer.status();
@@ -159,7 +159,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
 Result<Client::StoreReply> Client::exchange_on(int fd, ByteView request, Deadline deadline) const {
   if (auto status = write_all(fd, request, deadline); !status) return status;
-  std::array<std::byte, store_protocol::kHeaderBytes> header;
+  std::array<std::byte, store_protocol::header_bytes> header;
   if (auto status = read_exactly(fd, header, deadline); !status) return status;
   const auto length = store_protocol::parse_length(header);
   if (!length) return length.status();
@@ -205,7 +205,7 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
   socklen_t size = sizeof error;
   ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) return Status(Code::connection_lost, std::strerror(error));
-  bound_silence(socket->get(), kSilence);
+  bound_silence(socket->get(), silence_limit);
   return socket;
 }
 
@@ -225,7 +225,7 @@ FileDescriptor Client::take_idle() {
 
 void Client::give_back(FileDescriptor socket) {
   const std::lock_guard lock(mutex_);
-  if (idle_.size() < kIdleConnections) idle_.push_back(std::move(socket));
+  if (idle_.size() < most_idle) idle_.push_back(std::move(socket));
 }
 
 }  // namespace

@@ -39,9 +39,9 @@ using boost::system::error_code;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr auto awaiting = asio::as_tuple(asio::use_awaitable);
 // Bounds the wait of one get(), so that the wait of a dead client ends. A living client asks again.
-constexpr milliseconds kLongestWait{30000};
+constexpr milliseconds longest_wait{30000};
 
 /// The keys, their values, and the timers of the coroutines that wait for a key. Used on the server's thread alone.
 class Table {
@@ -208,11 +208,11 @@ Server::~Server() {
 
 asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
   for (;;) {
-    auto [error, socket] = co_await acceptor.async_accept(kAwait);
+    auto [error, socket] = co_await acceptor.async_accept(awaiting);
     if (error) {  // usually no descriptor is left: wait until another connection closes
       log_warning(formatted("store port={}: accepting: {}", port_, error.message()));
       asio::steady_timer pause(*io_, milliseconds(200));
-      co_await pause.async_wait(kAwait);
+      co_await pause.async_wait(awaiting);
       continue;
     }
     if (connections_ >= bounds_.connections) {
@@ -255,26 +255,26 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> s
   const Status gone(Code::connection_lost, "the client closed the connection during the handshake");
   AcceptorHandshake handshake({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
 
-  std::array<std::byte, AcceptorHandshake::kHelloBytes> hello;
+  std::array<std::byte, AcceptorHandshake::hello_bytes> hello;
   // Reads the magic first: a peer of another protocol may send fewer bytes than a preamble has.
-  auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), kAwait);
+  auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), awaiting);
   if (no_magic) co_return gone;
   if (text_of(ByteView(hello).first(4)) != "TFRY") {
     co_return Status(Code::protocol_error, "the client does not speak the tensorferry protocol");
   }
   auto [no_hello, hello_bytes] =
-      co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), kAwait);
+      co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), awaiting);
   if (no_hello) co_return gone;
   if (key_.empty()) {
     if (auto status = same_user(*session); !status) co_return status;
   }
   const auto answer = handshake.answer(hello);
   if (!answer) co_return answer.status();
-  auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), kAwait);
+  auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), awaiting);
   if (!answer->verdict) co_return answer->verdict;
   if (no_answer) co_return gone;
   Digest proof;
-  auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), kAwait);
+  auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), awaiting);
   if (no_proof && handshake.agreement().proven && !session->slow) {
     co_return Status(Code::unauthenticated,
                      "the client closed the connection after this store's proof: its key differs");
@@ -285,17 +285,17 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> s
 
 asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> session) {
   const Status gone(Code::connection_lost, "left");
-  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, kAwait);  // idle time has no limit
+  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, awaiting);  // idle time has no limit
   if (ended) co_return gone;
 
   StoreConnection::limit(session, bounds_.handshake);
-  std::array<std::byte, store_protocol::kHeaderBytes> header;
-  auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), kAwait);
+  std::array<std::byte, store_protocol::header_bytes> header;
+  auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), awaiting);
   if (no_header) co_return gone;
   const auto length = store_protocol::parse_length(header);
   if (!length) co_return length.status();
   Bytes body(*length);
-  auto [no_body, body_bytes] = co_await asio::async_read(session->socket, asio::buffer(body), kAwait);
+  auto [no_body, body_bytes] = co_await asio::async_read(session->socket, asio::buffer(body), awaiting);
   if (no_body) co_return gone;
   session->unlimited();
 
@@ -303,7 +303,7 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> sessi
   if (!request) co_return request.status();
   const auto reply = co_await answer(*request);
   StoreConnection::limit(session, bounds_.handshake);
-  auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), kAwait);
+  auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), awaiting);
   session->unlimited();
   if (no_reply) co_return gone;
   co_return Status();
@@ -329,9 +329,9 @@ asio::awaitable<Bytes> Server::answer(store_protocol::StoreRequest request) {
   }
   const auto* value = table_.find(request.key);
   if (value == nullptr && request.milliseconds > 0) {
-    asio::steady_timer timer(*io_, std::min(milliseconds(request.milliseconds), kLongestWait));
+    asio::steady_timer timer(*io_, std::min(milliseconds(request.milliseconds), longest_wait));
     const Table::Waiter waiter(table_, std::string(request.key), timer);
-    co_await timer.async_wait(kAwait);
+    co_await timer.async_wait(awaiting);
     value = table_.find(request.key);
   }
   if (value == nullptr) co_return failed(Status(Code::deadline_exceeded, "not set"));

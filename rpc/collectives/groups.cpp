@@ -182,7 +182,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     formed = *std::move(joined_root);
     if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
   }
-  auto group = std::make_shared<RawGroup>(agent_, RawGroup::Ends{formed.group, rank, formed.members}, kept);
+  auto group = std::make_shared<RawGroup>(agent_, RawGroup::Membership{formed.group, rank, formed.members}, kept);
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });

@@ -72,16 +72,16 @@ bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>&
 
 // ---- the group
 
-RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Ends ends, Settings settings)
+RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Settings settings)
     : agent_(std::move(agent)),
-      ends_(std::move(ends)),
+      membership_(std::move(membership)),
       settings_(std::move(settings)),
       names_([this] {
         std::vector<std::string> names;
-        for (const auto& member : ends_.members) names.push_back(member.name);
+        for (const auto& member : membership_.members) names.push_back(member.name);
         return names;
       }()),
-      mailbox_(std::make_shared<Mailbox>(*agent_, ends_.id, ends_.rank, names_)) {}
+      mailbox_(std::make_shared<Mailbox>(*agent_, membership_.id, membership_.rank, names_)) {}
 
 RawGroup::~RawGroup() { close(); }
 
@@ -92,15 +92,15 @@ void RawGroup::close() {
 void RawGroup::use_board(Buffer memory, bool memory_readable) {
   links_ = {true, memory_readable};
   board_ = std::make_unique<Board>(std::move(memory), rank(), size());
-  handed_over_ = std::make_shared<HandedRegions>(agent_, ends_.id, rank(), names_);
+  handed_over_ = std::make_shared<HandedRegions>(agent_, membership_.id, rank(), names_);
 }
 
 void RawGroup::watch_processes() {
   processes_.resize(size());
   probed_.resize(size());
-  const auto& own = ends_.members[rank()].host;
+  const auto& own = membership_.members[rank()].host;
   for (std::size_t other = 0; other < size(); ++other) {
-    const auto& host = ends_.members[other].host;
+    const auto& host = membership_.members[other].host;
     if (host.process == own.process || host.process.pid == 0 || host.boot_id != own.boot_id ||
         host.pid_namespace != own.pid_namespace) {
       continue;
@@ -169,8 +169,8 @@ void RawGroup::fail(const Status& why, bool tell) {
   for (std::size_t to = 0; tell && to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
-    message.payload =
-        encode(GroupMessage(GroupFailed{ends_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
+    message.payload = encode(
+        GroupMessage(GroupFailed{membership_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
     agent_->call(names_[to], group_function, std::move(message), std::move(options));
@@ -195,7 +195,7 @@ void RawGroup::look_for_the_dead() {
     if (other == rank()) continue;
     if (processes_[other] && !processes_[other]->alive()) return rank_died(other, "its process has ended");
     const auto linked = agent_->linked(names_[other]);
-    if (linked && linked->incarnation != ends_.members[other].incarnation) {
+    if (linked && linked->incarnation != membership_.members[other].incarnation) {
       return rank_died(other, "another agent has its name");
     }
     if (linked) continue;
@@ -204,7 +204,7 @@ void RawGroup::look_for_the_dead() {
       if (std::exchange(probed_[other], std::uint8_t{1}) != 0) continue;
     }
     Message message;
-    message.payload = encode(GroupMessage(Greet{ends_.id}));
+    message.payload = encode(GroupMessage(Greet{membership_.id}));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
     agent_->call(names_[other], group_function, std::move(message), std::move(options))
@@ -243,7 +243,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
 
 void RawGroup::run_in_background() {
   Message message;
-  message.payload = encode(GroupMessage(RunOperations{ends_.id}));
+  message.payload = encode(GroupMessage(RunOperations{membership_.id}));
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   agent_->call(agent_->self().name, group_function, std::move(message), std::move(options))

@@ -109,7 +109,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
     Milliseconds timeout{};
     Prescribed algorithms;
   };
-  struct Ends {  // what the formation of the group has found out
+  struct Membership {  // what the formation of a group finds out: its id, its members, and the rank of this one
     std::uint64_t id = 0;
     std::size_t rank = 0;
     std::vector<MemberRecord> members;
@@ -118,11 +118,11 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   using OutBytes = std::span<std::byte>;
   using Work = std::shared_ptr<GroupWork>;
 
-  RawGroup(std::shared_ptr<RawAgent> agent, Ends ends, Settings settings);
+  RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Settings settings);
   ~RawGroup();  // close()
 
-  [[nodiscard]] std::uint64_t id() const noexcept { return ends_.id; }
-  [[nodiscard]] std::size_t rank() const noexcept { return ends_.rank; }
+  [[nodiscard]] std::uint64_t id() const noexcept { return membership_.id; }
+  [[nodiscard]] std::size_t rank() const noexcept { return membership_.rank; }
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
   [[nodiscard]] const std::vector<std::string>& names() const noexcept { return names_; }
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
@@ -214,7 +214,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] std::string named(std::size_t rank) const;
 
   const std::shared_ptr<RawAgent> agent_;
-  const Ends ends_;
+  const Membership membership_;
   const Settings settings_;
   std::vector<std::string> names_;
   Links links_;

@@ -77,7 +77,7 @@ TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
   std::this_thread::sleep_for(seconds(1));
   int lost = 0;
   for (auto& [connection, handshake] : dials) {
-    std::array<std::byte, DiallerHandshake::kAnswerBytes> answer{};
+    std::array<std::byte, DiallerHandshake::answer_bytes> answer{};
     const auto soon = deadline_after(seconds(10));
     if (!read_exactly(connection.fd(), answer, soon)) {
       ++lost;

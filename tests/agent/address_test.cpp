@@ -21,14 +21,14 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-const std::vector<InterfaceAddress> kHost = {
+const std::vector<InterfaceAddress> host_interfaces = {
     {"lo", "127.0.0.1", true},      {"docker0", "172.17.0.1", false}, {"eth0", "10.0.0.5", false},
     {"eth1", "10.1.0.5", false},    {"ib0", "192.168.9.5", false},    {"lo", "::1", true},
     {"eth0", "2001:db8::5", false},
 };
 
 std::string chosen(std::string_view spec) {
-  const auto found = match_interface(spec, kHost);
+  const auto found = match_interface(spec, host_interfaces);
   return found ? found->interface + "/" + found->address : "none";
 }
 

@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-constexpr std::string_view kText = "a key of thirty bytes or so....";
+constexpr std::string_view key_text = "a key of thirty bytes or so....";
 
 auto soon(milliseconds wait = seconds(5)) { return std::chrono::steady_clock::now() + wait; }
 
@@ -78,16 +78,16 @@ class KeyFile : public ::testing::Test {
 };
 
 TEST_F(KeyFile, GivesTheSameKeyAsAVariableWithTheSameText) {
-  const auto from_file = Key::from_file(write(std::string(kText) + "\n", 0600));
+  const auto from_file = Key::from_file(write(std::string(key_text) + "\n", 0600));
   ASSERT_TRUE(from_file.ok()) << from_file.status().text();
-  const auto from_text = Key::from_text(kText);
+  const auto from_text = Key::from_text(key_text);
   ASSERT_TRUE(from_text.ok());
   EXPECT_EQ(text_of(from_file->bytes()), text_of(from_text->bytes()));
 }
 
 TEST_F(KeyFile, ThatOthersCanReadIsRefusedWithTheCommandToFixIt) {
   for (const mode_t mode : {0640, 0604, 0660, 0622}) {
-    const auto path = write(kText, mode);
+    const auto path = write(key_text, mode);
     const auto key = Key::from_file(path);
     ASSERT_FALSE(key.ok()) << std::oct << mode;
     EXPECT_EQ(key.status().code(), Code::permission_denied);
@@ -108,15 +108,15 @@ TEST_F(KeyFile, ThatIsMissingOrADirectoryIsAnError) {
   EXPECT_FALSE(Key::from_file(folder_.string()).ok());
   ASSERT_EQ(::mkfifo((folder_ / "fifo").c_str(), 0600), 0);
   EXPECT_FALSE(Key::from_file((folder_ / "fifo").string()).ok());
-  EXPECT_FALSE(Key::from_file(write(std::string(Key::kMostBytes + 1, 'x'), 0600)).ok());
+  EXPECT_FALSE(Key::from_file(write(std::string(Key::most_bytes + 1, 'x'), 0600)).ok());
 }
 
 TEST_F(KeyFile, OptionPrecedesFilePrecedesVariable) {
   EXPECT_TRUE(Key::load("")->empty());
   ::setenv("TENSORFERRY_KEY", "the variable's key, long enough", 1);
   EXPECT_EQ(text_of(Key::load("")->bytes()), "the variable's key, long enough");
-  ::setenv("TENSORFERRY_KEY_FILE", write(kText, 0600).c_str(), 1);
-  EXPECT_EQ(text_of(Key::load("")->bytes()), kText);
+  ::setenv("TENSORFERRY_KEY_FILE", write(key_text, 0600).c_str(), 1);
+  EXPECT_EQ(text_of(Key::load("")->bytes()), key_text);
   EXPECT_EQ(text_of(Key::load("the option's key, long enough")->bytes()), "the option's key, long enough");
 }
 
@@ -283,7 +283,7 @@ TEST(Handshake, AReflectedProofIsRefused) {
   std::thread attacker([fd = a.get()] {
     const auto hello = Preamble{.demands_proof = true, .has_key = true}.encode();
     ASSERT_EQ(::send(fd, hello.data(), hello.size(), 0), 48);
-    std::array<std::byte, DiallerHandshake::kAnswerBytes> answer;
+    std::array<std::byte, DiallerHandshake::answer_bytes> answer;
     ASSERT_EQ(::recv(fd, answer.data(), answer.size(), MSG_WAITALL), 80);
     ASSERT_EQ(::send(fd, answer.data() + 48, 32, 0), 32);
   });

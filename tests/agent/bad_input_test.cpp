@@ -196,7 +196,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   auto stranger = raw_connect(record_of(store, "target"), false);
   DiallerHandshake handshake(raw_terms(wrong, true));
   ASSERT_TRUE(stranger.write(handshake.hello()).ok());
-  (void)stranger.read_bytes(DiallerHandshake::kAnswerBytes);
+  (void)stranger.read_bytes(DiallerHandshake::answer_bytes);
   ASSERT_TRUE(stranger.write(noise(sizeof(Digest))).ok());
   ASSERT_TRUE(stranger.write(hello_frame(raw_hello("spy"))).ok());
   const auto lines = log_until_ended(stranger);

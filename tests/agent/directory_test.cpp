@@ -24,10 +24,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const Directory::Alive kAlive = [](const Record&) { return true; };
-const Directory::Alive kDead = [](const Record&) { return false; };
+const Directory::Alive always_alive = [](const Record&) { return true; };
+const Directory::Alive always_dead = [](const Record&) { return false; };
 // For calls that must find no other agent in the slot.
-const Directory::Alive kUnasked = [](const Record& record) {
+const Directory::Alive unasked = [](const Record& record) {
   ADD_FAILURE() << "asked about " << record.name;
   return true;
 };
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, DirectoryTest, ::testing::Values("memory", "tcp
 TEST_P(DirectoryTest, FindsByNameAndByRank) {
   const auto a = directory(), b = directory();
   const auto record = record_of("server", 0);
-  ASSERT_TRUE(a->join(record, kUnasked).ok());
+  ASSERT_TRUE(a->join(record, unasked).ok());
   EXPECT_EQ(*b->find("server", milliseconds(0)), record);
   EXPECT_EQ(*b->find(0, milliseconds(0)), record);
   const auto nobody = b->find("nobody", milliseconds(0)).status();
@@ -188,7 +188,7 @@ TEST_P(DirectoryTest, FindWaitsForAnAgentThatJoinsLater) {
   });
   std::this_thread::sleep_for(milliseconds(30));
   const auto from = steady_clock::now();
-  ASSERT_TRUE(a->join(record_of("late"), kUnasked).ok());
+  ASSERT_TRUE(a->join(record_of("late"), unasked).ok());
   finder.join();
   EXPECT_LT(steady_clock::now() - from, seconds(10));
 }
@@ -196,8 +196,8 @@ TEST_P(DirectoryTest, FindWaitsForAnAgentThatJoinsLater) {
 TEST_P(DirectoryTest, NameOfALivingAgentIsRefusedWithItsPidAndHost) {
   const auto a = directory(), b = directory();
   const auto first = record_of("server", 0);
-  ASSERT_TRUE(a->join(first, kUnasked).ok());
-  const auto status = b->join(record_of("server"), kAlive);
+  ASSERT_TRUE(a->join(first, unasked).ok());
+  const auto status = b->join(record_of("server"), always_alive);
   EXPECT_EQ(status.code(), Code::invalid_argument);
   EXPECT_THAT(what(status),
               AllOf(HasSubstr("\"server\""), HasSubstr("pid " + std::to_string(first.pid)), HasSubstr(first.host)));
@@ -206,17 +206,17 @@ TEST_P(DirectoryTest, NameOfALivingAgentIsRefusedWithItsPidAndHost) {
 
 TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreed) {
   const auto a = directory(), b = directory(), c = directory();
-  ASSERT_TRUE(a->join(record_of("one", 0), kUnasked).ok());
-  const auto status = b->join(record_of("two", 0), kAlive);
+  ASSERT_TRUE(a->join(record_of("one", 0), unasked).ok());
+  const auto status = b->join(record_of("two", 0), always_alive);
   EXPECT_EQ(status.code(), Code::invalid_argument);
   EXPECT_THAT(what(status), AllOf(HasSubstr("rank 0"), HasSubstr("\"one\"")));
   EXPECT_EQ(c->find("two", milliseconds(0)).status().code(), Code::not_found);
-  EXPECT_TRUE(c->join(record_of("two", 1), kUnasked).ok());
+  EXPECT_TRUE(c->join(record_of("two", 1), unasked).ok());
 }
 
 TEST_P(DirectoryTest, DeadPredecessorIsReplacedAfterOneLivenessCheck) {
   const auto first = record_of("server", 0), second = record_of("server", 0);
-  ASSERT_TRUE(directory()->join(first, kUnasked).ok());
+  ASSERT_TRUE(directory()->join(first, unasked).ok());
   int questions = 0;
   ASSERT_TRUE(directory()
                   ->join(second,
@@ -234,7 +234,7 @@ TEST_P(DirectoryTest, DeadPredecessorIsReplacedAfterOneLivenessCheck) {
 
 TEST_P(DirectoryTest, AnAgentThatLeavesFreesItsNameAndRankAtOnce) {
   const auto a = directory(), reader = directory();
-  ASSERT_TRUE(a->join(record_of("server", 0), kUnasked).ok());
+  ASSERT_TRUE(a->join(record_of("server", 0), unasked).ok());
   a->leave();
   a->leave();
   const auto gone = reader->find("server", milliseconds(0)).status();
@@ -243,7 +243,7 @@ TEST_P(DirectoryTest, AnAgentThatLeavesFreesItsNameAndRankAtOnce) {
   for (int i = 0; i < 20; ++i) {
     const auto next = directory();
     const auto record = record_of("server", 0);
-    ASSERT_TRUE(next->join(record, kUnasked).ok());
+    ASSERT_TRUE(next->join(record, unasked).ok());
     EXPECT_EQ(reader->find(0, milliseconds(0))->incarnation, record.incarnation);
     next->leave();
   }
@@ -263,7 +263,7 @@ TEST_P(DirectoryTest, OneOfSixteenConcurrentClaimantsGetsTheName) {
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < directories.size(); ++i) {
       threads.emplace_back([&, i] {
-        const auto status = directories[i]->join(records[i], kAlive);
+        const auto status = directories[i]->join(records[i], always_alive);
         if (status) {
           ++won;
           winner = records[i].incarnation;
@@ -284,7 +284,7 @@ TEST_P(DirectoryTest, OneOfSixteenConcurrentClaimantsGetsTheName) {
 
 TEST_P(DirectoryTest, OneOfSixteenConcurrentClaimantsReplacesADeadAgent) {
   const auto dead = record_of("server", 0);
-  ASSERT_TRUE(directory()->join(dead, kUnasked).ok());
+  ASSERT_TRUE(directory()->join(dead, unasked).ok());
   std::atomic<int> won = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 16; ++i) {
@@ -303,7 +303,7 @@ TEST_P(DirectoryTest, ClaimantThatDiesHalfwayIsPassedOver) {
   ASSERT_TRUE(store_->add("job/gen/n/server", 1).ok());
   const auto a = directory(), reader = directory();
   const auto record = record_of("server");
-  ASSERT_TRUE(a->join(record, kUnasked).ok());
+  ASSERT_TRUE(a->join(record, unasked).ok());
   EXPECT_EQ(reader->find("server", milliseconds(0))->incarnation, record.incarnation);
 }
 
@@ -316,7 +316,7 @@ TEST_P(DirectoryTest, ClaimantThatIsSlowHalfwayKeepsTheName) {
     std::this_thread::sleep_for(milliseconds(200));
     ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "n/server", 1)).ok());
   });
-  const auto status = a->join(fast, kAlive);
+  const auto status = a->join(fast, always_alive);
   comes_back.join();
   EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
   EXPECT_EQ(directory()->find("server", milliseconds(0))->incarnation, slow.incarnation);
@@ -349,10 +349,10 @@ TEST(Directory, ClaimantThatWasPassedOverYields) {
   const auto store = std::make_shared<MemoryStore>();
   const auto slow_store = std::make_shared<StoppedInTheMiddle>(store);
   Status slow_status;
-  std::thread slow([&] { slow_status = Directory(slow_store, "job", {}).join(record_of("server"), kAlive); });
+  std::thread slow([&] { slow_status = Directory(slow_store, "job", {}).join(record_of("server"), always_alive); });
   slow_store->stopped.get_future().wait();
   const auto fast = record_of("server");
-  EXPECT_TRUE(Directory(store, "job", {}).join(fast, kUnasked).ok());
+  EXPECT_TRUE(Directory(store, "job", {}).join(fast, unasked).ok());
   slow_store->go_on.set_value();
   slow.join();
   EXPECT_EQ(slow_status.code(), Code::invalid_argument) << slow_status.text();
@@ -361,36 +361,36 @@ TEST(Directory, ClaimantThatWasPassedOverYields) {
 
 TEST_P(DirectoryTest, CounterWithAForeignValueEndsTheJoin) {
   ASSERT_TRUE(store_->add("job/gen/n/a", std::int64_t{1} << 40).ok());
-  const auto status = directory()->join(record_of("a"), kUnasked);
+  const auto status = directory()->join(record_of("a"), unasked);
   EXPECT_EQ(status.code(), Code::protocol_error);
   EXPECT_THAT(what(status), HasSubstr("another program writes to this key"));
 }
 
 TEST_P(DirectoryTest, RecordsSignedByAnotherKeyAreNeitherFoundNorReplaced) {
   const auto key = Key::random();
-  ASSERT_TRUE(directory(Key::random())->join(record_of("server", 0), kUnasked).ok());
+  ASSERT_TRUE(directory(Key::random())->join(record_of("server", 0), unasked).ok());
   const auto mine = directory(key);
   for (const auto& status : {mine->find("server", milliseconds(0)).status(), mine->find(0, seconds(5)).status(),
-                             mine->join(record_of("server"), kUnasked)}) {
+                             mine->join(record_of("server"), unasked)}) {
     EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
     EXPECT_THAT(what(status), HasSubstr("TENSORFERRY_KEY_FILE"));
   }
-  ASSERT_TRUE(directory(key)->join(record_of("other", 1), kUnasked).ok());
+  ASSERT_TRUE(directory(key)->join(record_of("other", 1), unasked).ok());
   EXPECT_TRUE(mine->find("other", milliseconds(0)).ok());
 }
 
 // ---- Worlds and barriers
 
 TEST_P(DirectoryTest, WorldIsCompleteWhenAllRanksHaveJoined) {
-  constexpr int kSize = 8;
+  constexpr int world_size = 8;
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < kSize; ++rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       const auto mine = directory();
-      ASSERT_TRUE(mine->join(record_of("agent" + std::to_string(rank), rank), kUnasked).ok());
-      const auto world = mine->wait_for_world(kSize, seconds(30));
+      ASSERT_TRUE(mine->join(record_of("agent" + std::to_string(rank), rank), unasked).ok());
+      const auto world = mine->wait_for_world(world_size, seconds(30));
       ASSERT_TRUE(world.ok()) << world.status().text();
-      for (int other = 0; other < kSize; ++other) {
+      for (int other = 0; other < world_size; ++other) {
         EXPECT_EQ((*world)[static_cast<std::size_t>(other)].name, "agent" + std::to_string(other));
       }
       for (int i = 0; i < 3; ++i) {
@@ -404,8 +404,8 @@ TEST_P(DirectoryTest, WorldIsCompleteWhenAllRanksHaveJoined) {
 
 TEST_P(DirectoryTest, MissingRanksAreNamed) {
   const auto a = directory(), b = directory();
-  ASSERT_TRUE(a->join(record_of("zero", 0), kUnasked).ok());
-  ASSERT_TRUE(b->join(record_of("two", 2), kUnasked).ok());
+  ASSERT_TRUE(a->join(record_of("zero", 0), unasked).ok());
+  ASSERT_TRUE(b->join(record_of("two", 2), unasked).ok());
   const auto status = a->wait_for_world(5, milliseconds(100)).status();
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(what(status), AllOf(HasSubstr("2 of 5"), HasSubstr("ranks 1, 3, 4")));
@@ -415,15 +415,15 @@ TEST_P(DirectoryTest, MissingRanksAreNamed) {
 
 TEST_P(DirectoryTest, WorldCountsAMemberThatHasLeftButNoMemberOfAnEarlierWorld) {
   const auto a0 = directory(), a1 = directory();
-  ASSERT_TRUE(a0->join(record_of("zero", 0), kUnasked).ok());
-  ASSERT_TRUE(a1->join(record_of("one", 1), kUnasked).ok());
+  ASSERT_TRUE(a0->join(record_of("zero", 0), unasked).ok());
+  ASSERT_TRUE(a1->join(record_of("one", 1), unasked).ok());
   ASSERT_TRUE(a1->wait_for_world(2, seconds(10)).ok());
   a1->leave();  // before a0 waits for the world
   EXPECT_TRUE(a0->wait_for_world(2, seconds(10)).ok());
   a0->leave();
 
   const auto b0 = directory();
-  ASSERT_TRUE(b0->join(record_of("zero", 0), kUnasked).ok());
+  ASSERT_TRUE(b0->join(record_of("zero", 0), unasked).ok());
   const auto status = b0->wait_for_world(2, milliseconds(100)).status();
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(what(status), HasSubstr("rank 1"));
@@ -431,9 +431,9 @@ TEST_P(DirectoryTest, WorldCountsAMemberThatHasLeftButNoMemberOfAnEarlierWorld) 
 
 TEST_P(DirectoryTest, BarrierNamesMissingAndDepartedMembers) {
   const auto a = directory(), b = directory(), c = directory();
-  ASSERT_TRUE(a->join(record_of("zero", 0), kUnasked).ok());
-  ASSERT_TRUE(b->join(record_of("one", 1), kUnasked).ok());
-  ASSERT_TRUE(c->join(record_of("two", 2), kUnasked).ok());
+  ASSERT_TRUE(a->join(record_of("zero", 0), unasked).ok());
+  ASSERT_TRUE(b->join(record_of("one", 1), unasked).ok());
+  ASSERT_TRUE(c->join(record_of("two", 2), unasked).ok());
   for (auto* one : {a.get(), b.get(), c.get()}) ASSERT_TRUE(one->wait_for_world(3, seconds(10)).ok());
   Status leader;
   std::thread first([&] { leader = a->barrier("end", milliseconds(300)); });
@@ -460,7 +460,7 @@ TEST(Directory, ALostStoreIsAnErrorExceptForLeaving) {
   const auto store = connect_tcp_store("127.0.0.1", (*server)->port(), "", seconds(10));
   ASSERT_TRUE(store.ok());
   Directory directory(*store, "job", {});
-  ASSERT_TRUE(directory.join(record_of("zero", 0), kUnasked).ok());
+  ASSERT_TRUE(directory.join(record_of("zero", 0), unasked).ok());
   server->reset();
   EXPECT_EQ(directory.find("other", seconds(30)).status().code(), Code::connection_lost);
   EXPECT_EQ(directory.wait_for_world(2, seconds(30)).status().code(), Code::connection_lost);
@@ -527,8 +527,8 @@ TEST(Directory, WarnsOfAMemberThatOtherHostsCannotReach) {
     remote.host = "other";
     if (!boot_id.empty()) remote.boot_id = boot_id;
     Directory first(store, "p", {}), second(store, "p", {});
-    EXPECT_TRUE(first.join(local, kUnasked).ok());
-    EXPECT_TRUE(second.join(remote, kUnasked).ok());
+    EXPECT_TRUE(first.join(local, unasked).ok());
+    EXPECT_TRUE(second.join(remote, unasked).ok());
     ::testing::internal::CaptureStderr();
     EXPECT_TRUE((rank == 0 ? first : second).wait_for_world(2, seconds(10)).ok());
     return ::testing::internal::GetCapturedStderr();

@@ -22,8 +22,8 @@ using ::testing::StartsWith;
 
 std::string what(const Status& status) { return std::string(status.what()); }
 
-constexpr const char* kKey = "a cluster key of our own, long enough";
-constexpr const char* kOtherKey = "another cluster key, also long enough";
+constexpr const char* our_key = "a cluster key of our own, long enough";
+constexpr const char* another_key = "another cluster key, also long enough";
 
 /// Returns an address of this host that other hosts may reach; "" if it has none.
 std::string outer_interface() {
@@ -71,7 +71,7 @@ std::function<void(RawAgentOptions&)> key(const std::string& text) {
 }
 
 TEST_F(Keys, AgentsOfOneKeyCallEachOtherOverTcp) {
-  const auto a = join_with("a", key(kKey)), b = join_with("b", key(kKey));
+  const auto a = join_with("a", key(our_key)), b = join_with("b", key(our_key));
   serve_echo(*b);
   EXPECT_TRUE(call(*a, "b").ok());
   EXPECT_EQ(a->explain("b")->transport, "tcp");
@@ -84,9 +84,9 @@ TEST_F(Keys, AgentsWithoutAKeyOnLoopbackShareAGeneratedKey) {
 }
 
 TEST_F(Keys, AnAgentWithAnotherKeyOrNoneIsNotReached) {
-  for (const auto& other : {key(kOtherKey), key("")}) {
+  for (const auto& other : {key(another_key), key("")}) {
     store = std::make_shared<MemoryStore>();
-    const auto a = join_with("a", key(kKey)), b = join_with("b", other);
+    const auto a = join_with("a", key(our_key)), b = join_with("b", other);
     serve_echo(*a);
     serve_echo(*b);
     const Since since;
@@ -128,7 +128,7 @@ TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
 TEST_F(Keys, AnotherAgentAtThePortOfADepartedAgentIsRefused) {
   const auto caller = join(store, "caller");
   const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
-  const auto victim = join(elsewhere, "victim"), stranger = join(elsewhere, "stranger", {"tcp", ""}, key(kOtherKey));
+  const auto victim = join(elsewhere, "victim"), stranger = join(elsewhere, "stranger", {"tcp", ""}, key(another_key));
   auto record = record_of(elsewhere, "victim");
   victim->leave();
   record.tcp_addresses = record_of(elsewhere, "stranger").tcp_addresses;
@@ -139,7 +139,7 @@ TEST_F(Keys, AnotherAgentAtThePortOfADepartedAgentIsRefused) {
 }
 
 TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
-  const auto a = join_with("a", key(kKey));
+  const auto a = join_with("a", key(our_key));
   // A peer that can write to the store, but does not have the key.
   RawPeer forged(store, "forged");
   const auto status = call(*a, "forged");
@@ -149,12 +149,12 @@ TEST_F(Keys, AKeyAlsoGuardsTheRecordsInTheStore) {
 TEST_F(Keys, AKeyThatIsTooShortIsRefused) { EXPECT_EQ(refusal(key("short")).code(), Code::invalid_argument); }
 
 TEST_F(Keys, AKeyIsReadFromTheEnvironmentOrAFile) {
-  ::setenv("TENSORFERRY_KEY", kKey, 1);
+  ::setenv("TENSORFERRY_KEY", our_key, 1);
   const auto by_variable = join_with("a", {});
   ::unsetenv("TENSORFERRY_KEY");
   std::filesystem::create_directory(folder);
   const auto path = folder + "/key";
-  std::ofstream(path) << kKey << "\n";
+  std::ofstream(path) << our_key << "\n";
   ::chmod(path.c_str(), 0600);
   ::setenv("TENSORFERRY_KEY_FILE", path.c_str(), 1);
   const auto by_file = join_with("b", {});
@@ -167,8 +167,8 @@ TEST_F(Keys, AKeyIsReadFromTheEnvironmentOrAFile) {
 }
 
 TEST_F(Keys, TheSameUserOnOneHostNeedsNoKey) {
-  const auto a = join(store, "a", {"ring", ""}, key(kKey));
-  const auto record = Directory(store, "tensorferry", *Key::from_text(kKey)).find("a", std::chrono::seconds(5));
+  const auto a = join(store, "a", {"ring", ""}, key(our_key));
+  const auto record = Directory(store, "tensorferry", *Key::from_text(our_key)).find("a", std::chrono::seconds(5));
   ASSERT_TRUE(record.ok());
   auto stranger = raw_connect(*record, true);
   const Key none;
@@ -186,7 +186,7 @@ TEST_F(Keys, ListeningBeyondLoopbackNeedsAConfiguredKey) {
                     HasSubstr("export TENSORFERRY_KEY_FILE=~/.tensorferry.key"), HasSubstr("head -c 32 /dev/urandom")));
   const auto on_outer = [&](RawAgentOptions& options) {
     options.interface = outer;
-    options.key = kKey;
+    options.key = our_key;
   };
   const auto a = join_with("a", on_outer), b = join_with("b", on_outer);
   ASSERT_TRUE(a && b);

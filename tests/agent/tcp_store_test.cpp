@@ -27,7 +27,7 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
-const std::string kKey = "the key of the store's tests";
+const std::string store_key = "the key of the store's tests";
 
 std::unique_ptr<TcpStoreServer> serve(const std::string& key = "", TcpStoreBounds bounds = {}) {
   auto server = TcpStoreServer::listen("127.0.0.1", 0, key, bounds);
@@ -146,21 +146,21 @@ INSTANTIATE_TEST_SUITE_P(Stores, AnyStore, ::testing::Values("memory", "tcp"),
 // ---- The TCP store
 
 TEST(TcpStore, ManyClientsShareKeys) {
-  const auto server = serve(kKey);
-  constexpr int kClients = 32;
+  const auto server = serve(store_key);
+  constexpr int client_count = 32;
   std::vector<std::thread> clients;
   std::atomic<int> met = 0;
-  for (int i = 0; i < kClients; ++i) {
+  for (int i = 0; i < client_count; ++i) {
     clients.emplace_back([&, i] {
-      const auto store = client_of(*server, kKey);
+      const auto store = client_of(*server, store_key);
       ASSERT_TRUE(store->set("client" + std::to_string(i), view_of("here")).ok());
-      for (int other = 0; other < kClients; ++other) {
+      for (int other = 0; other < client_count; ++other) {
         if (store->get("client" + std::to_string(other), seconds(30)).ok()) ++met;
       }
     });
   }
   for (auto& client : clients) client.join();
-  EXPECT_EQ(met, kClients * kClients);
+  EXPECT_EQ(met, client_count * client_count);
 }
 
 TEST(TcpStore, ClientWaitsForAServerThatStartsLater) {
@@ -190,7 +190,7 @@ TEST(TcpStore, ServerBeyondLoopbackNeedsAConfiguredKey) {
   const auto open = TcpStoreServer::listen("0.0.0.0", 0, "");
   EXPECT_EQ(open.status().code(), Code::unauthenticated);
   EXPECT_THAT(std::string(open.status().what()), HasSubstr("export TENSORFERRY_KEY_FILE="));
-  EXPECT_TRUE(TcpStoreServer::listen("0.0.0.0", 0, kKey).ok());
+  EXPECT_TRUE(TcpStoreServer::listen("0.0.0.0", 0, store_key).ok());
 }
 
 TEST(TcpStore, ClientBeyondLoopbackNeedsAConfiguredKey) {
@@ -201,8 +201,8 @@ TEST(TcpStore, ClientBeyondLoopbackNeedsAConfiguredKey) {
 }
 
 TEST(TcpStore, WrongOrMissingKeyIsRefusedAtOnceWithoutHarmToOthers) {
-  const auto keyed = serve(kKey);
-  const auto good = client_of(*keyed, kKey);
+  const auto keyed = serve(store_key);
+  const auto good = client_of(*keyed, store_key);
   for (const auto* wrong : {"another key of the same kind", ""}) {
     const auto from = steady_clock::now();
     const auto store = connect_tcp_store("127.0.0.1", keyed->port(), wrong, seconds(30));
@@ -212,11 +212,12 @@ TEST(TcpStore, WrongOrMissingKeyIsRefusedAtOnceWithoutHarmToOthers) {
   }
   EXPECT_TRUE(good->set("a", view_of("b")).ok());
   const auto open = serve();
-  EXPECT_EQ(connect_tcp_store("127.0.0.1", open->port(), kKey, seconds(30)).status().code(), Code::unauthenticated);
+  EXPECT_EQ(connect_tcp_store("127.0.0.1", open->port(), store_key, seconds(30)).status().code(),
+            Code::unauthenticated);
 }
 
 TEST(TcpStore, TakesItsKeyFromTheEnvironment) {
-  ::setenv("TENSORFERRY_KEY", kKey.c_str(), 1);
+  ::setenv("TENSORFERRY_KEY", store_key.c_str(), 1);
   const auto server = serve();
   EXPECT_TRUE(client_of(*server) != nullptr);
   ::unsetenv("TENSORFERRY_KEY");
@@ -241,8 +242,8 @@ TEST(TcpStore, WithoutAKeyServesOnlyItsOwnUser) {
 }
 
 TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
-  const auto server = serve(kKey);
-  const auto good = client_of(*server, kKey);
+  const auto server = serve(store_key);
+  const auto good = client_of(*server, store_key);
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   const auto first = dial(server->port());
   ASSERT_TRUE(write_all(first.get(), view_of(http), deadline_after(seconds(5))).ok());
@@ -251,7 +252,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
   // After a valid handshake: a length beyond the bound, and bodies that are no requests.
   for (const std::uint32_t length : {0xffffffffU, 3U, 0U}) {
     const auto socket = dial(server->port());
-    const auto key = Key::from_text(kKey);
+    const auto key = Key::from_text(store_key);
     ASSERT_TRUE(
         handshake_as_dialler(socket.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
     Bytes bytes;
@@ -264,13 +265,13 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
 }
 
 TEST(TcpStore, HalfARequestAndASlowClientEndAtTheHandshakeTimeout) {
-  const auto server = serve(kKey, {.handshake = milliseconds(200)});
-  const auto good = client_of(*server, kKey);
+  const auto server = serve(store_key, {.handshake = milliseconds(200)});
+  const auto good = client_of(*server, store_key);
   const auto silent = dial(server->port());
   const auto half_hello = dial(server->port());
   ASSERT_TRUE(write_all(half_hello.get(), view_of("TFRY\1"), deadline_after(seconds(5))).ok());
   const auto half_request = dial(server->port());
-  const auto key = Key::from_text(kKey);
+  const auto key = Key::from_text(store_key);
   ASSERT_TRUE(
       handshake_as_dialler(half_request.get(), {.key = &*key, .purpose = "store"}, deadline_after(seconds(5))).ok());
   const auto request =
@@ -394,14 +395,14 @@ TEST(StoreProtocol, TruncatedAndOverlongMessagesAreRefused) {
 }
 
 TEST(TcpOwner, IsFoundInTheKernelsTable) {
-  constexpr std::string_view kTable =
+  constexpr std::string_view table =
       "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
       "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
       "   1: 0100007F:9C40 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 2\n"
       "   2: 0100007F:1F90 0100007F:9C40 01";
-  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:9C40", "0100007F:1F90"), 1000U);
-  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:1F90", "0100007F:9C40"), std::nullopt);  // cut off
-  EXPECT_EQ(uid_in_proc_net_tcp(kTable, "0100007F:9C41", "0100007F:1F90"), std::nullopt);
+  EXPECT_EQ(uid_in_proc_net_tcp(table, "0100007F:9C40", "0100007F:1F90"), 1000U);
+  EXPECT_EQ(uid_in_proc_net_tcp(table, "0100007F:1F90", "0100007F:9C40"), std::nullopt);  // cut off
+  EXPECT_EQ(uid_in_proc_net_tcp(table, "0100007F:9C41", "0100007F:1F90"), std::nullopt);
   EXPECT_EQ(uid_in_proc_net_tcp("", "a", "b"), std::nullopt);
 }
 

@@ -26,6 +26,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!record) return 0;
   const auto again = decode_record(encode_record(*record, key, "n/agent", 1), key, "n/agent", 1);
   must(again.ok() == made.valid() && (!again || *again == *record));
-  must(!again || (check_name(again->name).ok() && again->tcp_addresses.size() <= Record::kMostAddresses));
+  must(!again || (check_name(again->name).ok() && again->tcp_addresses.size() <= Record::most_addresses));
   return 0;
 }

@@ -23,9 +23,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     must(!proof.ok() || (!demands && !dialler.agreement().proven));
 
     AcceptorHandshake acceptor({.key = &key, .demands_proof = demands, .purpose = "link"});
-    const auto answer = acceptor.answer(input.first(std::min(size, Preamble::kBytes)));
+    const auto answer = acceptor.answer(input.first(std::min(size, Preamble::size)));
     if (!answer.ok() || !answer->verdict) continue;
-    const auto rest = input.subspan(Preamble::kBytes);
+    const auto rest = input.subspan(Preamble::size);
     const bool passed = acceptor.check(rest.first(std::min(rest.size(), sizeof(Digest)))).ok();
     must(!passed || (!demands && !acceptor.agreement().proven));
   }

@@ -18,13 +18,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const ByteView input = std::as_bytes(std::span(data, size)).subspan(1);
   if (data[0] > 3) {
     const auto length = parse_length(input);
-    must(!length.ok() || *length <= kMostBody);
+    must(!length.ok() || *length <= most_body);
     return 0;
   }
   data[0] % 2 == 0 ? fuzzing::fuzz_records<StoreRequest>(input) : fuzzing::fuzz_records<StoreReply>(input);
   const auto request = parse_request(input);
   if (data[0] % 2 != 0 || !request) return 0;
   const auto bytes = encode(*request);
-  must(bytes.ok() && *parse_length(ByteView(*bytes).first(kHeaderBytes)) == bytes->size() - kHeaderBytes);
+  must(bytes.ok() && *parse_length(ByteView(*bytes).first(header_bytes)) == bytes->size() - header_bytes);
   return 0;
 }

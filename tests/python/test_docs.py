@@ -200,6 +200,15 @@ def test_readmes_of_folders_are_short() -> None:
     assert not long, "the README of a folder has at most 15 lines"
 
 
+def test_folders_with_sources_have_a_readme() -> None:
+    kinds = (".cpp", ".h", ".cu", ".py", ".sh", ".cmake", ".pml", "/run")
+    files = listed(".")
+    folders = {str(Path(name).parent) for name in files if name.endswith(kinds)} - {".", "docs"}  # docs has index.md
+    assert len(folders) > 50
+    without = sorted(folder for folder in folders if f"{folder}/README.md" not in files)
+    assert not without, "these folders have sources and no README.md"
+
+
 def test_prose_fits_160_columns() -> None:
     long = []
     for page in (name for name in listed(".") if name.endswith(".md")):
