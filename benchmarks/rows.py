@@ -408,6 +408,14 @@ ROWS = [
     _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
+    Row(
+        "trace-on",
+        "empty rpc_sync, recorded by both agents",
+        (Figure(MICROSECONDS, {ALONE: 1 / 1.25}),),
+        ours=python(OURS, "sync_traced"),
+        peers={ALONE: python(ALONE, "sync")},
+        rounds=3,
+    ),
     _empty_call_beside_python("caller", "caller"),
     _empty_call_beside_python("callee", "server"),
     Row(

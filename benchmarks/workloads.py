@@ -80,6 +80,30 @@ def sync(rpc: ModuleType, seconds: float) -> list[int]:
     return _repeat(lambda: rpc_sync(PEER, noop), seconds)
 
 
+def sync_traced(rpc: ModuleType, seconds: float) -> list[int]:
+    """An empty rpc_sync while the caller and the callee record a trace."""
+    rpc.rpc_sync(PEER, record, args=(True,))
+    record(True)
+    try:
+        return sync(rpc, seconds)
+    finally:
+        record(False)
+        rpc.rpc_sync(PEER, record, args=(False,))
+
+
+_traces: list[Any] = []
+
+
+def record(on: bool) -> None:
+    """This process records a trace, or no more."""
+    import tensorferry.rpc as rpc
+
+    if on:
+        _traces.append(rpc.trace().__enter__())
+    else:
+        _traces.pop().__exit__(None, None, None)
+
+
 _spinning = False
 
 
