@@ -100,19 +100,18 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   options.timeout = Milliseconds(0);
   options.label = "a message of a group";
   auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
-  call.on_done(
-      [delivery, weak = weak_from_this(), offer = posted.offer, to, name = names_[to]](Result<Received> reply) {
-        if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
-        if (!reply.ok() && offer != 0) {
-          if (const auto self = weak.lock()) {
-            const std::lock_guard lock(self->mutex_);
-            const auto it = self->offers_.find(offer);
-            if (it != self->offers_.end() && it->second.reading) return;
-            if (it != self->offers_.end()) self->offers_.erase(it);
-          }
-        }
-        delivery->complete(error_of_rank(reply.status(), to, name));
-      });
+  call.on_done([delivery, weak = weak_from_this(), offer = posted.offer, to](Result<Received> reply) {
+    if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
+    const auto self = reply.ok() ? nullptr : weak.lock();
+    if (!self) return delivery->complete(reply.status());
+    if (offer != 0) {
+      const std::lock_guard lock(self->mutex_);
+      const auto it = self->offers_.find(offer);
+      if (it != self->offers_.end() && it->second.reading) return;
+      if (it != self->offers_.end()) self->offers_.erase(it);
+    }
+    delivery->complete(error_of_rank(reply.status(), to, self->names_[to]));
+  });
   return delivery;
 }
 
