@@ -87,17 +87,24 @@ function(tensorferry_test name)
   if(arg_TIMEOUT)
     set(timeout ${arg_TIMEOUT})
   endif()
+  # Tests that share a lock run one after the other, so they start first: a chain that starts late ends alone.
+  set(cost 1)
+  if(arg_RESOURCE_LOCK)
+    set(cost 1000)
+  endif()
   if(arg_NEEDS_TORCH OR arg_ONE_PROCESS)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES
-      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE})
+      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE}
+      COST ${cost})
     return()
   endif()
   set(others)
   foreach(suite IN LISTS arg_TOGETHER)
     add_test(NAME "${name}.${suite}" COMMAND ${name} "--gtest_filter=${suite}.*")
     set_tests_properties("${name}.${suite}" PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests"
-      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE})
+      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE}
+      COST ${cost})
   endforeach()
   if(arg_TOGETHER)
     list(TRANSFORM arg_TOGETHER APPEND ".*")
@@ -112,7 +119,7 @@ function(tensorferry_test name)
     "if(\"\$ENV{TENSORFERRY_SOAK}\" STREQUAL 1)\n  set(timeout 1800)\nendif()\n"
     "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
     "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT \${timeout} LABELS \"${arg_LABELS}\""
-    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE})\nendif()\n")
+    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE} COST ${cost})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
