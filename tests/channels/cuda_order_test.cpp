@@ -1,5 +1,6 @@
 /// Tests of the order of streams, and of streams when the other end is gone. A stream that waits for a word in host
 /// memory stands for a long kernel.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -400,7 +401,8 @@ TEST(CudaIpc, APullThatWaitsForAKilledSenderFailsAndTheStreamIsFree) {
   }
   child.kill();
   const auto killed = std::chrono::steady_clock::now();
-  EXPECT_EQ(arrival->landed.wait_name(), "ConnectionLost");
+  // On a busy machine the sender may end before its memory is mapped here.
+  EXPECT_THAT(arrival->landed.wait_name(), ::testing::AnyOf("ConnectionLost", "ChannelUnavailable"));
   ASSERT_TRUE(arrival->consumed.wait().has_value());
   EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
   end.finish();

