@@ -3,7 +3,6 @@
 # "holds:"), and those of its mutants, with which it must fail (lines "fails:").
 . "$(dirname "$0")/common.sh"
 scripts/system.sh models
-failed=0
 
 # Searches every reachable state for deadlocks and failed assertions. Prints "holds", "fails", or nothing if the search
 # did not complete.
@@ -20,16 +19,16 @@ check() {
   fi
 }
 
+# Checks one line of a model's comment: its name, "holds" or "fails", and the definitions.
+check_line() {
+  local name=$1 expected=$2 definitions=${*:3}
+  local folder=build/models/$name${definitions// /} found
+  found=$(check "$name.pml" "$folder" $definitions)
+  say "$name $definitions ${found:-came to no end}"
+  [ "$found" = "$expected" ] || { say "FAILED: it is said of it that it $expected; see $folder/log"; return 1; }
+}
+export -f say check check_line
+
 for model in tests/models/*.pml; do
-  name=$(basename "$model" .pml)
-  while read -r expected definitions; do
-    folder=build/models/$name${definitions// /}
-    found=$(check "$name.pml" "$folder" $definitions)
-    say "$name $definitions ${found:-came to no end}"
-    if [ "$found" != "$expected" ]; then
-      say "FAILED: it is said of it that it $expected; see $folder/log"
-      failed=1
-    fi
-  done < <(sed -nE 's/^ \* (holds|fails):/\1/p' "$model")
-done
-exit "$failed"
+  sed -nE "s/^ \* (holds|fails):/$(basename "$model" .pml) \1/p" "$model" | sed "s/ *$//"
+done | xargs -P "$jobs" -L 1 bash -c 'check_line "$@"' check_line
