@@ -48,7 +48,12 @@ class Peer {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
-  void signal(int number) const { ::kill(pid_, number); }
+  /// Sends a signal. Waits until the process has stopped if it is SIGSTOP, because a busy kernel takes its time.
+  void signal(int number) const {
+    ::kill(pid_, number);
+    siginfo_t stopped;
+    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED);
+  }
   void kill() {
     signal(SIGKILL);
     reap();

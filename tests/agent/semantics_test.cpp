@@ -64,18 +64,23 @@ TEST_P(Calls, CarryTheirRemainingTime) {
 }
 
 TEST_P(Calls, ThatExpireFailAtBothEnds) {
-  std::atomic<bool> expired{false};
+  std::atomic<int> began{0}, expired{0};
   b->serve("wait", [&](const Request&, Reply reply) {
-    expired = eventually([&] { return reply.cancelled(); });
+    ++began;
+    if (eventually([&] { return reply.cancelled(); })) ++expired;
     reply.send({});
   });
-  const Since since;
-  const auto late = call_sync(*a, "b", "wait", {}, within(milliseconds(100)));
-  EXPECT_EQ(late.status().code(), Code::deadline_exceeded);
-  EXPECT_THAT(what(late.status()), HasSubstr("\"wait\" on \"b\": no answer in 0.1 s"));
-  EXPECT_GE(since.passed(), milliseconds(100));
-  EXPECT_LT(since.passed(), seconds(1));
-  EXPECT_TRUE(eventually([&] { return expired.load(); }));
+  // A call that does not reach a starved callee in time begins no handler: three tries.
+  for (int i = 0; i < 3 && began == 0; ++i) {
+    const Since since;
+    const auto late = call_sync(*a, "b", "wait", {}, within(milliseconds(100)));
+    EXPECT_EQ(late.status().code(), Code::deadline_exceeded);
+    EXPECT_THAT(what(late.status()), HasSubstr("\"wait\" on \"b\": no answer in 0.1 s"));
+    EXPECT_GE(since.passed(), milliseconds(100));
+    EXPECT_LT(since.passed(), seconds(1));
+  }
+  EXPECT_GE(began, 1);
+  EXPECT_TRUE(eventually([&] { return expired == began; }));
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0 && a->in_flight().first == 0; }));
 }
 

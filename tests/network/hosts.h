@@ -54,7 +54,12 @@ class HostPeer {
   HostPeer(const HostPeer&) = delete;
   HostPeer& operator=(const HostPeer&) = delete;
 
-  void signal(int number) const { ::kill(pid_, number); }
+  /// Sends a signal. Waits until the process has stopped if it is SIGSTOP.
+  void signal(int number) const {
+    ::kill(pid_, number);
+    siginfo_t stopped;
+    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED);
+  }
   /// Kills the process at once, as SIGKILL does, and reaps it.
   void kill() {
     signal(SIGKILL);
