@@ -3,6 +3,7 @@ process spends two seconds on importing torch)."""
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -107,6 +108,7 @@ class WorkerFailed(Exception):
 
 
 def _serve(control: Connection, path: list[str], environment: dict[str, str]) -> None:
+    faulthandler.enable()
     os.environ.update(environment)  # what spawning imports has not asked CUDA for anything
     sys.path[:] = path
     while True:
@@ -132,7 +134,11 @@ class Worker:
         theirs.close()
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self.control.send((function, args, kwargs))
+        try:
+            self.control.send((function, args, kwargs))
+        except BrokenPipeError as error:
+            self.process.join(5)
+            raise BrokenPipeError(f"the worker has ended with exit code {self.process.exitcode}") from error
 
     def result(self, timeout: float = 60) -> Any:
         if not self.control.poll(timeout):
