@@ -23,7 +23,7 @@ namespace {
 using namespace tensorferry::testing;
 using wire::Header;
 using wire::Kind;
-using Part = FrameStream::Part;
+using Part = FrameStream::Trailing;
 
 std::pair<FileDescriptor, FileDescriptor> socket_pair(int send_buffer = 0) {
   int fds[2];

@@ -37,6 +37,15 @@ hypothesis.settings.load_profile("any time")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# One process runs all tests of a file, so the files that take longest start first.
+LONG_FILES = [f"test_{name}.py" for name in ("examples", "torch_rpc", "shutdown", "rref_kills", "codec", "call_shapes")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, needed in ("gpu", 1), ("gpu2", 2):
         if item.get_closest_marker(marker) and (there := torch.cuda.device_count()) < needed:
