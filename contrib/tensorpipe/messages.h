@@ -20,11 +20,11 @@ inline constexpr std::size_t longest_text = 256;  // of a host or an address
 using Secret = std::array<std::uint64_t, 2>;
 
 /// The channel's descriptor. Its tag is the version of these records.
-struct PipeEndpoint {
+struct Endpoint {
   static constexpr std::uint8_t tag = 1;
   DeviceType type = DeviceType::cpu;
   Secret agent{};  // drawn by each agent; an agent has no pipe to itself
-  static constexpr std::tuple fields{any_value(&PipeEndpoint::type), &PipeEndpoint::agent};
+  static constexpr std::tuple fields{any_value(&Endpoint::type), &Endpoint::agent};
 };
 
 /// The first message of each end. The end with the greater secret listens, and the other one dials.

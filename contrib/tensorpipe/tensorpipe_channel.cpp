@@ -131,11 +131,11 @@ class TensorpipeDriver final : public Driver {
 
   std::variant<Bytes, Refusal> descriptor(Device device) override {
     if (auto why = tp::Contexts::of_this_process().why_not(device); !why.empty()) return Refusal{std::move(why)};
-    return encode(tp::PipeEndpoint{device.type, id_});
+    return encode(tp::Endpoint{device.type, id_});
   }
 
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
-    const auto ours = decode<tp::PipeEndpoint>(mine), others = decode<tp::PipeEndpoint>(theirs);
+    const auto ours = decode<tp::Endpoint>(mine), others = decode<tp::Endpoint>(theirs);
     if (!ours || !others) return Refusal{"its descriptor cannot be read, or is of another version"};
     if (ours->agent == others->agent) return Refusal{"an agent has no pipe to itself"};
     if (ours->type != others->type) return Refusal{"tensorpipe does not carry between a GPU and a CPU"};

@@ -16,7 +16,7 @@ class OversubscribedWaits : public ::testing::Test {
   /// Returns how often a member polls if it finds nothing.
   int polls() {
     int polls = 0;
-    OversubscribedWait::Presence me(wait);
+    OversubscribedWait::Member me(wait);
     EXPECT_FALSE(me.until([&] {
       ++polls;
       return false;
@@ -26,18 +26,18 @@ class OversubscribedWaits : public ::testing::Test {
   OversubscribedWait wait;
 
  private:
-  std::list<OversubscribedWait::Presence> others_;
+  std::list<OversubscribedWait::Member> others_;
 };
 
 TEST_F(OversubscribedWaits, ASingleWaiterPollsOnce) {
   EXPECT_EQ(polls(), 1);
-  EXPECT_TRUE(OversubscribedWait::Presence(wait).until([] { return true; }));
+  EXPECT_TRUE(OversubscribedWait::Member(wait).until([] { return true; }));
 }
 
 TEST_F(OversubscribedWaits, AnOversubscribedWaiterPollsUntilTheReplyIsThere) {
   gather();
   int polls = 0;
-  EXPECT_TRUE(OversubscribedWait::Presence(wait).until([&] { return ++polls == OversubscribedWait::least_polls; }));
+  EXPECT_TRUE(OversubscribedWait::Member(wait).until([&] { return ++polls == OversubscribedWait::least_polls; }));
 }
 
 TEST_F(OversubscribedWaits, AFruitlessLongPollIsTriedOnceIn64Times) {
@@ -48,7 +48,7 @@ TEST_F(OversubscribedWaits, AFruitlessLongPollIsTriedOnceIn64Times) {
   EXPECT_LE(longer, 60);  // two long polls, and some twenty shorter ones after each
   int finds = 0;
   for (int i = 0; i < 128; ++i) {
-    OversubscribedWait::Presence me(wait);
+    OversubscribedWait::Member me(wait);
     int seen = 0;
     finds += me.until([&] { return ++seen == 2; }) ? 1 : 0;
   }

@@ -23,7 +23,7 @@ namespace {
 using namespace tensorferry::testing;
 using wire::Header;
 using wire::Kind;
-using Part = FrameStream::Trailing;
+using Part = FrameStream::Part;
 
 std::pair<FileDescriptor, FileDescriptor> socket_pair(int send_buffer = 0) {
   int fds[2];

@@ -80,7 +80,7 @@ TEST(Copy, SeveralPiecesAreCopiedWhole) {
       sources.push_back(noise(bytes));
       targets.emplace_back(bytes);
     }
-    std::vector<Copier::CopyPiece> pieces;
+    std::vector<Copier::Piece> pieces;
     for (std::size_t i = 0; i < sizes.size(); ++i) pieces.push_back({targets[i].data(), sources[i].data(), sizes[i]});
     copier.copy(pieces);
     EXPECT_TRUE(targets == sources) << sizes.size() << " pieces";

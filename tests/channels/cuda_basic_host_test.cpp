@@ -144,7 +144,7 @@ TEST(CudaBasicChunks, AreASixteenthOfABufferWithinBounds) {
 
 TEST(CudaBasicQueue, OverlappingSequenceNumbersAreRefused) {
   constexpr std::size_t mega = 1 << 20;
-  TransferQueue queue(0);
+  Queue queue(0);
   ASSERT_TRUE(queue.insert(10, transfer_of(4 * mega)).ok());  // chunks 10 to 13
   for (const auto& [first, bytes] : {std::pair{std::uint64_t{10}, mega}, {13, mega}, {12, mega}, {9, 2 * mega}}) {
     EXPECT_EQ(queue.insert(first, transfer_of(bytes)).code(), Code::protocol_error) << first;
@@ -163,15 +163,15 @@ TEST(CudaBasicQueue, OverlappingSequenceNumbersAreRefused) {
 }
 
 TEST(CudaBasicQueue, GrowsWithinABound) {
-  TransferQueue queue(0);
+  Queue queue(0);
   std::uint64_t number = 0;
-  while (number <= TransferQueue::most && queue.insert(2 * number + 1, transfer_of(1)).ok()) ++number;
-  EXPECT_EQ(number, TransferQueue::most);
+  while (number <= Queue::most && queue.insert(2 * number + 1, transfer_of(1)).ok()) ++number;
+  EXPECT_EQ(number, Queue::most);
 }
 
 TEST(CudaBasicQueue, AnEndLeavesTheCurrentTransferToItsCopier) {
   constexpr std::size_t mega = 1 << 20;
-  TransferQueue queue(0);
+  Queue queue(0);
   const auto begun = transfer_of(2 * mega), waiting = transfer_of(mega);
   EXPECT_EQ(*queue.append(begun), 0u);
   EXPECT_EQ(*queue.append(waiting), 2u);

@@ -258,7 +258,7 @@ TEST_F(Tensorpipe, EndsOnTwoHostsConnectAtAReachableAddress) {
 
 TEST_F(Tensorpipe, AGpuAndACpuAreNotConnected) {
   const auto mine = std::get<Bytes>(driver->descriptor({}));
-  const auto theirs = encode(tp::PipeEndpoint{DeviceType::cuda, {1, 2}});
+  const auto theirs = encode(tp::Endpoint{DeviceType::cuda, {1, 2}});
   const auto refusal = driver->reaches(mine, theirs);
   ASSERT_TRUE(refusal);
   EXPECT_NE(refusal->reason.find("GPU"), std::string::npos);
