@@ -30,5 +30,6 @@ check_line() {
 export -f say check check_line
 
 for model in tests/models/*.pml; do
-  sed -nE "s/^ \* (holds|fails):/$(basename "$model" .pml) \1/p" "$model" | sed "s/ *$//"
+  # Without blanks at the end, by which a line would continue for xargs.
+  sed -nE "s/ +$//; s/^ \* (holds|fails):/$(basename "$model" .pml) \1/p" "$model"
 done | xargs -P "$jobs" -L 1 bash -c 'check_line "$@"' check_line

@@ -1,9 +1,12 @@
-/// Time limits and repetition counts of tests, whether a sanitizer watches them, and counts of a process's descriptors
-/// and threads.
+/// Time limits and repetition counts of tests, whether a sanitizer watches them, counts of a process's descriptors and
+/// threads, and signals to a child.
 #pragma once
+
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -49,6 +52,13 @@ inline std::size_t entries_of(const char* folder) {
 /// and the descriptor by which it reads /proc.
 inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
 inline std::size_t threads() { return entries_of("/proc/self/task"); }
+
+/// Sends a signal to a child. Waits until it has stopped if it is SIGSTOP, because a busy kernel takes its time.
+inline void send_signal(pid_t child, int number) {
+  ::kill(child, number);
+  siginfo_t stopped;
+  if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(child), &stopped, WSTOPPED);
+}
 
 /// A stopwatch.
 class Since {

@@ -48,12 +48,7 @@ class Peer {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
-  /// Sends a signal. Waits until the process has stopped if it is SIGSTOP, because a busy kernel takes its time.
-  void signal(int number) const {
-    ::kill(pid_, number);
-    siginfo_t stopped;
-    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED);
-  }
+  void signal(int number) const { send_signal(pid_, number); }
   void kill() {
     signal(SIGKILL);
     reap();

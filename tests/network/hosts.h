@@ -54,12 +54,7 @@ class HostPeer {
   HostPeer(const HostPeer&) = delete;
   HostPeer& operator=(const HostPeer&) = delete;
 
-  /// Sends a signal. Waits until the process has stopped if it is SIGSTOP.
-  void signal(int number) const {
-    ::kill(pid_, number);
-    siginfo_t stopped;
-    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED);
-  }
+  void signal(int number) const { send_signal(pid_, number); }
   /// Kills the process at once, as SIGKILL does, and reaps it.
   void kill() {
     signal(SIGKILL);

@@ -210,9 +210,8 @@ def test_the_remaining_time_travels_with_the_call(cluster, transport, by):
     cluster.start(2, shared_memory=transport == "ring", unix_sockets=transport != "tcp")
     way = ["worker1", "worker2", "main", "worker1"]
     rpc.rpc_sync("worker2", max, (1, 2))
-    # Long enough to reach the last peer of the way on a busy machine.
     start = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded):  # after a second: on a busy machine the last peer is reached before
         if by == "timeout":
             rpc.rpc_sync(way[0], relay, (way[1:],), timeout=1)
         else:
