@@ -210,6 +210,22 @@ void remove_stale_sockets(const std::string& directory) {
   }
 }
 
+// Returns those of `left` that the hosts named in `spec` have, one of each interface.
+std::vector<InterfaceAddress> addresses_of_hosts(std::string_view spec, std::vector<InterfaceAddress> left) {
+  std::vector<InterfaceAddress> out;
+  if (spec.starts_with('^') || spec.starts_with('=')) return out;
+  for (const auto name : split_commas(spec)) {
+    const auto theirs = resolve_host(std::string(name));
+    const auto found = std::find_if(left.begin(), left.end(), [&](const InterfaceAddress& one) {
+      return std::find(theirs.begin(), theirs.end(), one.address) != theirs.end();
+    });
+    if (found == left.end()) continue;
+    out.push_back(*found);
+    std::erase_if(left, [&](const auto& one) { return one.interface == out.back().interface; });
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<InterfaceAddress> interface_addresses() {
@@ -277,8 +293,12 @@ std::vector<InterfaceAddress> match_interfaces(std::string_view spec, const std:
 
 Result<std::vector<InterfaceAddress>> listening_addresses(std::string_view spec, const std::string& reaches) {
   const auto wanted = std::string(spec.empty() ? environment::socket_ifname.value() : spec);
-  auto all = wanted.empty() ? std::vector<InterfaceAddress>() : match_interfaces(wanted, interface_addresses());
-  if (!all.empty()) return all;
+  if (!wanted.empty()) {
+    const auto ours = interface_addresses();
+    auto all = match_interfaces(wanted, ours);
+    if (all.empty()) all = addresses_of_hosts(wanted, ours);
+    if (!all.empty()) return all;
+  }
   const auto one = listening_address(spec, reaches);
   if (!one) return one.status();
   return std::vector{*one};

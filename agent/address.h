@@ -42,7 +42,8 @@ std::optional<InterfaceAddress> match_interface(std::string_view spec, const std
 std::vector<InterfaceAddress> match_interfaces(std::string_view spec, const std::vector<InterfaceAddress>& addresses);
 
 /// Returns the addresses to listen on, best first: one of each interface that matches if `spec` or
-/// TENSORFERRY_SOCKET_IFNAME is set, else listening_address(). Fails as that does.
+/// TENSORFERRY_SOCKET_IFNAME is set, else listening_address(). Fails as that does. If no interface matches a list
+/// without "^" and "=", its items count as names or addresses of this host.
 Result<std::vector<InterfaceAddress>> listening_addresses(std::string_view spec, const std::string& reaches);
 
 /// Returns the address to listen on. It is the first that applies:

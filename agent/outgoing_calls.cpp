@@ -358,8 +358,12 @@ Status OutgoingCalls::expired(const Call::State& call) const {
 std::string OutgoingCalls::state_text() const {
   std::string out;
   for (const auto& call : pending_.all()) {
-    const auto age = std::chrono::duration_cast<Milliseconds>(Clock::now() - call->made).count();
-    out += formatted("\n  \"{}\", made {} ms ago", call->shown(), age);
+    const auto since = [now = Clock::now()](Clock::time_point then) {
+      return std::chrono::duration_cast<Milliseconds>(now - then).count();
+    };
+    out += formatted("\n  \"{}\", made {} ms ago", call->shown(), since(call->made));
+    if (const auto sent = call->sent_at.load(); sent != 0)
+      out += formatted(", sent {} ms ago", since(Clock::time_point(Clock::duration(sent))));
     if (const auto slot = ring_.state_text(*call); !slot.empty()) out += ", " + slot;
     if (call->lazy) out += ", its completion may wait";
     if (lazy_.is_sentinel(*call)) out += ", watched for the others";

@@ -7,6 +7,11 @@
 #include "base/text.h"
 
 namespace tensorferry {
+namespace {
+
+Status too_long() { return {Code::protocol_error, "a reply in shared memory is longer than its slot"}; }
+
+}  // namespace
 
 bool OutgoingRing::send(SlotId slot, ByteView frame) {
   if (!calls->push(slot, frame)) return false;
@@ -47,7 +52,7 @@ bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
   }
   call->in_ring.store(true, std::memory_order_seq_cst);
   if (ring_->send(*slot, frame)) {
-    if (call->done()) ring_->calls->abandon(*slot);  // the thread that ended the call may not have seen `in_ring`
+    if (call->done()) give_up_slot(*call);  // the thread that ended the call may not have seen `in_ring`
     return true;
   }
   call->in_ring.store(false, std::memory_order_release);
@@ -94,16 +99,19 @@ Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
   ring_->spin.met(ring_->calls->cpu_of(call->slot));
   bool valid = true;
   const auto bytes = ring_->calls->take(call->slot, valid);
-  if (!valid) return {Code::protocol_error, "a reply in shared memory is longer than its slot"};
-  if (!bytes) return {};
-  const ByteView view(*bytes);
-  if (view.size() < wire::Header::size)
+  if (!valid) return too_long();
+  return bytes ? handle(*call, *bytes) : Status();
+}
+
+/// Handles a reply that was taken out of the call's slot.
+Status RingCalls::handle(const Call::State& call, ByteView reply) {
+  if (reply.size() < wire::Header::size)
     return {Code::protocol_error, "a reply in shared memory is shorter than a header"};
-  const auto header = wire::Header::decode(view.first(wire::Header::size));
+  const auto header = wire::Header::decode(reply.first(wire::Header::size));
   if (!header) return header.status();
-  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call->id)
+  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call.id)
     return {Code::protocol_error, "a frame in a reply's slot is not the reply to its call"};
-  auto frame = wire::Frame::decode(*header, view.subspan(wire::Header::size));
+  auto frame = wire::Frame::decode(*header, reply.subspan(wire::Header::size));
   if (!frame) return frame.status();
   if (!frame->releases.empty()) link_.channels().acknowledged(frame->releases);
   return link_.calls().on_reply(nullptr, *frame);
@@ -123,7 +131,17 @@ bool RingCalls::taken(const Call::State& call) const {
 }
 
 void RingCalls::call_ended(const Call::State& call) {
-  if (call.in_ring.load(std::memory_order_acquire)) ring_->calls->abandon(call.slot);
+  if (call.in_ring.load(std::memory_order_acquire)) give_up_slot(call);
+}
+
+/// Gives up the slot of a call that has ended. If the reply has come already, handles it as a late one: the callee
+/// holds the buffers that it names until this side has read or refused them.
+void RingCalls::give_up_slot(const Call::State& call) {
+  bool valid = true;
+  const auto reply = ring_->calls->abandon(call.slot, valid);
+  if (link_.closed()) return;  // the buffers' channels have ended
+  const auto status = !valid ? too_long() : reply ? handle(call, *reply) : Status();
+  if (!status.ok()) link_.close(status);
 }
 
 /// Returns whether the callee has answered the call's slot, or another call has the slot by now.
@@ -138,7 +156,7 @@ void RingCalls::take_as_waiter(Call::State& call) {
     const ReplyReader::Taking taking(reader_);
     take(call.shared_from_this());
   } else {
-    ring_->calls->abandon(call.slot);  // call_ended() abandons the slot only if it sees `in_ring`
+    give_up_slot(call);  // call_ended() gives the slot up only if it sees `in_ring`
   }
   call.in_ring.store(false, std::memory_order_release);  // a wait for the buffers is as for a call by socket
 }

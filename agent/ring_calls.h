@@ -57,6 +57,8 @@ class RingCalls final {
   void take_as_waiter(Call::State& call);
   void take(const std::shared_ptr<Call::State>& call);
   Status read(const std::shared_ptr<Call::State>& call);
+  Status handle(const Call::State& call, ByteView reply);
+  void give_up_slot(const Call::State& call);
 
   Link& link_;
   ReplyReader& reader_;

@@ -199,7 +199,8 @@ void CallRing::take_by_socket(SlotId slot) {
   release(slot.index);
 }
 
-void CallRing::abandon(SlotId slot) {
+std::optional<Bytes> CallRing::abandon(SlotId slot, bool& valid) {
+  valid = true;
   auto& word = shared_.slot[slot.index].word;
   auto seen = word.load(std::memory_order_acquire);
   while (is_of(seen, slot) &&
@@ -208,10 +209,12 @@ void CallRing::abandon(SlotId slot) {
     if (state_of(seen) == State::sleeping) shared_futex_wake(word, INT_MAX);
     const std::lock_guard lock(slot_mutex_);
     if (!std::exchange(abandoned_[slot.index], true)) ++abandoned_count_;
-    return;
+    return std::nullopt;
   }
-  // The callee answered in the same moment: drop the answer and free the slot.
-  if (is_of(seen, slot) && (state_of(seen) == State::full || state_of(seen) == State::by_socket)) take_by_socket(slot);
+  // The callee answered in the same moment.
+  if (!is_of(seen, slot)) return std::nullopt;
+  if (state_of(seen) == State::by_socket) take_by_socket(slot);
+  return state_of(seen) == State::full ? take(slot, valid) : std::nullopt;
 }
 
 void CallRing::reclaim() {

@@ -94,9 +94,9 @@ class CallRing final {
   [[nodiscard]] int cpu_of(SlotId slot) const { return shared_.slot[slot.index].cpu.load(std::memory_order_relaxed); }
   /// Frees a slot in state by_socket. Does nothing if another thread has freed it.
   void take_by_socket(SlotId slot);
-  /// Gives up the call and wakes the threads that sleep on the slot. If the answer has come already, drops it and frees
-  /// the slot.
-  void abandon(SlotId slot);
+  /// Gives up the call and wakes the threads that sleep on the slot. If the answer has come already, frees the slot,
+  /// and returns the reply as take() does: the buffers that it names wait for this side.
+  std::optional<Bytes> abandon(SlotId slot, bool& valid);
   /// Returns whether the callee has stopped serving, and why.
   [[nodiscard]] Ended ended() const { return shared_.ended.load(std::memory_order_relaxed); }
   /// Wakes every thread that sleeps on a slot, because the link has ended.

@@ -94,6 +94,23 @@ TEST(ListeningAddress, VariableCountsIfTheOptionIsEmpty) {
   ::unsetenv("TENSORFERRY_SOCKET_IFNAME");
 }
 
+TEST(ListeningAddress, MayBeGivenByNameOrNumber) {
+  for (const char* spec : {"localhost", "127.0.0.1", "nosuchif,localhost", "localhost,127.0.0.1"}) {
+    const auto found = listening_addresses(spec, "");
+    ASSERT_TRUE(found.ok()) << spec;
+    ASSERT_EQ(found->size(), 1U) << spec;
+    EXPECT_EQ(found->front().interface, "lo");
+  }
+  for (const auto& one : interface_addresses()) {
+    if (one.loopback) continue;
+    const auto found = listening_addresses("localhost," + one.address, "");
+    ASSERT_TRUE(found.ok());
+    ASSERT_EQ(found->size(), 2U);
+    EXPECT_EQ(found->back(), one);
+  }
+  EXPECT_FALSE(listening_addresses("nosuchif", "").ok());
+}
+
 TEST(Loopback, IsRecognisedByLiteralAndByName) {
   for (const char* host : {"127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1", "localhost"})
     EXPECT_TRUE(is_loopback(host)) << host;

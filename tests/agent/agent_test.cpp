@@ -1,6 +1,8 @@
 #include "agent/agent.h"
 
 #include <atomic>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "tests/agent/agents.h"
@@ -157,12 +159,15 @@ TEST_P(AgentCalls, WhoseHandlerNeverRepliesFail) {
 }
 
 TEST_P(AgentCalls, PendingWhenThePeerLeavesFailWithItsName) {
-  b->serve("hang", [](const Request&, Reply reply) {
+  const auto served = std::make_shared<std::promise<void>>();
+  b->serve("hang", [served](const Request&, Reply reply) {
     static std::vector<Reply> kept;
     kept.push_back(std::move(reply));
+    served->set_value();
   });
   auto call = a->call("b", "hang", {});
-  EXPECT_FALSE(call.wait(Clock::now() + std::chrono::milliseconds(50)));
+  ASSERT_EQ(served->get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_FALSE(call.done());
   b->leave();
   ASSERT_TRUE(call.wait(Clock::now() + std::chrono::seconds(5)));
   const auto lost = call.take();

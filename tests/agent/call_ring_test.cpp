@@ -61,6 +61,12 @@ class CallRings : public ::testing::Test {
     EXPECT_TRUE(valid);
     return frame;
   }
+  std::optional<Bytes> abandon(SlotId slot) {
+    bool valid = true;
+    auto frame = caller->abandon(slot, valid);
+    EXPECT_TRUE(valid);
+    return frame;
+  }
 
   std::shared_ptr<CallRing> caller, callee;
 
@@ -116,7 +122,7 @@ TEST_F(CallRings, HaveAFixedNumberOfSlots) {
 TEST_F(CallRings, DropALateReply) {
   const auto old = send(frame_of(50, 1));
   const auto request = pop();
-  caller->abandon(old);
+  EXPECT_EQ(abandon(old), std::nullopt);
   EXPECT_EQ(callee->state(old), State::abandoned) << "the callee can see it";
   for (std::uint32_t i = 1; i < CallRing::slots; ++i) EXPECT_NE(caller->reserve()->index, old.index);
   EXPECT_FALSE(caller->reserve()) << "the slot is not used again while its answer may come";
@@ -128,6 +134,14 @@ TEST_F(CallRings, DropALateReply) {
   EXPECT_NE(next->generation, old.generation);
   EXPECT_EQ(callee->answer(request->first, frame_of(60, 3)), Answered::too_late) << "nor by a second answer";
   EXPECT_EQ(caller->state(*next), State::pending);
+}
+
+TEST_F(CallRings, HandOutTheReplyOfACallThatIsAbandonedTooLate) {
+  const auto slot = send(frame_of(50, 1));
+  EXPECT_EQ(callee->answer(pop()->first, frame_of(60, 2)), Answered::quietly);
+  EXPECT_EQ(abandon(slot), frame_of(60, 2));
+  EXPECT_EQ(abandon(slot), std::nullopt) << "only once";
+  EXPECT_EQ(caller->reserve()->index, slot.index);
 }
 
 TEST_F(CallRings, ReportEachWatchedSlotToTheCallerOnce) {
@@ -154,7 +168,7 @@ TEST_F(CallRings, WakeTheSleeperOfASlot) {
       const auto request = pop();
       if (round % 3 == 0) std::this_thread::yield();
       if (round % 4 == 3)
-        caller->abandon(request->first);  // as a thread does that cancels the call
+        abandon(request->first);  // as a thread does that cancels the call
       else
         (void)callee->answer(request->first, frame_of(40, 2));
     });
@@ -162,7 +176,7 @@ TEST_F(CallRings, WakeTheSleeperOfASlot) {
     while (open()) caller->sleep(slot, std::nullopt);
     server.join();
     EXPECT_EQ(take(slot).has_value(), round % 4 != 3);
-    caller->abandon(slot);
+    abandon(slot);
     if (round % 4 == 3) (void)callee->answer(slot, frame_of(40, 2));
     caller->reclaim();
   }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -515,6 +516,36 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
     }
     EXPECT_TRUE(eventually([&] { return a->in_flight().first == 0; }));
   }
+}
+
+TEST(CancelledCalls, ReleaseTheBuffersOfRepliesThatHaveCome) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a"), b = join(store, "b");
+  std::mutex mutex;
+  std::vector<std::weak_ptr<void>> sources;
+  std::atomic<std::size_t> replied{0};
+  b->serve("make", [&](const Request&, Reply reply) {
+    Message message;
+    message.buffers = {patterned(100'000)};
+    {
+      const std::lock_guard lock(mutex);
+      sources.emplace_back(message.buffers[0].owner);
+    }
+    reply.send(std::move(message));
+    ++replied;
+  });
+  const auto held = [&] {
+    const std::lock_guard lock(mutex);
+    return std::count_if(sources.begin(), sources.end(), [](const auto& each) { return !each.expired(); });
+  };
+  ASSERT_TRUE(call_sync(*a, "b", "make", {}).ok());
+  for (std::size_t i = 1; i <= 200; ++i) {
+    auto call = a->call("b", "make", {});
+    // Without a waiting thread the reply stays in its slot until the caller's tick, which comes each 10 ms.
+    while (replied <= i) std::this_thread::yield();
+    call.cancel();
+  }
+  EXPECT_TRUE(eventually([&] { return held() == 0; })) << held() << " of 200 replies are held";
 }
 
 TEST(SlowReply, OfAnExpiredCallIsReadAndDropped) {

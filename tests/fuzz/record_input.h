@@ -104,7 +104,7 @@ class RecordInput {
 template <WireMessage T>
 Bytes record_from(Reader& in) {
   RecordInput input(in);
-  const auto bytes = tensorferry::encode(input.make<T>());
+  auto bytes = tensorferry::encode(input.make<T>());
   const auto decoded = tensorferry::decode<T>(bytes);
   must(decoded.has_value() == input.valid() && (!decoded || tensorferry::encode(*decoded) == bytes));
   return bytes;

@@ -133,7 +133,9 @@ class Fuzz {
   void give_up() {
     auto* asked = some_call();
     if (asked == nullptr) return;
-    caller_->abandon(asked->slot);
+    bool valid = true;
+    const auto reply = caller_->abandon(asked->slot, valid);
+    if (reply) must(valid && reply->size() <= CallRing::most_reply);
     asked->given_up = true;
   }
 

@@ -8,7 +8,7 @@
  *   - every call ends (a caller that waits for ever is an invalid end state);
  *   - a reply reaches only its own call (assert in take_reply);
  *   - the callee never writes into a slot that already has another call (assert in the callee);
- *   - a slot is given back once (assert in release).
+ *   - a slot is given back once, and no reply in it stays unread (asserts in release): the callee holds its buffers.
  * Memory is sequentially consistent, as the code's compare-and-swaps are. The tick's check of every call in flight,
  * each 10 ms, is not in the model. Each mutant leaves one step out, and must fail:
  *   NO_GENERATION         an abandoned slot is used again at once, and the callee does not compare generations
@@ -19,6 +19,7 @@
  *   NO_LOOK_AFTER_PUSH    the sending thread does not check whether the call has ended meanwhile: its slot stays taken
  *   NO_STOP_SLEEPING      a thread that ends its wait without the reply leaves the slot marked as slept on
  *   NO_LOOK_AFTER_WAIT    the waiting thread does not abandon the slot if the reply came by socket first
+ *   NO_READ_ON_ABANDON    a call that has ended gives up its slot without the reply that came at that moment
  *
  * holds:
  * holds: -DWITH_WAITS_THAT_END
@@ -30,6 +31,7 @@
  * fails: -DNO_LOOK_AFTER_PUSH
  * fails: -DWITH_WAITS_THAT_END -DNO_STOP_SLEEPING
  * fails: -DNO_LOOK_AFTER_WAIT
+ * fails: -DNO_READ_ON_ABANDON
  */
 #define CALLS 2
 
@@ -39,6 +41,7 @@ mtype = { Unused, Pending, Sleeping, Watched, Full, By_socket, Abandoned, Late }
 byte generation;
 mtype state = Unused;
 byte bytes;                                /* the reply: the generation of its request */
+bool unread;                               /* a reply is in the slot; not in memory: for the check alone */
 bool waits_in_kernel;                      /* the caller's thread sleeps on the word */
 chan ring = [CALLS] of { byte, byte };     /* requests: call, generation */
 chan done_list = [CALLS] of { byte };      /* generations */
@@ -64,7 +67,7 @@ bool dead;                                 /* the callee's process */
 #define ABANDONED(mine) skip
 #endif
 
-inline release() { d_step { assert(taken); taken = false } }
+inline release() { d_step { assert(taken && !unread); taken = false } }
 
 /* CallRing::take_by_socket */
 inline give_back(mine) {
@@ -83,7 +86,12 @@ inline abandon(mine) {
      ABANDONED(mine)
   :: atomic { (generation == mine && (state == Pending || state == Watched)) -> state = Abandoned };
      ABANDONED(mine)
-  :: (generation == mine && (state == Full || state == By_socket)) -> give_back(mine)
+  :: (generation == mine && state == By_socket) -> give_back(mine)
+  :: atomic { (generation == mine && state == Full && own_generation == mine) -> own_generation++;
+#ifndef NO_READ_ON_ABANDON
+              unread = false
+#endif
+     }; release()
   :: else
   fi
 }
@@ -107,7 +115,7 @@ inline take_reply(call) {
 #ifndef NO_OWN_GENERATION
                && own_generation == slot_of[call]
 #endif
-              ) -> own_generation++ };
+              ) -> own_generation++; unread = false };
      assert(bytes == slot_of[call]);
      release();
      if
@@ -264,9 +272,9 @@ end:
      :: answer = By_socket
      fi;
      if  /* CallRing::change */
-     :: atomic { (IS_OF(mine) && state == Sleeping) -> state = answer }; waits_in_kernel = false
-     :: atomic { (IS_OF(mine) && state == Pending) -> state = answer }
-     :: atomic { (IS_OF(mine) && state == Watched) -> state = answer };
+     :: atomic { (IS_OF(mine) && state == Sleeping) -> state = answer; unread = answer == Full }; waits_in_kernel = false
+     :: atomic { (IS_OF(mine) && state == Pending) -> state = answer; unread = answer == Full }
+     :: atomic { (IS_OF(mine) && state == Watched) -> state = answer; unread = answer == Full };
 #ifndef NO_DONE_LIST
         done_list ! mine
 #endif

@@ -55,7 +55,7 @@ TEST_F(NetworkTest, ATensorTakesTheTimeThatTheRateGives) {
   const Since since;
   a->call<std::int64_t>("b", "count bytes", std::vector{patterned_tensor(16 * megabyte)}).get();
   EXPECT_GT(since.passed(), 1340ms);
-  EXPECT_LT(since.passed(), 3s);
+  EXPECT_LT(since.passed(), 14s);  // ten times as long: the machine may be busy
 }
 
 /// A path of 20 Mbit/s and 40 ms each way.
@@ -184,7 +184,7 @@ TEST_F(NetworkTest, APeerThatVanishesIsLostAfterThreeHeartbeats) {
   const Since since;
   EXPECT_THROW(call.get(), ConnectionLost);
   EXPECT_GT(since.passed(), 300ms);
-  EXPECT_LT(since.passed(), 3s);
+  EXPECT_LT(since.passed(), 14s);  // ten times as long: the machine may be busy
 }
 
 TEST_F(NetworkTest, AStoppedPeerThatGoesOnWithinThreeHeartbeatsKeepsItsCalls) {

@@ -7,7 +7,9 @@ import faulthandler
 import itertools
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +40,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # One process runs all tests of a file, so the files that take longest start first.
-LONG_FILES = [f"test_{name}.py" for name in ("examples", "torch_rpc", "shutdown", "rref_kills", "codec", "call_shapes")]
+LONG = ("examples", "torch_rpc", "c10d", "torch_c10d", "shutdown", "rref_kills", "codec", "call_shapes")
+LONG_FILES = [f"test_{name}.py" for name in LONG]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -278,6 +281,29 @@ def cluster(workers: Workers) -> Iterator[Cluster]:
 def repeated(full: int) -> pytest.MarkDecorator:
     """Runs the test with ``times`` = ``full`` in ``make soak``, and with a hundredth of it (at least 1) otherwise."""
     return pytest.mark.parametrize("times", [max(1, full // 100), pytest.param(full, marks=pytest.mark.soak)])
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that is free. Connections do not take it before the test listens there, because it is
+    below the range that Linux gives them."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def run_a_part(suite: str, part: int, tmp_path: Path) -> None:
+    """Runs a fixed ``part``-th of a suite of PyTorch's, ``tests/torch_rpc`` or ``tests/torch_c10d``; it must pass."""
+    report = tmp_path / "report.md"
+    program = Path(__file__).resolve().parents[1] / suite / "run.py"
+    command = [sys.executable, program, "--part", str(part), "--limit", "60", "--report", report]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+    assert report.exists()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:

@@ -12,6 +12,8 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <mutex>
 #include <optional>
@@ -58,6 +60,24 @@ std::string text_of(const Shape& shape) {
   for (std::size_t i = 0; i < shape.size(); ++i) {
     text += std::string(i == 0 ? "" : ", ") + properties[i].name + " " +
             properties[i].values[static_cast<std::size_t>(shape[i])];
+  }
+  return text;
+}
+
+std::string first_line_of(const std::filesystem::path& file) {
+  std::string line;
+  std::getline(std::ifstream(file), line);
+  return line;
+}
+/// What each thread of this process does: its name, its state, and where it sleeps.
+std::string threads_text() {
+  std::string text;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const auto stat = first_line_of(task.path() / "stat");
+    const auto state = stat.rfind(") ");
+    text += first_line_of(task.path() / "comm") + " " + (state == std::string::npos ? "?" : stat.substr(state + 2, 1)) +
+            " " + first_line_of(task.path() / "wchan") + ", system call " + first_line_of(task.path() / "syscall") +
+            "\n";
   }
   return text;
 }
@@ -142,7 +162,7 @@ class Hogs {
  public:
   Hogs() {
     std::array<char*, 4> command{const_cast<char*>("sh"), const_cast<char*>("-c"),
-                                 const_cast<char*>("while :; do :; done"), nullptr};
+                                 const_cast<char*>("while kill -0 $PPID; do :; done"), nullptr};  // until the test ends
     for (auto left = std::thread::hardware_concurrency(); left > 0; --left) {
       pid_t pid = -1;
       if (::posix_spawn(&pid, "/bin/sh", nullptr, nullptr, command.data(), environ) == 0) pids_.push_back(pid);
@@ -355,7 +375,8 @@ class CallShapes : public ::testing::TestWithParam<const char*> {
     ADD_FAILURE() << text_of(shape) << "\n"
                   << (verdict.empty() ? "took too long" : verdict) << ", after " << took.count() << " ms\n"
                   << caller->link_state(peer) << "\n"
-                  << outer->link_state("caller");
+                  << outer->link_state("caller") << "\n"
+                  << threads_text();
   }
 
   const std::shared_ptr<Store> store = local_store();
