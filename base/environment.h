@@ -47,7 +47,7 @@ inline constexpr Variable socket_ifname{"TENSORFERRY_SOCKET_IFNAME", "the interf
 
 inline constexpr Variable collectives{
     "TENSORFERRY_COLLECTIVES", "the table of algorithms",
-    "The algorithms of collective operations: `all_reduce=two_shot,reduce=one_shot` prescribes these two."};
+    "The algorithms of collective operations: `all_reduce=two_shot,broadcast=ring` prescribes these two."};
 
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the missing system packages of the given sets (build, clang, docs, format, grpc, models, pictures, python). As
-# root it installs them by apt. Otherwise it prints the command to type and fails.
+# Installs the missing system packages of the given sets (build, clang, docs, format, grpc, models, network, pictures,
+# python). As root it installs them by apt. Otherwise it prints the command to type and fails.
 . "$(dirname "$0")/common.sh"
 
 if ! command -v dpkg-query >/dev/null; then
@@ -26,6 +26,7 @@ for set in "$@"; do
     docs) packages+=(doxygen) ;;
     format) packages+=(clang-format-16) ;;
     grpc) packages+=(pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc) ;;
+    network) packages+=(iproute2 iptables) ;;
     pictures) packages+=(graphviz) ;;
     models) packages+=(spin gcc libc6-dev) ;;
     python) packages+=(python3 python3-venv python3-dev) ;;

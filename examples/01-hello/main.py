@@ -1,7 +1,7 @@
 """Two processes that call each other: python main.py"""
 
 import os
-import socket
+import tempfile
 
 import tensorferry.rpc as rpc
 from rich import print
@@ -33,8 +33,8 @@ def talk() -> None:
         print(f"raised:    ZeroDivisionError, {str(error).splitlines()[0]!r}")
 
 
-def run(rank: int, world_size: int) -> None:
-    rpc.init_rpc(("alice", "bob")[rank], rank=rank, world_size=world_size)
+def run(rank: int, world_size: int, init_method: str = "env://") -> None:
+    rpc.init_rpc(("alice", "bob")[rank], rank=rank, world_size=world_size, init_method=init_method)
     if rank == 0:
         talk()
     rpc.shutdown()  # waits until everybody is done
@@ -43,10 +43,8 @@ def run(rank: int, world_size: int) -> None:
 def main() -> None:
     if "RANK" in os.environ:  # torchrun has started us
         return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
-    spawn(run, args=(2,), nprocs=2)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(run, args=(2, f"file://{folder}/store"), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

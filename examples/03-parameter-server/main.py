@@ -2,7 +2,7 @@
 
 import argparse
 import os
-import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -165,13 +165,13 @@ def drive(trainers: int, epochs: int, device: str) -> None:
         raise SystemExit(f"accuracy {reached:.3f} is not above {GOAL}")
 
 
-def run(rank: int, world_size: int, epochs: int, device: str) -> None:
+def run(rank: int, world_size: int, epochs: int, device: str, init_method: str = "env://") -> None:
     torch.set_num_threads(1)
     trainers = world_size - 2
     if trainers < 1:
         raise SystemExit(f"{world_size} processes: a driver, a server and at least one trainer need 3")
     names = ["driver", "server", *(f"trainer{i}" for i in range(trainers))]
-    rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
+    rpc.init_rpc(names[rank], rank=rank, world_size=world_size, init_method=init_method)
     if rank == 0:
         drive(trainers, epochs, device)
     rpc.shutdown()
@@ -185,11 +185,10 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:  # torchrun has started us: a driver, a server, and the rest are trainers
         return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.epochs, options.device)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
     processes = options.trainers + 2
-    spawn(run, args=(processes, options.epochs, options.device), nprocs=processes)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (processes, options.epochs, options.device, f"file://{folder}/store")
+        spawn(run, args=arguments, nprocs=processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

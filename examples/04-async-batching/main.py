@@ -2,7 +2,7 @@
 
 import argparse
 import os
-import socket
+import tempfile
 import threading
 import time
 from typing import TypeAlias
@@ -105,13 +105,13 @@ def drive(clients: int, requests: int) -> None:
         raise SystemExit("the answers differ")
 
 
-def run(rank: int, world_size: int, requests: int) -> None:
+def run(rank: int, world_size: int, requests: int, init_method: str = "env://") -> None:
     torch.set_num_threads(1)
     clients = world_size - 2
     if clients < 1:
         raise SystemExit(f"{world_size} processes: a driver, a server and at least one client need 3")
     names = ["driver", "server", *(f"client{i}" for i in range(clients))]
-    rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
+    rpc.init_rpc(names[rank], rank=rank, world_size=world_size, init_method=init_method)
     if rank == 0:
         drive(clients, requests)
     rpc.shutdown()
@@ -124,11 +124,10 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:  # torchrun has started us: a driver, a server, and the rest are clients
         return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), options.requests)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
     processes = options.clients + 2
-    spawn(run, args=(processes, options.requests), nprocs=processes)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (processes, options.requests, f"file://{folder}/store")
+        spawn(run, args=arguments, nprocs=processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

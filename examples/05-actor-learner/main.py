@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -267,13 +267,13 @@ def show(console: Console, returns: list[float], plot: str) -> None:
     console.print(f"plotted to {plot}")
 
 
-def run(rank: int, world_size: int, rounds: int, plot: str, device: str) -> None:
+def run(rank: int, world_size: int, rounds: int, plot: str, device: str, init_method: str = "env://") -> None:
     torch.set_num_threads(1)
     actors = world_size - 2
     if actors < 1:
         raise SystemExit(f"{world_size} processes: a learner, a replay buffer and at least one actor need 3")
     names = ["learner", "replay", *(f"actor{i}" for i in range(actors))]
-    rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
+    rpc.init_rpc(names[rank], rank=rank, world_size=world_size, init_method=init_method)
     if rank == 0:
         drive(actors, rounds, plot, torch.device(device))
     rpc.shutdown()
@@ -290,11 +290,10 @@ def main() -> None:
     rounds = 50 if options.quick else options.rounds
     if "RANK" in os.environ:  # torchrun has started us: a learner, a replay buffer, and the rest are actors
         return run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), rounds, options.plot, options.device)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
     processes = options.actors + 2
-    spawn(run, args=(processes, rounds, options.plot, options.device), nprocs=processes)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (processes, rounds, options.plot, options.device, f"file://{folder}/store")
+        spawn(run, args=arguments, nprocs=processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

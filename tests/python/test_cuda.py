@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -795,13 +796,14 @@ def test_tensors_of_an_allocator_without_a_trace_tracker_are_carried(cluster: Cl
     rpc.rpc_sync("worker1", double, args=(torch.ones(10, device="cuda"),))  # contexts
     torch.cuda.empty_cache()
     before = free_bytes()
-    for elements in (1, 1000, 3 * MEGA, 40 * MEGA):
+    for elements in (1, 1000, 3 * MEGA) + 32 * (40 * MEGA,):
         x = torch.arange(elements, device="cuda", dtype=torch.float32)
         for _ in range(3):
             assert torch.equal(rpc.rpc_sync("worker1", double, args=(x,)), x * 2)
     del x
     torch.cuda.empty_cache()
-    assert eventually(lambda: before - free_bytes() < 64 * MEGA, seconds=10), "a peer keeps memory that was freed"
+    # 5 GB have been freed. Other tests of this run may hold some of the rest at the same time.
+    assert eventually(lambda: before - free_bytes() < 2560 * MEGA), "a peer keeps memory that was freed"
 
 
 def test_a_killed_sender_leaves_the_gpu_usable(cluster: Cluster) -> None:
@@ -823,8 +825,18 @@ def test_a_killed_sender_leaves_the_gpu_usable(cluster: Cluster) -> None:
 def test_a_process_that_sends_no_gpu_tensor_makes_no_context(cluster: Cluster) -> None:
     cluster.start(1, environment={"TENSORFERRY_TEST": "context"})
     rpc.rpc_sync("worker1", double, args=(torch.ones(100_000),))
-    assert rpc.rpc_async("worker1", double, args=(torch.ones(3),)).then(lambda f: f.wait()).wait().sum() == 6
-    assert rpc.rpc_sync("worker1", has_context) is False
+    assert rpc.rpc_sync("worker1", has_context_after_calls, args=(rpc.get_worker_info().name,)) is False
+
+
+async def has_context_after_calls(peer: str) -> bool:
+    """Calls in each way that has callbacks, as torch runs a callback on new streams of all GPUs of its future."""
+    call = partial(rpc.rpc_async, peer, double, args=(torch.ones(3),))
+    assert (await call()).sum() == 6
+    assert call().then(lambda future: future.wait()).wait(10).sum() == 6
+    ran = threading.Event()
+    call().add_done_callback(lambda _: ran.set())
+    assert ran.wait(10)
+    return has_context()
 
 
 def has_context() -> bool:

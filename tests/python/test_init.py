@@ -17,18 +17,13 @@ import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as torch_rpc
-from conftest import eventually, leave
+from conftest import eventually, free_port, leave
 from tensorferry import errors
 
 
 def name_and_rank():
     info = rpc.get_worker_info()
     return info.name, info.id
-
-
-def free_port():
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return server.port
 
 
 def run_script(tmp_path, text, *, env=None, args=(), launcher=()):
