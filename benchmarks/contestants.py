@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ TORCH_ON_OURS = "torch.distributed.rpc on tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
 ONE_TENSOR = "one tensor of the same bytes"
+GLOO = "Gloo"
 IPERF3 = "iperf3 -P {}"
 QUIET = "without a transfer"
 FEWER = "tensorferry, 16 actors"
@@ -38,6 +40,8 @@ MODULES = {
     TORCH_ON_OURS: "benchmarks.torch_backend",
 }
 
+BACKENDS = {OURS: "tensorferry", GLOO: "gloo"}  # of torch.distributed
+
 SMALL = 3  # processes; a larger team is forked also where others are new, for it would take longer to start than to run
 
 # What a turn measured: figures of single operations, less is better; by name where there are several series.
@@ -54,8 +58,10 @@ class Lab:
         self.programs = Programs(programs)
         self.hogs = Hogs()
         self._teams: dict[object, Team] = {}
+        self._groups: dict[tuple[int, bool], Team] = {}
         self._strangers: dict[str, Stranger] = {}
         self._hosts: Hosts | None = None
+        self._stores: tempfile.TemporaryDirectory[str] | None = None
 
     def team(self, who: str, size: int = PAIR, options: Mapping[str, Any] | None = None) -> Team:
         key = MODULES[who], size, tuple(sorted((options or {}).items()))
@@ -63,6 +69,21 @@ class Lab:
             forked = self.quick or size > SMALL
             self._teams[key] = Team(MODULES[who], size, options, forked=forked)
         return self._teams[key]
+
+    def group(self, ranks: int, apart: bool = False) -> Team:
+        """Ranks with a process group of each backend, on one host or, two of them, on two hosts."""
+        if (ranks, apart) not in self._groups:
+            self._stores = self._stores or tempfile.TemporaryDirectory()
+            ends = [self.hosts().end(rank) if apart else None for rank in range(ranks)]
+            workloads = "benchmarks.group_workloads"
+            team = Team("torch.distributed", ranks, joined=False, forked=True, workloads=workloads)
+            self._groups[ranks, apart] = team
+            given = {"world_size": ranks, "folder": tempfile.mkdtemp(dir=self._stores.name)}
+            joining = {rank: ("join", {"rank": rank, "host": ends[rank], **given}) for rank in range(ranks)}
+            ways = team.run(Placement.UNPINNED, joining, 120)
+            if apart and not all("several hosts" in way for way in ways.values()):
+                raise RuntimeError(f"the ranks are not on two hosts: {ways}")
+        return self._groups[ranks, apart]
 
     def hosts(self) -> Hosts:
         if self._hosts is None:
@@ -80,8 +101,10 @@ class Lab:
             if team.size > larger_than:
                 del self._teams[key]
                 team.close()
-        for name in list(self._strangers) if larger_than == 0 else ():
-            self._strangers.pop(name).close()
+        if larger_than == 0:
+            for each in (self._groups, self._strangers):
+                while each:
+                    each.popitem()[1].close()
 
     def __enter__(self) -> Lab:
         return self
@@ -91,6 +114,8 @@ class Lab:
         self.hogs.close()
         if self._hosts is not None:
             self._hosts.close()
+        if self._stores is not None:
+            self._stores.cleanup()
 
 
 @dataclass(frozen=True)
@@ -146,9 +171,28 @@ def between_hosts(name: str, **options: str) -> Contestant:
     return Contestant(prepare, measure)
 
 
+def group(who: str, operation: str, ranks: int, sizes: Mapping[str, int], apart: bool = False) -> Contestant:
+    """An operation of a process group with tensors of these sizes: from a common start to the end of the slowest rank.
+    `apart`: on two emulated hosts."""
+
+    def measure(lab: Lab, placement: Placement) -> Turn:
+        given = {"backend": BACKENDS[who], "name": operation, "sizes": sizes, "seconds": lab.seconds / 4}
+        found = lab.group(ranks, apart).run(placement, {rank: ("repeat", given) for rank in range(ranks)}, 120)
+        return {size: slowest([samples[size] for samples in found.values()]) for size in sizes}
+
+    return Contestant(lambda lab: lab.group(ranks, apart), measure)
+
+
+def slowest(samples: Sequence[Samples]) -> Samples:
+    """What each operation took at its slowest rank; `samples` are those of each rank."""
+    return [max(each) for each in zip(*samples, strict=True)]
+
+
 def iperf3(connections: int, size: int) -> Contestant:
     """iperf3 between the same hosts: nanoseconds for `size` bytes."""
-    return Contestant(lambda lab: lab.hosts(), lambda lab, _: [1e9 * size / lab.hosts().iperf3(connections)] * 3)
+    return Contestant(
+        lambda lab: lab.hosts().check_iperf3(), lambda lab, _: [1e9 * size / lab.hosts().iperf3(connections)] * 3
+    )
 
 
 def stranger(name: str, workload: str, **arguments: Any) -> Contestant:

@@ -1,16 +1,26 @@
-"""Two hosts for the rows `network-*`: network namespaces joined by a veth pair; and iperf3 between them."""
+"""Two hosts for the rows `*network-*`: network namespaces joined by a veth pair; and iperf3 between them."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import time
+import uuid
+from pathlib import Path
 
 from benchmarks.native import Missing
 
 CALLER, CALLEE = "10.213.77.1", "10.213.77.2"
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+
+
+def _installed(program: str) -> None:
+    if shutil.which(program) is None:
+        raise Missing(f"{program} is not installed")
 
 
 def _ip(*arguments: str) -> None:
@@ -19,23 +29,52 @@ def _ip(*arguments: str) -> None:
         raise Missing(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
+def enter(namespace: str, file: str) -> None:
+    """Moves this process to an emulated host: into a network namespace, and with a boot id of its own, which is written
+    to `file`. A program that finds out whether a peer is on its host then sees another one. Threads that run already
+    stay where they are."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int, what: str) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+    with open(f"/run/netns/{namespace}") as inside:
+        check(libc.setns(inside.fileno(), CLONE_NEWNET), f"enter {namespace}")
+    Path(file).write_text(f"{uuid.uuid4()}\n")
+    check(libc.unshare(CLONE_NEWNS), "a mount namespace")
+    check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "make mounts private")
+    target = b"/proc/sys/kernel/random/boot_id"
+    check(libc.mount(os.fsencode(file), target, None, MS_BIND, None), "mount a boot id")
+
+
 class Hosts:
     """Makes the namespaces. Raises Missing where the machine does not let it."""
 
     def __init__(self) -> None:
         if os.geteuid() != 0:
             raise Missing("needs root, for network namespaces")
-        for program in ("ip", "iperf3"):
-            if shutil.which(program) is None:
-                raise Missing(f"{program} is not installed")
+        _installed("ip")
         self.names = [f"tensorferry-{os.getpid()}-{end}" for end in ("caller", "callee")]
-        ends = [f"tf{os.getpid()}{end}" for end in "ab"]
+        self.devices = [f"tf{os.getpid()}{end}" for end in "ab"]
         try:
             for name in self.names:
                 _ip("netns", "add", name)
             first = ["netns", self.names[0]]
-            _ip("link", "add", ends[0], *first, "type", "veth", "peer", "name", ends[1], "netns", self.names[1])
-            for name, end, address in zip(self.names, ends, (CALLER, CALLEE)):
+            _ip(
+                "link",
+                "add",
+                self.devices[0],
+                *first,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                self.devices[1],
+                "netns",
+                self.names[1],
+            )
+            for name, end, address in zip(self.names, self.devices, (CALLER, CALLEE)):
                 _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
                 for device in (end, "lo"):
                     _ip("-n", name, "link", "set", device, "up")
@@ -46,6 +85,14 @@ class Hosts:
     def options(self) -> dict[str, str]:
         """What a program needs to know to be on both hosts."""
         return {"namespaces": ",".join(self.names), "address": CALLER}
+
+    def end(self, number: int) -> dict[str, str]:
+        """What a Python process needs to know to be on one of the hosts, 0 or 1."""
+        return {"namespace": self.names[number], "device": self.devices[number]}
+
+    def check_iperf3(self) -> None:
+        """Raises Missing where there is no iperf3."""
+        _installed("iperf3")
 
     def iperf3(self, connections: int, seconds: int = 1) -> float:
         """Bytes a second from the caller's host to the callee's."""

@@ -1,16 +1,32 @@
-"""The README's picture, drawn from one run."""
+"""The README's pictures, drawn from one run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from benchmarks.contestants import MONARCH, PYZMQ, RAY, TORCH
-from benchmarks.report import HEADLINES, times
+from benchmarks.contestants import GLOO, MONARCH, PYZMQ, RAY, TORCH
+from benchmarks.report import HEADLINES, GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run
+from benchmarks.rows import GROUP_SIZES
 from benchmarks.units import ABSOLUTE
 
 INK = "#7d8590"  # readable on a white page and on a dark one
 COLOURS = {TORCH: "#1f9d8a", RAY: "#3b7dd8", MONARCH: "#b0713c", PYZMQ: "#8a63c9"}  # in this order
+
+# The places of groups, by the names of rows.GROUPS, in this order.
+PLACES = {"2": ("2 ranks", "#1f9d8a"), "4": ("4 ranks", "#3b7dd8"), "network": ("2 ranks on two hosts", "#b0713c")}
+PANELS = {  # operations, by the titles of the panels that show them
+    "all_reduce": ("all_reduce",),
+    "all_reduce, tensorferry.empty": ("all_reduce_empty",),
+    "broadcast": ("broadcast",),
+    "all_gather": ("all_gather",),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_to_all": ("all_to_all",),
+    "send and receive": ("send",),
+    "barrier, and a step of DDP": ("barrier", "ddp"),
+}
+SIZELESS = {"barrier": "barrier", "ddp": "DDP step"}
 
 
 def pictured(run: Run) -> list[tuple[RowResult, dict[str, float]]]:
@@ -25,14 +41,10 @@ def pictured(run: Run) -> list[tuple[RowResult, dict[str, float]]]:
 
 def draw(run: Run, path: Path) -> None:
     """A bar for each row and peer, on a logarithmic axis: how many times faster than that peer we were in that run."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
+    plt = _pyplot(run)
     from matplotlib.patches import Patch
     from matplotlib.ticker import NullLocator
 
-    matplotlib.rcParams.update({"svg.hashsalt": run.id, "svg.fonttype": "none", "font.family": "sans-serif"})
     groups = pictured(run)
     if not groups:
         raise ValueError(f"run {run.id[:8]} has no row beside {TORCH}: nothing to draw")
@@ -75,6 +87,76 @@ def draw(run: Run, path: Path) -> None:
     axes.tick_params(colors=INK, length=0)
     for side in axes.spines.values():
         side.set_visible(False)
+    _save(figure, path)
+
+
+def draw_groups(run: Run, path: Path) -> None:
+    """A panel for each operation of process groups, with a bar for each size and place, on a logarithmic axis: how many
+    times faster than Gloo we were in that run."""
+    plt = _pyplot(run)
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import NullLocator
+
+    measured = group_figures(run)
+    if not measured:
+        raise ValueError(f"run {run.id[:8]} has no row beside {GLOO}: nothing to draw")
+    panels = {title: found for title, of in PANELS.items() if (found := [g for g in measured if g.operation in of])}
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(2.9 * columns, 2.3 * rows + 0.9), sharey=True, squeeze=False)
+    for axes, (title, found) in zip(grid.flat, panels.items()):
+        _draw_panel(axes, found)
+        axes.set_title(title, color=INK, loc="left", fontsize=10)
+    least, greatest = (f(g.ratio for g in measured) for f in (min, max))
+    for axes in grid.flat:
+        axes.set_yscale("log")
+        axes.set_ylim(min(0.8, 0.7 * least), max(greatest, 1) * 2)
+        axes.set_yticks([x for x in (10**power for power in range(-2, 6)) if 0.7 * least <= x <= 2 * greatest])
+        axes.yaxis.set_major_formatter(lambda x, _: times(x))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.axhline(1, color=INK, linewidth=1, linestyle="--")
+        axes.tick_params(colors=INK, length=0, labelsize=9)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    places = [place for place in PLACES if any(g.where == place for g in measured)]
+    handles = [Patch(color=PLACES[place][1]) for place in places]
+    names = [PLACES[place][0] for place in places]
+    figure.suptitle("times faster than Gloo", color=INK, x=0.01, ha="left", fontsize=11)
+    figure.legend(handles, names, frameon=False, labelcolor=INK, fontsize=9, loc="upper right", ncol=3)
+    caption = f"run {run.id[:8]}, {run.machine['cores']} cores, all measured in turns; logarithmic; longer is better"
+    figure.supxlabel(caption, color=INK, fontsize=9)
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def _draw_panel(axes: Any, found: list[GroupFigure]) -> None:
+    """The bars of an operation, in groups by size."""
+    texts = [GROUP_SIZES[g.size][0] if g.size else SIZELESS[g.operation] for g in found]
+    classes = list(dict.fromkeys(texts))
+    for g, text in zip(found, texts):
+        place = classes.index(text) + 0.28 * (list(PLACES).index(g.where) - 1)
+        bar = axes.bar(place, g.ratio - 1, bottom=1, color=PLACES[g.where][1], width=0.24)
+        axes.bar_label(bar, [times(g.ratio).removesuffix("x")], padding=2, color=INK, fontsize=7)
+    axes.set_xticks(range(len(classes)), classes)
+    axes.set_xlim(-0.6, len(classes) - 0.4)
+
+
+def _pyplot(run: Run) -> Any:
+    """matplotlib.pyplot, such that a run is drawn alike each time."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams.update({"svg.hashsalt": run.id, "svg.fonttype": "none", "font.family": "sans-serif"})
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import TORCH
+from benchmarks.contestants import GLOO, TORCH
 from benchmarks.results import Measurement, RowResult, Run
 from benchmarks.units import Unit
 
@@ -77,6 +79,30 @@ HEADLINES = {
     "tensor-16mb": "16 MB tensors travel",
     "tensor-64mb": "64 MB tensors travel",
 }
+
+
+@dataclass(frozen=True)
+class GroupFigure:
+    """A row beside Gloo, as its name tells it."""
+
+    where: str  # rows.GROUPS
+    operation: str
+    size: str  # rows.GROUP_SIZES; "" if the operation has none
+    row: RowResult
+
+    @property
+    def ratio(self) -> float:
+        return self.row.speedups()[GLOO].ratio
+
+
+def group_figures(run: Run) -> list[GroupFigure]:
+    """What the run measured of process groups; empty if nothing."""
+    found = []
+    for row in run.rows:
+        if row.name.startswith("group-") and GLOO in row.speedups():
+            _, where, operation, *size = row.name.split("-")
+            found.append(GroupFigure(where, operation, "".join(size), row))
+    return found
 
 
 def summary(run: Run, console: Console) -> None:

@@ -19,6 +19,7 @@ from benchmarks.contestants import (
     BARE_UNIX,
     EMPTY_CALL,
     FEWER,
+    GLOO,
     GRPC,
     IPERF3,
     ONE_TENSOR,
@@ -33,6 +34,7 @@ from benchmarks.contestants import (
     beside_blocking,
     between_hosts,
     carried,
+    group,
     idle,
     in_new_pair,
     iperf3,
@@ -365,6 +367,53 @@ def _torch_backend(name: str, title: str, unit: Unit, times: float | None, workl
     )
 
 
+GROUP_SIZES = {
+    "1kb": ("1 KB", 1 << 10),
+    "64kb": ("64 KB", 1 << 16),
+    "1mb": ("1 MB", 1 << 20),
+    "64mb": ("64 MB", 1 << 26),
+}
+GROUPS = {"2": (2, False), "4": (4, False), "network": (2, True)}  # ranks, and whether each is on a host of its own
+OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "all_reduce_empty": "all_reduce in tensorferry.empty memory",
+    "broadcast": "broadcast",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "send": "send and receive",
+    "barrier": "barrier",
+    "ddp": "a DistributedDataParallel step of 25 million parameters",
+}
+
+
+def _group(where: str, operation: str) -> Row:
+    """An operation of torch.distributed on both backends, with a figure for each size."""
+    ranks, apart = GROUPS[where]
+    sizes = {"": 4} if operation in ("barrier", "ddp") else {name: size for name, (_, size) in GROUP_SIZES.items()}
+    targets: dict[str, float] = {}
+    if operation == "all_reduce_empty":
+        sizes = {name: sizes[name] for name in ("1mb", "64mb")}
+        targets = {"1mb": 6, "64mb": 6}
+    elif operation == "all_reduce" and not apart:
+        targets = {"1kb": 10, "64kb": 6, "1mb": 4, "64mb": 2.5}
+    return Row(
+        f"group-{where}-{operation}",
+        f"{OPERATIONS[operation]}, {ranks} ranks" + (" on two hosts" if apart else ""),
+        tuple(
+            Figure(MICROSECONDS, {GLOO: targets.get(size, 1)}, size, GROUP_SIZES[size][0] if size else "", size)
+            for size in sizes
+        ),
+        ours=group(OURS, operation, ranks, sizes, apart),
+        peers={GLOO: group(GLOO, operation, ranks, sizes, apart)},
+        rounds=3 if operation == "ddp" else 2,
+        once=operation == "ddp",
+    )
+
+
+# A send has two ranks, and the memory of tensorferry.empty() is for one host.
+NOT_IN_GROUPS = {("4", "send"), ("network", "all_reduce_empty")}
+
 HELD = 5120  # bytes of a tensor in a replay buffer
 CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
 
@@ -477,6 +526,12 @@ ROWS = [
         for size in TENSOR_TARGETS
     ],
     _torch_backend("backward", "a forward and a backward pass over two workers", MICROSECONDS, 1.5, "backward"),
+    *[
+        _group(where, operation)
+        for where in GROUPS
+        for operation in OPERATIONS
+        if (where, operation) not in NOT_IN_GROUPS
+    ],
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

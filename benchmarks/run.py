@@ -20,8 +20,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from benchmarks import figures
 from benchmarks.contestants import STRANGERS, Contestant, Lab
 from benchmarks.native import Missing
-from benchmarks.plot import draw
-from benchmarks.report import summary, table
+from benchmarks.plot import draw, draw_groups, pictured
+from benchmarks.report import group_figures, summary, table
 from benchmarks.results import Measurement, Round, RowResult, Run, busy_share, describe_machine
 from benchmarks.rows import ROWS, Row
 from benchmarks.teams import PAIR
@@ -188,10 +188,12 @@ def main(
     if json is not None:
         run.save(json)
     if plot is not None:
-        draw(run, plot)
+        (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
     if complete and ((show is None and not quick and not only) or keep):
         run.save(figures.KEPT)
         draw(run, figures.KEPT.with_suffix(".svg"))
+        if group_figures(run):
+            draw_groups(run, figures.GROUPS)
         figures.write(run)
         console.print(f"kept as {figures.KEPT.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
     summary(run, console)

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import contestants, figures, plot, report, results, strangers  # noqa: E402
-from benchmarks.contestants import OURS, TORCH, Contestant, Lab, python, stranger  # noqa: E402
+from benchmarks import contestants, figures, plot, report, results, rows, strangers  # noqa: E402
+from benchmarks.contestants import GLOO, OURS, TORCH, Contestant, Lab, group, python, slowest, stranger  # noqa: E402
+from benchmarks.group_workloads import Operation  # noqa: E402
 from benchmarks.native import Missing  # noqa: E402
 from benchmarks.placement import Placement  # noqa: E402
 from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup  # noqa: E402
@@ -83,6 +85,42 @@ def test_the_picture_shows_every_library_on_a_logarithmic_axis(tmp_path: Path) -
     assert all(text in drawn for text in (*contestants.STRANGERS, "300x", "3x", "10x", "100x", "logarithmic"))
 
 
+def with_groups(run: Run) -> Run:
+    """The run, with ratios from 2 on one host and from 5 between two."""
+    for row in ROWS:
+        if row.name.startswith("group-"):
+            for figure in row.figures:
+                name = f"{row.name}-{figure.name}" if figure.name else row.name
+                theirs = {"group-2-all_reduce-1kb": 120, "group-4-ddp": 11}.get(name, 50 if "network" in name else 20)
+                both = [replace(measured(run.id, who, ns), row=name) for who, ns in ((OURS, 10), (GLOO, theirs))]
+                run.rows.append(RowResult(name, row.title, "us", 1e3, False, "unpinned", {}, None, both))
+    return run
+
+
+def test_the_picture_of_groups_has_a_panel_for_each_operation_and_a_bar_for_each_row(tmp_path: Path) -> None:
+    run = with_groups(a_run())
+    rows_of_panels = [operation for panel in plot.PANELS.values() for operation in panel]
+    assert rows_of_panels == list(rows.OPERATIONS) and list(plot.PLACES) == list(rows.GROUPS)
+    plot.draw_groups(run, tmp_path / "groups.svg")
+    plot.draw_groups(run, tmp_path / "again.svg")
+    drawn = (tmp_path / "groups.svg").read_text()
+    assert drawn == (tmp_path / "again.svg").read_text()
+    assert all(text in drawn for text in (*plot.PANELS, ">2 ranks<", ">4 ranks<", ">2 ranks on two hosts<", "64 MB"))
+    apart = sum("-network-" in row.name for row in run.rows)
+    here = sum(row.name.startswith("group-") for row in run.rows) - apart
+    assert [drawn.count(f">{value}<") for value in ("12", "1.1", "5", "2")] == [1, 1, apart, here - 2]
+
+
+def test_the_readme_says_what_groups_gain_if_the_run_has_them() -> None:
+    run = Run.load(figures.KEPT)
+    run.rows = [row for row in run.rows if not row.name.startswith("group-")]
+    assert "Gloo" not in figures.readme(run)
+    said = " ".join(figures.readme(with_groups(run)).split())
+    assert "docs/images/collectives.svg" in said
+    assert "of one host **2x to 12x** as fast, and the other operations **1.1x to 2x**" in said
+    assert "between two hosts all of them are **5x** as fast." in said
+
+
 @pytest.mark.parametrize(("unit", "shown"), [(Unit("us", 1e3), 2.0), (Unit("calls/s", 256e9, rate=True), 128e6)])
 def test_units_show_nanoseconds_as_time_or_rate(unit: Unit, shown: float) -> None:
     assert unit.value(2000) == pytest.approx(shown)
@@ -136,6 +174,10 @@ def lab() -> Iterator[Lab]:
         "blocking-handler",
         "memory-tensors",
         "memory-replay",
+        "group-2-barrier",
+        "group-2-send",
+        "group-4-all_reduce_empty",
+        "group-network-broadcast",
     ],
 )
 def test_a_row_measures_every_figure_of_every_contestant(lab: Lab, name: str) -> None:
@@ -159,6 +201,30 @@ def test_actors_are_measured_with_all_their_costs(lab: Lab, who: str) -> None:
     assert len(turn["each"]) >= 3
     assert turn["passed"][0] > 0 and turn["computed"][0] > 0
     lab.dismiss(larger_than=2)
+
+
+@pytest.mark.parametrize("who", [OURS, GLOO])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_operation_of_a_group_writes_what_it_should(lab: Lab, who: str, ranks: int) -> None:
+    # The ranks check what was written, and raise.
+    for operation in rows.OPERATIONS:
+        if operation != "ddp" and (str(ranks), operation) not in rows.NOT_IN_GROUPS:
+            turn = group(who, operation, ranks, {"1kb": 1 << 10, "64kb": 1 << 16}).measure(lab, Placement.UNPINNED)
+            assert isinstance(turn, dict)
+            assert all(len(samples) >= 3 and min(samples) > 0 for samples in turn.values())
+
+
+def test_an_operation_of_a_group_is_as_slow_as_its_slowest_rank() -> None:
+    assert slowest([[1, 5, 3], [4, 2, 3]]) == [4, 5, 3]
+
+
+def test_a_group_that_writes_something_else_is_a_failure() -> None:
+    written = torch.tensor([1.0, 1.0, 2.0, 3.0])
+    operation = Operation(lambda: None, lambda: None, lambda: written, [1.0, 2.0])
+    with pytest.raises(AssertionError, match="not 2"):
+        operation.check()
+    written[3] = 2.0
+    operation.check()
 
 
 @pytest.mark.parametrize("who", [OURS, TORCH])
