@@ -3,10 +3,10 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
+.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: ## train a model through a parameter server, then measure us beside torch.distributed.rpc
 	@scripts/demo.sh
@@ -16,6 +16,8 @@ test-torch-rpc: ## PyTorch's own RPC suite on TensorFerry's backend, without a G
 	@scripts/test-torch-rpc.sh $(ARGS)
 test-torch-rpc-gpu: ## those of its tests that need a GPU
 	@scripts/test-torch-rpc.sh gpu $(ARGS)
+test-torch-c10d: ## PyTorch's own suite of torch.distributed on our backend of it
+	@scripts/test-torch-c10d.sh $(ARGS)
 bench: ## every benchmark beside its peer; ARGS="--quick" and others are passed on
 	@scripts/bench.sh $(ARGS)
 docs: ## the documentation's site, in docs/_build/html

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from conftest import run_a_part
 from programs.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +138,6 @@ def test_options_are_checked() -> None:
                 raise AssertionError(text)
         refused(TypeError, lambda: ferry.RpcBackendOptions(no_such=1), "no_such")
         refused(ValueError, lambda: ferry.RpcBackendOptions(num_worker_threads=0), "positive")
-        refused(ValueError, lambda: ferry.RpcBackendOptions(device_maps={"a": {0: 1, 1: 1}}), "1-to-1")
         refused(ValueError, lambda: ferry.RpcBackendOptions(devices=["cpu"]), "CUDA")
         options = ferry.RpcBackendOptions(device_maps={"a": {0: 1}})
         refused(ValueError, lambda: options.set_device_map("a", {0: 2}), "1-to-1")
@@ -147,6 +147,21 @@ def test_options_are_checked() -> None:
             pass
         refused(TypeError, lambda: rpc.init_rpc("a", backend=rpc.BackendType.TENSORFERRY, rank=0, world_size=1,
                 rpc_backend_options=Foreign(60, "file:///tmp/tensorferry-never-joined")), "must be a")
+        """
+    )
+
+
+def test_a_device_map_with_one_target_for_two_devices_is_refused_when_workers_join() -> None:
+    run_workers(
+        """
+        def work(rank):
+            try:
+                init(rank, device_maps={"w1": {0: 0, 1: 0}} if rank == 0 else {})
+            except ValueError as error:
+                assert "Node w0 has duplicated target devices in its device map for w1" in str(error), error
+            else:
+                raise AssertionError
+        workers(work)
         """
     )
 
@@ -411,8 +426,4 @@ def test_a_program_prints_the_same_on_both_backends(program: str, tmp_path: Path
 
 
 def test_a_fixed_tenth_of_pytorchs_suite_passes(tmp_path: Path) -> None:
-    report = tmp_path / "report.md"
-    command = [sys.executable, ROOT / "tests/torch_rpc/run.py", "--tenth", "--limit", "60", "--report", report]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout
-    assert report.exists()
+    run_a_part("torch_rpc", 10, tmp_path)
