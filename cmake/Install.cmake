@@ -50,7 +50,8 @@ function(tensorferry_archive name component file)
 endfunction()
 
 tensorferry_archive(tensorferry_core core tensorferry
-  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_member tensorferry_cpp
+  OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_member
+     tensorferry_collectives tensorferry_cpp
   LINK OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 set(torch_headers PATTERN "torch.h" EXCLUDE)
 if(TENSORFERRY_TORCH)
@@ -61,7 +62,7 @@ else()
   file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # left by an earlier configuration of this folder
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
-  PATTERN "channel.h" EXCLUDE PATTERN "reduction.h" EXCLUDE ${torch_headers}) # no archive has the groups yet
+  PATTERN "channel.h" EXCLUDE ${torch_headers})
 
 # The headers that channels are written with, and the conformance suite, as copies whose includes begin with
 # tensorferry/, because "base/" and "channels/" may be folders of the program too.

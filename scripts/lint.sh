@@ -20,7 +20,7 @@ say "ruff"
 say "mypy"
 scripts/build.sh
 "$venv/bin/mypy" || failed+=(mypy)
-for example in examples/*/; do # each is a separate program, with a main.py
+for example in examples/*/; do # each is a program of its own
   "$venv/bin/mypy" "$example" || failed+=("mypy $example")
 done
 

@@ -23,6 +23,7 @@
 #include "tensorferry/errors.h"
 #include "tensorferry/function.h"
 #include "tensorferry/future.h"
+#include "tensorferry/group.h"
 #include "tensorferry/object.h"
 #include "tensorferry/store.h"
 #include "tensorferry/values.h"
@@ -235,6 +236,7 @@ class Agent {
   void leave();
 
  private:
+  friend class Group;
   explicit Agent(std::shared_ptr<detail::AgentCore> core) : core_(std::move(core)) {}
   void serve_function(std::string name, std::unique_ptr<detail::Function> function);
   std::shared_ptr<detail::Pending> start(const CallOptions& options, std::string_view peer, std::string_view function,

@@ -136,6 +136,9 @@ class Tensor {
   [[nodiscard]] Tensor contiguous() const;
   /// Returns a contiguous copy in memory of its own. Throws InvalidArgument if the tensor is not in host memory.
   [[nodiscard]] Tensor clone() const;
+  /// Copies the elements of `other`, which has the same shape and dtype, into this tensor's memory. Throws
+  /// InvalidArgument if it has not, or if one of them is not in host memory.
+  void copy_from(const Tensor& other) const;
   /// Returns a tensor of another shape in the same memory. Throws InvalidArgument if the tensor is not contiguous, or
   /// if `shape` has another number of elements.
   [[nodiscard]] Tensor reshape(Shape shape) const;

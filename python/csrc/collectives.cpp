@@ -1,12 +1,15 @@
 #include "python/csrc/collectives.h"
 
+#include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,48 @@
 #include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/process_group.h"
 #include "rpc/collectives/torch/tensor_group.h"
+#include "rpc/tensor.h"
+
+namespace tensorferry::python {
+namespace {
+
+/// Drops `last` without the GIL, if this thread holds it: a group that ends tells its other ranks, and lets go of
+/// tensors.
+template <class Pointer>
+void drop_without_gil(Pointer last) {
+  if (closing() || PyGILState_Check() == 0) return;  // the caller's frame drops it
+  const GilReleased released;
+  last = {};
+}
+
+/// Holds an object as c10::intrusive_ptr does, and drops it without the GIL.
+template <class T>
+class IntrusiveWithoutGil final {
+ public:
+  IntrusiveWithoutGil() = default;
+  IntrusiveWithoutGil(c10::intrusive_ptr<T> held) : held_(std::move(held)) {}  // NOLINT: pybind11 converts
+  explicit IntrusiveWithoutGil(T* held) : held_(c10::intrusive_ptr<T>::unsafe_steal_from_new(held)) {}
+  IntrusiveWithoutGil(const IntrusiveWithoutGil&) = default;
+  IntrusiveWithoutGil(IntrusiveWithoutGil&&) = default;
+  IntrusiveWithoutGil& operator=(const IntrusiveWithoutGil&) = default;
+  IntrusiveWithoutGil& operator=(IntrusiveWithoutGil&&) = default;
+  ~IntrusiveWithoutGil() {
+    if (held_) drop_without_gil(std::move(held_));
+  }
+  T* get() const noexcept { return held_.get(); }
+  T& operator*() const noexcept { return *held_; }
+  T* operator->() const noexcept { return held_.get(); }
+  explicit operator bool() const noexcept { return held_.defined(); }
+
+ private:
+  c10::intrusive_ptr<T> held_;
+};
+
+}  // namespace
+}  // namespace tensorferry::python
+
+// NOLINTNEXTLINE: as torch declares its own holders
+PYBIND11_DECLARE_HOLDER_TYPE(T, tensorferry::python::IntrusiveWithoutGil<T>, true)
 
 namespace tensorferry::python {
 namespace {
@@ -24,10 +69,11 @@ using collectives::Groups;
 using collectives::GroupSettings;
 using collectives::GroupWork;
 using collectives::Mailbox;
-using collectives::Operation;
 using collectives::RawGroup;
 using collectives::StartOptions;
 using collectives::TensorGroup;
+using collectives::TorchGroupOptions;
+using collectives::TorchProcessGroup;
 using Tensors = std::vector<at::Tensor>;
 using Work = std::shared_ptr<GroupWork>;
 
@@ -36,19 +82,62 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1000 + 0.5));
 }
 
-StartOptions options_of(std::optional<double> timeout) {
-  StartOptions out;
-  if (timeout) out.timeout = std::max(milliseconds_of(*timeout), std::chrono::milliseconds(1));
-  return out;
-}
+/// A reduction, and how the operation starts that uses it.
+struct Chosen {
+  ReduceOp op;
+  StartOptions options;
+};
 
-ReduceOp op_of(const std::string& name, double factor) {
+/// A reduction that Python code does, on any thread. After an exception it does nothing more.
+class PythonReduction final {
+ public:
+  explicit PythonReduction(py::function function) : function_(share_with_any_thread(std::move(function))) {}
+
+  void combine(void* accumulator, const void* other, std::size_t count, DType dtype) {
+    if (closing()) return;
+    const GilHeld gil;
+    if (!error_.empty()) return;
+    try {
+      const auto size = static_cast<std::int64_t>(count);
+      const auto type = *scalar_type_of(dtype);
+      const auto into = at::from_blob(accumulator, {size}, type);
+      const auto from = at::from_blob(const_cast<void*>(other), {size}, type);
+      const auto result = (*function_)(into, from);
+      if (!result.is_none()) into.copy_(result.cast<at::Tensor>());
+    } catch (const std::exception& error) {
+      error_ = error.what();
+    }
+  }
+  /// Throws if the function has thrown.
+  void check() const {
+    const GilHeld gil;
+    if (!error_.empty()) throw std::runtime_error("the function that reduces has raised " + error_);
+  }
+
+ private:
+  const std::shared_ptr<py::function> function_;
+  std::string error_;  // guarded by the GIL
+};
+
+/// Returns the reduction that `op` names, or does: a function of two tensors.
+Chosen chosen(const py::object& op, double factor, std::optional<double> timeout) {
+  Chosen out{{}, options_of(timeout)};
+  if (PyCallable_Check(op.ptr()) != 0) {
+    const auto reduction = std::make_shared<PythonReduction>(py::function(op));
+    out.op.kind = Reduction::custom;
+    out.op.combine = [reduction](void* into, const void* from, std::size_t count, DType dtype) {
+      reduction->combine(into, from, count, dtype);
+    };
+    out.options.finish = [reduction] { reduction->check(); };
+    return out;
+  }
+  const auto name = op.cast<std::string>();
   for (auto kind = Reduction::sum; kind < Reduction::custom;
        kind = static_cast<Reduction>(static_cast<std::uint8_t>(kind) + 1)) {
     if (name_of(kind) != name) continue;
-    ReduceOp op(kind);
-    op.factor = factor;
-    return op;
+    out.op.kind = kind;
+    out.op.factor = factor;
+    return out;
   }
   throw py::value_error("there is no reduction \"" + name + "\"");
 }
@@ -89,33 +178,34 @@ void call_when_done(const Work& work, py::function callback) {
   });
 }
 
-Operation operation_of(const std::string& name) {
-  for (std::uint8_t i = 0; i <= static_cast<std::uint8_t>(Operation::last); ++i) {
-    if (collectives::name_of(static_cast<Operation>(i)) == name) return static_cast<Operation>(i);
-  }
-  throw py::value_error("there is no operation \"" + name + "\"");
-}
-
 std::shared_ptr<Groups> groups_of(PythonAgent& agent) {
   auto member = agent.member().shared_from_this();
   auto& raw = member->agent();
   return Groups::serve(std::shared_ptr<RawAgent>(std::move(member), &raw));
 }
 
+/// Shares a group whose last owner drops it without the GIL.
+std::shared_ptr<TensorGroup> shared_without_gil(std::shared_ptr<RawGroup> group) {
+  return {new TensorGroup(std::move(group)),
+          [](TensorGroup* last) { drop_without_gil(std::unique_ptr<TensorGroup>(last)); }};
+}
+
 std::shared_ptr<TensorGroup> form(Groups& groups, std::vector<std::string> names, const std::string& label,
-                                  double timeout, const std::string& algorithms, bool board, bool memory) {
+                                  double timeout, const std::string& algorithms, bool board, bool memory,
+                                  std::string host) {
   GroupSettings settings;
   settings.label = label;
   settings.timeout = milliseconds_of(timeout);
   settings.algorithms = algorithms;
   settings.board = board;
   settings.memory = memory;
+  settings.host = std::move(host);
   std::optional<Result<std::shared_ptr<RawGroup>>> formed;
   {
     const GilReleased released;
     formed.emplace(groups.form(std::move(names), std::move(settings)));
   }
-  return std::make_shared<TensorGroup>(value_or_raise(*std::move(formed)));
+  return shared_without_gil(value_or_raise(*std::move(formed)));
 }
 
 void bind_operations(py::class_<TensorGroup, std::shared_ptr<TensorGroup>>& group) {
@@ -135,26 +225,38 @@ void bind_operations(py::class_<TensorGroup, std::shared_ptr<TensorGroup>>& grou
           py::arg("tensor"), py::arg("root"), timeout)
       .def(
           "all_reduce",
-          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const std::string& op,
+          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
              double factor, std::optional<double> t) {
-            const auto reduction = op_of(op, factor);
-            return started([&] { return self.all_reduce(input, output, reduction, options_of(t)); });
+            auto [reduction, options] = chosen(op, factor, t);
+            return started([&] { return self.all_reduce(input, output, std::move(reduction), std::move(options)); });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout)
       .def(
           "all_reduce_coalesced",
-          [](const TensorGroup& self, const Tensors& tensors, const std::string& op, double factor,
+          [](const TensorGroup& self, const Tensors& tensors, const py::object& op, double factor,
              std::optional<double> t) {
-            const auto reduction = op_of(op, factor);
-            return started([&] { return self.all_reduce_coalesced(tensors, reduction, options_of(t)); });
+            auto [reduction, options] = chosen(op, factor, t);
+            return started(
+                [&] { return self.all_reduce_coalesced(tensors, std::move(reduction), std::move(options)); });
           },
           py::arg("tensors"), py::arg("op"), py::arg("factor"), timeout)
       .def(
+          "all_reduce_sparse",
+          [](const TensorGroup& self, at::Tensor tensor, std::optional<double> t) {
+            Status status;
+            {
+              const GilReleased released;
+              status = self.all_reduce_sparse(tensor, options_of(t));
+            }
+            check(status);
+          },
+          py::arg("tensor"), timeout)
+      .def(
           "reduce",
-          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const std::string& op,
+          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
              double factor, std::size_t root, std::optional<double> t) {
-            const auto reduction = op_of(op, factor);
-            return started([&] { return self.reduce(input, output, reduction, root, options_of(t)); });
+            auto [reduction, options] = chosen(op, factor, t);
+            return started([&] { return self.reduce(input, output, std::move(reduction), root, std::move(options)); });
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), py::arg("root"), timeout)
       .def(
@@ -179,10 +281,11 @@ void bind_operations(py::class_<TensorGroup, std::shared_ptr<TensorGroup>>& grou
           py::arg("inputs"), py::arg("output"), py::arg("root"), timeout)
       .def(
           "reduce_scatter",
-          [](const TensorGroup& self, const Tensors& inputs, const at::Tensor& output, const std::string& op,
+          [](const TensorGroup& self, const Tensors& inputs, const at::Tensor& output, const py::object& op,
              double factor, std::optional<double> t) {
-            const auto reduction = op_of(op, factor);
-            return started([&] { return self.reduce_scatter(inputs, output, reduction, options_of(t)); });
+            auto [reduction, options] = chosen(op, factor, t);
+            return started(
+                [&] { return self.reduce_scatter(inputs, output, std::move(reduction), std::move(options)); });
           },
           py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout)
       .def(
@@ -206,7 +309,82 @@ void bind_operations(py::class_<TensorGroup, std::shared_ptr<TensorGroup>>& grou
           py::arg("tensor"), py::arg("source"), py::arg("tag"), timeout);
 }
 
+/// Returns the options with those that torch gives to a group. Torch's own default time-out does not count.
+c10::intrusive_ptr<TorchGroupOptions> options_for(const TorchGroupOptions& given, std::string name, double timeout,
+                                                  std::vector<std::uint64_t> global_ranks) {
+  auto options = given.copy();
+  if (const auto asked = milliseconds_of(timeout); asked != kBackendDefaultTimeout) options->timeout = asked;
+  options->settings.key = name;
+  options->group_name = std::move(name);
+  options->global_ranks_in_group = std::move(global_ranks);
+  return options;
+}
+
+template <class Class, class Owner, class Field>
+void bind_field(Class& bound, const char* name, Field Owner::*field) {
+  const auto of = [](auto& self) -> auto& {
+    if constexpr (std::is_same_v<Owner, GroupSettings>)
+      return self.settings;
+    else
+      return self;
+  };
+  bound.def_property(
+      name, [field, of](const TorchGroupOptions& self) { return of(self).*field; },
+      [field, of](TorchGroupOptions& self, Field value) { of(self).*field = std::move(value); });
+}
+
+void bind_process_group(py::module_& module) {
+  py::module_::import("torch.distributed");  // registers the base classes
+  auto options = py::class_<TorchGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<TorchGroupOptions>>(
+      module, "ProcessGroupOptions", "The options of a process group of torch.distributed.");
+  options.def(py::init([](std::optional<double> timeout) {
+                auto out = c10::make_intrusive<TorchGroupOptions>();
+                if (timeout) out->timeout = milliseconds_of(*timeout);
+                return out;
+              }),
+              py::arg("timeout") = py::none());
+  bind_field(options, "name", &GroupSettings::label);
+  bind_field(options, "lazy", &TorchGroupOptions::lazy);
+  bind_field(options, "algorithms", &GroupSettings::algorithms);
+  bind_field(options, "board", &GroupSettings::board);
+  bind_field(options, "memory", &GroupSettings::memory);
+  bind_field(options, "host", &GroupSettings::host);
+  bind_field(options, "interface", &TorchGroupOptions::interface);
+  bind_field(options, "max_threads", &TorchGroupOptions::max_threads);
+  options.def("check", [](const TorchGroupOptions& self) {
+    check(collectives::parse_algorithms(self.settings.algorithms).status());
+  });
+  options.def("__copy__", &TorchGroupOptions::copy)
+      .def(
+          "__deepcopy__", [](const TorchGroupOptions& self, const py::dict&) { return self.copy(); }, py::arg("memo"));
+
+  py::class_<TorchProcessGroup, c10d::Backend, IntrusiveWithoutGil<TorchProcessGroup>>(
+      module, "ProcessGroup", "The backend of torch.distributed over a group.")
+      .def(py::init(torch::wrap_pybind_function([](const std::shared_ptr<Groups>& groups,
+                                                   const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                   const TorchGroupOptions& given, std::string name, double timeout,
+                                                   std::vector<std::uint64_t> global_ranks) {
+             auto chosen = options_for(given, std::move(name), timeout, std::move(global_ranks));
+             const GilReleased released;
+             return TorchProcessGroup::meet_at(store, groups, rank, size, std::move(chosen));
+           })),
+           py::arg("groups"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("name"),
+           py::arg("timeout"), py::arg("global_ranks"))
+      .def_property_readonly("group", torch::wrap_pybind_function_no_gil([](TorchProcessGroup& self) {
+                               return shared_without_gil(self.group().raw().shared_from_this());
+                             }))
+      // torch calls it at the ranks outside a new group if the default group is bound to a device.
+      .def(
+          "perform_nocolor_split", [](const TorchProcessGroup&, const py::object&) {}, py::arg("device"));
+}
+
 }  // namespace
+
+collectives::StartOptions options_of(std::optional<double> timeout) {
+  collectives::StartOptions out;
+  if (timeout) out.timeout = std::max(milliseconds_of(*timeout), std::chrono::milliseconds(1));
+  return out;
+}
 
 void bind_collectives(py::module_& module) {
   py::class_<GroupWork, Work>(module, "GroupWork", "An operation of a group that has been started.")
@@ -221,8 +399,10 @@ void bind_collectives(py::module_& module) {
       .def_property_readonly("names", [](const TensorGroup& self) { return self.raw().names(); })
       .def_property_readonly("label", [](const TensorGroup& self) { return self.raw().settings().label; })
       .def_property_readonly("progress", [](const TensorGroup& self) { return self.raw().progress(); })
-      .def("explain", [](const TensorGroup& self, const std::string& operation,
-                         std::size_t bytes) { return self.raw().explain(operation_of(operation), bytes); })
+      .def("explain",
+           [](const TensorGroup& self, const std::string& operation, std::size_t bytes) {
+             return self.raw().explain(value_or_raise(collectives::operation_of(operation)), bytes);
+           })
       .def("check", [](const TensorGroup& self) { check(self.raw().failed()); })
       .def("abort",
            [](const TensorGroup& self, const std::string& why) {
@@ -246,18 +426,12 @@ void bind_collectives(py::module_& module) {
   py::class_<Groups, std::shared_ptr<Groups>>(module, "Groups", "The groups of one agent.")
       .def(py::init(&groups_of), py::arg("agent"))
       .def("form", &form, py::arg("names"), py::arg("label"), py::arg("timeout"), py::arg("algorithms"),
-           py::arg("board"), py::arg("memory"))
+           py::arg("board"), py::arg("memory"), py::arg("host"))
       .def("leave", [](Groups& self) {
         const GilReleased released;
         self.leave();
       });
-  module.def(
-      "process_group",
-      [](const TensorGroup& tensors, double timeout) -> c10::intrusive_ptr<c10d::Backend> {
-        return c10::make_intrusive<collectives::TorchProcessGroup>(tensors.raw().shared_from_this(),
-                                                                   milliseconds_of(timeout));
-      },
-      py::arg("group"), py::arg("timeout"), "Returns a backend of torch.distributed over the group.");
+  bind_process_group(module);
 }
 
 }  // namespace tensorferry::python

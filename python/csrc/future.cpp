@@ -359,8 +359,10 @@ bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox,
   auto* ours = py::isinstance<PythonFuture>(future) ? future.cast<PythonFuture*>() : nullptr;
   auto& torch_future = *future.cast<TorchFuture&>().fut;
   if (ours != nullptr ? ours->done() : torch_future.completed()) return true;
+  // torch would run a callback that uses the future on streams of all of its GPUs, and make a context on each.
   torch_future.addCallback(
-      [inbox, callable = share_with_any_thread(std::move(callable))](c10::ivalue::Future&) { inbox->post(callable); });
+      [inbox, callable = share_with_any_thread(std::move(callable))](c10::ivalue::Future&) { inbox->post(callable); },
+      /*uses_future=*/false);
   if (ours != nullptr) ours->arrive_at(inbox);
   return false;
 }

@@ -1,6 +1,7 @@
 #include "python/csrc/agent.h"
 #include "python/csrc/codec.h"
 #include "python/csrc/collectives.h"
+#include "python/csrc/data_parallel.h"
 #include "python/csrc/deadline.h"
 #include "python/csrc/future.h"
 #include "python/csrc/inbox.h"
@@ -20,6 +21,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_agent(module);
   bind_publish(module);
   bind_collectives(module);
+  bind_data_parallel(module);
   bind_deadline(module);
   bind_served(module);
   bind_testing(module);

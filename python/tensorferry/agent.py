@@ -176,7 +176,8 @@ class Agent(Calls):
         channels: the channels that are allowed. ``"xth,basic"`` allows only these, in this order; ``"-xth"`` allows all
             except this one; by default ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is used only if it is named.
         interface: the network interfaces to listen on, in the order in which peers try them: ``"eth0"`` or
-            ``"ib0,eth0"``; by default ``TENSORFERRY_SOCKET_IFNAME``, else the interface that leads to the store's host.
+            ``"ib0,eth0"``; or names or addresses of this host; by default ``TENSORFERRY_SOCKET_IFNAME``, else the
+            interface that leads to the store's host.
         ports: the ports to listen on: ``"7000"`` or ``"7000-7099"``; by default any.
         unix_sockets: False: use TCP also between processes of one host.
         shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
@@ -250,6 +251,7 @@ class Agent(Calls):
             name = f"worker{meeting.rank}"
         super().__init__(name, meeting.rank, meeting.store, timeout, options, trust, exposing.everywhere)
         self._meeting = meeting
+        self._trust = trust
         with _lock:
             _living.add(self)
         try:

@@ -9,18 +9,80 @@ import threading
 import uuid
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as C10dBackend
 
-from . import _C
+from . import _C, errors
 from .agent import Agent
-from .collectives import Group, form_group
+from .collectives import Group, _groups_of
 
-__all__ = ["group_of", "register"]
+__all__ = ["Options", "group_of", "register"]
 
 _lock = threading.Lock()
 _own: Agent | None = None  # the agent of this process's groups, if it has no other
-_groups: dict[str, Group] = {}  # by the name of torch's group
+_own_options: dict[str, Any] = {}  # with which it was made
+_agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()  # of all groups, by name
+
+
+class Options(_C.ProcessGroupOptions):
+    """Options of a process group: ``pg_options`` of ``init_process_group``, ``new_group`` and ``split_group``.
+
+    All ranks of the group pass the same options. ``split_group`` without options takes those of the group that is
+    split, without the name.
+
+    Args:
+        name: names the group in errors; ``""``: torch's name of the group.
+        lazy: True: the group is made at once, and its ranks meet at its first operation.
+        timeout: seconds, or a timedelta, for the formation and for each operation; None: that of torch. A ``timeout=``
+            that is passed to torch takes precedence. ``split_group`` always uses its own.
+        interface: the network interfaces to listen on, in the order in which peers try them, or names or addresses of
+            this host: ``"ib0,eth0"``; ``""``: as for :class:`tensorferry.Agent`.
+        max_threads: how many functions the agent runs at once; None: as for :class:`tensorferry.Agent`.
+        algorithms: algorithms that are prescribed, such as ``"all_reduce=two_shot"``; ``""``:
+            ``TENSORFERRY_COLLECTIVES``.
+        board: False: the ranks exchange messages even on one host.
+        memory: False: the ranks do not read one another's memory.
+        host: ranks that give the same text share a host; ``""``: those that run on one boot of a kernel.
+
+    ``interface`` and ``max_threads`` are those of the agent that the backend makes for the first group of the process.
+    If the process has called ``init_rpc``, or a group has already made an agent with other values, making the group
+    raises InvalidArgument.
+
+    Raises:
+        InvalidArgument: ``algorithms`` makes no sense.
+
+    Example::
+
+        options = tensorferry.c10d.Options(name="gradients", algorithms="all_reduce=two_shot")
+        dist.init_process_group("tensorferry", pg_options=options)
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        lazy: bool = False,
+        timeout: float | timedelta | None = None,
+        interface: str = "",
+        max_threads: int | None = None,
+        algorithms: str = "",
+        board: bool = True,
+        memory: bool = True,
+        host: str = "",
+    ) -> None:
+        super().__init__(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+        self.name = name
+        self.lazy = lazy
+        self.interface = interface
+        self.max_threads = 0 if max_threads is None else max_threads
+        self.algorithms = algorithms
+        self.board = board
+        self.memory = memory
+        self.host = host
+        self.check()
 
 
 def _shared(store: Any) -> Any:
@@ -30,11 +92,21 @@ def _shared(store: Any) -> Any:
     return store
 
 
-def _agent(store: Any) -> Agent:
-    """Returns the agent of ``init_rpc``, or else one of the backend's own."""
-    global _own
+def _agent(store: Any, options: _C.ProcessGroupOptions) -> Agent:
+    """Returns the agent of ``init_rpc``, or else one of the backend's own, with the options that concern it."""
+    global _own, _own_options
+    wanted: dict[str, Any] = {}
+    if options.interface:
+        wanted["interface"] = options.interface
+    if options.max_threads:
+        wanted["max_threads"] = options.max_threads
     default = _C.default_agent()
     if default is not None and not default._left:
+        if wanted:
+            raise errors.InvalidArgument(
+                f"Options sets {' and '.join(wanted)}, but the backend uses the agent of init_rpc(): "
+                "pass them to init_rpc()"
+            )
         assert isinstance(default, Agent)
         return default
     with _lock:
@@ -45,28 +117,60 @@ def _agent(store: Any) -> Agent:
                 trust="registered",
                 prefix="tensorferry/c10d",
                 devices=[],
+                **wanted,
             )
+            _own_options = wanted
+        for option, value in wanted.items():
+            if _own_options.get(option) != value:
+                raise errors.InvalidArgument(
+                    f"Options sets {option}={value!r}, but an earlier process group has made the agent of this process "
+                    f"with {option}={_own_options.get(option)!r}: pass it to init_process_group()"
+                )
         return _own
 
 
-def _make(options: Any, _pg_options: Any = None) -> Any:
-    store, rank, size = options.store, options.group_rank, options.group_size
+def _checked(options: Any, pg_options: Any) -> _C.ProcessGroupOptions:
+    """Returns the options if they are ours. Those of another backend of the same process group do not concern us."""
+    if pg_options is None:
+        return Options()
+    if isinstance(pg_options, _C.ProcessGroupOptions):
+        return pg_options
+    foreign = isinstance(pg_options, C10dBackend.Options)
+    group = getattr(options, "process_group", None)  # torch 2.11 does not tell it
+    if foreign and (group is None or group.name() != "custom"):
+        return Options()
+    raise TypeError(
+        "pg_options of the backend tensorferry is a tensorferry.c10d.Options, "
+        f"not a {type(pg_options).__module__}.{type(pg_options).__qualname__}"
+    )
+
+
+def _make(options: Any, pg_options: Any = None) -> Any:
+    chosen = _checked(options, pg_options)
     timeout = options.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    agent = _agent(store)
-    store.set(f"tensorferry/agent/{rank}", agent.name)
-    names = [store.get(f"tensorferry/agent/{each}").decode() for each in range(size)]
-    label = options.group_id or "default"
-    group = form_group(names, agent=agent, label=label, timeout=seconds)
-    _groups[label] = group
-    return _C.process_group(group._group, seconds)
+    agent = _agent(options.store, chosen)
+    _agents[agent.name] = agent
+    groups = _groups_of(agent)  # serves groups before another rank can know this agent
+    return _C.ProcessGroup(
+        groups,
+        options.store,
+        options.group_rank,
+        options.group_size,
+        chosen,
+        options.group_id or "default",
+        seconds,
+        options.global_ranks_in_group,
+    )
 
 
 def group_of(process_group: Any = None) -> Group:
     """Returns the :class:`tensorferry.collectives.Group` under a process group of torch's; None: the default one.
 
+    A lazy group that no operation has formed is formed: all its ranks call this, or an operation.
+
     Raises:
-        KeyError: the process group has another backend.
+        KeyError: the process group has another backend. AgentClosed: the agent of the group has left.
 
     Example::
 
@@ -75,7 +179,19 @@ def group_of(process_group: Any = None) -> Group:
     group = dist.group.WORLD if process_group is None else process_group
     if group is None:
         raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")
-    return _groups[group.group_name]
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        backend = None
+    if not isinstance(backend, _C.ProcessGroup):
+        backend = getattr(backend, "wrapped_pg", None)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if not isinstance(backend, _C.ProcessGroup):
+        raise KeyError(f"the process group {group.group_name!r} does not have the backend tensorferry")
+    found = backend.group
+    agent = _agents.get(found.names[found.rank])
+    if agent is None:
+        raise errors.AgentClosed("the agent of the process group has left")
+    return Group(agent, found)
 
 
 def register() -> None:

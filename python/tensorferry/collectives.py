@@ -7,6 +7,9 @@ can be waited for and awaited. ``dist.init_process_group("tensorferry")`` uses t
 from __future__ import annotations
 
 import asyncio
+import pickle
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -20,11 +23,15 @@ __all__ = ["Group", "Work", "form_group"]
 T = TypeVar("T")
 
 
+#: The name of a reduction, or a function that reduces two tensors of one dimension.
+Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
+
+
 class Work(Generic[T]):
     """An operation of a group that has been started. ``await work`` returns its result too."""
 
-    def __init__(self, work: _C.GroupWork, result: Callable[[], T]) -> None:
-        self._work = work
+    def __init__(self, works: Sequence[_C.GroupWork], result: Callable[[], T]) -> None:
+        self._works = works
         self._result = result
 
     def wait(self, timeout: float | None = None) -> T:
@@ -38,12 +45,43 @@ class Work(Generic[T]):
             ConnectionLost: a rank has died or left. DeadlineExceeded: ranks have not come in time, or ``timeout`` has
                 passed. Cancelled: a rank has aborted or left the group.
         """
-        self._work.wait(timeout)
+        if len(self._works) == 1:
+            self._works[0].wait(timeout)
+            return self._result()
+        until = None if timeout is None else time.monotonic() + timeout
+        failed: errors.Error | None = None
+        for work in self._works:
+            try:
+                work.wait(None if until is None else max(0.0, until - time.monotonic()))
+            except errors.Error as error:
+                if not work.done():
+                    raise
+                failed = failed or error  # the others still use their tensors
+        if failed is not None:
+            raise failed
         return self._result()
 
     def done(self) -> bool:
         """Returns whether the operation has ended, with or without an error."""
-        return self._work.done()
+        return all(work.done() for work in self._works)
+
+    def _on_done(self, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` once, when the operation has ended, on any thread."""
+        left = len(self._works)
+        lock = threading.Lock()
+
+        def ended() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                callback()
+
+        for work in self._works:
+            work.on_done(ended)
+        if not self._works:
+            callback()
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -59,10 +97,28 @@ class Work(Generic[T]):
             except RuntimeError:
                 pass  # the loop has been closed
 
-        self._work.on_done(told)
+        self._on_done(told)
         yield from ended.__await__()
-        self._work.check()
+        for work in self._works:
+            work.check()
         return self._result()
+
+
+def _parts(
+    tensors: Sequence[torch.Tensor] | torch.Tensor, sizes: Sequence[int] | None, ranks: int
+) -> list[torch.Tensor]:
+    """Returns the tensor for each rank: of a list its elements, of one tensor its rows, as many as ``sizes`` says or
+    equally many."""
+    if not isinstance(tensors, torch.Tensor):
+        return list(tensors)
+    rows = tensors.shape[0] if tensors.dim() else 1
+    if sizes is None:
+        if rows % ranks != 0:
+            raise errors.InvalidArgument(f"{rows} rows do not divide among {ranks} ranks")
+        sizes = [rows // ranks] * ranks
+    elif len(sizes) != ranks or sum(sizes) != rows:
+        raise errors.InvalidArgument(f"{rows} rows do not divide as {list(sizes)} among {ranks} ranks")
+    return list(torch.split(tensors, list(sizes)))
 
 
 class Group:
@@ -96,30 +152,38 @@ class Group:
         """The label that :func:`form_group` got."""
         return self._group.label
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The numbers of the operation that was started last, and of the one that ended last; they begin at 1.
+
+        Sends and receives are not counted.
+        """
+        return self._group.progress
+
     def __repr__(self) -> str:
         return f"<tensorferry.collectives.Group {self.label!r}, rank {self.rank} of {self.size}>"
 
     def barrier(self, *, timeout: float | None = None) -> Work[None]:
         """Ends when all ranks have called it."""
-        return Work(self._group.barrier(timeout), lambda: None)
+        return Work([self._group.barrier(timeout)], lambda: None)
 
     def monitored_barrier(self, timeout: float = 60.0, *, name_all: bool = True) -> None:
         """Waits for all ranks; if some do not come, rank 0 raises DeadlineExceeded with their names.
 
         Args:
-            timeout: seconds.
+            timeout: seconds; 0: fails at once, unless there is one rank.
             name_all: False: rank 0 names the first of them alone.
         """
         self._group.monitored_barrier(timeout, name_all)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0, *, timeout: float | None = None) -> Work[torch.Tensor]:
         """Copies the tensor of rank ``root`` into that of every other rank."""
-        return Work(self._group.broadcast(tensor, root, timeout), lambda: tensor)
+        return Work([self._group.broadcast(tensor, root, timeout)], lambda: tensor)
 
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         out: torch.Tensor | None = None,
         factor: float = 1.0,
@@ -128,26 +192,34 @@ class Group:
         """Reduces the tensors of all ranks; every rank gets the same bits.
 
         Args:
+            tensor: dense, or a sparse COO tensor, which is summed in place before this returns.
             op: ``sum``, ``average``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or
-                ``premultiplied_sum``.
+                ``premultiplied_sum``; or a function of two tensors with the elements of one rank each, the same at
+                every rank. It writes the first one or returns the result, on any thread. If it raises, the operation
+                fails at this rank alone.
             out: gets the result; None: ``tensor`` itself.
             factor: of ``premultiplied_sum``; the same at every rank.
         """
         into = tensor if out is None else out
-        return Work(self._group.all_reduce(tensor, into, op, factor, timeout), lambda: into)
+        if tensor.layout is torch.sparse_coo:
+            if op != "sum" or out is not None:
+                raise errors.InvalidArgument("sparse tensors are summed, in place")
+            self._group.all_reduce_sparse(tensor, timeout)
+            return Work([], lambda: tensor)
+        return Work([self._group.all_reduce(tensor, into, op, factor, timeout)], lambda: into)
 
     def all_reduce_coalesced(
-        self, tensors: Sequence[torch.Tensor], op: str = "sum", *, factor: float = 1.0, timeout: float | None = None
+        self, tensors: Sequence[torch.Tensor], op: Op = "sum", *, factor: float = 1.0, timeout: float | None = None
     ) -> Work[list[torch.Tensor]]:
         """Reduces several tensors of one dtype in place, as if they were one."""
         given = list(tensors)
-        return Work(self._group.all_reduce_coalesced(given, op, factor, timeout), lambda: given)
+        return Work([self._group.all_reduce_coalesced(given, op, factor, timeout)], lambda: given)
 
     def reduce(
         self,
         tensor: torch.Tensor,
         root: int = 0,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         out: torch.Tensor | None = None,
         factor: float = 1.0,
@@ -155,19 +227,31 @@ class Group:
     ) -> Work[torch.Tensor]:
         """Reduces the tensors of all ranks into that of rank ``root``, or into its ``out``."""
         into = tensor if out is None else out
-        return Work(self._group.reduce(tensor, into, op, factor, root, timeout), lambda: into)
+        return Work([self._group.reduce(tensor, into, op, factor, root, timeout)], lambda: into)
 
     def all_gather(
-        self, tensor: torch.Tensor, outs: Sequence[torch.Tensor] | None = None, *, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        outs: Sequence[torch.Tensor] | torch.Tensor | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Work[list[torch.Tensor]]:
         """Gives every rank the tensors of all ranks.
 
         Args:
-            outs: get them, one for each rank. Their sizes may differ if each rank knows all. None: new tensors of the
-                shape of ``tensor``.
+            outs: get them, one for each rank. Their sizes may differ if each rank knows all. One tensor: gets them
+                behind each other along its first dimension. None: new tensors of the shape of ``tensor``.
         """
-        into = [torch.empty_like(tensor) for _ in range(self.size)] if outs is None else list(outs)
-        return Work(self._group.all_gather(tensor, into, timeout), lambda: into)
+        into = [torch.empty_like(tensor) for _ in range(self.size)] if outs is None else _parts(outs, None, self.size)
+        return Work([self._group.all_gather(tensor, into, timeout)], lambda: into)
+
+    def all_gather_coalesced(
+        self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None
+    ) -> Work[list[list[torch.Tensor]]]:
+        """Does :meth:`all_gather` for several tensors. The result has a list of new tensors for each of them."""
+        outs = [[torch.empty_like(tensor) for _ in range(self.size)] for tensor in tensors]
+        works = [self._group.all_gather(tensor, into, timeout) for tensor, into in zip(tensors, outs, strict=True)]
+        return Work(works, lambda: outs)
 
     def gather(
         self,
@@ -181,7 +265,7 @@ class Group:
         into = list(outs or [])
         if self.rank == root and outs is None:
             into = [torch.empty_like(tensor) for _ in range(self.size)]
-        return Work(self._group.gather(tensor, into, root, timeout), lambda: into)
+        return Work([self._group.gather(tensor, into, root, timeout)], lambda: into)
 
     def scatter(
         self,
@@ -192,30 +276,61 @@ class Group:
         timeout: float | None = None,
     ) -> Work[torch.Tensor]:
         """Gives each rank one of the tensors of rank ``root``, in ``out``."""
-        return Work(self._group.scatter(list(tensors), out, root, timeout), lambda: out)
+        return Work([self._group.scatter(list(tensors), out, root, timeout)], lambda: out)
 
     def reduce_scatter(
         self,
         out: torch.Tensor,
-        tensors: Sequence[torch.Tensor],
-        op: str = "sum",
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
+        op: Op = "sum",
         *,
         factor: float = 1.0,
         timeout: float | None = None,
     ) -> Work[torch.Tensor]:
-        """Reduces the tensors of all ranks at each index into ``out`` of the rank of that index."""
-        return Work(self._group.reduce_scatter(list(tensors), out, op, factor, timeout), lambda: out)
+        """Reduces the tensors of all ranks at each index into ``out`` of the rank of that index.
+
+        Args:
+            tensors: one for each rank; or one tensor, of which each rank gets equally many rows.
+        """
+        parts = _parts(tensors, None, self.size)
+        return Work([self._group.reduce_scatter(parts, out, op, factor, timeout)], lambda: out)
+
+    def reduce_scatter_coalesced(
+        self,
+        outs: Sequence[torch.Tensor],
+        tensors: Sequence[Sequence[torch.Tensor] | torch.Tensor],
+        op: Op = "sum",
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+    ) -> Work[list[torch.Tensor]]:
+        """Does :meth:`reduce_scatter` for several outputs."""
+        into = list(outs)
+        given = [(out, _parts(each, None, self.size)) for out, each in zip(into, tensors, strict=True)]
+        works = [self._group.reduce_scatter(parts, out, op, factor, timeout) for out, parts in given]
+        return Work(works, lambda: into)
 
     def all_to_all(
-        self, outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, timeout: float | None = None
+        self,
+        outs: Sequence[torch.Tensor] | torch.Tensor,
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
+        *,
+        out_sizes: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> Work[list[torch.Tensor]]:
-        """Gives the tensor at each index to the rank of that index, which gets it at the index of this rank."""
-        into = list(outs)
-        return Work(self._group.all_to_all(list(tensors), into, timeout), lambda: into)
+        """Gives the tensor at each index to the rank of that index, which gets it at the index of this rank.
+
+        Args:
+            outs, tensors: one for each rank; or one tensor, whose rows are divided among the ranks.
+            out_sizes, sizes: how many rows of one tensor belong to each rank; None: equally many.
+        """
+        into, given = _parts(outs, out_sizes, self.size), _parts(tensors, sizes, self.size)
+        return Work([self._group.all_to_all(given, into, timeout)], lambda: into)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0, *, timeout: float | None = None) -> Work[None]:
         """Sends a tensor. The work ends when the receiver has its bytes, or a copy of them waits there."""
-        return Work(self._group.send(tensor, to, tag, timeout), lambda: None)
+        return Work([self._group.send(tensor, to, tag, timeout)], lambda: None)
 
     def receive(
         self, tensor: torch.Tensor, source: int | None = None, tag: int = 0, *, timeout: float | None = None
@@ -226,7 +341,57 @@ class Group:
             source: the rank; None: any.
         """
         work = self._group.receive(tensor, source, tag, timeout)
-        return Work(work, lambda: work.source)
+        return Work([work], lambda: work.source)
+
+    def broadcast_object(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
+        """Returns the object of rank ``root``, pickled on the way. Blocks, as all operations on objects do.
+
+        Raises:
+            PermissionDenied: the agent has ``trust="registered"``, so it neither loads nor sends pickles.
+        """
+        mine = self._pickled(value if self.rank == root else None)
+        size = torch.tensor([len(mine)])
+        self.broadcast(size, root, timeout=timeout).wait()
+        data = mine if self.rank == root else torch.empty(int(size), dtype=torch.uint8)
+        return pickle.loads(self.broadcast(data, root, timeout=timeout).wait().numpy().tobytes())
+
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
+        """Returns the objects of all ranks. Blocks. Errors as in :meth:`broadcast_object`."""
+        mine = self._pickled(value)
+        outs = self._room_for(len(mine), timeout)
+        return [pickle.loads(each.numpy().tobytes()) for each in self.all_gather(mine, outs, timeout=timeout).wait()]
+
+    def gather_object(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any]:
+        """Returns the objects of all ranks at rank ``root``, and an empty list elsewhere. Blocks. Errors as in
+        :meth:`broadcast_object`."""
+        mine = self._pickled(value)
+        room = self._room_for(len(mine), timeout)
+        padded = torch.zeros(max(len(each) for each in room), dtype=torch.uint8)  # a gather takes tensors of one size
+        padded[: len(mine)] = mine
+        got = self.gather(padded, root, timeout=timeout).wait()
+        return [pickle.loads(each[: len(of)].numpy().tobytes()) for each, of in zip(got, room)]
+
+    def scatter_object(self, values: Sequence[Any] = (), root: int = 0, *, timeout: float | None = None) -> Any:
+        """Returns one of the objects of rank ``root``, which gives one for each rank. Blocks. Errors as in
+        :meth:`broadcast_object`."""
+        given = [self._pickled(value) for value in values] if self.rank == root else []
+        most = max((len(each) for each in given), default=0)
+        sizes = torch.zeros(2, dtype=torch.int64)  # of this rank's object, and of the largest
+        self.scatter(sizes, [torch.tensor([len(each), most]) for each in given], root, timeout=timeout).wait()
+        size, most = sizes.tolist()
+        padded = [torch.nn.functional.pad(each, (0, most - len(each))) for each in given]
+        data = self.scatter(torch.empty(most, dtype=torch.uint8), padded, root, timeout=timeout).wait()
+        return pickle.loads(data[:size].numpy().tobytes())
+
+    def _pickled(self, value: Any) -> torch.Tensor:
+        if self._agent._trust != "full":
+            raise errors.PermissionDenied(f'"{self._agent.name}" has trust="registered": it loads and sends no pickles')
+        return torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
+
+    def _room_for(self, mine: int, timeout: float | None) -> list[torch.Tensor]:
+        """Returns bytes for as many as each rank has."""
+        sizes = self.all_gather(torch.tensor([mine]), timeout=timeout).wait()
+        return [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
 
     def split(self, color: int | None, key: int = 0, *, timeout: float = 1800.0) -> Group | None:
         """Forms a group of the ranks with the same ``color``, ordered by ``key`` and then by rank. All ranks call it.
@@ -280,6 +445,7 @@ def form_group(
     algorithms: str = "",
     board: bool = True,
     memory: bool = True,
+    host: str = "",
 ) -> Group:
     """Forms a group of agents. Every agent of the group calls it with the same arguments; blocks until all have.
 
@@ -292,6 +458,7 @@ def form_group(
             ``TENSORFERRY_COLLECTIVES``.
         board: False: the ranks exchange messages even on one host.
         memory: False: the ranks do not read one another's memory.
+        host: ranks that give the same text share a host; ``""``: those that run on one boot of a kernel.
 
     Raises:
         InvalidArgument: this agent is not among the names, or a name is there twice.
@@ -313,4 +480,4 @@ def form_group(
             raise errors.InvalidArgument("the agent has no world size, so form_group() needs names")
         names = [agent.get_worker_info(rank).name for rank in range(agent.world_size)]
     groups = _groups_of(agent)
-    return Group(agent, groups.form(list(names), label, timeout, algorithms, board, memory))
+    return Group(agent, groups.form(list(names), label, timeout, algorithms, board, memory, host))

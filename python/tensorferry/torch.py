@@ -40,10 +40,7 @@ AGENT_OPTIONS = (
 
 
 def _device_map(given: Mapping[Any, Any]) -> dict[torch.device, torch.device]:
-    full = {torch.device(local): torch.device(remote) for local, remote in given.items()}
-    if len(set(full.values())) < len(full):
-        raise ValueError(f"`device_map` only supports 1-to-1 mapping, not {full}")
-    return full
+    return {torch.device(local): torch.device(remote) for local, remote in given.items()}
 
 
 def _device_list(given: Sequence[DeviceLike]) -> list[torch.device]:
@@ -61,15 +58,15 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
         num_worker_threads: reported by ``get_debug_info`` alone; the pool grows while functions block, and shrinks.
         rpc_timeout: the default time-out of calls, in seconds; 0: none.
         init_method: where the workers meet; as for ``init_process_group``.
-        device_maps: for each callee, a one-to-one dict from devices here to devices there. A tensor on a GPU travels
-            only by such a map; results travel by its inverse.
+        device_maps: for each callee, a one-to-one dict from devices here to devices there; ``init_rpc`` checks that. A
+            tensor on a GPU travels only by such a map; results travel by its inverse.
         devices: the local GPUs that tensors may be on; None: those of all device maps.
         agent_options: the arguments of :class:`tensorferry.Agent` with the same names: ``channels``, ``key``,
             ``interface``, ``ports``, ``unix_sockets``, ``shared_memory``, ``socket_dir``, ``heartbeat``,
             ``peer_timeout``, ``max_threads``, ``max_bytes_in_flight``.
 
     Raises:
-        ValueError: a device map is not one to one, a device is no GPU, or ``num_worker_threads`` is not positive.
+        ValueError: a device is no GPU, or ``num_worker_threads`` is not positive.
         TypeError: an option does not exist, or has a wrong type.
 
     Example::
@@ -108,7 +105,7 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
             device_map: devices here, and the devices there on which tensors from them land.
 
         Raises:
-            ValueError: the map would not be one to one, or has another entry for a device.
+            ValueError: the map has another entry for a device. ``init_rpc`` refuses two devices with one target.
 
         Example::
 
@@ -122,7 +119,7 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, not {local} to both {remote} and {known[local]}"
                 )
-        self.device_maps[to] = _device_map({**known, **added})
+        self.device_maps[to] = {**known, **added}
 
     def set_devices(self, devices: Sequence[DeviceLike]) -> None:
         """Sets the local GPUs that tensors may be on.

@@ -28,6 +28,10 @@ struct WaitLimits {
 /// Returns the error that ends a wait now: the group's, Cancelled after an interruption, DeadlineExceeded (without a
 /// text of its own) after `until`; else Ok.
 Status why_ended(const WaitLimits& limits);
+/// Returns whether `status` is why_ended()'s of a wait whose time is over, which the caller gives a text.
+inline bool time_is_over(const Status& status) {
+  return status.code() == Code::deadline_exceeded && status.what().empty();
+}
 /// How long a wait sleeps at most before it asks why_ended() again.
 inline constexpr std::chrono::milliseconds longest_sleep{100};
 

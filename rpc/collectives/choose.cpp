@@ -1,6 +1,7 @@
 #include "rpc/collectives/choose.h"
 
 #include <array>
+#include <vector>
 
 #include "base/text.h"
 
@@ -9,17 +10,59 @@ namespace {
 
 constexpr std::array<std::string_view, 9> operations{
     "barrier", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"};
-constexpr std::array<std::string_view, 3> algorithms{"direct", "one_shot", "two_shot"};
+constexpr std::array<std::string_view, 5> algorithms{"direct", "one_shot", "two_shot", "ring", "two_level"};
 
-bool reduces_everywhere(Operation operation) {
-  return operation == Operation::all_reduce || operation == Operation::reduce;
+/// Returns the algorithms that an operation may take.
+std::vector<Algorithm> algorithms_of(Operation operation) {
+  switch (operation) {
+    case Operation::all_reduce:
+    case Operation::reduce:
+      return {Algorithm::one_shot, Algorithm::two_shot, Algorithm::ring, Algorithm::two_level};
+    case Operation::broadcast:
+      return {Algorithm::direct, Algorithm::ring, Algorithm::two_level};
+    case Operation::all_gather:
+    case Operation::reduce_scatter:
+      return {Algorithm::direct, Algorithm::ring};
+    default:
+      return {Algorithm::direct};
+  }
 }
 
-/// The largest all_reduce of one_shot, in bytes. Estimated: from about here on, to read the inputs of all ranks costs
-/// more than a second step.
-std::size_t crossing(std::size_t ranks, Links links) {
-  if (!links.board) return std::size_t{32} << 10;
-  return ranks <= 2 ? std::size_t{32} << 10 : std::size_t{16} << 10;
+/// One algorithm, from so many bytes on.
+struct Row {
+  std::size_t from = 0;
+  Algorithm algorithm = Algorithm::direct;
+};
+
+/// Returns the rows for an operation, the largest first. `python -m benchmarks.collectives` prints where they cross,
+/// with --messages for ranks without a board.
+std::vector<Row> rows_for(const Asked& asked) {
+  constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+  const bool reduces = asked.operation == Operation::all_reduce || asked.operation == Operation::reduce;
+  if (algorithms_of(asked.operation).size() == 1 || asked.ranks == 1) {
+    return {{0, reduces ? Algorithm::one_shot : Algorithm::direct}};
+  }
+  std::vector<Row> out;
+  if (asked.links.levels && (reduces || asked.operation == Operation::broadcast)) {
+    out.push_back({32 * KiB + 1, Algorithm::two_level});
+  }
+  if (!asked.links.board && reduces) out.push_back({32 * MiB, Algorithm::ring});
+  if (!asked.links.board && asked.operation == Operation::broadcast) out.push_back({16 * MiB, Algorithm::ring});
+  if (reduces) {
+    const std::size_t one_shot = asked.links.board && asked.ranks > 2 ? 16 * KiB : 32 * KiB;
+    out.push_back({one_shot + 1, Algorithm::two_shot});
+    out.push_back({0, Algorithm::one_shot});
+  } else {
+    out.push_back({0, Algorithm::direct});
+  }
+  return out;
+}
+
+bool usable(const Asked& asked, Algorithm algorithm) {
+  const bool combines = asked.operation != Operation::broadcast && asked.operation != Operation::all_gather;
+  if (algorithm == Algorithm::two_level && !asked.links.levels) return false;
+  const bool in_turn = algorithm == Algorithm::ring || algorithm == Algorithm::two_level;
+  return !in_turn || (asked.ranks > 1 && (asked.in_turn || !combines));
 }
 
 }  // namespace
@@ -27,44 +70,64 @@ std::size_t crossing(std::size_t ranks, Links links) {
 std::string_view name_of(Operation operation) noexcept { return operations.at(static_cast<std::size_t>(operation)); }
 std::string_view name_of(Algorithm algorithm) noexcept { return algorithms.at(static_cast<std::size_t>(algorithm)); }
 
+Result<Operation> operation_of(std::string_view name) {
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (operations[i] == name) return static_cast<Operation>(i);
+  }
+  return Status(Code::invalid_argument, formatted("there is no operation \"{}\"", name));
+}
+
 Result<Prescribed> parse_algorithms(std::string_view text) {
   Prescribed out;
   while (!text.empty()) {
     const auto comma = text.find(',');
     const auto item = text.substr(0, comma);
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
-    const auto equals = item.find('=');
-    const auto operation = item.substr(0, equals);
-    const auto algorithm = equals == std::string_view::npos ? std::string_view() : item.substr(equals + 1);
-    if ((operation != "all_reduce" && operation != "reduce") || (algorithm != "one_shot" && algorithm != "two_shot")) {
-      return Status(Code::invalid_argument,
-                    formatted("\"{}\" prescribes no algorithm: there are all_reduce=one_shot, all_reduce=two_shot, "
-                              "reduce=one_shot, reduce=two_shot",
-                              item));
+    bool known = false;
+    std::string there_are;
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      const auto operation = static_cast<Operation>(i);
+      const auto all = algorithms_of(operation);
+      for (const auto algorithm : all) {
+        if (all.size() == 1) continue;
+        const auto name = formatted("{}={}", operations[i], name_of(algorithm));
+        there_are += (there_are.empty() ? "" : ", ") + name;
+        if (name != item) continue;
+        known = true;
+        out[operation] = algorithm;
+      }
     }
-    out[operation == "reduce" ? Operation::reduce : Operation::all_reduce] =
-        algorithm == "one_shot" ? Algorithm::one_shot : Algorithm::two_shot;
+    if (!known) {
+      return Status(Code::invalid_argument, formatted("\"{}\" prescribes no algorithm: there are {}", item, there_are));
+    }
   }
   return out;
 }
 
-Algorithm choose(Operation operation, std::size_t bytes, std::size_t ranks, Links links, const Prescribed& prescribed) {
-  if (!reduces_everywhere(operation)) return Algorithm::direct;
-  if (const auto it = prescribed.find(operation); it != prescribed.end()) return it->second;
-  return bytes <= crossing(ranks, links) ? Algorithm::one_shot : Algorithm::two_shot;
+Algorithm choose(const Asked& asked, const Prescribed& prescribed) {
+  const auto it = prescribed.find(asked.operation);
+  if (it != prescribed.end() && usable(asked, it->second)) return it->second;
+  for (const auto& row : rows_for(asked)) {
+    if (asked.bytes >= row.from && usable(asked, row.algorithm)) return row.algorithm;
+  }
+  return Algorithm::direct;
 }
 
-AlgorithmChoice explain_choice(Operation operation, std::size_t bytes, std::size_t ranks, Links links,
-                               const Prescribed& prescribed) {
-  AlgorithmChoice out{choose(operation, bytes, ranks, links, prescribed), {}};
-  if (!reduces_everywhere(operation)) {
+AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed) {
+  AlgorithmChoice out{choose(asked, prescribed), {}};
+  if (algorithms_of(asked.operation).size() == 1) {
     out.reason = "the only algorithm of the operation";
-  } else if (prescribed.contains(operation)) {
+  } else if (const auto it = prescribed.find(asked.operation); it != prescribed.end() && it->second == out.algorithm) {
     out.reason = "prescribed";
   } else {
-    out.reason = formatted("{} bytes are {} {}, the crossing of {} ranks {}", bytes,
-                           out.algorithm == Algorithm::one_shot ? "at most" : "more than", crossing(ranks, links),
-                           ranks, links.board ? "on one host" : "that exchange messages");
+    std::string rows;
+    for (const auto& row : rows_for(asked)) {
+      if (usable(asked, row.algorithm)) {
+        rows += formatted("{}{} from {} bytes on", rows.empty() ? "" : ", ", name_of(row.algorithm), row.from);
+      }
+    }
+    out.reason =
+        formatted("{} ranks {}: {}", asked.ranks, asked.links.board ? "on one host" : "that exchange messages", rows);
   }
   return out;
 }

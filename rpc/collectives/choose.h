@@ -24,11 +24,15 @@ enum class Operation : std::uint8_t {
   last = all_to_all,
 };
 std::string_view name_of(Operation operation) noexcept;
+/// Returns the operation of that name, or InvalidArgument.
+Result<Operation> operation_of(std::string_view name);
 
 enum class Algorithm : std::uint8_t {
-  direct = 0,    // each rank takes its bytes from the rank that has them, in one step
-  one_shot = 1,  // each rank takes all bytes of all ranks and reduces them itself
-  two_shot = 2,  // each rank reduces its share of the bytes, then takes the other shares
+  direct = 0,     // each rank takes its bytes from the rank that has them, in one step
+  one_shot = 1,   // each rank takes all bytes of all ranks and reduces them itself
+  two_shot = 2,   // each rank reduces its share of the bytes, then takes the other shares
+  ring = 3,       // each rank passes blocks on to the next, and reduces them on the way
+  two_level = 4,  // the ranks of each host among themselves, one of each host for all of them, then each host again
 };
 std::string_view name_of(Algorithm algorithm) noexcept;
 
@@ -40,19 +44,28 @@ struct AlgorithmChoice {
 
 /// Algorithms that the user prescribes, by operation.
 using Prescribed = std::map<Operation, Algorithm>;
-/// Parses "all_reduce=two_shot,reduce=one_shot". InvalidArgument names what is wrong, and what there is.
+/// Parses "all_reduce=two_shot,broadcast=ring". InvalidArgument names what is wrong, and what there is.
 Result<Prescribed> parse_algorithms(std::string_view text);
 
 /// How the ranks of a group exchange bytes.
 struct Links {
   bool board = false;   // all ranks share one host and map a board; else bytes go as messages
   bool memory = false;  // with a board: each rank can read the memory of the others
+  bool levels = false;  // the ranks are on several hosts, and a host has several of them
 };
 
-/// Chooses the algorithm. All ranks choose alike, because all have the same arguments.
-Algorithm choose(Operation operation, std::size_t bytes, std::size_t ranks, Links links, const Prescribed& prescribed);
+/// An operation that asks for its algorithm.
+struct Asked {
+  Operation operation = Operation::barrier;
+  std::size_t bytes = 0;  // of the tensor that is reduced or broadcast; of all_gather and reduce_scatter: of all ranks
+  std::size_t ranks = 1;
+  Links links;
+  /// Whether its reduction combines one rank after the other (reduces_in_turn()), which a ring needs.
+  bool in_turn = true;
+};
+/// Chooses the algorithm. All ranks choose alike, because all ask alike.
+Algorithm choose(const Asked& asked, const Prescribed& prescribed);
 /// The same with the reason, for people.
-AlgorithmChoice explain_choice(Operation operation, std::size_t bytes, std::size_t ranks, Links links,
-                               const Prescribed& prescribed);
+AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed);
 
 }  // namespace tensorferry::collectives

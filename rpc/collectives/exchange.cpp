@@ -1,4 +1,4 @@
-// The steps of operations: how the bytes of the ranks reach one another.
+// A step on a board. doubling.cpp has a step without one.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,37 +13,6 @@ namespace {
 
 /// A reduction reads this much of each rank at a time, so that the bytes stay in the cache.
 constexpr std::size_t chunk_bytes = std::size_t{128} << 10;
-
-bool overlap(std::span<const std::byte> a, const std::byte* b, std::size_t bytes) {
-  return !a.empty() && bytes != 0 && a.data() < b + bytes && b < a.data() + a.size();
-}
-
-/// Returns whether this rank writes bytes that another rank may still read in the same step.
-bool overwrites_given(const ExchangeStep& step, std::size_t rank) {
-  for (std::size_t to = 0; to < step.give.size(); ++to) {
-    if (to == rank) continue;
-    if (step.reduction != nullptr && overlap(step.give[to], step.out, step.count * size_of(step.dtype))) return true;
-    for (std::size_t from = 0; from < step.into.size(); ++from) {
-      if (overlap(step.give[to], step.into[from], step.take[from])) return true;
-    }
-  }
-  return false;
-}
-
-/// Copies what the other ranks take, each byte once.
-void copy_given(ExchangeStep& step, std::size_t rank, std::vector<std::byte>& copy) {
-  std::size_t bytes = 0;
-  for (std::size_t to = 0; to < step.give.size(); ++to) bytes += to == rank ? 0 : step.give[to].size();
-  copy.resize(bytes);
-  std::size_t at = 0;
-  for (std::size_t to = 0; to < step.give.size(); ++to) {
-    auto& given = step.give[to];
-    if (to == rank || given.empty()) continue;
-    std::memcpy(copy.data() + at, given.data(), given.size());
-    given = {copy.data() + at, given.size()};
-    at += given.size();
-  }
-}
 
 std::string text_of(const Fingerprint& called) {
   const auto operation = static_cast<Operation>(called.operation);
@@ -62,14 +31,23 @@ std::string text_of(const Fingerprint& called) {
 
 }  // namespace
 
-std::string RawGroup::named(std::size_t rank) const { return collectives::named(rank, names_[rank]); }
+std::string RawGroup::named(std::size_t rank) const { return mailbox_->named(rank); }
 
-Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& missing) const {
+Status RawGroup::late(const Fingerprint& called, const std::vector<std::size_t>& missing) const {
+  return late(text_of(called), missing);
+}
+
+std::string RawGroup::not_come(const std::vector<std::size_t>& missing) const {
   std::string names;
   for (const auto rank : missing) names += (names.empty() ? "" : ", ") + named(rank);
-  return {Code::deadline_exceeded, formatted("{} of group \"{}\" did not end in time: {} not come. Raise timeout=, or "
-                                             "see what that rank does",
-                                             what, settings_.label, names + (missing.size() == 1 ? " has" : " have"))};
+  return formatted("{} not come. Raise timeout=, or see what {} does", names + (missing.size() == 1 ? " has" : " have"),
+                   missing.size() == 1 ? "that rank" : "each of them");
+}
+
+Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& missing) const {
+  return {Code::deadline_exceeded,
+          formatted("{} of group \"{}\" reached its timeout before it ended: {}", what, settings_.label,
+                    missing.empty() ? "all ranks have come. Raise timeout=" : not_come(missing))};
 }
 
 Status RawGroup::agree(const std::vector<Fingerprint>& called) {
@@ -94,10 +72,8 @@ Status RawGroup::agree(const std::vector<Fingerprint>& called) {
 Status RawGroup::exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
   if (auto why = failed(); !why.ok()) return why;
   ++step_;
-  return board_ ? exchange_on_board(called, step, limits) : exchange_by_mail(called, step, limits);
+  return board_ ? exchange_on_board(called, step, limits) : exchange_by_messages(called, step, limits);
 }
-
-// ---- on the board
 
 Result<Announcement> RawGroup::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
                                      std::vector<std::byte>& copy) {
@@ -127,12 +103,12 @@ Result<Announcement> RawGroup::place(ExchangeStep& step, std::byte* slot, std::v
 
 Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
   const auto missing = [&](const Status& status) -> Status {
-    if (status.code() != Code::deadline_exceeded || !status.what().empty()) return status;
+    if (!time_is_over(status)) return status;
     std::vector<std::size_t> ranks;
     for (std::size_t from = 0; from < size(); ++from) {
       if (from != rank() && !board_->announced(from, step_)) ranks.push_back(from);
     }
-    return late(text_of(called), ranks);
+    return late(called, ranks);
   };
   const auto slot = board_->slot(step_, limits);
   if (!slot.ok()) return missing(slot.status());
@@ -254,7 +230,10 @@ Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>&
       return status;
     }
   }
-  if (step.reduction != nullptr) return reduce_parts(step, here, parts);
+  return step.reduction != nullptr ? reduce_parts(step, here, parts) : take_own(step);
+}
+
+Status RawGroup::take_own(const ExchangeStep& step) const {
   const auto own = step.give[rank()];
   if (!own.empty() && step.into[rank()] != own.data()) std::memmove(step.into[rank()], own.data(), own.size());
   return {};
@@ -278,64 +257,6 @@ Status RawGroup::reduce_parts(ExchangeStep& step, const std::vector<const std::b
       next += chunk * item;
     }
     collectives::reduce(*step.reduction, step.dtype, inputs, step.out + at * item, n);
-  }
-  return {};
-}
-
-// ---- by messages
-
-Status RawGroup::exchange_by_mail(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
-  std::vector<std::byte> copy;
-  if (overwrites_given(step, rank())) copy_given(step, rank(), copy);
-  std::vector<std::shared_ptr<Delivery>> posts, receives(size());
-  std::vector<std::vector<std::byte>> mail(size());
-  std::vector<const std::byte*> inputs(size());
-  for (std::size_t i = 1; i < size(); ++i) {
-    const auto other = (rank() + i) % size();
-    auto* to = step.reduction != nullptr || step.into.empty() ? nullptr : step.into[other];
-    if (to == nullptr) {
-      mail[other].resize(step.take[other]);
-      to = mail[other].data();
-    }
-    inputs[other] = to;
-    receives[other] = mailbox_->receive(other, {false, step_}, to, step.take[other]);
-    posts.push_back(mailbox_->post(other, {false, step_}, step.give[other], called));
-  }
-  std::vector<Fingerprint> calls(size(), called);
-  Status status, wrong;
-  std::vector<std::size_t> missing;
-  for (std::size_t from = 0; from < size(); ++from) {
-    if (from == rank()) continue;
-    const auto ended = receives[from]->wait(limits);
-    const auto letter = receives[from]->letter();
-    if (letter.arrived) calls[from] = letter.fingerprint;
-    if (!receives[from]->done()) missing.push_back(from);
-    // A rank that has seen that the calls differ withdraws its data: this one is about to see it too.
-    const bool differs = letter.arrived && (letter.bytes != step.take[from] || ended.code() == Code::cancelled);
-    if (differs && wrong.ok()) {
-      wrong = Status(Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
-                                                       letter.bytes, named(rank()), step.take[from]));
-    }
-    if (!ended.ok() && !differs && status.ok()) status = ended;
-  }
-  if (status.code() == Code::deadline_exceeded && status.what().empty()) status = late(text_of(called), missing);
-  if (status.ok()) status = agree(calls);
-  if (status.ok()) status = wrong;
-  for (const auto& receive : receives) {
-    if (receive && !status.ok()) mailbox_->withdraw(receive, status);
-  }
-  for (const auto& post : posts) {
-    if (status.ok()) status = post->wait(limits);
-    if (status.code() == Code::deadline_exceeded && status.what().empty()) status = late(text_of(called), {});
-    if (!status.ok()) mailbox_->withdraw(post, status);
-  }
-  if (!status.ok()) return status;
-  const auto own = step.give[rank()];
-  if (step.reduction != nullptr) {
-    inputs[rank()] = own.data();
-    collectives::reduce(*step.reduction, step.dtype, inputs, step.out, step.count);
-  } else if (!own.empty() && step.into[rank()] != own.data()) {
-    std::memmove(step.into[rank()], own.data(), own.size());
   }
   return {};
 }

@@ -57,11 +57,11 @@ std::shared_ptr<RawGroup> Groups::find(std::uint64_t id) const {
   return it == groups_.end() ? nullptr : it->second.lock();
 }
 
-MemberRecord Groups::own_record() const {
+MemberRecord Groups::own_record(const GroupSettings& settings) const {
   MemberRecord out;
   out.name = agent_->self().name;
   out.incarnation = agent_->self().incarnation;
-  out.host.boot_id = boot_id();
+  out.host.boot_id = settings.host.empty() ? boot_id() : settings.host;
   out.host.uid = ::getuid();
   out.host.pid_namespace = own_namespace("pid");
   out.host.user_namespace = own_namespace("user");
@@ -120,6 +120,11 @@ void Groups::handle(Request request, Reply reply) {
   const auto group = find(id);
   const auto from = group ? group->rank_of(request.peer.name) : std::nullopt;
   if (!from) return reply.fail({Code::not_found, "no such group, or its member has left it"});
+  if (std::holds_alternative<GetProgress>(*message)) {
+    Message progress;
+    progress.payload = encode(Progress{group->step()});
+    return reply.send(std::move(progress));
+  }
   if (const auto* posted = std::get_if<Posted>(&*message)) {
     if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
     auto& buffers = request.arguments.buffers;
@@ -163,6 +168,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
         Code::invalid_argument,
         formatted("a group needs each name once, and this agent's (\"{}\") among them: {}", self, joined(names, ", ")));
   }
+  if (settings.key.empty()) settings.key = settings.label;
   if (settings.algorithms.empty()) settings.algorithms = environment::collectives.value();
   auto prescribed = parse_algorithms(settings.algorithms);
   if (!prescribed.ok()) return prescribed.status();
@@ -194,8 +200,51 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     const std::lock_guard lock(mutex_);
     forming_.erase(formed.group);
   }
+  if (status.ok()) status = form_levels(*group, formed, settings, until);
   if (!status.ok()) return status;
   return group;
+}
+
+Status Groups::form_levels(RawGroup& group, const Formed& formed, const GroupSettings& settings,
+                           Clock::time_point until) {
+  std::vector<std::string> hosts;
+  std::vector<std::size_t> host_of, leaders;  // by rank; by host
+  for (std::size_t rank = 0; rank < formed.members.size(); ++rank) {
+    const auto& host = formed.members[rank].host.boot_id;
+    host_of.push_back(static_cast<std::size_t>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin()));
+    if (host_of.back() != hosts.size()) continue;
+    hosts.push_back(host);
+    leaders.push_back(rank);
+  }
+  const bool known = std::find(hosts.begin(), hosts.end(), "") == hosts.end();
+  if (!settings.board || !known || hosts.size() < 2 || hosts.size() == formed.members.size()) return {};
+
+  const auto form_of = [&](const std::vector<std::size_t>& ranks, std::string_view which) {
+    std::vector<std::string> names;
+    for (const auto rank : ranks) names.push_back(formed.members[rank].name);
+    auto below = settings;
+    below.label = formatted("{}, {}", settings.label, which);
+    below.key = formatted("{}, {}", settings.key, which);
+    below.timeout = left_until(until);
+    auto out = form(std::move(names), std::move(below));
+    if (out.ok()) (*out)->show_as(settings.label, ranks);
+    return out;
+  };
+  const auto own = host_of[group.rank()];
+  std::vector<std::size_t> neighbours;
+  for (std::size_t rank = 0; rank < host_of.size(); ++rank) {
+    if (host_of[rank] == own) neighbours.push_back(rank);
+  }
+  auto host = form_of(neighbours, "one host");
+  if (!host.ok()) return host.status();
+  std::shared_ptr<RawGroup> leading;
+  if (leaders[own] == group.rank()) {
+    auto formed_leaders = form_of(leaders, "one rank of each host");
+    if (!formed_leaders.ok()) return formed_leaders.status();
+    leading = *std::move(formed_leaders);
+  }
+  group.use_levels({*std::move(host), std::move(leading), std::move(host_of)});
+  return {};
 }
 
 Result<Formed> Groups::gather_members(const std::vector<std::string>& names, const GroupSettings& settings,
@@ -207,7 +256,7 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
   std::map<std::size_t, std::pair<MemberRecord, Reply>> members;
   {
     std::unique_lock lock(mutex_);
-    const auto key = std::pair(settings.label, names);
+    const auto key = std::pair(settings.key, names);
     const auto all_here = [&] {
       auto& waiting = joining_[key];
       std::erase_if(waiting, [](const auto& each) { return each.second.second.cancelled(); });
@@ -230,7 +279,7 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
     joining_.erase(key);
     forming_.emplace(formed.group, forming);
   }
-  formed.members.push_back(own_record());
+  formed.members.push_back(own_record(settings));
   for (const auto& [rank, member] : members) formed.members.push_back(member.first);
   if (settings.board && names.size() > 1) {
     if (auto board = Regions::of_this_process().make(Board::bytes_for(names.size())); board.ok()) {
@@ -263,7 +312,7 @@ Result<Received> Groups::ask_root(const std::string& root, const GroupMessage& m
 Result<Formed> Groups::join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
                                  Clock::time_point until) {
   auto reply =
-      ask_root(names[0], JoinGroup{settings.label, names, static_cast<std::uint32_t>(rank), own_record()}, until);
+      ask_root(names[0], JoinGroup{settings.key, names, static_cast<std::uint32_t>(rank), own_record(settings)}, until);
   if (!reply.ok()) return reply.status();
   auto formed = decode<Formed>(reply->payload);
   if (!formed) return Status(Code::protocol_error, "a malformed answer of rank 0");

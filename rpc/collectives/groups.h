@@ -19,7 +19,7 @@ namespace tensorferry::collectives {
 
 /// How a group is formed.
 struct GroupSettings {
-  /// Tells groups of the same agents apart while they are formed, and names the group in errors.
+  /// Names the group in errors.
   std::string label = "default";
   /// How long the formation, and each operation that gives no time-out, may take.
   Milliseconds timeout = std::chrono::minutes(30);
@@ -27,6 +27,10 @@ struct GroupSettings {
   std::string algorithms;
   bool board = true;   // false: bytes go as messages
   bool memory = true;  // false: ranks do not read one another's memory
+  /// Ranks that give the same text share a host. "": those of one boot of a kernel do.
+  std::string host{};
+  /// Tells groups of the same agents apart while they are formed. "": `label` does.
+  std::string key{};
 };
 
 /// The part of an agent that serves groups. Thread-safe.
@@ -39,12 +43,13 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   static std::shared_ptr<Groups> serve(std::shared_ptr<RawAgent> agent);
 
   /// Forms the group of the agents `names`, in this order; this agent is one of them. Every member calls this with the
-  /// same names, label and settings. Blocks. InvalidArgument: a name is there twice, or this agent's is missing, or
+  /// same names, key and settings. Blocks. InvalidArgument: a name is there twice, or this agent's is missing, or
   /// `algorithms` makes no sense. DeadlineExceeded: not all have come; the text of rank 0 names them. Else the
   /// errors of calls.
   Result<std::shared_ptr<RawGroup>> form(std::vector<std::string> names, GroupSettings settings);
   /// Fails all groups with AgentClosed. The agent is about to leave.
   void leave();
+  [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
 
  private:
   struct Forming;
@@ -52,7 +57,8 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   void handle(Request request, Reply reply);
   void handle(const Request& request, const JoinGroup& join, Reply reply);
   [[nodiscard]] std::shared_ptr<RawGroup> find(std::uint64_t id) const;
-  [[nodiscard]] MemberRecord own_record() const;
+  [[nodiscard]] MemberRecord own_record(const GroupSettings& settings) const;
+  Status form_levels(RawGroup& group, const Formed& formed, const GroupSettings& settings, Clock::time_point until);
 
   Result<Formed> gather_members(const std::vector<std::string>& names, const GroupSettings& settings,
                                 Clock::time_point until, std::shared_ptr<Forming>& forming);

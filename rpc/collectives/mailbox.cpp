@@ -54,21 +54,17 @@ void Delivery::complete(Status status, Letter letter) {
   if (told) told(std::move(status));
 }
 
-std::string named(std::size_t rank, std::string_view name) { return formatted("rank {} (\"{}\")", rank, name); }
-
-namespace {
-
-/// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
-/// there when the group was formed: its agent has left, or it has left the group.
-Status error_of_rank(const Status& status, std::size_t rank, std::string_view name) {
-  if (status.code() != Code::connection_lost && status.code() != Code::not_found) return status;
-  return {Code::connection_lost, formatted("{} has died or left: {}", named(rank, name), status.what())};
-}
-
-}  // namespace
-
 Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names)
     : agent_(agent), group_(group), rank_(rank), names_(std::move(names)) {}
+
+std::string Mailbox::named(std::size_t rank) const {
+  return formatted("rank {} (\"{}\")", shown_.empty() ? rank : shown_[rank], names_[rank]);
+}
+
+Status Mailbox::error_of_rank(const Status& status, std::size_t rank) const {
+  if (status.code() != Code::connection_lost && status.code() != Code::not_found) return status;
+  return {Code::connection_lost, formatted("{} has died or left: {}", named(rank), status.what())};
+}
 
 std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                         const Fingerprint& fingerprint, UniqueFunction<void(Status)> told) {
@@ -110,7 +106,7 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
       if (it != self->offers_.end() && it->second.reading) return;
       if (it != self->offers_.end()) self->offers_.erase(it);
     }
-    delivery->complete(error_of_rank(reply.status(), to, self->names_[to]));
+    delivery->complete(self->error_of_rank(reply.status(), to));
   });
   return delivery;
 }
@@ -123,13 +119,16 @@ void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) why = formatted(": {}", failed_.what());
     const auto it = offers_.find(number);
-    if (it != offers_.end() && !it->second.reading) {
+    if (it != offers_.end() && !it->second.withdrawn.ok()) {
+      why = formatted(": {}", it->second.withdrawn.what());
+      offers_.erase(it);
+    } else if (it != offers_.end() && !it->second.reading) {
       it->second.reading = true;
       delivery = it->second.delivery;
       data = it->second.data;
     }
   }
-  if (!delivery) return reply.fail({Code::cancelled, named(rank_, names_[rank_]) + " has withdrawn the data" + why});
+  if (!delivery) return reply.fail({Code::cancelled, named(rank_) + " has withdrawn the data" + why});
   // The agent drops the owner when nothing reads the bytes any more.
   const std::shared_ptr<void> reading(nullptr, [delivery, number, weak = weak_from_this()](void*) {
     if (const auto self = weak.lock()) {
@@ -167,7 +166,7 @@ std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std:
 void Mailbox::deliver(const Posted& posted, Buffer data) {
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok()) return;
+    if (!failed_.ok() || (!posted.by_tag && posted.number <= forgotten_)) return;
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     line.arrived.emplace(posted.sequence,
                          Arrived{{posted.from, posted.fingerprint, posted.bytes, true}, std::move(data), posted.offer});
@@ -235,7 +234,7 @@ void Mailbox::fetch(const Receiver& receiver, const Arrived& arrived) {
   }
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
                 letter](Result<Received> reply) {
-    auto status = error_of_rank(reply.status(), letter.from, self->names_[letter.from]);
+    auto status = self->error_of_rank(reply.status(), letter.from);
     if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes)) {
       status = Status(Code::protocol_error, "the data of a message of a group has other bytes");
     }
@@ -248,6 +247,15 @@ void Mailbox::fetch(const Receiver& receiver, const Arrived& arrived) {
       self->under_way_.erase(delivery.get());
     }
     delivery->complete(std::move(status), letter);
+  });
+}
+
+void Mailbox::forget_steps(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  forgotten_ = number;
+  std::erase_if(lines_, [number](const auto& line) {
+    const auto& key = line.first.second;
+    return !key.by_tag && key.number <= number;
   });
 }
 
@@ -270,7 +278,7 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
     const auto offered = std::find_if(offers_.begin(), offers_.end(),
                                       [&](const auto& each) { return each.second.delivery == delivery; });
     if (offered != offers_.end() && offered->second.reading) touched = true;
-    if (offered != offers_.end() && !offered->second.reading) offers_.erase(offered);
+    if (offered != offers_.end() && !offered->second.reading) offered->second = {{}, nullptr, false, why};
     touched = touched || under_way_.contains(delivery.get());
     if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second;
   }
@@ -293,7 +301,7 @@ void Mailbox::fail(const Status& why) {
       if (it->second.reading) {
         ++it;
       } else {
-        ended.push_back(std::move(it->second.delivery));
+        if (it->second.delivery) ended.push_back(std::move(it->second.delivery));  // unless it was withdrawn
         it = offers_.erase(it);
       }
     }

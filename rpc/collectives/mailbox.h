@@ -61,9 +61,6 @@ class Delivery final {
   UniqueFunction<void(Status)> told_;
 };
 
-/// Returns a rank as errors name it.
-std::string named(std::size_t rank, std::string_view name);
-
 /// The messages of one rank of a group.
 ///
 /// If the agent of a rank has died or left, messages to that rank and receives from it fail with ConnectionLost.
@@ -76,6 +73,11 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
 
+  /// Errors name the ranks by these numbers. Called before anything else.
+  void show_as(std::vector<std::size_t> ranks) { shown_ = std::move(ranks); }
+  /// Returns a rank as errors name it.
+  [[nodiscard]] std::string named(std::size_t rank) const;
+
   /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
   /// is not read any more. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
@@ -85,6 +87,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
   std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
                                     UniqueFunction<void(Status)> told = {});
+  /// Drops the data of steps up to `number`, also data that arrives later: this rank receives none of it any more.
+  void forget_steps(std::uint64_t number);
   /// Completes `delivery` with `why` unless it has completed. Returns when no thread touches its memory any more.
   void withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why);
   /// Ends all deliveries, and all later ones, with `why`.
@@ -117,7 +121,11 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
     std::span<const std::byte> data;
     std::shared_ptr<Delivery> delivery;
     bool reading = false;
+    Status withdrawn{};  // why, unless Ok: the receiver learns it when it fetches the data
   };
+  /// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
+  /// there when the group was formed: its agent has left, or it has left the group.
+  [[nodiscard]] Status error_of_rank(const Status& status, std::size_t rank) const;
   std::optional<std::pair<Receiver, Arrived>> match();
   void run_matches();
   void take(const Receiver& receiver, Arrived arrived);
@@ -127,6 +135,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::uint64_t group_;
   const std::size_t rank_;
   const std::vector<std::string> names_;
+  std::vector<std::size_t> shown_;
   std::mutex mutex_;
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
@@ -134,6 +143,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
   std::map<const Delivery*, Call> fetching_;
   std::uint64_t last_offer_ = 0;
+  std::uint64_t forgotten_ = 0;
   Status failed_;
 };
 

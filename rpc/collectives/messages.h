@@ -139,7 +139,36 @@ struct RunOperations {
   static constexpr std::tuple fields{&RunOperations::group};
 };
 
+/// Asks how far a member is, when an operation is late. The reply is a Progress.
+struct GetProgress {
+  static constexpr std::uint8_t tag = 11;
+  std::uint64_t group = 0;
+  static constexpr std::tuple fields{&GetProgress::group};
+};
+struct Progress {
+  std::uint64_t step = 0;  // the last one that the member has begun
+  static constexpr std::tuple fields{&Progress::step};
+};
+
 using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, FetchOffer, GroupFailed, MapRegion,
-                                  UnmapRegion, RunOperations>;
+                                  UnmapRegion, RunOperations, GetProgress>;
+
+/// What a rank tells all others at the beginning of a step without a board: its call, and its bytes if they are few.
+struct Told {
+  /// More bytes come as messages of their own.
+  static constexpr std::size_t most_bytes = std::size_t{32} << 10;
+  Fingerprint fingerprint;
+  bool posted = false;  // the bytes come as messages of their own
+  std::vector<std::uint64_t>
+      sizes;       // how many bytes each rank takes; one entry: all take the same bytes; none: nothing
+  ByteView bytes;  // unless they are posted: those for each rank, in order
+  static constexpr std::tuple fields{&Told::fingerprint, &Told::posted, at_most(&Told::sizes, most_ranks),
+                                     at_most(&Told::bytes, most_bytes)};
+};
+/// What some ranks have told, each a Told: the sender, and those that follow it.
+struct TellAll {
+  std::vector<ByteView> told;
+  static constexpr std::tuple fields{at_most(&TellAll::told, most_ranks)};
+};
 
 }  // namespace tensorferry::collectives

@@ -22,11 +22,6 @@ Fingerprint fingerprint_of(Operation operation, DType dtype, std::uint64_t bytes
   return out;
 }
 
-/// Returns the elements that `rank` reduces for all: [first, second).
-std::pair<std::size_t, std::size_t> share_of(std::size_t rank, std::size_t ranks, std::size_t elements) {
-  return {elements * rank / ranks, elements * (rank + 1) / ranks};
-}
-
 std::size_t total(const auto& pieces) {
   std::size_t bytes = 0;
   for (const auto& piece : pieces) bytes += piece.size();
@@ -43,78 +38,31 @@ RawGroup::Work RawGroup::barrier(StartOptions options) {
 
 RawGroup::Work RawGroup::broadcast(OutBytes data, DType dtype, std::size_t root, StartOptions options) {
   return start(std::move(options), [=, this](const WaitLimits& limits) {
+    const auto called = fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root));
+    const auto algorithm = choose(Operation::broadcast, data.size(), true);
+    if (algorithm == Algorithm::ring) return broadcast_by_ring(called, data, root, limits);
+    if (algorithm == Algorithm::two_level) return broadcast_two_level(called, data, root, limits);
     ExchangeStep step(size());
     step.into.assign(size(), data.data());
     if (rank() == root) step.give.assign(size(), data);
-    if (rank() == root) step.take[root] = data.size();
-    if (rank() != root) step.take[root] = data.size();
-    return exchange(fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root)),
-                    std::move(step), limits);
+    step.take[root] = data.size();
+    return exchange(called, std::move(step), limits);
   });
 }
 
-Status RawGroup::reduce_one_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                                 std::size_t root, const WaitLimits& limits) {
-  const bool takes = root == Mailbox::any_rank || root == rank();
-  ExchangeStep step(size());
-  for (std::size_t to = 0; to < size(); ++to) {
-    if (to == rank() || root == Mailbox::any_rank || root == to) step.give[to] = input;
-    if (takes || to == rank()) step.take[to] = input.size();
-  }
-  step.dtype = static_cast<DType>(called.dtype);
-  if (takes) {
-    step.reduction = &op;
-    step.out = output.data();
-    step.count = called.elements;
-  } else {
-    step.into.assign(size(), const_cast<std::byte*>(input.data()));  // its own bytes stay where they are
-  }
-  return exchange(called, std::move(step), limits);
-}
-
-Status RawGroup::reduce_two_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                                 std::size_t root, const WaitLimits& limits) {
-  const auto item = size_of(static_cast<DType>(called.dtype));
-  const auto range = [&](std::size_t of) {
-    const auto [begin, end] = share_of(of, size(), called.elements);
-    return std::pair(begin * item, (end - begin) * item);
-  };
-  const bool everywhere = root == Mailbox::any_rank;
-  const auto [begin, bytes] = range(rank());
-  std::vector<std::byte> temporary(everywhere || rank() == root ? 0 : bytes);
-  auto* const share = temporary.empty() ? output.data() + begin : temporary.data();
-
-  ExchangeStep scattered(size());
-  for (std::size_t other = 0; other < size(); ++other) {
-    scattered.give[other] = input.subspan(range(other).first, range(other).second);
-    scattered.take[other] = bytes;
-  }
-  scattered.dtype = static_cast<DType>(called.dtype);
-  scattered.reduction = &op;
-  scattered.out = share;
-  scattered.count = bytes / item;
-  if (auto status = exchange(called, std::move(scattered), limits); !status.ok()) return status;
-
-  ExchangeStep gathered(size());
-  gathered.into.assign(size(), nullptr);
-  for (std::size_t other = 0; other < size(); ++other) {
-    if (everywhere || other == root || other == rank()) gathered.give[other] = {share, bytes};
-    if (everywhere || rank() == root) {
-      gathered.take[other] = range(other).second;
-      gathered.into[other] = output.data() + range(other).first;
-    }
-  }
-  gathered.take[rank()] = bytes;
-  if (gathered.into[rank()] == nullptr) gathered.into[rank()] = share;
-  return exchange(called, std::move(gathered), limits);
+Status RawGroup::reduce_by(Algorithm algorithm, const Fingerprint& called, InBytes input, OutBytes output,
+                           const ReduceOp& op, std::size_t root, const WaitLimits& limits) {
+  if (algorithm == Algorithm::ring) return reduce_by_ring(called, input, output, op, root, limits);
+  if (algorithm == Algorithm::two_level) return reduce_two_level(called, input, output, op, root, limits);
+  if (algorithm == Algorithm::one_shot) return reduce_one_shot(called, input, output, op, root, limits);
+  return reduce_two_shot(called, input, output, op, root, limits);
 }
 
 RawGroup::Work RawGroup::all_reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, StartOptions options) {
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
     const auto called = fingerprint_of(Operation::all_reduce, dtype, input.size(), no_root, op);
-    const auto chosen = choose(Operation::all_reduce, input.size(), size(), links_, settings_.algorithms);
-    return chosen == Algorithm::one_shot ? reduce_one_shot(called, input, output, op, Mailbox::any_rank, limits)
-                                         : reduce_two_shot(called, input, output, op, Mailbox::any_rank, limits);
+    return reduce_by(choose(Operation::all_reduce, input.size(), reduces_in_turn(op, dtype)), called, input, output, op,
+                     Mailbox::any_rank, limits);
   });
 }
 
@@ -122,23 +70,25 @@ RawGroup::Work RawGroup::reduce(InBytes input, OutBytes output, DType dtype, Red
                                 StartOptions options) {
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
     const auto called = fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op);
-    const auto chosen = choose(Operation::reduce, input.size(), size(), links_, settings_.algorithms);
-    return chosen == Algorithm::one_shot ? reduce_one_shot(called, input, output, op, root, limits)
-                                         : reduce_two_shot(called, input, output, op, root, limits);
+    return reduce_by(choose(Operation::reduce, input.size(), reduces_in_turn(op, dtype)), called, input, output, op,
+                     root, limits);
   });
 }
 
 RawGroup::Work RawGroup::all_gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, bool even,
                                     StartOptions options) {
   return start(std::move(options), [=, this](const WaitLimits& limits) {
+    const auto called = fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven);
+    if (even && choose(Operation::all_gather, total(outputs), true) == Algorithm::ring) {
+      return all_gather_by_ring(called, input, outputs, limits);
+    }
     ExchangeStep step(size());
     step.give.assign(size(), input);
     for (std::size_t from = 0; from < size(); ++from) {
       step.take[from] = outputs[from].size();
       step.into.push_back(outputs[from].data());
     }
-    return exchange(fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven), std::move(step),
-                    limits);
+    return exchange(called, std::move(step), limits);
   });
 }
 
@@ -172,6 +122,10 @@ RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, D
 RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, ReduceOp op,
                                         StartOptions options) {
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) {
+    const auto called = fingerprint_of(Operation::reduce_scatter, dtype, total(inputs), no_root, op);
+    if (choose(Operation::reduce_scatter, total(inputs), reduces_in_turn(op, dtype)) == Algorithm::ring) {
+      return reduce_scatter_by_ring(called, inputs, output, op, limits);
+    }
     ExchangeStep step(size());
     step.give = inputs;
     step.take.assign(size(), output.size());
@@ -179,8 +133,7 @@ RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes ou
     step.dtype = dtype;
     step.out = output.data();
     step.count = output.size() / size_of(dtype);
-    return exchange(fingerprint_of(Operation::reduce_scatter, dtype, total(inputs), no_root, op), std::move(step),
-                    limits);
+    return exchange(called, std::move(step), limits);
   });
 }
 

@@ -1,12 +1,26 @@
 #include "rpc/collectives/raw_group.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/text.h"
 #include "rpc/collectives/handed_regions.h"
 
 namespace tensorferry::collectives {
+namespace {
+
+/// Runs StartOptions::finish. Its errors are those of one rank: the ranks have exchanged their bytes.
+Status finished(const std::function<void()>& finish) {
+  try {
+    if (finish) finish();
+  } catch (const std::exception& error) {
+    return {Code::invalid_argument, formatted("the result of the operation cannot be written: {}", error.what())};
+  }
+  return {};
+}
+
+}  // namespace
 
 // ---- work
 
@@ -36,11 +50,25 @@ void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
   told(status_);
 }
 
+void GroupWork::before_end(UniqueFunction<void()> run) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) return before_.push_back(std::move(run));
+  }
+  run();
+}
+
 void GroupWork::end(Status status) {
+  std::vector<UniqueFunction<void()>> before;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(ending_, true)) return;
+    before = std::move(before_);
+  }
+  for (const auto& each : before) each();
   std::vector<UniqueFunction<void(const Status&)>> told;
   {
     const std::lock_guard lock(mutex_);
-    if (done_) return;
     status_ = std::move(status);
     done_ = true;
     told = std::move(told_);
@@ -63,7 +91,7 @@ bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>&
     if (interrupted && interrupted()) return done();
     if (delivery_) group_->look_for_the_dead();
     if (delivery_ && std::chrono::steady_clock::now() >= deadline_) {
-      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " did not end in time"});
+      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
     } else if (until && std::chrono::steady_clock::now() >= *until) {
       return done();
     }
@@ -93,6 +121,16 @@ void RawGroup::use_board(Buffer memory, bool memory_readable) {
   links_ = {true, memory_readable};
   board_ = std::make_unique<Board>(std::move(memory), rank(), size());
   handed_over_ = std::make_shared<HandedRegions>(agent_, membership_.id, rank(), names_);
+}
+
+void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
+  settings_.label = std::move(label);
+  mailbox_->show_as(std::move(ranks));
+}
+
+void RawGroup::use_levels(Levels levels) {
+  levels_ = std::move(levels);
+  links_.levels = true;
 }
 
 void RawGroup::watch_processes() {
@@ -125,13 +163,19 @@ std::optional<std::size_t> RawGroup::rank_of(std::string_view name) const {
 }
 
 std::string RawGroup::explain(Operation operation, std::size_t bytes) const {
-  const auto choice = explain_choice(operation, bytes, size(), links_, settings_.algorithms);
-  const auto way = !links_.board                ? "as messages: " + no_board_
+  const auto choice = explain_choice({operation, bytes, size(), links_}, settings_.algorithms);
+  const auto way = !links_.board || choice.algorithm == Algorithm::ring
+                       ? (choice.algorithm == Algorithm::two_level ? "as messages between hosts" : "as messages") +
+                             (no_board_.empty() ? "" : ": " + no_board_)
                    : bytes <= Board::slot_bytes ? std::string("in the slots of the board")
                    : links_.memory              ? std::string("read in place from the memory of the ranks")
                                                 : "as messages: " + no_memory_;
   return formatted("{} of {} bytes over {} ranks: {} ({}), {}", name_of(operation), bytes, size(),
                    name_of(choice.algorithm), choice.reason, way);
+}
+
+Algorithm RawGroup::choose(Operation operation, std::size_t bytes, bool in_turn) const {
+  return collectives::choose({operation, bytes, size(), links_, in_turn}, settings_.algorithms);
 }
 
 Status RawGroup::failed() const {
@@ -166,6 +210,8 @@ void RawGroup::fail(const Status& why, bool tell) {
   }
   mailbox_->fail(why);
   if (board_) board_->wake();
+  if (levels_.host) levels_.host->fail(why, false);
+  if (levels_.leaders) levels_.leaders->fail(why, false);
   for (std::size_t to = 0; tell && to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
@@ -303,12 +349,12 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   disagreed_ = false;
   if (status.ok()) status = work->run_(limits);
   work->run_ = {};
-  if (status.ok() && work->finish_) work->finish_();
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
   if (!status.ok() && !disagreed_) {
     if (const auto why = failed(); !why.ok()) status = why;
     fail(status, true);
   }
+  if (status.ok()) status = finished(work->finish_);
   bool more = false;
   {
     const std::lock_guard lock(mutex_);
@@ -331,7 +377,7 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
       std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   work->delivery_ = begin([work, finish = std::move(options.finish)](Status status) {
-    if (status.ok() && finish) finish();
+    if (status.ok()) status = finished(finish);
     work->end(std::move(status));
   });
   return work;
@@ -356,20 +402,28 @@ RawGroup::Work RawGroup::receive(OutBytes data, std::size_t from, std::uint64_t 
                   });
 }
 
+// The errors begin with the text that torch's documentation gives them, because programs and people look for it.
 Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
   // Tags of the library's own: the upper half of the numbers. Two of them, for coming and going.
   const auto base = (std::uint64_t{1} << 63U) + 2 * ++barriers_;
   std::byte token{};
   const StartOptions options{timeout, false, nullptr};
+  if (size() == 1) return {};
+  if (timeout.count() <= 0) {
+    return {Code::deadline_exceeded, formatted("Rank {} timed out in monitoredBarrier: its timeout of 0 ms leaves the "
+                                               "other ranks of group \"{}\" no time to come. Raise timeout=",
+                                               rank(), settings_.label)};
+  }
   if (rank() != 0) {
     send({&token, 1}, 0, base, options)->wait();
     const auto gone = receive({&token, 1}, 0, base + 1, options);
     gone->wait();
     if (gone->status().code() != Code::deadline_exceeded) return gone->status();
-    return {Code::deadline_exceeded,
-            formatted("{} did not let {} go from the monitored barrier in time: another rank has "
-                      "not come, or it has not itself",
-                      named(0), named(rank()))};
+    return {
+        Code::deadline_exceeded,
+        formatted("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                  "from rank 0: {} did not let it go within {} ms. Perhaps another rank has not come, or rank 0 itself",
+                  rank(), named(0), timeout.count())};
   }
   Status other;
   std::vector<std::size_t> missing;
@@ -384,7 +438,13 @@ Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
   }
   if (!other.ok()) return other;
   if (!name_all && missing.size() > 1) missing.resize(1);
-  if (!missing.empty()) return late("a monitored barrier", missing);
+  if (!missing.empty()) {
+    std::string ranks;
+    for (const auto each : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(each);
+    return {Code::deadline_exceeded, formatted("{} {} failed to pass monitoredBarrier in {} ms: in group \"{}\", {}",
+                                               missing.size() == 1 ? "Rank" : "Ranks", ranks, timeout.count(),
+                                               settings_.label, not_come(missing))};
+  }
   for (std::size_t to = 1; to < size(); ++to) {
     const auto let_go = send({&token, 1}, to, base + 1, options);
     let_go->wait();

@@ -18,15 +18,17 @@
 
 #include "agent/agent.h"
 #include "channels/cma/process.h"
+#include "include/tensorferry/reduction.h"
 #include "rpc/collectives/board.h"
 #include "rpc/collectives/choose.h"
 #include "rpc/collectives/mailbox.h"
-#include "rpc/collectives/reduction.h"
+#include "rpc/collectives/step.h"
 
 namespace tensorferry::collectives {
 
 class RawGroup;
 class HandedRegions;
+struct RingPass;
 
 /// An operation of a group that has been started. Thread-safe.
 class GroupWork final : public std::enable_shared_from_this<GroupWork> {
@@ -48,6 +50,9 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   [[nodiscard]] Letter letter() const { return delivery_ ? delivery_->letter() : Letter{}; }
   /// Runs `told` once the operation has ended: on the thread that ends it, or now if it has ended.
   void on_done(UniqueFunction<void(const Status&)> told);
+  /// Runs `run` before the operation counts as ended, so before any wait() returns: on the thread that ends it, or now
+  /// if it is ending. `run` must not use the operation.
+  void before_end(UniqueFunction<void()> run);
   /// The number of the operation among those of its group, from 1, in the order of their start.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
@@ -64,30 +69,19 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   std::uint64_t number_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool done_ = false;
+  bool ending_ = false, done_ = false;
   Status status_;
+  std::vector<UniqueFunction<void()>> before_;
   std::vector<UniqueFunction<void(const Status&)>> told_;
 };
 
 /// How an operation starts.
 struct StartOptions {
-  Milliseconds timeout{0};         // 0: the group's
-  bool background = true;          // false: the operation runs only while a thread waits for it
-  Owner keep;                      // of the memory that the operation uses, until it has ended
-  std::function<void()> finish{};  // runs after a success, before the work ends; on the thread that ends it
-};
-
-/// What one rank gives and takes in a step. The ranks of a group exchange bytes step by step.
-struct ExchangeStep {
-  std::vector<std::span<const std::byte>> give;  // to each rank; this one's own: its input
-  std::vector<std::uint64_t> take;               // the bytes from each rank
-  std::vector<std::byte*> into;                  // where they go; empty if they are reduced
-  const ReduceOp* reduction = nullptr;           // reduces all inputs, of `count` elements each, into `out`
-  DType dtype = DType::uint8;
-  std::byte* out = nullptr;
-  std::size_t count = 0;
-
-  explicit ExchangeStep(std::size_t ranks) : give(ranks), take(ranks) {}
+  Milliseconds timeout{0};  // 0: the group's
+  bool background = true;   // false: the operation runs only while a thread waits for it
+  Owner keep;               // of the memory that the operation uses, until it has ended
+  // Runs after a success, before the work ends, on the thread that ends it. What it throws fails the work alone.
+  std::function<void()> finish{};
 };
 
 /// An ordered list of agents that perform operations together: every rank calls the same operations in the same order.
@@ -113,6 +107,13 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
     std::uint64_t id = 0;
     std::size_t rank = 0;
     std::vector<MemberRecord> members;
+  };
+  /// The groups below a group whose ranks are on several hosts, if a host has several of them.
+  struct Levels {
+    std::shared_ptr<RawGroup> host;  // the ranks of this rank's host; the first of them leads
+    std::shared_ptr<RawGroup>
+        leaders;  // one rank of each host, in the order of the hosts; null: this rank does not lead
+    std::vector<std::size_t> host_of;  // by rank: the number of its host
   };
   using InBytes = std::span<const std::byte>;
   using OutBytes = std::span<std::byte>;
@@ -158,7 +159,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// `from` may be Mailbox::any_rank; GroupWork::letter() says which it was.
   Work receive(OutBytes data, std::size_t from, std::uint64_t tag, StartOptions options = {});
   /// A barrier in which rank 0 names the ranks that have not come in time, all or the first of them. At the other ranks
-  /// it fails if rank 0 does not let them go. Runs on the calling thread. A failure leaves the group as it is.
+  /// it fails if rank 0 does not let them go. Runs on the calling thread. A failure leaves the group as it is. With a
+  /// time-out of 0 it fails at once.
   Status monitored_barrier(Milliseconds timeout, bool name_all);
 
   /// Fails the group at every rank with Cancelled.
@@ -169,11 +171,17 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
 
   // For Groups, which forms groups and brings their messages.
   void use_board(Buffer memory, bool memory_readable);
+  void use_levels(Levels levels);
+  /// Errors name the group `label`, and the ranks by these numbers: those of the group above. Called before any
+  /// operation.
+  void show_as(std::string label, std::vector<std::size_t> ranks);
   /// Prepares to notice the death of ranks of this host. Called once, before any operation.
   void watch_processes();
   /// Keeps the reasons for explain().
   void say_why(std::string no_board, std::string no_memory);
   [[nodiscard]] Mailbox& mailbox() noexcept { return *mailbox_; }
+  /// Returns the number of the last step that this rank has begun.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// Returns the rank of the agent of that name; nullopt if it is no member.
   [[nodiscard]] std::optional<std::size_t> rank_of(std::string_view name) const;
   void map_region(std::size_t rank, std::uint64_t region, Buffer memory);
@@ -195,14 +203,45 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void look_for_the_dead();
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
-  Status reduce_two_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                         std::size_t root, const WaitLimits& limits);
+  [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
+
+  // The algorithms, each in a file of its name. A root is Mailbox::any_rank if every rank takes the result.
+  Status reduce_by(Algorithm algorithm, const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
+                   std::size_t root, const WaitLimits& limits);
   Status reduce_one_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
                          std::size_t root, const WaitLimits& limits);
+  Status reduce_two_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
+                         std::size_t root, const WaitLimits& limits);
+  Status reduce_by_ring(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op, std::size_t root,
+                        const WaitLimits& limits);
+  Status reduce_scatter_by_ring(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
+                                const ReduceOp& op, const WaitLimits& limits);
+  Status all_gather_by_ring(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs,
+                            const WaitLimits& limits);
+  Status reduce_two_level(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
+                          std::size_t root, const WaitLimits& limits);
+  Status broadcast_two_level(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits);
+  Status broadcast_by_ring(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits);
+  Status scatter_around(const Fingerprint& called, const std::vector<InBytes>& inputs,
+                        const std::vector<std::byte*>& sums, const ReduceOp& op, const WaitLimits& limits);
+  Status gather_around(const Fingerprint& called, const std::vector<OutBytes>& blocks, const WaitLimits& limits);
+  Status pass_around(const Fingerprint& called, const RingPass& pass, const WaitLimits& limits);
+  Status collect_shares(const Fingerprint& called, InBytes share, OutBytes output, std::size_t root,
+                        const WaitLimits& limits);
 
   Status exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits);
   Status exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
-  Status exchange_by_mail(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
+  Status exchange_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
+  Result<std::vector<Told>> tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
+                                     const WaitLimits& limits);
+  Status take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
+                     std::vector<const std::byte*>& inputs, std::deque<Bytes>& memory, const WaitLimits& limits);
+  /// Waits until all posts have ended, unless `status` is an error; withdraws what is left after one. Returns the first
+  /// error. One of a time that is over names `receivers`.
+  Status settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
+                const std::vector<std::size_t>& receivers, const WaitLimits& limits);
+  Status take_own(const ExchangeStep& step) const;
+  std::vector<std::size_t> behind(std::uint64_t step);
   Result<Announcement> place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
                              std::vector<std::byte>& copy);
   Status agree(const std::vector<Fingerprint>& called);
@@ -210,25 +249,29 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Result<const std::byte*> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
   Status read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const;
   Status reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here, const std::vector<Part>& parts);
-  Status late(std::string_view what, const std::vector<std::size_t>& missing) const;
+  [[nodiscard]] std::string not_come(const std::vector<std::size_t>& missing) const;
+  [[nodiscard]] Status late(std::string_view what, const std::vector<std::size_t>& missing) const;
+  [[nodiscard]] Status late(const Fingerprint& called, const std::vector<std::size_t>& missing) const;
   [[nodiscard]] std::string named(std::size_t rank) const;
 
   const std::shared_ptr<RawAgent> agent_;
   const Membership membership_;
-  const Settings settings_;
+  Settings settings_;
   std::vector<std::string> names_;
   Links links_;
   std::string no_board_, no_memory_;  // why `links_` lacks them
   const std::shared_ptr<Mailbox> mailbox_;
   std::shared_ptr<HandedRegions> handed_over_;  // regions of this process that the other ranks have mapped
   std::unique_ptr<Board> board_;
+  Levels levels_;                                       // set before any operation
   std::vector<std::optional<cma::Process>> processes_;  // by rank; nullopt: this process, or one of another host
   std::atomic<std::int64_t> looked_at_{0};              // when this rank last looked for dead ones, on the steady clock
   std::vector<std::uint8_t> probed_;  // by rank: a call is to find out whether it is alive; guarded by mutex_
 
   // Used by the thread that runs operations.
-  std::uint64_t step_ = 0;
-  bool disagreed_ = false;  // the ranks called different operations, which all of them know
+  std::atomic<std::uint64_t> step_{0};  // the last that this rank has begun; any thread reads it
+  std::uint64_t passed_ = 0;            // messages of rings, counted by the rank that sends most
+  bool disagreed_ = false;              // the ranks called different operations, which all of them know
   std::vector<std::byte> scratch_;
 
   mutable std::mutex mutex_;

@@ -63,6 +63,30 @@ ReduceKernel kernel_of(DType dtype, Reduction reduction, Instructions instructio
   return kernel_base(dtype, reduction);
 }
 
+bool reduces_in_turn(const ReduceOp& op, DType dtype) noexcept {
+  switch (op.kind) {
+    case Reduction::custom:
+      return op.any_order;
+    case Reduction::average:
+    case Reduction::premultiplied_sum:
+      return false;
+    default:
+      break;
+  }
+  switch (dtype) {
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::complex32:
+    case DType::float8_e5m2:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2fnuz:
+    case DType::float8_e4m3fnuz:
+      return false;
+    default:
+      return true;
+  }
+}
+
 Status check_reduction(const ReduceOp& op, DType dtype) {
   if (op.kind == Reduction::custom) {
     if (op.combine) return {};

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "rpc/collectives/reduction.h"
+#include "include/tensorferry/reduction.h"
 
 namespace tensorferry::collectives {
 
@@ -24,6 +24,10 @@ ReduceKernel kernel_of(DType dtype, Reduction reduction, Instructions instructio
 
 /// Returns Ok, or InvalidArgument that says why `op` cannot reduce elements of `dtype`.
 Status check_reduction(const ReduceOp& op, DType dtype);
+
+/// Returns whether a result may be reduced with one rank after the other. Not so if it would be rounded in between
+/// (float16, bfloat16, float8), or depends on the number of ranks (average) or on their order (most custom ones).
+bool reduces_in_turn(const ReduceOp& op, DType dtype) noexcept;
 
 /// Reduces one input of each rank, in the order of the ranks, into `out`. `out` may be one of the inputs.
 /// `inputs` is not empty, and check_reduction() has returned Ok.

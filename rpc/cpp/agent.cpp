@@ -54,15 +54,15 @@ std::shared_ptr<Agent> Agent::join(AgentOptions options) {
   return agent;
 }
 
-Agent::~Agent() { core_->member->leave(); }
+Agent::~Agent() { core_->leave(); }
 
 const std::string& Agent::name() const { return core_->self().name; }
 int Agent::rank() const { return core_->self().rank; }
 std::string Agent::peer(int rank) const { return detail::value_or_throw(core_->member->find(rank)).name; }
-void Agent::leave() { core_->member->leave(); }
+void Agent::leave() { core_->leave(); }
 void Agent::shutdown(std::chrono::milliseconds timeout) {
   const auto finished = core_->member->finish(timeout);
-  core_->member->leave();
+  core_->leave();
   detail::check(finished);
 }
 std::string Agent::link_state(std::string_view peer) const { return core_->raw().link_state(peer); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "rpc/collectives/groups.h"
 #include "rpc/cpp/rendezvous.h"
 #include "rpc/member/member.h"
 #include "rpc/member/reference_marshaller.h"
@@ -15,13 +16,16 @@
 
 namespace tensorferry::detail {
 
-/// A member and its store. Thread-safe.
+/// A member, its store and its groups. Thread-safe.
 class AgentCore final : public std::enable_shared_from_this<AgentCore> {
  public:
   /// Peers cannot find `joined` yet.
   AgentCore(OpenRendezvous where, std::shared_ptr<Member> joined, Milliseconds default_timeout)
-      : meeting(std::move(where)), member(std::move(joined)), timeout(default_timeout) {}
-  ~AgentCore() { member->leave(); }
+      : meeting(std::move(where)),
+        member(std::move(joined)),
+        timeout(default_timeout),
+        groups(collectives::Groups::serve({member, &member->agent()})) {}
+  ~AgentCore() { leave(); }
   AgentCore(const AgentCore&) = delete;
   AgentCore& operator=(const AgentCore&) = delete;
 
@@ -29,9 +33,16 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   [[nodiscard]] References& tables() const noexcept { return member->references(); }
   [[nodiscard]] const PeerInfo& self() const { return member->self(); }
 
+  /// Fails the groups, then leaves.
+  void leave() {
+    groups->leave();
+    member->leave();
+  }
+
   const OpenRendezvous meeting;
   const std::shared_ptr<Member> member;
   const Milliseconds timeout;
+  const std::shared_ptr<collectives::Groups> groups;
 };
 
 /// Collects the references inside one message to `peer`. Used by one thread; `peer` and `id` must outlive it.

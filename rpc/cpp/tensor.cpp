@@ -46,24 +46,22 @@ Tensor::Shape row_major(const Tensor::Shape& shape) {
   return strides;
 }
 
-/// Copies the elements of dimension `at` and of the later dimensions to `to` in row-major order. Returns the end of the
-/// copy.
-std::byte* copy_elements(const Tensor& tensor, std::size_t at, const std::byte* from, std::byte* to) {
-  const auto each = size_of(tensor.dtype());
-  if (at == tensor.shape().size()) {
-    std::memcpy(to, from, each);
-    return to + each;
+/// Copies the elements of dimension `at` and of the later dimensions between two tensors of one shape and dtype.
+void copy_elements(const Tensor& from, const Tensor& to, std::size_t at, const std::byte* source, std::byte* target) {
+  const auto each = size_of(from.dtype());
+  if (at == from.shape().size()) {
+    std::memcpy(target, source, each);
+    return;
   }
-  const auto size = tensor.shape()[at];
-  const auto stride = tensor.strides()[at];
-  if (at + 1 == tensor.shape().size() && stride == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(size) * each);
-    return to + static_cast<std::size_t>(size) * each;
+  const auto size = from.shape()[at];
+  if (at + 1 == from.shape().size() && from.strides()[at] == 1 && to.strides()[at] == 1) {
+    std::memcpy(target, source, static_cast<std::size_t>(size) * each);
+    return;
   }
   for (std::int64_t i = 0; i < size; ++i) {
-    to = copy_elements(tensor, at + 1, from + i * stride * static_cast<std::int64_t>(each), to);
+    copy_elements(from, to, at + 1, source + i * from.strides()[at] * static_cast<std::int64_t>(each),
+                  target + i * to.strides()[at] * static_cast<std::int64_t>(each));
   }
-  return to;
 }
 
 }  // namespace
@@ -134,14 +132,23 @@ Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
 Tensor Tensor::clone() const {
   if (device_.type != DeviceType::cpu) throw InvalidArgument("a " + text() + " can be copied only in host memory");
   auto out = empty(shape_, dtype_);
-  if (size_ == 0) return out;
-  auto* to = static_cast<std::byte*>(out.data_);
-  if (is_contiguous()) {
-    std::memcpy(to, data_, bytes());
-  } else {
-    copy_elements(*this, 0, static_cast<const std::byte*>(data_), to);
-  }
+  out.copy_from(*this);
   return out;
+}
+
+void Tensor::copy_from(const Tensor& other) const {
+  if (device_.type != DeviceType::cpu || other.device_.type != DeviceType::cpu) {
+    throw InvalidArgument("a " + other.text() + " can be copied only in host memory");
+  }
+  if (dtype_ != other.dtype_ || shape_ != other.shape_) {
+    throw InvalidArgument("a " + other.text() + " cannot be copied into a " + text());
+  }
+  if (size_ == 0) return;
+  if (is_contiguous() && other.is_contiguous()) {
+    std::memmove(data_, other.data_, bytes());
+  } else {
+    copy_elements(other, *this, 0, static_cast<const std::byte*>(other.data_), static_cast<std::byte*>(data_));
+  }
 }
 
 Tensor Tensor::reshape(Shape shape) const {

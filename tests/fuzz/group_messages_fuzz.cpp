@@ -7,7 +7,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tensorferry;
-  fuzzing::fuzz_records<collectives::GroupMessage, collectives::Formed, collectives::Decision>(
-      std::as_bytes(std::span(data, size)));
+  fuzzing::fuzz_records<collectives::GroupMessage, collectives::Formed, collectives::Decision, collectives::Progress,
+                        collectives::TellAll, collectives::Told>(std::as_bytes(std::span(data, size)));
   return 0;
 }

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tensorferry.rpc as rpc
+import torch.distributed
+from tensorferry import c10d, errors
 
-program = Path(__file__).parent / "programs" / "c10d_rank.py"
+programs = Path(__file__).parent / "programs"
 
 
-def run(folder: Path, size: int, *scenarios: str) -> list[subprocess.CompletedProcess[str]]:
+def run(
+    folder: Path, size: int, *scenarios: str, program: str = "c10d_rank.py", **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Runs the scenarios one after the other at each rank."""
-    command = [sys.executable, str(program), str(folder / "store")]
+    command = [sys.executable, str(programs / program), str(folder / "store")]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(size), *scenarios], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(size), *scenarios],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
         )
         for rank in range(size)
     ]
@@ -31,17 +41,16 @@ def run(folder: Path, size: int, *scenarios: str) -> list[subprocess.CompletedPr
     return done
 
 
-together = (
-    "dense", "strided", "uneven", "reductions", "several", "objects", "groups", "functional", "mismatches", "ddp",
+alone = (
+    "dense", "strided", "uneven", "reductions", "several", "sparse", "shapes", "many", "refusals", "objects", "groups",
+    "options", "lazy", "split", "recorded",
 )  # fmt: skip
+together = (*alone, "functional", "mismatches", "ddp", "point_to_point", "absent")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_operations_give_what_torch_promises(tmp_path: Path, size: int) -> None:
-    scenarios = together if size > 1 else together[:7]
-    if size > 1:
-        scenarios = (*scenarios, "point_to_point")
-    for rank in run(tmp_path, size, *scenarios):
+    for rank in run(tmp_path, size, *(together if size > 1 else alone)):
         assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
         assert rank.stdout.split("\n").count("done dense") == 1
 
@@ -53,3 +62,18 @@ def test_a_dead_rank_ends_the_operations_of_the_others_and_is_named(tmp_path: Pa
     for rank in ranks[:-1]:
         assert rank.returncode == 0, rank.stderr[-3000:]
         assert rank.stdout == "survived\n"
+
+
+def test_debug_level_detail_names_the_rank_that_calls_another_operation(tmp_path: Path) -> None:
+    for rank in run(tmp_path, 3, "detail", TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        assert rank.returncode == 0, rank.stderr[-3000:]
+
+
+def test_options_of_the_agent_are_refused_if_init_rpc_has_made_it() -> None:
+    rpc.init_rpc("a", store=torch.distributed.HashStore())
+    try:
+        with pytest.raises(errors.InvalidArgument, match=r"max_threads, but .* pass them to init_rpc"):
+            c10d._agent(None, c10d.Options(max_threads=2))
+        assert c10d._agent(None, c10d.Options(name="a")).name == "a"
+    finally:
+        rpc.shutdown(graceful=False)

@@ -77,6 +77,88 @@ def test_operations_return_their_results(three: list[tensorferry.Agent]) -> None
     assert at_all_ranks(three, body) == [None] * 3
 
 
+def test_operations_take_one_tensor_several_and_sparse_ones(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        group = groups[rank]
+        whole = torch.empty(6, 2)
+        group.all_gather(torch.full((2, 2), float(rank)), whole).wait()
+        assert whole[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        assert group.reduce_scatter(torch.empty(2, 2), whole).wait().eq(3 * rank).all()
+        gathered = group.all_gather_coalesced([torch.tensor([rank]), torch.tensor([rank, 7.0])]).wait()
+        assert [[each.tolist() for each in outs] for outs in gathered] == [
+            [[0], [1], [2]],
+            [[0, 7], [1, 7], [2, 7]],
+        ]
+        outs = [torch.empty(1), torch.empty(2, 2)]
+        first, second = group.reduce_scatter_coalesced(
+            outs, [[torch.tensor([float(i)]) for i in range(3)], whole]
+        ).wait()
+        assert first.item() == 3 * rank and second.eq(3 * rank).all()
+
+        # Rank r gives i + 1 rows to rank i.
+        given, taken = torch.full((6,), float(rank)), torch.empty(3 * (rank + 1))
+        group.all_to_all(taken, given, sizes=[1, 2, 3], out_sizes=[rank + 1] * 3).wait()
+        assert taken.tolist() == [float(source) for source in range(3) for _ in range(rank + 1)]
+        with pytest.raises(errors.InvalidArgument, match=r"6 rows do not divide as \[1, 2\] among 3 ranks"):
+            group.all_to_all(taken, given, sizes=[1, 2])
+        with pytest.raises(errors.InvalidArgument, match="4 rows do not divide among 3 ranks"):
+            group.all_gather(torch.ones(1), torch.empty(4))
+
+        sparse = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 5.0], (5,))
+        assert group.all_reduce(sparse).wait().to_dense().tolist() == [3, 5, 5, 5, 0]
+        with pytest.raises(errors.InvalidArgument, match="sparse tensors are summed"):
+            group.all_reduce(sparse, "max")
+
+    assert at_all_ranks(three, body) == [None] * 3
+
+
+def test_a_reduction_can_be_a_function_of_the_program(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def farther(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.where(b.abs() > a.abs(), b, a)
+
+    def added(a: torch.Tensor, b: torch.Tensor) -> None:
+        a += 10 * b
+
+    def raises(a: torch.Tensor, b: torch.Tensor) -> None:
+        raise ValueError("no sum of these")
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        group = groups[rank]
+        mine = torch.tensor([float(rank), -10.0 * rank, 3.0 - rank])
+        assert group.all_reduce(mine.clone(), farther).wait().tolist() == [2, -20, 3]
+        assert group.all_reduce(mine.double(), added).wait()[0] == 30
+        large = torch.full((1 << 18,), float(rank))
+        assert group.all_reduce(large, farther).wait().eq(2).all()
+        assert group.reduce_scatter(torch.empty(1), mine, farther).wait().item() == [2, -20, 3][rank]
+        with pytest.raises(errors.InvalidArgument, match="the function that reduces has raised ValueError: no sum of"):
+            group.all_reduce(mine.clone(), raises).wait()
+        group.barrier().wait()
+
+    assert at_all_ranks(three, body) == [None] * 3
+
+
+def test_objects_travel_pickled(three: list[tensorferry.Agent], agents: Agents) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        group = groups[rank]
+        mine = {"rank": rank, "tensor": torch.arange(rank)}
+        everybodys = group.all_gather_object(mine)
+        assert [each["rank"] for each in everybodys] == [0, 1, 2] and everybodys[2]["tensor"].tolist() == [0, 1]
+        assert group.broadcast_object("a" * 1000 if rank == 1 else None, root=1) == "a" * 1000
+        assert group.gather_object(rank * "x", root=2) == (["", "x", "xx"] if rank == 2 else [])
+        assert group.scatter_object([rank, {}, "three"] if rank == 0 else ()) == [0, {}, "three"][rank]
+
+    assert at_all_ranks(three, body) == [None] * 3
+    strict = collectives.form_group(["strict"], agent=agents("strict", trust="registered"))
+    with pytest.raises(errors.PermissionDenied, match='trust="registered"'):
+        strict.all_gather_object(1)
+
+
 def test_work_can_be_awaited(three: list[tensorferry.Agent]) -> None:
     groups = form(three)
 

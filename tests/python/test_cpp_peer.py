@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 import tensorferry
 import tensorferry._C
 import torch
+from conftest import free_port
 from tensorferry import errors
 
 PEER = Path(tensorferry._C.__file__).parents[2] / "tests/rpc/cpp/cpp_peer"
@@ -39,13 +39,6 @@ def scale(tensor: torch.Tensor, by: float) -> torch.Tensor:
 
 def divide() -> float:
     return 1 / 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def peer_program() -> str:
@@ -191,6 +184,19 @@ def test_cpp_uses_an_object_of_python(agent: tensorferry.Agent) -> None:
         assert counter.local_value().value == 7
     finally:
         tensorferry._C.set_default_agent(before)
+
+
+def test_a_group_has_ranks_of_both_languages(agent: tensorferry.Agent) -> None:
+    mine, theirs = torch.arange(1 << 16, dtype=torch.float32), torch.ones(1 << 16)
+    for names in (["py", "cpp"], ["cpp", "py"]):
+        answer = agent.rpc_async("cpp", "reduce_with", args=(names, theirs))
+        group = tensorferry.collectives.form_group(names, agent=agent, label="both languages", timeout=60)
+        given = group.all_gather(mine).wait()
+        assert torch.equal(given[names.index("cpp")], theirs)
+        total = group.all_reduce(mine.clone()).wait()
+        reduced, gathered = answer.wait()
+        assert torch.equal(total, mine + theirs) and torch.equal(reduced, total)
+        assert all(torch.equal(a, b) for a, b in zip(gathered, given, strict=True))
 
 
 def test_cpp_joins_a_dynamic_group() -> None:

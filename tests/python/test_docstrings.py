@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import tensorferry
+import tensorferry.ddp
 import tensorferry.rpc as rpc
 import torch
 from tensorferry import _C
 
-MODULES = [tensorferry, tensorferry.rpc, tensorferry.rpc.functions, tensorferry.futures, tensorferry.errors]
+MODULES = [
+    tensorferry, tensorferry.rpc, tensorferry.rpc.functions, tensorferry.futures, tensorferry.errors, tensorferry.ddp,
+]  # fmt: skip
 
 # What need not say that it raises something.
 RAISES_NOTHING = {
@@ -95,8 +98,8 @@ def everything() -> list[Public]:
     for module in MODULES:
         for name in reversed(module.__all__):  # RRef, before its other name PyRRef
             thing = getattr(module, name)
-            if isinstance(thing, types.ModuleType | str) or id(thing) in seen:
-                continue
+            if isinstance(thing, types.ModuleType | str) or id(thing) in seen or thing is tensorferry.ddp.GradBucket:
+                continue  # that one is torch's
             seen.add(id(thing))
             public = Public(f"{module.__name__}.{name}", thing)
             found[public.name] = public

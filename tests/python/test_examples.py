@@ -2,13 +2,13 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tensorferry.cmake
+from conftest import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -170,9 +170,7 @@ def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
     assert found, "README.md has no example followed by its output"
     (tmp_path / "example.py").write_text(found[1])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        environment = {**os.environ, "MASTER_PORT": str(probe.getsockname()[1])}
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
@@ -180,7 +178,7 @@ def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert done.stdout == found[2]
 
 
-@START
+@pytest.mark.parametrize("start", [["train.py"], [*TORCHRUN, "4", "train.py"]], ids=["alone", "torchrun"])
 def test_ddp_trains_as_with_gloo(start: list[str]) -> None:
     losses = {}
     for backend in "tensorferry", "gloo":
@@ -188,4 +186,22 @@ def test_ddp_trains_as_with_gloo(start: list[str]) -> None:
         assert accuracy(output) > 0.5
         losses[backend] = [float(each) for each in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses["gloo"]) == 3
-    assert losses["tensorferry"] == pytest.approx(losses["gloo"], rel=1e-4)
+    assert losses["tensorferry"] == pytest.approx(losses["gloo"], rel=1e-5)
+
+
+def test_ddp_trains_with_gradients_that_travel_as_float16() -> None:
+    assert accuracy(run("09-ddp", "train.py", "--hook", "half")) > 0.9
+
+
+@pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "4", "main.py"]], ids=["alone", "torchrun"])
+def test_local_sgd_learns_digits_with_few_averages(start: list[str]) -> None:
+    output = run("10-local-sgd", *start)
+    assert "320 steps, parameters averaged 40 times" in output
+    apart = re.search(r"before the last round: ([\d.]+)", output)
+    assert apart and float(apart[1]) > 0, output
+    assert accuracy(output) > 0.85
+
+
+def test_local_sgd_fails_when_it_has_not_learned() -> None:
+    with pytest.raises(AssertionError, match=r"above 0\.85"):
+        run("10-local-sgd", "main.py", "--steps", "2")

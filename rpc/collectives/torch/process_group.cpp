@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "rpc/tensor.h"
@@ -78,21 +79,78 @@ c10::IValue value_of(const std::vector<std::vector<at::Tensor>>& results) {
   return results;
 }
 
+/// Tells the other ranks the name `own`, and returns the names of all ranks when they have told them.
+std::vector<std::string> exchange_names(c10d::Store& store, const std::string& own, int rank, int size,
+                                        const TorchGroupOptions& options) {
+  std::vector<std::string> keys;
+  for (int each = 0; each < size; ++each) keys.push_back("tensorferry/agent/" + std::to_string(each));
+  store.set(keys[static_cast<std::size_t>(rank)], own);
+  try {
+    store.wait(keys, options.timeout);
+  } catch (const std::exception&) {
+    std::string missing;
+    for (int each = 0; each < size; ++each) {
+      if (store.check({keys[static_cast<std::size_t>(each)]})) continue;
+      missing += (missing.empty() ? "" : ", ") + std::to_string(each);
+    }
+    if (missing.empty()) throw;
+    const std::string advice =
+        options.lazy ? " to its first operation. See whether they call the same operations"
+                     : ". See whether they call the same new_group() or init_process_group(), in the same order";
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("DeadlineExceeded: the process group was not formed within ",
+                             std::chrono::duration<double>(options.timeout).count(), " s: of its ", size, " ranks, ",
+                             missing, " did not come", advice, ", or raise timeout="));
+  }
+  std::vector<std::string> names;
+  for (const auto& key : keys) names.push_back(store.get_to_str(key));
+  return names;
+}
+
 }  // namespace
 
 // ---- work
 
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+void CompletionHooks::add(std::int64_t id, c10d::CompletionHook hook) {
+  const std::lock_guard lock(mutex_);
+  hooks_.insert_or_assign(id, std::move(hook));
+}
+
+void CompletionHooks::remove(std::int64_t id) {
+  const std::lock_guard lock(mutex_);
+  hooks_.erase(id);
+}
+
+void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key) {
+  {
+    const std::lock_guard lock(self->mutex_);
+    if (self->hooks_.empty()) return;
+  }
+  work.on_done([self, key, began = std::chrono::steady_clock::now()](const Status& status) {
+    if (!status.ok()) return;
+    const std::chrono::duration<float, std::milli> took = std::chrono::steady_clock::now() - began;
+    std::map<std::int64_t, c10d::CompletionHook> hooks;
+    {
+      const std::lock_guard lock(self->mutex_);
+      hooks = self->hooks_;
+    }
+    for (const auto& [id, hook] : hooks) hook({key, took.count()});
+  });
+}
+#endif
+
 TorchWork::TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
                      std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs,
-                     std::uint64_t sequence, std::chrono::milliseconds timeout)
+                     std::uint64_t sequence, std::uint64_t key, std::chrono::milliseconds timeout)
     : Work(-1, type, title, inputs),
       work_(std::move(work)),
       results_(std::move(results)),
       sequence_(sequence),
+      key_(key),
       timeout_(timeout) {
-  if (recordFunctionEndCallback_) {
-    work_->on_done([end = std::move(recordFunctionEndCallback_)](const Status&) { end(); });
-  }
+  // The profiler may be stopped, and its records freed, as soon as wait() has returned.
+  if (recordFunctionEndCallback_) work_->before_end(std::move(recordFunctionEndCallback_));
 }
 
 bool TorchWork::isCompleted() { return work_->done(); }
@@ -142,12 +200,67 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
 
 // ---- the process group
 
-TorchProcessGroup::TorchProcessGroup(std::shared_ptr<RawGroup> group, std::chrono::milliseconds timeout)
-    : Backend(static_cast<int>(group->rank()), static_cast<int>(group->size())),
-      group_(std::move(group)),
-      tensors_(group_),
-      options_(c10::make_intrusive<Options>("tensorferry", timeout)) {
+TorchProcessGroup::TorchProcessGroup(std::shared_ptr<Groups> groups, Names names, int rank, int size,
+                                     c10::intrusive_ptr<TorchGroupOptions> options)
+    : Backend(rank, size), groups_(std::move(groups)), options_(std::move(options)), names_(std::move(names)) {
   init();
+  if (!options_->lazy) group();
+}
+
+c10::intrusive_ptr<TorchProcessGroup> TorchProcessGroup::meet_at(c10::intrusive_ptr<c10d::Store> store,
+                                                                 std::shared_ptr<Groups> groups, int rank, int size,
+                                                                 c10::intrusive_ptr<TorchGroupOptions> options) {
+  auto names = [store = std::move(store), own = groups->agent()->self().name, rank, size, options] {
+    // A store of its own: other threads may need this connection while an operation waits for the other ranks.
+    return exchange_names(options->lazy ? *store->clone() : *store, own, rank, size, *options);
+  };
+  return c10::make_intrusive<TorchProcessGroup>(std::move(groups), std::move(names), rank, size, std::move(options));
+}
+
+const TensorGroup& TorchProcessGroup::group() {
+  if (const auto* formed = formed_.load(std::memory_order_acquire)) return *formed;
+  const std::lock_guard lock(forming_);
+  if (!group_) {
+    auto settings = options_->settings;
+    settings.timeout = options_->timeout;
+    if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
+    auto formed = groups_->form(names_(), std::move(settings));
+    if (!formed.ok()) throw_status(formed.status());
+    group_.emplace(*std::move(formed));
+    names_ = nullptr;
+    formed_.store(&*group_, std::memory_order_release);
+  }
+  return *group_;
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_ptr<c10d::Store>&,
+                                                           const std::vector<int>& ranks,
+                                                           const c10::intrusive_ptr<Options>& options) {
+  const auto& all = group().raw().names();  // a lazy group forms here, at all its ranks
+  const auto number = ++splits_;
+  const auto* const given = dynamic_cast<const TorchGroupOptions*>(options.get());
+  TORCH_CHECK_TYPE(given != nullptr,
+                   "pg_options of the backend tensorferry is a tensorferry.c10d.Options, not options of ",
+                   options ? options->backend : "nothing");
+  const auto here = std::find(ranks.begin(), ranks.end(), getRank());
+  if (here == ranks.end()) return nullptr;
+  auto chosen = given->copy();
+  if (chosen->settings.label == options_->settings.label) chosen->settings.label.clear();
+  // Torch's name of the part depends on the number of a process's groups, which may differ between the ranks.
+  chosen->settings.key = options_->settings.key + ", split " + std::to_string(number);
+  std::vector<std::string> names;
+  chosen->global_ranks_in_group.clear();
+  for (const auto rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "the process group has no rank ", rank);
+    names.push_back(all[static_cast<std::size_t>(rank)]);
+    const auto& global = options_->global_ranks_in_group;
+    chosen->global_ranks_in_group.push_back(global.empty() ? static_cast<std::uint64_t>(rank)
+                                                           : global.at(static_cast<std::size_t>(rank)));
+  }
+  const auto size = static_cast<int>(names.size());
+  return c10::make_intrusive<TorchProcessGroup>(
+      groups_, [names = std::move(names)] { return names; }, static_cast<int>(here - ranks.begin()), size,
+      std::move(chosen));
 }
 
 StartOptions TorchProcessGroup::start_options(std::chrono::milliseconds timeout, bool background) const {
@@ -162,57 +275,61 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(Started started, c10d:
                                                           std::chrono::milliseconds timeout) {
   if (!started.ok()) throw_status(started.status());
   if (!c10d::isP2POp(type)) ++sequence_;
-  return c10::make_intrusive<TorchWork>(*std::move(started), type, title, std::move(results), inputs, sequence_,
+  const auto key = ++works_;
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+  CompletionHooks::watch(hooks_, **started, key);
+#endif
+  return c10::make_intrusive<TorchWork>(*std::move(started), type, title, std::move(results), inputs, sequence_, key,
                                         start_options(timeout, true).timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return work_of(tensors_.broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank),
-                                    start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank),
+                                   start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::BROADCAST, "tensorferry:broadcast", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (only(tensors).is_sparse()) return allreduce_sparse(tensors, opts);
-  return work_of(tensors_.all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
-                                     start_options(opts.timeout, opts.asyncOp)),
-                 c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);
+  return work_of(
+      group().all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+      c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_sparse(Tensors& tensors,
                                                                    const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(opts.reduceOp.op_ == c10d::ReduceOp::SUM, "sparse tensors can only be summed");
   auto tensor = only(tensors);
-  if (const auto status = tensors_.all_reduce_sparse(tensor, start_options(opts.timeout, false)); !status.ok()) {
+  if (const auto status = group().all_reduce_sparse(tensor, start_options(opts.timeout, false)); !status.ok()) {
     throw_status(status);
   }
   // It has ended; a barrier's work stands for it.
-  return work_of(Started(group_->barrier(start_options(opts.timeout, opts.asyncOp))), c10d::OpType::_ALLREDUCE_SPARSE,
-                 "tensorferry:all_reduce_sparse", {tensors}, {}, opts.timeout);
+  return work_of(Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+                 c10d::OpType::_ALLREDUCE_SPARSE, "tensorferry:all_reduce_sparse", {tensors}, {}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_coalesced(Tensors& tensors,
                                                                       const c10d::AllreduceCoalescedOptions& opts) {
-  return work_of(
-      tensors_.all_reduce_coalesced(tensors, op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
-      c10d::OpType::ALLREDUCE_COALESCED, "tensorferry:all_reduce_coalesced", {tensors}, tensors, opts.timeout);
+  return work_of(group().all_reduce_coalesced(tensors, op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+                 c10d::OpType::ALLREDUCE_COALESCED, "tensorferry:all_reduce_coalesced", {tensors}, tensors,
+                 opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return work_of(tensors_.reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
-                                 static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
+                                static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::REDUCE, "tensorferry:reduce", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
-  return work_of(tensors_.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::AllgatherOptions& opts) {
-  return work_of(tensors_.all_gather(input, shares(output, group_->size()), start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().all_gather(input, shares(output, ranks()), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_ALLGATHER_BASE, "tensorferry:all_gather_into_tensor", {{output}}, {input},
                  opts.timeout);
 }
@@ -220,8 +337,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::_allgather_base(at::Tensor& ou
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                                       const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "there is no tensor to gather");
-  TORCH_CHECK_VALUE(outputs.size() == group_->size(), "there are ", outputs.size(), " lists for ", group_->size(),
-                    " ranks");
+  TORCH_CHECK_VALUE(outputs.size() == ranks(), "there are ", outputs.size(), " lists for ", ranks(), " ranks");
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors each;
@@ -229,7 +345,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
       TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
       each.push_back(list[i]);
     }
-    last = tensors_.all_gather(inputs[i], each, start_options(opts.timeout, opts.asyncOp));
+    last = group().all_gather(inputs[i], each, start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
   // Operations end in their order, so the last stands for all.
@@ -242,8 +358,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last =
-        tensors_.all_gather(inputs[i], shares(outputs[i], group_->size()), start_options(opts.timeout, opts.asyncOp));
+    last = group().all_gather(inputs[i], shares(outputs[i], ranks()), start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
   return work_of(std::move(last), c10d::OpType::COALESCED, "tensorferry:all_gather_into_tensor_coalesced", {outputs},
@@ -253,16 +368,16 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
 TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::GatherOptions& opts) {
   const auto list = list_at_root(outputs, getRank() == opts.rootRank);
-  return work_of(tensors_.gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank),
-                                 start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank),
+                                start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
                                                           const c10d::ScatterOptions& opts) {
   const auto list = list_at_root(inputs, getRank() == opts.rootRank);
-  return work_of(tensors_.scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
-                                  start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
+                                 start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::SCATTER, "tensorferry:scatter", {outputs}, list, opts.timeout);
 }
 
@@ -270,15 +385,15 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& output
                                                                  const c10d::ReduceScatterOptions& opts) {
   const auto& list = only_list(inputs);
   return work_of(
-      tensors_.reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+      group().reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
       c10d::OpType::REDUCE_SCATTER, "tensorferry:reduce_scatter", {outputs}, list, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                        const c10d::ReduceScatterOptions& opts) {
   const auto dense = input.contiguous();
-  return work_of(tensors_.reduce_scatter(shares(dense, group_->size()), output, op_of(opts.reduceOp),
-                                         start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().reduce_scatter(shares(dense, ranks()), output, op_of(opts.reduceOp),
+                                        start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_REDUCE_SCATTER_BASE, "tensorferry:reduce_scatter_tensor", {{output}}, {input},
                  opts.timeout);
 }
@@ -288,8 +403,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter_tensor_coalesce
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last = tensors_.reduce_scatter(shares(inputs[i].contiguous(), group_->size()), outputs[i], op_of(opts.reduceOp),
-                                   start_options(opts.timeout, opts.asyncOp));
+    last = group().reduce_scatter(shares(inputs[i].contiguous(), ranks()), outputs[i], op_of(opts.reduceOp),
+                                  start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
   return work_of(std::move(last), c10d::OpType::COALESCED, "tensorferry:reduce_scatter_tensor_coalesced", {outputs},
@@ -302,47 +417,53 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall_base(at::Tensor& outp
                                                                 const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(output.is_contiguous(), "the output must be contiguous");
   const bool even = output_splits.empty() && input_splits.empty();
-  const auto outputs = rows(output, group_->size(), output_splits);
-  const auto inputs = rows(input.contiguous(), group_->size(), input_splits);
-  return work_of(tensors_.all_to_all(inputs, outputs, even, start_options(opts.timeout, opts.asyncOp)),
+  const auto outputs = rows(output, ranks(), output_splits);
+  const auto inputs = rows(input.contiguous(), ranks(), input_splits);
+  return work_of(group().all_to_all(inputs, outputs, even, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL_BASE, "tensorferry:all_to_all_single", {{output}}, {input}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllToAllOptions& opts) {
-  return work_of(tensors_.all_to_all(inputs, outputs, false, start_options(opts.timeout, opts.asyncOp)),
+  return work_of(group().all_to_all(inputs, outputs, false, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL, "tensorferry:all_to_all", {outputs}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::send(Tensors& tensors, int to, int tag) {
-  return work_of(tensors_.send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
-                               start_options(c10d::kUnsetTimeout, true)),
+  return work_of(group().send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
+                              start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::SEND, "tensorferry:send", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recv(Tensors& tensors, int from, int tag) {
-  return work_of(tensors_.receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
-                                  start_options(c10d::kUnsetTimeout, true)),
+  return work_of(group().receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
+                                 start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::RECV, "tensorferry:recv", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors, int tag) {
-  return work_of(tensors_.receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
-                                  start_options(c10d::kUnsetTimeout, true)),
-                 c10d::OpType::RECVANYSOURCE, "tensorferry:recv_any_source", {tensors}, tensors, c10d::kUnsetTimeout);
+  return work_of(group().receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
+                                 start_options(c10d::kUnsetTimeout, true)),
+                 c10d::OpType::RECVANYSOURCE, "tensorferry:recvAnySource", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOptions& opts) {
-  return work_of(Started(group_->barrier(start_options(opts.timeout, opts.asyncOp))), c10d::OpType::BARRIER,
+  return work_of(Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))), c10d::OpType::BARRIER,
                  "tensorferry:barrier", {{}}, {}, opts.timeout);
 }
 
 void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const auto status = group_->monitored_barrier(start_options(opts.timeout, false).timeout, wait_all_ranks);
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
+  const auto status = group().raw().monitored_barrier(timeout, wait_all_ranks);
   if (!status.ok()) throw_status(status);
 }
 
-void TorchProcessGroup::abort() { group_->abort("by ProcessGroup.abort()"); }
-void TorchProcessGroup::shutdown() { group_->close(); }
+void TorchProcessGroup::abort() {
+  if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().abort("by ProcessGroup.abort()");
+}
+
+void TorchProcessGroup::shutdown() {
+  if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().close();
+}
 
 }  // namespace tensorferry::collectives

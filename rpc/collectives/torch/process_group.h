@@ -1,23 +1,68 @@
 /// The backend "tensorferry" of torch.distributed, for tensors of the CPU.
 #pragma once
 
+#include <torch/headeronly/version.h>
+
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
+#include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/tensor_group.h"
 
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+#define TENSORFERRY_COMPLETION_HOOKS 1
+#endif
+
 namespace tensorferry::collectives {
+
+/// The options of a process group: `pg_options` of torch.distributed.
+struct TorchGroupOptions final : c10d::Backend::Options {
+  TorchGroupOptions() : Options("tensorferry") { settings.label.clear(); }
+  c10::intrusive_ptr<Options> clone() const { return copy(); }  // overrides one that torch 2.11 lacks
+  [[nodiscard]] c10::intrusive_ptr<TorchGroupOptions> copy() const {
+    return c10::make_intrusive<TorchGroupOptions>(*this);
+  }
+
+  bool lazy = false;  // the first operation forms the group
+  /// How the group is formed. `label` "": torch's name of the group. The process group sets `key`. `timeout` is not
+  /// used: that of torch's options takes its place.
+  GroupSettings settings;
+  // For the agent that the backend makes if the process has none. "" and 0: the agent's defaults.
+  std::string interface;
+  std::size_t max_threads = 0;
+};
+
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+/// The hooks that torch's flight recorder waits for. Thread-safe. No hook runs under its lock.
+class CompletionHooks final {
+ public:
+  void add(std::int64_t id, c10d::CompletionHook hook);
+  void remove(std::int64_t id);
+  /// Calls the hooks when `work` ends without an error, with the time since now. `self` is kept until then.
+  static void watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::int64_t, c10d::CompletionHook> hooks_;
+};
+#endif
 
 /// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work.
 class TorchWork final : public c10d::Work {
  public:
   TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
             std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs, std::uint64_t sequence,
-            std::chrono::milliseconds timeout);
+            std::uint64_t key, std::chrono::milliseconds timeout);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -31,25 +76,49 @@ class TorchWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
   std::chrono::milliseconds getTimeout() const { return timeout_; }  // overrides one that torch 2.11 lacks
+  uint64_t getCompletionKey() const { return key_; }                 // and this too
 
  private:
   const std::shared_ptr<GroupWork> work_;
   const std::vector<std::vector<at::Tensor>> results_;
   const std::uint64_t sequence_;
+  const std::uint64_t key_;
   const std::chrono::milliseconds timeout_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// A process group over a RawGroup. Threads: as for any Backend of c10d.
+/// A process group over a RawGroup. Threads: as for any Backend of c10d. Functions that form the group, and operations,
+/// throw c10::DistBackendError.
 class TorchProcessGroup final : public c10d::Backend {
  public:
-  TorchProcessGroup(std::shared_ptr<RawGroup> group, std::chrono::milliseconds timeout);
+  /// Returns the names of the ranks' agents, in the order of the ranks. May block, and throw.
+  using Names = std::function<std::vector<std::string>()>;
+  /// Forms the group, which blocks until all ranks have come. With `options->lazy` the first operation forms it.
+  TorchProcessGroup(std::shared_ptr<Groups> groups, Names names, int rank, int size,
+                    c10::intrusive_ptr<TorchGroupOptions> options);
   ~TorchProcessGroup() override = default;
 
+  /// As the constructor. The ranks tell one another the names of their agents in `store`, when they form the group.
+  static c10::intrusive_ptr<TorchProcessGroup> meet_at(c10::intrusive_ptr<c10d::Store> store,
+                                                       std::shared_ptr<Groups> groups, int rank, int size,
+                                                       c10::intrusive_ptr<TorchGroupOptions> options);
+
   const std::string getBackendName() const override { return "tensorferry"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  /// Returns a copy: torch 2.11 writes the options of the parts of a group into it.
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_->copy(); }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+
+  bool supportsSplitting() const override { return true; }
+  /// Makes the process group of these ranks of this one; null if this rank is not among them. All ranks call it, and
+  /// may pass different ranks. The label of this group is not inherited. Uses no store.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override { hooks_->add(id, std::move(hook)); }
+  void unregisterCompletionHook(int64_t id) override { hooks_->remove(id); }
+#endif
 
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -82,20 +151,29 @@ class TorchProcessGroup final : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  /// A group that has not been formed stays as it is.
   void abort() override;
   void shutdown() override;
 
-  [[nodiscard]] RawGroup& raw() const noexcept { return *group_; }
+  /// Returns the group. Forms it first if no operation has.
+  const TensorGroup& group();
 
  private:
+  [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
   StartOptions start_options(std::chrono::milliseconds timeout, bool background) const;
   WorkPointer work_of(TensorGroup::Started started, c10d::OpType type, const char* title, TensorLists results,
                       const Tensors& inputs, std::chrono::milliseconds timeout);
 
-  const std::shared_ptr<RawGroup> group_;
-  const TensorGroup tensors_;
-  const c10::intrusive_ptr<Options> options_;
-  std::atomic<std::uint64_t> sequence_{0};
+  const std::shared_ptr<Groups> groups_;
+  const c10::intrusive_ptr<TorchGroupOptions> options_;
+  std::mutex forming_;
+  Names names_;                                      // guarded by forming_; empty once the group is formed
+  std::optional<TensorGroup> group_;                 // set once, under forming_
+  std::atomic<const TensorGroup*> formed_{nullptr};  // group_, once it is set
+  std::atomic<std::uint64_t> sequence_{0}, works_{0}, splits_{0};
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+  const std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
+#endif
 };
 
 }  // namespace tensorferry::collectives

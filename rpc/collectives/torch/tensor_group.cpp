@@ -2,60 +2,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/text.h"
-#include "rpc/collectives/reduce.h"
 #include "rpc/tensor.h"
 
 namespace tensorferry::collectives {
-namespace {
 
-/// Collects the tensors of one operation, and their copies.
-class Staged final {
- public:
-  std::span<const std::byte> input(const at::Tensor& tensor) {
-    return bytes_of_tensor(tensor.resolve_conj().resolve_neg().contiguous());
-  }
-  std::span<std::byte> output(const at::Tensor& tensor) {
-    if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return bytes_of_tensor(tensor);
-    auto dense = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-    copies_.emplace_back(tensor, dense);
-    return bytes_of_tensor(dense);
-  }
-  /// The same for a tensor that is both.
-  std::span<std::byte> both(const at::Tensor& tensor) {
-    const auto out = output(tensor);
-    if (!copies_.empty() && copies_.back().first.is_same(tensor)) copies_.back().second.copy_(tensor);
-    return out;
-  }
-  /// Keeps the tensors, and adds the copies back to their outputs.
-  static StartOptions with(StartOptions options, Staged staged) {
-    const auto kept = std::make_shared<Staged>(std::move(staged));
-    if (!kept->copies_.empty()) {
-      options.finish = [kept, then = std::move(options.finish)] {
-        const at::NoGradGuard no_grad;
-        for (auto& [to, from] : kept->copies_) to.copy_(from);
-        if (then) then();
-      };
-    }
-    options.keep = std::make_shared<std::pair<std::shared_ptr<Staged>, Owner>>(kept, std::move(options.keep));
-    return options;
-  }
+template class TensorOperations<TorchAccess>;
 
- private:
-  std::span<std::byte> bytes_of_tensor(const at::Tensor& tensor) {
-    kept_.push_back(tensor);
-    if (tensor.numel() == 0) return {};
-    return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-  }
-  std::vector<at::Tensor> kept_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
-};
-
-Status check_tensor(const at::Tensor& tensor) {
+Status TorchAccess::check(const at::Tensor& tensor) {
   const auto refused = [](std::string_view why) { return Status(Code::invalid_argument, std::string(why)); };
   if (!tensor.defined()) return refused("a group takes no undefined tensor");
   if (tensor.layout() != at::kStrided) return refused("a group takes dense tensors: this one is sparse");
@@ -66,81 +24,29 @@ Status check_tensor(const at::Tensor& tensor) {
   return {};
 }
 
-DType type_of(const at::Tensor& tensor) { return *dtype_of(tensor.scalar_type()); }
+DType TorchAccess::dtype(const at::Tensor& tensor) { return *dtype_of(tensor.scalar_type()); }
+std::size_t TorchAccess::elements(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
 
-Status check_alike(const std::vector<at::Tensor>& tensors, at::ScalarType type) {
-  for (const auto& tensor : tensors) {
-    if (auto status = check_tensor(tensor); !status.ok()) return status;
-    if (tensor.scalar_type() != type) return {Code::invalid_argument, "the tensors have several dtypes"};
-  }
-  return {};
+bool TorchAccess::is_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-Status check_count(const std::vector<at::Tensor>& tensors, std::size_t ranks) {
-  if (tensors.size() == ranks) return {};
-  return {Code::invalid_argument, formatted("there are {} tensors for {} ranks", tensors.size(), ranks)};
+at::Tensor TorchAccess::dense(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
+at::Tensor TorchAccess::empty_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-Status check_same_size(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == b.numel() && a.scalar_type() == b.scalar_type()) return {};
-  return {Code::invalid_argument, "the tensors have several sizes or dtypes"};
-}
-
-/// Returns the first error.
-Status all_of(std::initializer_list<Status> checks) {
-  for (const auto& status : checks) {
-    if (!status.ok()) return status;
-  }
-  return {};
-}
-
-}  // namespace
-
-Status TensorGroup::check_rank(std::size_t rank) const {
-  if (rank < group_->size()) return {};
-  return {Code::invalid_argument, formatted("a group of {} ranks has no rank {}", group_->size(), rank)};
-}
-
-TensorGroup::Started TensorGroup::broadcast(const at::Tensor& tensor, std::size_t root, StartOptions options) const {
-  if (auto status = all_of({check_tensor(tensor), check_rank(root)}); !status.ok()) return status;
-  Staged staged;
-  const auto bytes = group_->rank() == root ? staged.both(tensor) : staged.output(tensor);
-  return group_->broadcast(bytes, type_of(tensor), root, Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::all_reduce(const at::Tensor& input, const at::Tensor& output, ReduceOp op,
-                                             StartOptions options) const {
-  if (auto status = all_of({check_tensor(input), check_tensor(output)}); !status.ok()) return status;
-  if (auto status = all_of({check_same_size(input, output), check_reduction(op, type_of(input))}); !status.ok()) {
-    return status;
-  }
-  Staged staged;
-  const bool in_place = input.is_same(output);
-  const auto out = in_place ? staged.both(output) : staged.output(output);
-  const auto in = in_place ? std::span<const std::byte>(out) : staged.input(input);
-  return group_->all_reduce(in, out, type_of(input), std::move(op),
-                            Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, ReduceOp op,
-                                                       StartOptions options) const {
-  if (tensors.empty()) return Status(Code::invalid_argument, "there is no tensor to reduce");
-  if (auto status = check_alike(tensors, tensors[0].scalar_type()); !status.ok()) return status;
-  if (tensors.size() == 1) return all_reduce(tensors[0], tensors[0], std::move(op), std::move(options));
+void TorchAccess::copy(const at::Tensor& to, const at::Tensor& from) {
+  // `to` may come from inference mode, which the thread that ends an operation is not in.
+  const c10::InferenceMode mode(to.is_inference());
   const at::NoGradGuard no_grad;
-  Tensors flat;
-  for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-  auto joined_tensor = at::cat(flat);
-  options.finish = [joined_tensor, tensors, then = std::move(options.finish)] {
-    const at::NoGradGuard guard;
-    std::int64_t at = 0;
-    for (const auto& tensor : tensors) {
-      tensor.copy_(joined_tensor.narrow(0, at, tensor.numel()).view(tensor.sizes()));
-      at += tensor.numel();
-    }
-    if (then) then();
-  };
-  return all_reduce(joined_tensor, joined_tensor, std::move(op), std::move(options));
+  to.copy_(from);
+}
+
+std::span<std::byte> TorchAccess::bytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) const {
@@ -153,7 +59,7 @@ Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) 
   };
   options.background = false;
   const auto own = tensor.coalesce();
-  const auto ranks = static_cast<std::int64_t>(group_->size());
+  const auto ranks = static_cast<std::int64_t>(raw().size());
   // First the shape and the number of elements of each rank, then the elements.
   auto sizes = at::tensor(own.sizes(), at::kLong);
   const auto description = at::cat({at::tensor({own.sparse_dim(), own._nnz()}, at::kLong), sizes});
@@ -177,117 +83,6 @@ Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) 
       at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), own.sizes(), own.options()).coalesce();
   tensor.copy_(sum);
   return {};
-}
-
-TensorGroup::Started TensorGroup::reduce(const at::Tensor& input, const at::Tensor& output, ReduceOp op,
-                                         std::size_t root, StartOptions options) const {
-  if (auto status = all_of({check_tensor(input), check_rank(root)}); !status.ok()) return status;
-  if (auto status = check_reduction(op, type_of(input)); !status.ok()) return status;
-  Staged staged;
-  std::span<std::byte> out;
-  if (group_->rank() == root) {
-    if (auto status = all_of({check_tensor(output)}); !status.ok()) return status;
-    if (auto status = check_same_size(input, output); !status.ok()) return status;
-    out = staged.output(output);
-  }
-  const auto in = staged.input(input);
-  return group_->reduce(in, out, type_of(input), std::move(op), root,
-                        Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::all_gather(const at::Tensor& input, const Tensors& outputs,
-                                             StartOptions options) const {
-  if (auto status = all_of({check_tensor(input), check_count(outputs, group_->size())}); !status.ok()) return status;
-  if (auto status = check_alike(outputs, input.scalar_type()); !status.ok()) return status;
-  Staged staged;
-  std::vector<std::span<std::byte>> out;
-  for (const auto& output : outputs) out.push_back(staged.output(output));
-  const auto in = staged.input(input);
-  const bool even = std::all_of(out.begin(), out.end(), [&](const auto& each) { return each.size() == in.size(); });
-  return group_->all_gather(in, std::move(out), type_of(input), even,
-                            Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::gather(const at::Tensor& input, const Tensors& outputs, std::size_t root,
-                                         StartOptions options) const {
-  if (auto status = all_of({check_tensor(input), check_rank(root)}); !status.ok()) return status;
-  Staged staged;
-  std::vector<std::span<std::byte>> out;
-  if (group_->rank() == root) {
-    if (auto status = check_count(outputs, group_->size()); !status.ok()) return status;
-    if (auto status = check_alike(outputs, input.scalar_type()); !status.ok()) return status;
-    for (const auto& output : outputs) out.push_back(staged.output(output));
-  }
-  const auto in = staged.input(input);
-  return group_->gather(in, std::move(out), type_of(input), root, Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::scatter(const Tensors& inputs, const at::Tensor& output, std::size_t root,
-                                          StartOptions options) const {
-  if (auto status = all_of({check_tensor(output), check_rank(root)}); !status.ok()) return status;
-  Staged staged;
-  std::vector<std::span<const std::byte>> in;
-  if (group_->rank() == root) {
-    if (auto status = check_count(inputs, group_->size()); !status.ok()) return status;
-    if (auto status = check_alike(inputs, output.scalar_type()); !status.ok()) return status;
-    for (const auto& input : inputs) in.push_back(staged.input(input));
-  }
-  const auto out = staged.output(output);
-  return group_->scatter(std::move(in), out, type_of(output), root,
-                         Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::reduce_scatter(const Tensors& inputs, const at::Tensor& output, ReduceOp op,
-                                                 StartOptions options) const {
-  if (auto status = all_of({check_tensor(output), check_count(inputs, group_->size())}); !status.ok()) return status;
-  if (auto status = all_of({check_alike(inputs, output.scalar_type()), check_reduction(op, type_of(output))});
-      !status.ok()) {
-    return status;
-  }
-  if (inputs[group_->rank()].numel() != output.numel()) {
-    return Status(Code::invalid_argument, "the input at this rank's index has another size than the output");
-  }
-  Staged staged;
-  std::vector<std::span<const std::byte>> in;
-  for (const auto& input : inputs) in.push_back(staged.input(input));
-  const auto out = staged.output(output);
-  return group_->reduce_scatter(std::move(in), out, type_of(output), std::move(op),
-                                Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::all_to_all(const Tensors& inputs, const Tensors& outputs, bool even,
-                                             StartOptions options) const {
-  if (auto status = all_of({check_count(inputs, group_->size()), check_count(outputs, group_->size())}); !status.ok()) {
-    return status;
-  }
-  const auto type = inputs[0].scalar_type();
-  if (auto status = all_of({check_alike(inputs, type), check_alike(outputs, type)}); !status.ok()) return status;
-  Staged staged;
-  std::vector<std::span<const std::byte>> in;
-  std::vector<std::span<std::byte>> out;
-  for (const auto& input : inputs) in.push_back(staged.input(input));
-  for (const auto& output : outputs) out.push_back(staged.output(output));
-  return group_->all_to_all(std::move(in), std::move(out), type_of(inputs[0]), even,
-                            Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::send(const at::Tensor& tensor, std::size_t to, std::uint64_t tag,
-                                       StartOptions options) const {
-  if (auto status = all_of({check_tensor(tensor), check_rank(to)}); !status.ok()) return status;
-  Staged staged;
-  const auto bytes = staged.input(tensor);
-  return group_->send(bytes, to, tag, Staged::with(std::move(options), std::move(staged)));
-}
-
-TensorGroup::Started TensorGroup::receive(const at::Tensor& tensor, std::size_t from, std::uint64_t tag,
-                                          StartOptions options) const {
-  if (auto status = check_tensor(tensor); !status.ok()) return status;
-  if (from != Mailbox::any_rank) {
-    if (auto status = check_rank(from); !status.ok()) return status;
-  }
-  Staged staged;
-  const auto bytes = staged.output(tensor);
-  return group_->receive(bytes, from, tag, Staged::with(std::move(options), std::move(staged)));
 }
 
 Result<std::vector<at::Tensor>> rows_of(const at::Tensor& tensor, std::size_t ranks,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
-import tensorferry.c10d
 import torch
 import torch.distributed as dist
+from tensorferry import errors
+from tensorferry.c10d import Options, group_of
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])
 
@@ -125,13 +128,140 @@ def reductions() -> None:
 
 
 def several() -> None:
-    tensors = [mine(3), mine(4, 5), mine(0)]
+    shapes = (3,), (4, 5), (0,)
+    tensors = [mine(*shape) for shape in shapes]
     dist.all_reduce_coalesced(tensors)
-    for got, shape in zip(tensors, ((3,), (4, 5), (0,))):
+    for got, shape in zip(tensors, shapes):
         same(got, sum(everyone(*shape)))
-    t = torch.sparse_coo_tensor([[rank, size]], torch.tensor([1.0, 2.0]), (size + 1,))
+    tensors = [mine(*shape).t() for shape in ((4, 5), (1, 1))]
+    dist.all_reduce_coalesced(tensors, op=dist.ReduceOp.MAX, async_op=True).wait()
+    same(tensors[0], mine(4, 5, of=size - 1).t())
+    lists = [[torch.empty(shape) for shape in shapes] for _ in range(size)]
+    dist.all_gather_coalesced(lists, [mine(*shape) for shape in shapes])
+    for each, got in enumerate(lists):
+        for one, shape in zip(got, shapes):
+            same(one, mine(*shape, of=each))
+    tensors = [mine(3), mine(7)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for t in tensors:
+            dist.all_reduce(t)
+    manager.wait()
+    gathered = [torch.empty(size * 3), torch.empty(size * 7)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for out, n in zip(gathered, (3, 7)):
+            dist.all_gather_into_tensor(out, mine(n))
+    manager.wait()
+    reduced = [torch.empty(3), torch.empty(7)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for out, whole in zip(reduced, gathered):
+            dist.reduce_scatter_tensor(out, whole)
+    manager.wait()
+    for t, whole, out, n in zip(tensors, gathered, reduced, (3, 7)):
+        same(t, sum(everyone(n)))
+        same(whole, torch.cat(everyone(n)))
+        same(out, size * mine(n))
+
+
+def sparse() -> None:
+    for dtype in torch.float, torch.double, torch.int64:
+        for width in (), (2,), (2, 3):
+            # Two elements of a matrix, of which the second is everyone's.
+            values = torch.ones(2, *width, dtype=dtype)
+            given = [
+                torch.sparse_coo_tensor([[each, size], [0, 1]], values * (each + 1), (size + 1, 2, *width))
+                for each in range(size)
+            ]
+            t = given[rank].clone()
+            work = dist.all_reduce(t, async_op=True)
+            work.wait()
+            assert t.is_sparse and t.is_coalesced()
+            same(t.to_dense(), sum(each.to_dense() for each in given))
+    t = torch.sparse_coo_tensor([[1, 1]], torch.ones(2), (4,))  # not coalesced
+    same(dist.all_reduce(t, async_op=True).get_future().wait()[0].to_dense(), torch.tensor([0, 2.0 * size, 0, 0]))
+    t = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (4,))
     dist.all_reduce(t)
-    same(t.to_dense(), torch.tensor([1.0] * size + [2.0 * size]))
+    assert t._nnz() == 0 and t.shape == (4,)
+    # One rank has elements, and the others none.
+    t = torch.sparse_coo_tensor([[2]] if rank == 0 else torch.empty(1, 0), torch.ones(1 if rank == 0 else 0), (4,))
+    dist.all_reduce(t)
+    same(t.to_dense(), torch.tensor([0, 0, 1.0, 0]))
+    refused(ValueError, lambda: dist.all_reduce(t, op=dist.ReduceOp.MAX), "can only be summed")
+
+
+def refused(kind: type, call: Callable[[], object], text: str) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+
+def refusals() -> None:
+    """A call that is wrong at every rank fails there, and the group goes on."""
+    world = dist.group.WORLD
+    one = torch.ones(1)
+    refused(dist.DistBackendError, lambda: world.broadcast(one, root=size), f"has no rank {size}")
+    refused(ValueError, lambda: world.allreduce([one, one]), "one tensor")
+    own = "to itself"
+    refused(dist.DistBackendError, lambda: dist.all_gather_into_tensor(torch.empty(size * 2), torch.ones(3)), own)
+    refused(dist.DistBackendError, lambda: dist.all_gather_into_tensor(torch.empty(size * 4), torch.ones(3)), own)
+    refused(dist.DistBackendError, lambda: dist.all_to_all([one] * size, [torch.ones(9)] * size), own)
+    if size > 1:
+        refused(ValueError, lambda: dist.all_gather_into_tensor(torch.empty(size * 3 + 1), torch.ones(3)), "ranks")
+    refused(dist.DistBackendError, lambda: dist.all_reduce(one, op=dist.ReduceOp.BAND), "not defined for float32")
+    # Several elements at one address cannot be written, which turns out when the others have the result.
+    refused(dist.DistBackendError, lambda: dist.all_reduce(one.expand(4)), "cannot be written")
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    same(t, torch.full((4,), float(size)))
+
+
+def shapes() -> None:
+    t = torch.tensor(float(rank))
+    dist.all_reduce(t)
+    assert t.item() == sum(range(size))
+    out = torch.empty(size)
+    dist.all_gather_into_tensor(out, torch.tensor(float(rank)))
+    same(out, torch.arange(float(size)))
+    out = torch.empty(size, 3)
+    dist.all_gather_into_tensor(out, mine(3))
+    same(out, torch.stack(everyone(3)))
+    got = torch.empty(3)
+    dist.reduce_scatter_tensor(got, out)
+    same(got, size * mine(3))
+    # Rank 0 gives nothing to anyone, and rank a gives a rows to each.
+    got = torch.empty(sum(range(size)))
+    dist.all_to_all_single(got, torch.full((size * rank,), float(rank)), list(range(size)), [rank] * size)
+    same(got, torch.cat([torch.full((each,), float(each)) for each in range(size)]))
+    # The parts of a reduce_scatter have several sizes.
+    got = torch.empty(rank + 1)
+    dist.reduce_scatter(got, [torch.ones(each + 1) for each in range(size)])
+    same(got, torch.full((rank + 1,), float(size)))
+    with torch.inference_mode():
+        t = mine(40, 60).t()  # copied, and copied back by a thread that is not in inference mode
+        dist.all_reduce(t, async_op=True).wait()
+        same(t, sum(everyone(40, 60)).t())
+        tensors = [mine(3), mine(5)]
+        dist.all_reduce_coalesced(tensors, async_op=True).wait()
+        same(tensors[1], sum(everyone(5)))
+
+
+def many() -> None:
+    """Hundreds of operations are under way at once."""
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    tensors = [mine(1 + 37 * i % 5000) + i for i in range(300)]
+    works = [
+        dist.all_reduce(t, async_op=True) if i % 3 else dist.broadcast(t, src=i % size, async_op=True)
+        for i, t in enumerate(tensors)
+    ]
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed() and work.is_success()
+    for i, t in enumerate(tensors):
+        n = len(t)
+        same(t, sum(everyone(n)) + size * i if i % 3 else mine(n, of=i % size) + i)
+    assert dist.group.WORLD._get_sequence_number_for_group() == before + len(tensors)
 
 
 def point_to_point() -> None:
@@ -181,7 +311,7 @@ def groups() -> None:
     assert t.item() == u[0].item() == size
     future = dist.all_reduce(u, async_op=True).get_future()
     assert future.then(lambda done: done.value()[0][0].item()).wait() == size * size
-    assert "two_shot" in tensorferry.c10d.group_of().explain("all_reduce", 1 << 26)
+    assert ("one_shot" if size == 1 else "two_shot") in group_of().explain("all_reduce", 1 << 26)
 
 
 def functional() -> None:
@@ -191,6 +321,147 @@ def functional() -> None:
     same(funcol.all_gather_tensor(mine(6), 0, dist.group.WORLD).clone(), torch.cat(everyone(6)))
     mesh = dist.init_device_mesh("cpu", (size,))
     assert mesh.get_local_rank() == rank
+    if size == 4:
+        names = ("rows", "columns")
+        mesh = dist.init_device_mesh(
+            "cpu", (2, 2), mesh_dim_names=names, backend_override={"rows": Options(name="the rows")}
+        )
+        assert group_of(mesh.get_group("rows")).label == "the rows"
+        for dimension, other in ("rows", rank ^ 2), ("columns", rank ^ 1):
+            t = mine(3)
+            dist.all_reduce(t, group=mesh.get_group(dimension))
+            same(t, mine(3) + mine(3, of=other))
+
+
+def options() -> None:
+    assert group_of().label == "world"
+    chosen = Options(name="gradients", algorithms="all_reduce=two_shot", board=False, timeout=50)
+    group = dist.new_group(pg_options=chosen)
+    below = group_of(group)
+    assert below.label == "gradients" and below.size == size
+    if size > 1:
+        said = below.explain("all_reduce", 8)
+        assert "two_shot (prescribed)" in said and "the option board is off" in said, said
+    before = below.progress
+    t = mine(3)
+    dist.all_reduce(t, group=group)
+    same(t, sum(everyone(3)))
+    assert below.progress == (before[0] + 1, before[0] + 1)
+    cpu = torch.device("cpu")
+    assert group._get_backend(cpu).options._timeout == timedelta(seconds=50)
+    group = dist.new_group(pg_options=chosen, timeout=timedelta(seconds=70))  # the same name, and torch's time-out
+    assert group._get_backend(cpu).options._timeout == timedelta(seconds=70)
+    assert chosen._timeout == timedelta(seconds=50)
+    refused(errors.InvalidArgument, lambda: Options(algorithms="all_reduce=fast"), "prescribes no algorithm")
+    refused(TypeError, lambda: dist.new_group(pg_options={"name": "gradients"}), "is a tensorferry.c10d.Options, not a")
+    refused(errors.InvalidArgument, lambda: dist.new_group(pg_options=Options(interface="eth")), "interface='localhost")
+    refused(errors.InvalidArgument, lambda: dist.new_group(pg_options=Options(max_threads=3)), "max_threads=3, but")
+    dist.new_group(pg_options=Options(interface="localhost"))
+    other = dist.new_group(backend="gloo")
+    refused(KeyError, lambda: group_of(other), "does not have the backend tensorferry")
+    if hasattr(torch._C._distributed_c10d._DistributedBackendOptions, "process_group"):
+        wrong = other._get_backend(cpu).options
+        refused(TypeError, lambda: dist.new_group(pg_options=wrong), "is a tensorferry.c10d.Options, not a")
+
+
+def lazy() -> None:
+    """The first operation forms the group."""
+    group = dist.new_group(pg_options=Options(lazy=True))
+    dist.send(mine(5), 0, group=group) if rank == 1 else None
+    if rank == 0 and size > 1:
+        got = torch.empty(5)
+        dist.recv(got, 1, group=group)
+        same(got, mine(5, of=1))
+    t = mine(5)
+    dist.all_reduce(t, group=group)
+    same(t, sum(everyone(5)))
+    group = dist.new_group(pg_options=Options(lazy=True))
+    assert group_of(group).names == group_of().names
+    never = dist.new_group(pg_options=Options(lazy=True))
+    if size > 1:
+        group = dist.new_group(pg_options=Options(lazy=True), timeout=timedelta(seconds=1))
+        if rank < size - 1:
+            error = f"within 1 s: of its {size} ranks, {size - 1} did not come to its first operation"
+            refused(dist.DistBackendError, lambda: dist.barrier(group), error)
+    dist.destroy_process_group(never)
+    dist.barrier()
+
+
+def split() -> None:
+    if torch.__version__ < "2.15":
+        return  # its split_group() is for GPUs
+    colours = [list(range(0, size, 2)), list(range(1, size, 2))] if size > 1 else [[0]]
+    mine_of = colours[rank % 2]
+    part = dist.split_group(split_ranks=colours)
+    assert dist.get_process_group_ranks(part) == mine_of and group_of(part).label == part.group_name
+    t = mine(1000)
+    dist.all_reduce(t, group=part)
+    same(t, sum(mine(1000, of=each) for each in mine_of))
+    # The order of the ranks is kept, and all ranks call it.
+    some = [size - 1, 0][:size]
+    chosen = Options(name="ends", algorithms="all_reduce=two_shot", timeout=5)
+    ends = dist.split_group(split_ranks=[some], pg_options=chosen, timeout=timedelta(seconds=70))
+    if rank not in some:
+        assert ends is dist.GroupMember.NON_GROUP_MEMBER
+    else:
+        below = group_of(ends)
+        assert below.label == "ends" and below.names == [group_of().names[each] for each in some]
+        assert dist.get_rank(ends) == some.index(rank)
+        assert ends._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=70)
+        t = mine(3)
+        dist.all_reduce(t, group=ends)
+        same(t, sum(mine(3, of=each) for each in some))
+    # A part of a part takes its options, but no name. Every rank calls it: torch counts the groups of a process, and
+    # the next one has that number as its name.
+    half = dist.split_group(split_ranks=colours, pg_options=Options(name="half", algorithms="all_reduce=two_shot"))
+    again = dist.split_group(half, split_ranks=[list(range(len(mine_of)))])
+    assert group_of(half).label == "half" and group_of(again).label == again.group_name
+    assert group_of(again).names == group_of(half).names
+    if size > 2:
+        assert "two_shot (prescribed)" in group_of(again).explain("all_reduce", 8)
+    alone = dist.split_group(half, split_ranks=[[each] for each in range(len(mine_of))])
+    assert group_of(alone).size == 1
+    lazily = dist.new_group(pg_options=Options(lazy=True))
+    part = dist.split_group(lazily, split_ranks=colours)  # forms the lazy group; its parts are lazy too
+    t = mine(3)
+    dist.all_reduce(t, group=part)
+    same(t, sum(mine(3, of=each) for each in mine_of))
+    wrong = dist.new_group(backend="gloo")._get_backend(torch.device("cpu")).options
+    refused(TypeError, lambda: dist.split_group(split_ranks=colours, pg_options=wrong), "not options of gloo")
+
+
+def recorded() -> None:
+    """Torch's flight recorder has the operations, and knows which have ended."""
+    if torch.__version__ < "2.15":
+        return  # it asks no backend
+    group = dist.new_group()
+    dist.all_reduce(mine(3), group=group)
+    dist.barrier(group)
+
+    def entries() -> list[dict[str, object]]:
+        found = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(backend="tensorferry"))
+        return [each for each in found["entries"] if each["process_group"][0] == group.group_name]
+
+    until = time.monotonic() + 10
+    while not all(each["retired"] for each in entries()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [each["profiling_name"] for each in entries()] == ["tensorferry:all_reduce", "tensorferry:barrier"]
+    assert all(each["state"] == "completed" and each["retired"] for each in entries()), entries()
+
+
+def detail() -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL torch itself names a rank that calls another operation."""
+    t = torch.ones(2)
+    dist.all_reduce(t)
+    assert t[0].item() == size and group_of().size == size
+    try:
+        dist.all_reduce(t) if rank != 1 else dist.broadcast(t, src=0)
+    except RuntimeError as error:
+        assert "Detected mismatch" in str(error) and "ank 1" in str(error), error
+        assert "ALLREDUCE" in str(error) and "BROADCAST" in str(error), error
+    else:
+        raise AssertionError("no error")
+    same(t, torch.full((2,), float(size)))
 
 
 def mismatches() -> None:
@@ -202,12 +473,21 @@ def mismatches() -> None:
     else:
         raise AssertionError("no error")
     dist.barrier()  # the group goes on
-    try:
-        dist.monitored_barrier(timeout=timedelta(seconds=1)) if rank != 1 else None
-    except RuntimeError as error:
-        assert rank != 0 or "rank 1" in str(error), error
-    else:
-        assert rank == 1
+    for wait_all in False, True:
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all) if rank != 1 else None
+        except RuntimeError as error:
+            expected = "Rank 1 failed to pass" if rank == 0 else f"Rank {rank} successfully reached"
+            assert f"{expected} monitoredBarrier" in str(error), error
+        else:
+            assert rank == 1
+        dist.barrier()
+    if rank == 0:
+        refused(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(0)), "Rank 0 timed out in monitoredB")
+    dist.barrier()
+    short = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        refused(dist.DistBackendError, lambda: dist.barrier(short, timeout=timedelta(seconds=0.1)), " timeout ")
 
 
 def ddp() -> None:
@@ -235,6 +515,13 @@ def ddp() -> None:
         torch.testing.assert_close(a, b)
 
 
+def absent() -> None:
+    """The last rank does not call new_group()."""
+    if rank < size - 1:
+        error = f"within 1 s: of its {size} ranks, {size - 1} did not come"
+        refused(dist.DistBackendError, lambda: dist.new_group(timeout=timedelta(seconds=1)), error)
+
+
 def dies() -> None:
     """The last rank dies while the others wait for it."""
     dist.barrier()
@@ -256,7 +543,7 @@ for name in sys.argv[4:]:
     if not dist.is_initialized():
         dist.init_process_group(
             "tensorferry", store=dist.FileStore(sys.argv[1], size), rank=rank, world_size=size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=60), pg_options=Options(name="world", interface="localhost"),
         )  # fmt: skip
     globals()[name]()
     print("done", name, flush=True)

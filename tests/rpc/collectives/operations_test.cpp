@@ -35,7 +35,7 @@ class Operations : public ::testing::TestWithParam<GroupShape> {
  protected:
   void SetUp() override {
     world = std::make_unique<GroupWorld>(GetParam().ranks);
-    world->form(GroupWorld::settings_of(GetParam()));
+    world->form(GroupWorld::settings_of(GetParam()), {}, GetParam().hosts);
   }
   /// Runs `body` at each rank, for each size.
   void each_size(const std::function<void(std::size_t rank, RawGroup& group, std::size_t count)>& body) {
@@ -134,6 +134,18 @@ TEST_P(Operations, ReduceScatterGivesEachRankItsShare) {
     EXPECT_TRUE(
         ended(group.reduce_scatter(inputs, bytes_in(values).first(count * 8), DType::int64, Reduction::sum)).ok());
     EXPECT_EQ(Values(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)), out);
+  });
+}
+
+TEST_P(Operations, LargeTensorsGoInManyChunks) {
+  const std::size_t count = 1'000'001;  // 8 MB: a ring of five has shares of more than three chunks
+  world->run([&](std::size_t rank, RawGroup& group) {
+    auto values = values_of(rank, count);
+    EXPECT_TRUE(ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::int64, Reduction::sum)).ok());
+    EXPECT_EQ(values, sum_of(ranks, count));
+    values = values_of(rank, count);
+    EXPECT_TRUE(ended(group.broadcast(bytes_in(values), DType::int64, ranks - 1)).ok());
+    EXPECT_EQ(values, values_of(ranks - 1, count));
   });
 }
 
@@ -239,7 +251,10 @@ INSTANTIATE_TEST_SUITE_P(, Operations,
                          ::testing::Values(GroupShape{1, "memory"}, GroupShape{2, "memory"}, GroupShape{3, "memory"},
                                            GroupShape{5, "memory"}, GroupShape{2, "mail"}, GroupShape{4, "mail"},
                                            GroupShape{2, "messages"}, GroupShape{3, "messages"},
-                                           GroupShape{5, "messages"}),
+                                           GroupShape{5, "messages"}, GroupShape{1, "memory", true},
+                                           GroupShape{2, "messages", true}, GroupShape{3, "messages", true},
+                                           GroupShape{5, "messages", true}, GroupShape{3, "memory", true},
+                                           GroupShape{3, "memory", false, 2}, GroupShape{5, "mail", false, 2}),
                          [](const auto& each) { return name_of(each.param); });
 
 }  // namespace

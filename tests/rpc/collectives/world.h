@@ -18,9 +18,14 @@ namespace tensorferry::testing {
 struct GroupShape {
   std::size_t ranks = 2;
   std::string links = "memory";  // "memory", "mail" (a board, large data as messages), "messages" (no board)
+  bool ring = false;             // prescribes the ring for each operation that has one
+  std::size_t hosts = 1;  // rank r is on host r % hosts, as far as the group can tell; more: prescribes two_level
 };
-inline void PrintTo(const GroupShape& shape, std::ostream* out) { *out << shape.ranks << "_" << shape.links; }
-inline std::string name_of(const GroupShape& shape) { return std::to_string(shape.ranks) + "_" + shape.links; }
+inline std::string name_of(const GroupShape& shape) {
+  return std::to_string(shape.ranks) + "_" + shape.links + (shape.ring ? "_ring" : "") +
+         (shape.hosts > 1 ? "_on_" + std::to_string(shape.hosts) + "_hosts" : "");
+}
+inline void PrintTo(const GroupShape& shape, std::ostream* out) { *out << name_of(shape); }
 
 class GroupWorld {
  public:
@@ -42,10 +47,13 @@ class GroupWorld {
     settings.timeout = std::chrono::seconds(40);
     settings.board = shape.links != "messages";
     settings.memory = shape.links == "memory";
+    if (shape.hosts > 1) settings.algorithms = "all_reduce=two_level,reduce=two_level,broadcast=two_level";
+    if (shape.ring)
+      settings.algorithms = "all_reduce=ring,reduce=ring,broadcast=ring,all_gather=ring,reduce_scatter=ring";
     return settings;
   }
   /// Forms a group of all agents, or of those of `ranks`.
-  void form(const collectives::GroupSettings& settings, std::vector<std::size_t> ranks = {}) {
+  void form(const collectives::GroupSettings& settings, std::vector<std::size_t> ranks = {}, std::size_t hosts = 1) {
     if (ranks.empty()) {
       for (std::size_t rank = 0; rank < agents.size(); ++rank) ranks.push_back(rank);
     }
@@ -53,7 +61,9 @@ class GroupWorld {
     for (const auto rank : ranks) members.push_back(names[rank]);
     groups.assign(ranks.size(), nullptr);
     on_threads(ranks.size(), [&](std::size_t i) {
-      auto formed = services[ranks[i]]->form(members, settings);
+      auto own = settings;
+      if (hosts > 1) own.host = "host" + std::to_string(ranks[i] % hosts);
+      auto formed = services[ranks[i]]->form(members, own);
       EXPECT_TRUE(formed.ok()) << formed.status().text();
       if (formed.ok()) groups[i] = *formed;
     });

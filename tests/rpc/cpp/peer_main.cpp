@@ -99,6 +99,12 @@ void serve(Agent& agent) {
   });
   agent.serve("outcome",
               [&agent](const std::string& peer, const std::string& name) { return outcome_of(agent, peer, name); });
+  // A group of agents in both languages: the sum, and what each rank gave.
+  agent.serve("reduce_with", [&agent](const std::vector<std::string>& names, const Tensor& tensor) {
+    const auto group = Group::form(agent, names, {.label = "both languages", .timeout = std::chrono::seconds(60)});
+    const auto given = group->all_gather(tensor).get();
+    return std::tuple(group->all_reduce(tensor.clone()).get(), given);
+  });
   agent.serve("use", [](const Object& object, int n) { return object.call<int>("add", n).get(); });
 }
 

@@ -120,4 +120,17 @@ TEST(DLPack, IsTakenOverOnceEvenIfItIsRefused) {
   EXPECT_THROW(from_dlpack(nullptr), InvalidArgument);
 }
 
+TEST(HostTensor, CopiesTheElementsOfAnother) {
+  const auto rows = Tensor::from_vector<int>({1, 2, 3, 4, 5, 6}, {2, 3});
+  std::vector<int> memory(6);
+  const auto columns = Tensor::from_memory(memory.data(), {2, 3}, DType::int32, nullptr, {1, 2});
+  columns.copy_from(rows);
+  EXPECT_THAT(memory, ElementsAre(1, 4, 2, 5, 3, 6));
+  const auto back = Tensor::empty({2, 3}, DType::int32);
+  back.copy_from(columns);
+  EXPECT_THAT(back.elements<int>(), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THROW(columns.copy_from(rows.reshape({3, 2})), InvalidArgument);
+  EXPECT_THROW(columns.copy_from(Tensor::empty({2, 3}, DType::float32)), InvalidArgument);
+}
+
 }  // namespace

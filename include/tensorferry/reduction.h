@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "include/tensorferry/dtype.h"
+#include "tensorferry/dtype.h"
 
 namespace tensorferry {
 
@@ -29,14 +29,16 @@ enum class Reduction : std::uint8_t {
 /// Returns "sum", "premultiplied_sum", ...
 std::string_view name_of(Reduction reduction) noexcept;
 
-/// A reduction with its parameters. The ranks are combined in their order, so that every rank gets the same bits, and
-/// the same from run to run. float16, bfloat16 and the float8 dtypes are accumulated in float32 and rounded once.
+/// A reduction with its parameters. Every rank gets the same bits, and the same from run to run: the ranks are combined
+/// in their order; in a ring, in their order from another rank on for each share. float16, bfloat16 and the float8
+/// dtypes are accumulated in float32 and rounded once.
 struct ReduceOp {
   Reduction kind = Reduction::sum;
   double factor = 1;  // of premultiplied_sum; the same at every rank
   /// Of custom: combines `count` elements of `other` into `accumulator`, element by element, on any thread. It must be
   /// the same function at every rank. Throws nothing.
   std::function<void(void* accumulator, const void* other, std::size_t count, DType dtype)> combine{};
+  bool any_order = false;  // of custom: the ranks may be combined in any order and grouping; the same at every rank
 
   ReduceOp() = default;
   ReduceOp(Reduction reduction) : kind(reduction) {}  // NOLINT(google-explicit-constructor)

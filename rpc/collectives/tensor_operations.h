@@ -1,0 +1,254 @@
+/// The operations of a group on tensors, for any kind of tensor. Tensors may be strided: an input with gaps is copied
+/// first, and an output with gaps gets its elements when the operation ends.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "rpc/collectives/arguments.h"
+#include "rpc/collectives/raw_group.h"
+
+namespace tensorferry::collectives {
+
+/// Starts the operations of a RawGroup. Thread-safe as that is. A tensor that the group cannot take is an
+/// InvalidArgument here, at this rank alone: Access refuses it, the reduction does not know its dtype, or the operation
+/// needs another size.
+///
+/// Access is a class with these static functions for a kind of tensor, whose copies share memory:
+///
+///     using Tensor = ...;
+///     Status check(const Tensor&);                    // Ok, or why a group cannot take it; asked before all others
+///     DType dtype(const Tensor&);
+///     std::size_t elements(const Tensor&);
+///     bool is_dense(const Tensor&);                   // in row-major order without gaps
+///     Tensor dense(const Tensor&);                    // the tensor itself, or a dense copy
+///     Tensor empty_like(const Tensor&);               // a dense tensor of the same shape
+///     void copy(const Tensor& to, const Tensor& from);
+///     std::span<std::byte> bytes(const Tensor&);      // of a dense tensor
+///     bool is_same(const Tensor&, const Tensor&);     // the same elements
+template <class Access>
+class TensorOperations {
+ public:
+  using Tensor = typename Access::Tensor;
+  using Tensors = std::vector<Tensor>;
+  using Started = Result<std::shared_ptr<GroupWork>>;
+
+  explicit TensorOperations(std::shared_ptr<RawGroup> group) : group_(std::move(group)) {}
+  [[nodiscard]] RawGroup& raw() const noexcept { return *group_; }
+
+  Started broadcast(const Tensor& tensor, std::size_t root, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(tensor), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged;
+    const auto bytes = group_->rank() == root ? staged.both(tensor) : staged.output(tensor);
+    return group_->broadcast(bytes, Access::dtype(tensor), root, Staged::with(std::move(options), std::move(staged)));
+  }
+
+  Started all_reduce(const Tensor& input, const Tensor& output, ReduceOp op, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(input), Access::check(output)}); !status.ok()) return status;
+    if (auto status = check_reduced(given(input), given(output), op); !status.ok()) return status;
+    Staged staged;
+    const bool in_place = Access::is_same(input, output);
+    const auto out = in_place ? staged.both(output) : staged.output(output);
+    const auto in = in_place ? std::span<const std::byte>(out) : staged.input(input);
+    return group_->all_reduce(in, out, Access::dtype(input), std::move(op),
+                              Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// Reduces all tensors, which have one dtype, as if they were one.
+  Started all_reduce_coalesced(const Tensors& tensors, ReduceOp op, StartOptions options = {}) const {
+    if (tensors.empty()) return Status(Code::invalid_argument, "there is no tensor to reduce");
+    if (auto status = check_each(tensors); !status.ok()) return status;
+    if (auto status = check_coalesced(given(tensors), op); !status.ok()) return status;
+    if (tensors.size() == 1) return all_reduce(tensors[0], tensors[0], std::move(op), std::move(options));
+    const auto dtype = Access::dtype(tensors[0]);
+    std::size_t size = 0;
+    for (const auto& tensor : tensors) size += Access::elements(tensor) * size_of(dtype);
+    const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(size, 1)]);  // uninitialised
+    auto* to = memory.get();
+    for (const auto& tensor : tensors) {
+      const auto dense = Access::dense(tensor);
+      to = std::copy_n(Access::bytes(dense).data(), Access::bytes(dense).size(), to);
+    }
+    options.keep = std::make_shared<std::pair<std::shared_ptr<std::byte[]>, Owner>>(memory, std::move(options.keep));
+    options.finish = [memory, tensors, then = std::move(options.finish)] {
+      const auto* from = memory.get();
+      for (const auto& tensor : tensors) {
+        const auto dense = Access::is_dense(tensor) ? tensor : Access::empty_like(tensor);
+        const auto bytes = Access::bytes(dense);
+        std::copy_n(from, bytes.size(), bytes.data());
+        from += bytes.size();
+        if (!Access::is_dense(tensor)) Access::copy(tensor, dense);
+      }
+      if (then) then();
+    };
+    const std::span joined(memory.get(), size);
+    return group_->all_reduce(joined, joined, dtype, std::move(op), std::move(options));
+  }
+
+  /// `output` is used at `root` alone.
+  Started reduce(const Tensor& input, const Tensor& output, ReduceOp op, std::size_t root,
+                 StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(input), check_rank(*group_, root)}); !status.ok()) return status;
+    const bool takes = group_->rank() == root;
+    if (auto status = takes ? Access::check(output) : Status(); !status.ok()) return status;
+    if (auto status = check_reduced(given(input), given(takes ? output : input), op); !status.ok()) return status;
+    Staged staged;
+    const auto out = takes ? staged.output(output) : std::span<std::byte>();
+    const auto in = staged.input(input);
+    return group_->reduce(in, out, Access::dtype(input), std::move(op), root,
+                          Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// `outputs` has a tensor for each rank. Their sizes may differ if each rank gives as much as the others expect.
+  Started all_gather(const Tensor& input, const Tensors& outputs, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(input), check_each(outputs)}); !status.ok()) return status;
+    if (auto status = check_gathered(*group_, given(input), given(outputs)); !status.ok()) return status;
+    Staged staged;
+    auto out = staged.outputs(outputs);
+    const auto in = staged.input(input);
+    const bool even = std::all_of(out.begin(), out.end(), [&](const auto& each) { return each.size() == in.size(); });
+    return group_->all_gather(in, std::move(out), Access::dtype(input), even,
+                              Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// `outputs` is used at `root` alone.
+  Started gather(const Tensor& input, const Tensors& outputs, std::size_t root, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(input), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged;
+    std::vector<std::span<std::byte>> out;
+    if (group_->rank() == root) {
+      if (auto status = check_each(outputs); !status.ok()) return status;
+      if (auto status = check_gathered(*group_, given(input), given(outputs)); !status.ok()) return status;
+      out = staged.outputs(outputs);
+    }
+    const auto in = staged.input(input);
+    return group_->gather(in, std::move(out), Access::dtype(input), root,
+                          Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// `inputs` is used at `root` alone.
+  Started scatter(const Tensors& inputs, const Tensor& output, std::size_t root, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(output), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged;
+    std::vector<std::span<const std::byte>> in;
+    if (group_->rank() == root) {
+      if (auto status = check_each(inputs); !status.ok()) return status;
+      if (auto status = check_scattered(*group_, given(inputs), given(output)); !status.ok()) return status;
+      in = staged.inputs(inputs);
+    }
+    const auto out = staged.output(output);
+    return group_->scatter(std::move(in), out, Access::dtype(output), root,
+                           Staged::with(std::move(options), std::move(staged)));
+  }
+
+  Started reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(output), check_each(inputs)}); !status.ok()) return status;
+    if (auto status = check_scattered(*group_, given(inputs), given(output)); !status.ok()) return status;
+    if (auto status = check_reduction(op, Access::dtype(output)); !status.ok()) return status;
+    Staged staged;
+    auto in = staged.inputs(inputs);
+    const auto out = staged.output(output);
+    return group_->reduce_scatter(std::move(in), out, Access::dtype(output), std::move(op),
+                                  Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// `even`: all tensors of all ranks have one size, which is then checked.
+  Started all_to_all(const Tensors& inputs, const Tensors& outputs, bool even, StartOptions options = {}) const {
+    if (auto status = first_error({check_each(inputs), check_each(outputs)}); !status.ok()) return status;
+    if (auto status = check_exchanged(*group_, given(inputs), given(outputs)); !status.ok()) return status;
+    Staged staged;
+    auto in = staged.inputs(inputs);
+    auto out = staged.outputs(outputs);
+    return group_->all_to_all(std::move(in), std::move(out), Access::dtype(inputs[0]), even,
+                              Staged::with(std::move(options), std::move(staged)));
+  }
+
+  Started send(const Tensor& tensor, std::size_t to, std::uint64_t tag, StartOptions options = {}) const {
+    if (auto status = first_error({Access::check(tensor), check_rank(*group_, to)}); !status.ok()) return status;
+    Staged staged;
+    const auto bytes = staged.input(tensor);
+    return group_->send(bytes, to, tag, Staged::with(std::move(options), std::move(staged)));
+  }
+
+  /// `from` may be Mailbox::any_rank.
+  Started receive(const Tensor& tensor, std::size_t from, std::uint64_t tag, StartOptions options = {}) const {
+    const auto known = from == Mailbox::any_rank ? Status() : check_rank(*group_, from);
+    if (auto status = first_error({Access::check(tensor), known}); !status.ok()) return status;
+    Staged staged;
+    const auto bytes = staged.output(tensor);
+    return group_->receive(bytes, from, tag, Staged::with(std::move(options), std::move(staged)));
+  }
+
+ private:
+  /// The tensors of one operation, and their dense copies.
+  class Staged final {
+   public:
+    std::span<const std::byte> input(const Tensor& tensor) { return keep(Access::dense(tensor)); }
+    std::span<std::byte> output(const Tensor& tensor) {
+      if (Access::is_dense(tensor)) return keep(tensor);
+      auto dense = Access::empty_like(tensor);
+      copies_.emplace_back(tensor, dense);
+      return keep(std::move(dense));
+    }
+    /// The same for a tensor that is both.
+    std::span<std::byte> both(const Tensor& tensor) {
+      const auto out = output(tensor);
+      if (!copies_.empty() && Access::is_same(copies_.back().first, tensor))
+        Access::copy(copies_.back().second, tensor);
+      return out;
+    }
+    std::vector<std::span<const std::byte>> inputs(const Tensors& tensors) {
+      std::vector<std::span<const std::byte>> out;
+      for (const auto& tensor : tensors) out.push_back(input(tensor));
+      return out;
+    }
+    std::vector<std::span<std::byte>> outputs(const Tensors& tensors) {
+      std::vector<std::span<std::byte>> out;
+      for (const auto& tensor : tensors) out.push_back(output(tensor));
+      return out;
+    }
+    /// Keeps the tensors, and adds the copies back to their outputs.
+    static StartOptions with(StartOptions options, Staged staged) {
+      const auto kept = std::make_shared<Staged>(std::move(staged));
+      if (!kept->copies_.empty()) {
+        options.finish = [kept, then = std::move(options.finish)] {
+          for (const auto& [to, from] : kept->copies_) Access::copy(to, from);
+          if (then) then();
+        };
+      }
+      options.keep = std::make_shared<std::pair<std::shared_ptr<Staged>, Owner>>(kept, std::move(options.keep));
+      return options;
+    }
+
+   private:
+    std::span<std::byte> keep(Tensor tensor) {
+      kept_.push_back(std::move(tensor));
+      return Access::bytes(kept_.back());
+    }
+    Tensors kept_;
+    std::vector<std::pair<Tensor, Tensor>> copies_;
+  };
+
+  static Given given(const Tensor& tensor) { return {Access::dtype(tensor), Access::elements(tensor)}; }
+  static std::vector<Given> given(const Tensors& tensors) {
+    std::vector<Given> out;
+    for (const auto& tensor : tensors) out.push_back(given(tensor));
+    return out;
+  }
+  static Status check_each(const Tensors& tensors) {
+    for (const auto& tensor : tensors) {
+      if (auto status = Access::check(tensor); !status.ok()) return status;
+    }
+    return {};
+  }
+
+  const std::shared_ptr<RawGroup> group_;
+};
+
+}  // namespace tensorferry::collectives

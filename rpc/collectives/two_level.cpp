@@ -1,0 +1,81 @@
+// The ranks of each host reduce among themselves, on their board; one rank of each host leads, and the leaders reduce
+// by messages; then each host shares the result. So a host's bytes cross the network once, however many ranks it has.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "rpc/collectives/raw_group.h"
+
+namespace tensorferry::collectives {
+namespace {
+
+/// Runs an operation of a group below, on this thread and within the limits of the operation above. Both groups fail
+/// together, so the wait ends if the group above fails.
+template <class Start>
+Status within(const WaitLimits& limits, const Start& start) {
+  const auto left = std::chrono::ceil<Milliseconds>(limits.until - std::chrono::steady_clock::now());
+  StartOptions options;
+  options.timeout = std::max(left, Milliseconds(1));
+  options.background = false;
+  const auto work = start(std::move(options));
+  if (work->wait(std::nullopt, limits.interrupted)) return work->status();
+  return {Code::cancelled, "a signal ended the wait"};
+}
+
+/// The tag of what a leader passes to a rank of its host, from those of the library's own.
+constexpr std::uint64_t result_tag = (std::uint64_t{1} << 63U) | (std::uint64_t{1} << 62U);
+
+}  // namespace
+
+Status RawGroup::reduce_two_level(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
+                                  std::size_t root, const WaitLimits& limits) {
+  if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
+  const auto dtype = static_cast<DType>(called.dtype);
+  const bool everywhere = root == Mailbox::any_rank;
+  const bool leads = levels_.leaders != nullptr;
+  const bool mine = everywhere || root == rank();  // whether `output` may be written
+  const auto scratch = std::make_unique_for_overwrite<std::byte[]>(leads && !mine ? input.size() : 0);
+  const auto sum = mine ? output : OutBytes(scratch.get(), leads ? input.size() : 0);
+  auto& host = *levels_.host;
+
+  auto status = within(limits, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });
+  if (status.ok() && leads) {
+    status = within(limits, [&](auto options) {
+      return everywhere ? levels_.leaders->all_reduce(sum, sum, dtype, op, std::move(options))
+                        : levels_.leaders->reduce(sum, sum, dtype, op, levels_.host_of[root], std::move(options));
+    });
+  }
+  if (!status.ok()) return status;
+  if (everywhere) {
+    return within(limits, [&](auto options) { return host.broadcast(output, dtype, 0, std::move(options)); });
+  }
+  // The leader of the root's host has the result.
+  const auto root_here = host.rank_of(names_[root]);
+  if (!root_here || *root_here == 0) return {};
+  if (leads) {
+    return within(limits, [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
+  }
+  if (root != rank()) return {};
+  return within(limits, [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
+}
+
+Status RawGroup::broadcast_two_level(const Fingerprint& called, OutBytes data, std::size_t root,
+                                     const WaitLimits& limits) {
+  if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
+  const auto dtype = static_cast<DType>(called.dtype);
+  auto& host = *levels_.host;
+  const auto root_here = host.rank_of(names_[root]);
+  Status status;
+  if (root_here) {
+    status = within(limits, [&](auto options) { return host.broadcast(data, dtype, *root_here, std::move(options)); });
+  }
+  if (status.ok() && levels_.leaders) {
+    status = within(limits, [&](auto options) {
+      return levels_.leaders->broadcast(data, dtype, levels_.host_of[root], std::move(options));
+    });
+  }
+  if (!status.ok() || root_here) return status;
+  return within(limits, [&](auto options) { return host.broadcast(data, dtype, 0, std::move(options)); });
+}
+
+}  // namespace tensorferry::collectives
