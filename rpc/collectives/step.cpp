@@ -16,7 +16,8 @@ bool overwrites_given(const ExchangeStep& step, std::size_t rank) {
     if (to == rank) continue;
     if (step.reduction != nullptr && overlap(step.give[to], step.out, step.count * size_of(step.dtype))) return true;
     for (std::size_t from = 0; from < step.into.size(); ++from) {
-      if (overlap(step.give[to], step.into[from], step.take[from])) return true;
+      const bool stays = from == rank && step.into[from] == step.give[from].data();
+      if (!stays && overlap(step.give[to], step.into[from], step.take[from])) return true;
     }
   }
   return false;

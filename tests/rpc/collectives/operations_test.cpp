@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "channels/region.h"
+#include "rpc/collectives/step.h"
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
@@ -26,6 +27,37 @@ Values sum_of(std::size_t ranks, std::size_t count, std::size_t first = 0) {
     for (std::size_t rank = 0; rank < ranks; ++rank) out[i] += value_of(rank, first + i);
   }
   return out;
+}
+
+using collectives::ExchangeStep;
+using collectives::overwrites_given;
+
+// A copy of a large tensor costs more than the step itself.
+TEST(Step, ThatLeavesTheRanksOwnBytesInPlaceOverwritesNothing) {
+  std::array<std::byte, 4> bytes{};
+  ExchangeStep step(2);
+  step.give = {bytes, bytes};
+  step.take = {bytes.size(), 0};
+  step.into = {bytes.data(), nullptr};
+  EXPECT_FALSE(overwrites_given(step, 0));
+}
+
+TEST(Step, ThatMovesTheRanksOwnBytesOverWhatItGivesOverwritesIt) {
+  std::array<std::byte, 8> bytes{};
+  ExchangeStep step(2);
+  step.give = {std::span(bytes).first(4), std::span(bytes).last(4)};
+  step.take = {4, 0};
+  step.into = {bytes.data() + 2, nullptr};
+  EXPECT_TRUE(overwrites_given(step, 0));
+}
+
+TEST(Step, ThatTakesAnotherRanksBytesIntoWhatItGivesOverwritesIt) {
+  std::array<std::byte, 4> bytes{};
+  ExchangeStep step(2);
+  step.give = {bytes, bytes};
+  step.take = {0, bytes.size()};
+  step.into = {nullptr, bytes.data()};
+  EXPECT_TRUE(overwrites_given(step, 0));
 }
 
 /// From empty to more than a slot holds, and sizes that no number of ranks divides.
