@@ -33,6 +33,11 @@ EventPoller& EventPoller::of_this_process() {
   return poller;
 }
 
+EventPoller& EventPoller::of_host_copies() {
+  static auto& poller = *new EventPoller;
+  return poller;
+}
+
 void EventPoller::when_done(Watch watch, int device, Stream stream, Completion then) {
   when_done(watch, GpuEvent::record(device, stream), std::move(then));
 }

@@ -29,8 +29,12 @@ enum class Watch : std::uint8_t {
 /// Thread-safe.
 class EventPoller final {
  public:
-  /// Returns the process's only poller. All agents share it, because devices belong to the process. Never destroyed.
+  /// Returns the process's poller of events. All agents share it, because devices belong to the process. Never
+  /// destroyed.
   static EventPoller& of_this_process();
+  /// Returns the process's poller for poll functions that copy on the host, so that no event waits for such a copy.
+  /// Never destroyed.
+  static EventPoller& of_host_copies();
 
   /// Runs `then` when all work that `stream` of `device` has been given so far is done; with an error if the device's
   /// context has failed. `then` runs on the poller's thread or inside poll_now(), and must not block. If the driver

@@ -58,7 +58,8 @@ void RingFlow::advance() {
   // Each call begins at most a ringful of chunks on a GPU, or one chunk on the host, so that it delays no other poll
   // function.
   const auto most = on_gpu() ? Ring::slots : 1;
-  EventPoller::of_this_process().poll_repeatedly([self = shared_from_this(), most] { return self->poll(most); });
+  auto& poller = on_gpu() ? EventPoller::of_this_process() : EventPoller::of_host_copies();
+  poller.poll_repeatedly([self = shared_from_this(), most] { return self->poll(most); });
 }
 
 EventPoller::Progress RingFlow::poll(std::size_t most) {

@@ -17,10 +17,10 @@
 
 namespace tensorferry::cuda_basic {
 
-/// Copies the bytes between this end's memory and the ring, one transfer after another. The event poller's thread polls
-/// the ring's words for chunks that can be copied. If this end's memory is a GPU's, the thread enqueues their copies on
-/// the flow's own stream, and sets the other end's word after each; else the thread copies the bytes itself. If the
-/// flow is idle on a GPU, the thread that adds a transfer starts its first two chunks.
+/// Copies the bytes between this end's memory and the ring, one transfer after another. A thread polls the ring's words
+/// for chunks that can be copied. If this end's memory is a GPU's, it is the event poller's thread, which enqueues
+/// their copies on the flow's own stream, and sets the other end's word after each. Else a poller's thread of its own
+/// copies the bytes itself. If the flow is idle on a GPU, the thread that adds a transfer starts its first two chunks.
 ///
 /// The stream does not set the words itself (cuStreamWriteValue32). Such words would arrive no sooner, and would cost
 /// the copy engine 6 us a chunk on an H200, against 3 us for events. Two alternating streams hide that cost at one end,
