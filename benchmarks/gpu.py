@@ -25,6 +25,7 @@ from benchmarks.units import MICROSECONDS, Unit
 OURS, TORCH, NCCL, COPY = "tensorferry", "torch.distributed.rpc", "NCCL send/recv", "cudaMemcpyPeerAsync"
 PINNED, CHUNKED = "slower of pinned D2H, H2D", "down and up in chunks, one process"
 FIXED = "tensorferry, cudaMalloc'd segments"
+GLOO = "Gloo"
 SECONDS = 0.4
 KILO, MEGA, GIGA = 1 << 10, 1 << 20, 1 << 30
 WORKLOADS = "benchmarks.gpu_workloads"
@@ -65,6 +66,14 @@ class Lab:
             team.run(HERE, {rank: ("nccl_join", {"rank": rank, "device": rank}) for rank in range(2)}, 120)
         return self._teams["nccl"]
 
+    def group(self, there: int) -> Team:
+        """Two ranks with a process group of each backend, whose tensors are on GPU 0 and on GPU `there`."""
+        if ("group", there) not in self._teams:
+            team = self._teams["group", there] = Team("torch.distributed", joined=False, workloads=WORKLOADS)
+            jobs = {rank: ("group_join", {"rank": rank, "device": rank * there}) for rank in range(2)}
+            team.run(HERE, jobs, 120)
+        return self._teams["group", there]
+
     def __enter__(self) -> Lab:
         return self
 
@@ -102,6 +111,18 @@ def nccl(size: int, each: int) -> Measure:
         jobs = {rank: ("nccl", {"rank": rank, "device": rank, **given}) for rank in range(2)}
         samples: Samples = lab.nccl().run(HERE, jobs, 120)[0]
         return samples
+
+    return measure
+
+
+def all_reduce(backend: str, size: int, there: int) -> Measure:
+    count = max(5, min(200, GIGA // size))
+
+    def measure(lab: Lab) -> Samples:
+        given = {"backend": backend, "size": size, "count": count}
+        jobs = {rank: ("all_reduce", {"rank": rank, "device": rank * there, **given}) for rank in range(2)}
+        each = lab.group(there).run(HERE, jobs, 120)
+        return [max(ranks) for ranks in zip(each[0], each[1])]
 
     return measure
 
@@ -196,6 +217,16 @@ def _torch_backend(name: str, size: int, unit: Unit, there: int) -> Row:
     )
 
 
+def _all_reduce(name: str, size: int, target: float, there: int) -> Row:
+    """A tensor on a GPU that two ranks reduce, until the slower rank has the sum."""
+    contestants = {OURS: all_reduce("tensorferry", size, there), GLOO: all_reduce("gloo", size, there)}
+    where = "GPU 0 and GPU 1" if there else "one GPU, two processes"
+    text = f"{size // MEGA} MB" if size >= MEGA else f"{size // KILO} KB"
+    return Row(name, f"all_reduce of {text}, {where}", MICROSECONDS, contestants, {GLOO: target}, 1 + there)
+
+
+GROUP_SIZES = (("1kb", KILO, 5), ("1mb", MEGA, 10), ("64mb", 64 * MEGA, 50))
+
 ROWS = [
     _small_call("4kb", 1),
     _beside_copies("64mb", "64 MB call", "one", "copy", 64 * MEGA, 0.9),
@@ -215,6 +246,11 @@ ROWS = [
         _torch_backend(f"{prefix}torch-backend-{name}", size, unit, there)
         for prefix, there in (("", 1), ("same-", 0))
         for name, size, unit in (("4kb", 4 * KILO, MICROSECONDS), ("64mb", 64 * MEGA, gigabytes(64 * MEGA)))
+    ],
+    *[
+        _all_reduce(f"{prefix}group-{name}", size, target, there)
+        for prefix, there in (("", 1), ("same-", 0))
+        for name, size, target in GROUP_SIZES
     ],
 ]
 

@@ -228,3 +228,37 @@ def nccl(_module: ModuleType, rank: int, device: int, size: int, count: int, eac
         if number >= 3:
             samples.append((time.perf_counter_ns() - begin) / each)
     return samples
+
+
+def group_join(_: ModuleType, rank: int, device: int) -> None:
+    """Forms a process group of Gloo and one of TensorFerry."""
+    import torch.distributed as dist
+    from tensorferry import c10d  # registers the backend
+
+    assert c10d.register
+    torch.cuda.set_device(device)
+    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=2)
+    _groups.update(gloo=dist.group.WORLD, tensorferry=dist.new_group(backend="tensorferry"))
+
+
+_groups: dict[str, Any] = {}  # by backend
+
+
+def all_reduce(_: ModuleType, backend: str, rank: int, device: int, size: int, count: int) -> list[int]:
+    """Reduces a tensor that is rewritten before: nanoseconds of each operation and its synchronisation."""
+    import torch.distributed as dist
+
+    tensor = torch.empty(size // 4, device=device)
+    samples = []
+    for number in range(count + 3):
+        tensor.fill_(rank + 1)
+        torch.cuda.synchronize(device)
+        dist.barrier(_groups["tensorferry"])
+        begin = time.perf_counter_ns()
+        dist.all_reduce(tensor, group=_groups[backend])
+        torch.cuda.synchronize(device)
+        if number >= 3:
+            samples.append(time.perf_counter_ns() - begin)
+    if not bool((tensor == 3).all()):
+        raise AssertionError(f"all_reduce wrote {tensor[:3].tolist()}..., not 3")
+    return samples

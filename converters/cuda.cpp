@@ -310,4 +310,9 @@ std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)()) {
   return std::make_shared<CudaConverter>(leaves_storages);
 }
 
+Status refusal_of_capture(const c10::Stream& stream) {
+  if (stream.device_type() != c10::DeviceType::CUDA) return {};
+  return check_not_capturing(CUDAStream(stream), "reduce or exchange");
+}
+
 }  // namespace tensorferry

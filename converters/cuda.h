@@ -2,8 +2,11 @@
 /// time. Receives into memory of torch's caching allocator, on streams that only received buffers use.
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <memory>
 
+#include "base/status.h"
 #include "converters/registry.h"
 
 namespace tensorferry {
@@ -26,5 +29,9 @@ namespace tensorferry {
 ///
 /// `leaves_storages` is called before a sent storage is released. If it returns true, the storage is leaked instead.
 std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)() = nullptr);
+
+/// Returns Ok if work that is given to `stream` now runs now; InvalidArgument if a CUDA graph is being captured on it.
+/// Ok for streams of other devices, and if this build has no CUDA parts.
+Status refusal_of_capture(const c10::Stream& stream);
 
 }  // namespace tensorferry

@@ -197,7 +197,7 @@ def group_of(process_group: Any = None) -> Group:
 def register() -> None:
     """Registers the backend. Does nothing the second time."""
     if not hasattr(dist.Backend, "TENSORFERRY"):
-        dist.Backend.register_backend("tensorferry", _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("tensorferry", _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 register()

@@ -164,6 +164,7 @@ Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcemen
       if (part.offset > Board::slot_bytes || part.bytes > Board::slot_bytes - part.offset) return outside();
       return board_->slot_of(rank, step_) + part.offset;
     case Place::memory:
+      if (!links_.memory) return outside();
       if (processes_[rank]) return static_cast<const std::byte*>(nullptr);
       return reinterpret_cast<const std::byte*>(part.offset);  // of this very process
     case Place::region: {
@@ -175,7 +176,7 @@ Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcemen
       return it->second.data + part.offset;
     }
     default:
-      return static_cast<const std::byte*>(nullptr);
+      return outside();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "base/text.h"
@@ -118,9 +119,11 @@ void RawGroup::close() {
 }
 
 void RawGroup::use_board(Buffer memory, bool memory_readable) {
+  auto board = std::make_unique<Board>(std::move(memory), rank(), size());
   links_ = {true, memory_readable};
-  board_ = std::make_unique<Board>(std::move(memory), rank(), size());
   handed_over_ = std::make_shared<HandedRegions>(agent_, membership_.id, rank(), names_);
+  const std::lock_guard lock(mutex_);  // another rank may fail the group now
+  board_ = std::move(board);
 }
 
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
@@ -129,8 +132,9 @@ void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
 }
 
 void RawGroup::use_levels(Levels levels) {
-  levels_ = std::move(levels);
   links_.levels = true;
+  const std::lock_guard lock(mutex_);
+  levels_ = std::move(levels);
 }
 
 void RawGroup::watch_processes() {
@@ -203,15 +207,20 @@ void RawGroup::unmap_region(std::size_t rank, std::uint64_t region) {
 }
 
 void RawGroup::fail(const Status& why, bool tell) {
+  Board* board = nullptr;
+  std::shared_ptr<RawGroup> host, leaders;
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return;
     failed_ = why;
+    board = board_.get();
+    host = levels_.host;
+    leaders = levels_.leaders;
   }
   mailbox_->fail(why);
-  if (board_) board_->wake();
-  if (levels_.host) levels_.host->fail(why, false);
-  if (levels_.leaders) levels_.leaders->fail(why, false);
+  if (board != nullptr) board->wake();
+  if (host) host->fail(why, false);
+  if (leaders) leaders->fail(why, false);
   for (std::size_t to = 0; tell && to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
@@ -277,6 +286,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   auto work =
       std::make_shared<GroupWork>(shared_from_this(), std::move(run), std::chrono::steady_clock::now() + timeout);
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
+  work->arrived_ = std::move(options.arrived);
   work->finish_ = std::move(options.finish);
   {
     const std::lock_guard lock(mutex_);
@@ -308,6 +318,32 @@ WaitLimits RawGroup::limits_of(GroupWork::Deadline until, std::function<bool()> 
             return failed();
           },
           std::move(interrupted)};
+}
+
+Status RawGroup::await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const {
+  if (!arrived) return {};
+  constexpr std::chrono::microseconds looking{100}, pause{50};
+  const auto sleeps_from = std::chrono::steady_clock::now() + looking;
+  try {
+    while (!arrived()) {
+      if (std::chrono::steady_clock::now() < sleeps_from) {
+        std::this_thread::yield();
+        continue;
+      }
+      auto ended = why_ended(limits);
+      if (time_is_over(ended)) {
+        return {Code::deadline_exceeded,
+                formatted("an operation of group \"{}\" reached its timeout before its inputs were in host memory: the "
+                          "work before it on the device's stream has not ended",
+                          settings_.label)};
+      }
+      if (!ended.ok()) return ended;
+      std::this_thread::sleep_for(pause);
+    }
+  } catch (const std::exception& error) {
+    return {Code::internal, formatted("the inputs of the operation cannot be copied to host memory: {}", error.what())};
+  }
+  return {};
 }
 
 void RawGroup::run_queue() {
@@ -347,6 +383,7 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   const auto limits = limits_of(work->deadline_, interrupted);
   auto status = failed();
   disagreed_ = false;
+  if (status.ok()) status = await_inputs(work->arrived_, limits);
   if (status.ok()) status = work->run_(limits);
   work->run_ = {};
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
@@ -376,6 +413,10 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
   auto work =
       std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
+  if (auto status = await_inputs(options.arrived, limits_of(work->deadline_, {})); !status.ok()) {
+    work->end(std::move(status));
+    return work;
+  }
   work->delivery_ = begin([work, finish = std::move(options.finish)](Status status) {
     if (status.ok()) status = finished(finish);
     work->end(std::move(status));

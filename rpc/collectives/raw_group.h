@@ -62,6 +62,7 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
 
   const std::shared_ptr<RawGroup> group_;
   UniqueFunction<Status(const WaitLimits&)> run_;  // used by the thread that runs the operation
+  std::function<bool()> arrived_;
   std::function<void()> finish_;
   std::shared_ptr<Delivery> delivery_;
   const Deadline deadline_;
@@ -82,6 +83,9 @@ struct StartOptions {
   Owner keep;               // of the memory that the operation uses, until it has ended
   // Runs after a success, before the work ends, on the thread that ends it. What it throws fails the work alone.
   std::function<void()> finish{};
+  // Whether the inputs are in host memory: the operation waits for it. Polled by the thread that runs the operation; a
+  // send's by its caller. What it throws fails the operation, and the group.
+  std::function<bool()> arrived{};
 };
 
 /// An ordered list of agents that perform operations together: every rank calls the same operations in the same order.
@@ -200,6 +204,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void run_in_background();
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
+  Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
   void look_for_the_dead();
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);

@@ -20,18 +20,19 @@ namespace tensorferry::collectives {
 /// InvalidArgument here, at this rank alone: Access refuses it, the reduction does not know its dtype, or the operation
 /// needs another size.
 ///
-/// Access is a class with these static functions for a kind of tensor, whose copies share memory:
+/// Access is a copyable class with these functions for a kind of tensor, whose copies share memory:
 ///
 ///     using Tensor = ...;
 ///     Status check(const Tensor&);                    // Ok, or why a group cannot take it; asked before all others
 ///     DType dtype(const Tensor&);
 ///     std::size_t elements(const Tensor&);
-///     bool is_dense(const Tensor&);                   // in row-major order without gaps
-///     Tensor dense(const Tensor&);                    // the tensor itself, or a dense copy
-///     Tensor empty_like(const Tensor&);               // a dense tensor of the same shape
+///     bool is_dense(const Tensor&);                   // in host memory, in row-major order without gaps
+///     Tensor dense(const Tensor&);                    // the tensor itself, or a dense copy in host memory
+///     Tensor empty_like(const Tensor&);               // a dense tensor of the same shape in host memory
 ///     void copy(const Tensor& to, const Tensor& from);
 ///     std::span<std::byte> bytes(const Tensor&);      // of a dense tensor
 ///     bool is_same(const Tensor&, const Tensor&);     // the same elements
+///     std::function<bool()> arrived();                // whether the copies to host memory are done; empty: they are
 template <class Access>
 class TensorOperations {
  public:
@@ -39,24 +40,26 @@ class TensorOperations {
   using Tensors = std::vector<Tensor>;
   using Started = Result<std::shared_ptr<GroupWork>>;
 
-  explicit TensorOperations(std::shared_ptr<RawGroup> group) : group_(std::move(group)) {}
+  explicit TensorOperations(std::shared_ptr<RawGroup> group, Access access = {})
+      : group_(std::move(group)), access_(std::move(access)) {}
   [[nodiscard]] RawGroup& raw() const noexcept { return *group_; }
+  [[nodiscard]] const Access& access() const noexcept { return access_; }
 
   Started broadcast(const Tensor& tensor, std::size_t root, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(tensor), check_rank(*group_, root)}); !status.ok()) return status;
-    Staged staged;
+    if (auto status = first_error({access_.check(tensor), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged(access_);
     const auto bytes = group_->rank() == root ? staged.both(tensor) : staged.output(tensor);
-    return group_->broadcast(bytes, Access::dtype(tensor), root, Staged::with(std::move(options), std::move(staged)));
+    return group_->broadcast(bytes, access_.dtype(tensor), root, Staged::with(std::move(options), std::move(staged)));
   }
 
   Started all_reduce(const Tensor& input, const Tensor& output, ReduceOp op, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(input), Access::check(output)}); !status.ok()) return status;
+    if (auto status = first_error({access_.check(input), access_.check(output)}); !status.ok()) return status;
     if (auto status = check_reduced(given(input), given(output), op); !status.ok()) return status;
-    Staged staged;
-    const bool in_place = Access::is_same(input, output);
+    Staged staged(access_);
+    const bool in_place = access_.is_same(input, output);
     const auto out = in_place ? staged.both(output) : staged.output(output);
     const auto in = in_place ? std::span<const std::byte>(out) : staged.input(input);
-    return group_->all_reduce(in, out, Access::dtype(input), std::move(op),
+    return group_->all_reduce(in, out, access_.dtype(input), std::move(op),
                               Staged::with(std::move(options), std::move(staged)));
   }
 
@@ -66,24 +69,24 @@ class TensorOperations {
     if (auto status = check_each(tensors); !status.ok()) return status;
     if (auto status = check_coalesced(given(tensors), op); !status.ok()) return status;
     if (tensors.size() == 1) return all_reduce(tensors[0], tensors[0], std::move(op), std::move(options));
-    const auto dtype = Access::dtype(tensors[0]);
+    const auto dtype = access_.dtype(tensors[0]);
     std::size_t size = 0;
-    for (const auto& tensor : tensors) size += Access::elements(tensor) * size_of(dtype);
+    for (const auto& tensor : tensors) size += access_.elements(tensor) * size_of(dtype);
     const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<std::size_t>(size, 1)]);  // uninitialised
     auto* to = memory.get();
     for (const auto& tensor : tensors) {
-      const auto dense = Access::dense(tensor);
-      to = std::copy_n(Access::bytes(dense).data(), Access::bytes(dense).size(), to);
+      const auto dense = access_.dense(tensor);
+      to = std::copy_n(access_.bytes(dense).data(), access_.bytes(dense).size(), to);
     }
     options.keep = std::make_shared<std::pair<std::shared_ptr<std::byte[]>, Owner>>(memory, std::move(options.keep));
-    options.finish = [memory, tensors, then = std::move(options.finish)] {
+    options.finish = [memory, tensors, access = access_, then = std::move(options.finish)] {
       const auto* from = memory.get();
       for (const auto& tensor : tensors) {
-        const auto dense = Access::is_dense(tensor) ? tensor : Access::empty_like(tensor);
-        const auto bytes = Access::bytes(dense);
+        const auto dense = access.is_dense(tensor) ? tensor : access.empty_like(tensor);
+        const auto bytes = access.bytes(dense);
         std::copy_n(from, bytes.size(), bytes.data());
         from += bytes.size();
-        if (!Access::is_dense(tensor)) Access::copy(tensor, dense);
+        if (!access.is_dense(tensor)) access.copy(tensor, dense);
       }
       if (then) then();
     };
@@ -94,33 +97,33 @@ class TensorOperations {
   /// `output` is used at `root` alone.
   Started reduce(const Tensor& input, const Tensor& output, ReduceOp op, std::size_t root,
                  StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(input), check_rank(*group_, root)}); !status.ok()) return status;
+    if (auto status = first_error({access_.check(input), check_rank(*group_, root)}); !status.ok()) return status;
     const bool takes = group_->rank() == root;
-    if (auto status = takes ? Access::check(output) : Status(); !status.ok()) return status;
+    if (auto status = takes ? access_.check(output) : Status(); !status.ok()) return status;
     if (auto status = check_reduced(given(input), given(takes ? output : input), op); !status.ok()) return status;
-    Staged staged;
+    Staged staged(access_);
     const auto out = takes ? staged.output(output) : std::span<std::byte>();
     const auto in = staged.input(input);
-    return group_->reduce(in, out, Access::dtype(input), std::move(op), root,
+    return group_->reduce(in, out, access_.dtype(input), std::move(op), root,
                           Staged::with(std::move(options), std::move(staged)));
   }
 
   /// `outputs` has a tensor for each rank. Their sizes may differ if each rank gives as much as the others expect.
   Started all_gather(const Tensor& input, const Tensors& outputs, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(input), check_each(outputs)}); !status.ok()) return status;
+    if (auto status = first_error({access_.check(input), check_each(outputs)}); !status.ok()) return status;
     if (auto status = check_gathered(*group_, given(input), given(outputs)); !status.ok()) return status;
-    Staged staged;
+    Staged staged(access_);
     auto out = staged.outputs(outputs);
     const auto in = staged.input(input);
     const bool even = std::all_of(out.begin(), out.end(), [&](const auto& each) { return each.size() == in.size(); });
-    return group_->all_gather(in, std::move(out), Access::dtype(input), even,
+    return group_->all_gather(in, std::move(out), access_.dtype(input), even,
                               Staged::with(std::move(options), std::move(staged)));
   }
 
   /// `outputs` is used at `root` alone.
   Started gather(const Tensor& input, const Tensors& outputs, std::size_t root, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(input), check_rank(*group_, root)}); !status.ok()) return status;
-    Staged staged;
+    if (auto status = first_error({access_.check(input), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged(access_);
     std::vector<std::span<std::byte>> out;
     if (group_->rank() == root) {
       if (auto status = check_each(outputs); !status.ok()) return status;
@@ -128,14 +131,14 @@ class TensorOperations {
       out = staged.outputs(outputs);
     }
     const auto in = staged.input(input);
-    return group_->gather(in, std::move(out), Access::dtype(input), root,
+    return group_->gather(in, std::move(out), access_.dtype(input), root,
                           Staged::with(std::move(options), std::move(staged)));
   }
 
   /// `inputs` is used at `root` alone.
   Started scatter(const Tensors& inputs, const Tensor& output, std::size_t root, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(output), check_rank(*group_, root)}); !status.ok()) return status;
-    Staged staged;
+    if (auto status = first_error({access_.check(output), check_rank(*group_, root)}); !status.ok()) return status;
+    Staged staged(access_);
     std::vector<std::span<const std::byte>> in;
     if (group_->rank() == root) {
       if (auto status = check_each(inputs); !status.ok()) return status;
@@ -143,18 +146,18 @@ class TensorOperations {
       in = staged.inputs(inputs);
     }
     const auto out = staged.output(output);
-    return group_->scatter(std::move(in), out, Access::dtype(output), root,
+    return group_->scatter(std::move(in), out, access_.dtype(output), root,
                            Staged::with(std::move(options), std::move(staged)));
   }
 
   Started reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(output), check_each(inputs)}); !status.ok()) return status;
+    if (auto status = first_error({access_.check(output), check_each(inputs)}); !status.ok()) return status;
     if (auto status = check_scattered(*group_, given(inputs), given(output)); !status.ok()) return status;
-    if (auto status = check_reduction(op, Access::dtype(output)); !status.ok()) return status;
-    Staged staged;
+    if (auto status = check_reduction(op, access_.dtype(output)); !status.ok()) return status;
+    Staged staged(access_);
     auto in = staged.inputs(inputs);
     const auto out = staged.output(output);
-    return group_->reduce_scatter(std::move(in), out, Access::dtype(output), std::move(op),
+    return group_->reduce_scatter(std::move(in), out, access_.dtype(output), std::move(op),
                                   Staged::with(std::move(options), std::move(staged)));
   }
 
@@ -162,16 +165,16 @@ class TensorOperations {
   Started all_to_all(const Tensors& inputs, const Tensors& outputs, bool even, StartOptions options = {}) const {
     if (auto status = first_error({check_each(inputs), check_each(outputs)}); !status.ok()) return status;
     if (auto status = check_exchanged(*group_, given(inputs), given(outputs)); !status.ok()) return status;
-    Staged staged;
+    Staged staged(access_);
     auto in = staged.inputs(inputs);
     auto out = staged.outputs(outputs);
-    return group_->all_to_all(std::move(in), std::move(out), Access::dtype(inputs[0]), even,
+    return group_->all_to_all(std::move(in), std::move(out), access_.dtype(inputs[0]), even,
                               Staged::with(std::move(options), std::move(staged)));
   }
 
   Started send(const Tensor& tensor, std::size_t to, std::uint64_t tag, StartOptions options = {}) const {
-    if (auto status = first_error({Access::check(tensor), check_rank(*group_, to)}); !status.ok()) return status;
-    Staged staged;
+    if (auto status = first_error({access_.check(tensor), check_rank(*group_, to)}); !status.ok()) return status;
+    Staged staged(access_);
     const auto bytes = staged.input(tensor);
     return group_->send(bytes, to, tag, Staged::with(std::move(options), std::move(staged)));
   }
@@ -179,28 +182,43 @@ class TensorOperations {
   /// `from` may be Mailbox::any_rank.
   Started receive(const Tensor& tensor, std::size_t from, std::uint64_t tag, StartOptions options = {}) const {
     const auto known = from == Mailbox::any_rank ? Status() : check_rank(*group_, from);
-    if (auto status = first_error({Access::check(tensor), known}); !status.ok()) return status;
-    Staged staged;
+    if (auto status = first_error({access_.check(tensor), known}); !status.ok()) return status;
+    Staged staged(access_);
     const auto bytes = staged.output(tensor);
     return group_->receive(bytes, from, tag, Staged::with(std::move(options), std::move(staged)));
+  }
+
+ protected:
+  [[nodiscard]] Given given(const Tensor& tensor) const { return {access_.dtype(tensor), access_.elements(tensor)}; }
+  [[nodiscard]] std::vector<Given> given(const Tensors& tensors) const {
+    std::vector<Given> out;
+    for (const auto& tensor : tensors) out.push_back(given(tensor));
+    return out;
+  }
+  [[nodiscard]] Status check_each(const Tensors& tensors) const {
+    for (const auto& tensor : tensors) {
+      if (auto status = access_.check(tensor); !status.ok()) return status;
+    }
+    return {};
   }
 
  private:
   /// The tensors of one operation, and their dense copies.
   class Staged final {
    public:
-    std::span<const std::byte> input(const Tensor& tensor) { return keep(Access::dense(tensor)); }
+    explicit Staged(Access access) : access_(std::move(access)) {}
+    std::span<const std::byte> input(const Tensor& tensor) { return keep(access_.dense(tensor)); }
     std::span<std::byte> output(const Tensor& tensor) {
-      if (Access::is_dense(tensor)) return keep(tensor);
-      auto dense = Access::empty_like(tensor);
+      if (access_.is_dense(tensor)) return keep(tensor);
+      auto dense = access_.empty_like(tensor);
       copies_.emplace_back(tensor, dense);
       return keep(std::move(dense));
     }
     /// The same for a tensor that is both.
     std::span<std::byte> both(const Tensor& tensor) {
       const auto out = output(tensor);
-      if (!copies_.empty() && Access::is_same(copies_.back().first, tensor))
-        Access::copy(copies_.back().second, tensor);
+      if (!copies_.empty() && access_.is_same(copies_.back().first, tensor))
+        access_.copy(copies_.back().second, tensor);
       return out;
     }
     std::vector<std::span<const std::byte>> inputs(const Tensors& tensors) {
@@ -213,12 +231,13 @@ class TensorOperations {
       for (const auto& tensor : tensors) out.push_back(output(tensor));
       return out;
     }
-    /// Keeps the tensors, and adds the copies back to their outputs.
+    /// Keeps the tensors, and adds the copies to host memory and back to their outputs.
     static StartOptions with(StartOptions options, Staged staged) {
       const auto kept = std::make_shared<Staged>(std::move(staged));
+      options.arrived = kept->access_.arrived();
       if (!kept->copies_.empty()) {
         options.finish = [kept, then = std::move(options.finish)] {
-          for (const auto& [to, from] : kept->copies_) Access::copy(to, from);
+          for (const auto& [to, from] : kept->copies_) kept->access_.copy(to, from);
           if (then) then();
         };
       }
@@ -229,26 +248,15 @@ class TensorOperations {
    private:
     std::span<std::byte> keep(Tensor tensor) {
       kept_.push_back(std::move(tensor));
-      return Access::bytes(kept_.back());
+      return access_.bytes(kept_.back());
     }
+    Access access_;
     Tensors kept_;
     std::vector<std::pair<Tensor, Tensor>> copies_;
   };
 
-  static Given given(const Tensor& tensor) { return {Access::dtype(tensor), Access::elements(tensor)}; }
-  static std::vector<Given> given(const Tensors& tensors) {
-    std::vector<Given> out;
-    for (const auto& tensor : tensors) out.push_back(given(tensor));
-    return out;
-  }
-  static Status check_each(const Tensors& tensors) {
-    for (const auto& tensor : tensors) {
-      if (auto status = Access::check(tensor); !status.ok()) return status;
-    }
-    return {};
-  }
-
   const std::shared_ptr<RawGroup> group_;
+  const Access access_;
 };
 
 }  // namespace tensorferry::collectives

@@ -41,11 +41,12 @@ def run(
     return done
 
 
-alone = (
+of_tensors = (
     "dense", "strided", "uneven", "reductions", "several", "sparse", "shapes", "many", "refusals", "objects", "groups",
-    "options", "lazy", "split", "recorded",
 )  # fmt: skip
-together = (*alone, "functional", "mismatches", "ddp", "point_to_point", "absent")
+of_several_ranks = "functional", "mismatches", "ddp", "point_to_point"
+alone = (*of_tensors, "options", "lazy", "split", "recorded")
+together = (*alone, *of_several_ranks, "late", "absent")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -53,6 +54,20 @@ def test_operations_give_what_torch_promises(tmp_path: Path, size: int) -> None:
     for rank in run(tmp_path, size, *(together if size > 1 else alone)):
         assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
         assert rank.stdout.split("\n").count("done dense") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_operations_on_a_gpu_give_what_torch_promises(tmp_path: Path, size: int) -> None:
+    scenarios = ("streams", *of_tensors, *(of_several_ranks if size > 1 else ()))
+    for rank in run(tmp_path, size, *scenarios, TEST_DEVICE="cuda"):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
+@pytest.mark.gpu
+def test_a_dead_rank_ends_operations_on_a_gpu_and_is_named(tmp_path: Path) -> None:
+    ranks = run(tmp_path, 2, "dies", TEST_DEVICE="cuda")
+    assert "survived" in ranks[0].stdout, ranks[0].stderr[-3000:]
 
 
 @pytest.mark.parametrize("size", [2, 3])

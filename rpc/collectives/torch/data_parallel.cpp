@@ -191,7 +191,7 @@ std::vector<std::vector<std::size_t>> buckets_of(const Tensors& tensors, std::si
 Status broadcast_coalesced(const TensorGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
                            Milliseconds timeout, const Interrupted& interrupted) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (const auto status = TorchAccess::check(tensors[i]); !status.ok()) {
+    if (const auto status = TorchAccess().check(tensors[i]); !status.ok()) {
       return {status.code(), formatted("tensor {} of {}: {}", i, tensors.size(), status.what())};
     }
   }
@@ -297,7 +297,7 @@ void reduce_gradients(const Tensors& parameters, c10d::CommHookInterface& hook, 
   const at::NoGradGuard no_grad;
   Tensors trained;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (const auto status = TorchAccess::check(parameters[i]); !status.ok()) {
+    if (const auto status = TorchAccess().check(parameters[i]); !status.ok()) {
       refuse(formatted("parameter {} of {}: {}", i, parameters.size(), status.what()));
     }
     if (parameters[i].requires_grad()) trained.push_back(parameters[i]);

@@ -140,11 +140,13 @@ void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupW
 }
 #endif
 
-TorchWork::TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
-                     std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs,
-                     std::uint64_t sequence, std::uint64_t key, std::chrono::milliseconds timeout)
+TorchWork::TorchWork(std::shared_ptr<GroupWork> work, std::shared_ptr<DeviceCopies> copies, c10d::OpType type,
+                     const char* title, std::vector<std::vector<at::Tensor>> results,
+                     const std::vector<at::Tensor>& inputs, std::uint64_t sequence, std::uint64_t key,
+                     std::chrono::milliseconds timeout)
     : Work(-1, type, title, inputs),
       work_(std::move(work)),
+      copies_(std::move(copies)),
       results_(std::move(results)),
       sequence_(sequence),
       key_(key),
@@ -177,6 +179,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
                                                " ms; it goes on"));
   }
   if (!work_->status().ok()) throw_status(work_->status());
+  if (copies_) copies_->block_current_stream();
   return true;
 }
 
@@ -189,8 +192,10 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   if (future_) return future_;
   const auto type = results_.size() == 1 ? c10::ListType::create(c10::TensorType::get())
                                          : c10::ListType::create(c10::ListType::create(c10::TensorType::get()));
-  future_ = c10::make_intrusive<c10::ivalue::Future>(type);
-  work_->on_done([future = future_, results = results_](const Status& status) {
+  const auto devices = copies_ ? std::vector<c10::Device>{copies_->device()} : std::vector<c10::Device>();
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices);
+  work_->on_done([future = future_, results = results_, copies = copies_](const Status& status) {
+    if (status.ok() && copies) return copies->on_stream([&] { future->markCompleted(value_of(results)); });
     if (status.ok()) return future->markCompleted(value_of(results));
     future->setError(std::make_exception_ptr(
         c10::DistBackendError({"getFuture", __FILE__, static_cast<std::uint32_t>(__LINE__)}, status.text())));
@@ -270,8 +275,14 @@ StartOptions TorchProcessGroup::start_options(std::chrono::milliseconds timeout,
   return out;
 }
 
-TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(Started started, c10d::OpType type, const char* title,
-                                                          TensorLists results, const Tensors& inputs,
+TensorGroup TorchProcessGroup::group_on(std::initializer_list<at::TensorList> tensors) {
+  auto copies = DeviceCopies::of(tensors);
+  if (!copies.ok()) throw_status(copies.status());
+  return TensorGroup(group().raw().shared_from_this(), TorchAccess(*std::move(copies)));
+}
+
+TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on, Started started, c10d::OpType type,
+                                                          const char* title, TensorLists results, const Tensors& inputs,
                                                           std::chrono::milliseconds timeout) {
   if (!started.ok()) throw_status(started.status());
   if (!c10d::isP2POp(type)) ++sequence_;
@@ -279,20 +290,23 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(Started started, c10d:
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   CompletionHooks::watch(hooks_, **started, key);
 #endif
-  return c10::make_intrusive<TorchWork>(*std::move(started), type, title, std::move(results), inputs, sequence_, key,
-                                        start_options(timeout, true).timeout);
+  return c10::make_intrusive<TorchWork>(*std::move(started), on.access().copies(), type, title, std::move(results),
+                                        inputs, sequence_, key, start_options(timeout, true).timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return work_of(group().broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank),
-                                   start_options(opts.timeout, opts.asyncOp)),
-                 c10d::OpType::BROADCAST, "tensorferry:broadcast", {tensors}, tensors, opts.timeout);
+  const auto on = group_on({tensors});
+  return work_of(
+      on,
+      on.broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+      c10d::OpType::BROADCAST, "tensorferry:broadcast", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (only(tensors).is_sparse()) return allreduce_sparse(tensors, opts);
+  const auto on = group_on({tensors});
   return work_of(
-      group().all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+      on, on.all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
       c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);
 }
 
@@ -304,32 +318,37 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_sparse(Tensors& tens
     throw_status(status);
   }
   // It has ended; a barrier's work stands for it.
-  return work_of(Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+  return work_of(group(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
                  c10d::OpType::_ALLREDUCE_SPARSE, "tensorferry:all_reduce_sparse", {tensors}, {}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_coalesced(Tensors& tensors,
                                                                       const c10d::AllreduceCoalescedOptions& opts) {
-  return work_of(group().all_reduce_coalesced(tensors, op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({tensors});
+  return work_of(on, on.all_reduce_coalesced(tensors, op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLREDUCE_COALESCED, "tensorferry:all_reduce_coalesced", {tensors}, tensors,
                  opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return work_of(group().reduce(only(tensors), only(tensors), op_of(opts.reduceOp),
-                                static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({tensors});
+  return work_of(on,
+                 on.reduce(only(tensors), only(tensors), op_of(opts.reduceOp), static_cast<std::size_t>(opts.rootRank),
+                           start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::REDUCE, "tensorferry:reduce", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
-  return work_of(group().all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({inputs, only_list(outputs)});
+  return work_of(on, on.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::AllgatherOptions& opts) {
-  return work_of(group().all_gather(input, shares(output, ranks()), start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({output, input});
+  return work_of(on, on.all_gather(input, shares(output, ranks()), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_ALLGATHER_BASE, "tensorferry:all_gather_into_tensor", {{output}}, {input},
                  opts.timeout);
 }
@@ -338,6 +357,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
                                                                       const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "there is no tensor to gather");
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "there are ", outputs.size(), " lists for ", ranks(), " ranks");
+  const auto on = group_on({inputs, outputs[0]});
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors each;
@@ -345,55 +365,63 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
       TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
       each.push_back(list[i]);
     }
-    last = group().all_gather(inputs[i], each, start_options(opts.timeout, opts.asyncOp));
+    last = on.all_gather(inputs[i], each, start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
   // Operations end in their order, so the last stands for all.
-  return work_of(std::move(last), c10d::OpType::ALLGATHER_COALESCED, "tensorferry:all_gather_coalesced", outputs,
+  return work_of(on, std::move(last), c10d::OpType::ALLGATHER_COALESCED, "tensorferry:all_gather_coalesced", outputs,
                  inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                   const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
+  const auto on = group_on({inputs, outputs});
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last = group().all_gather(inputs[i], shares(outputs[i], ranks()), start_options(opts.timeout, opts.asyncOp));
+    last = on.all_gather(inputs[i], shares(outputs[i], ranks()), start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
-  return work_of(std::move(last), c10d::OpType::COALESCED, "tensorferry:all_gather_into_tensor_coalesced", {outputs},
-                 inputs, opts.timeout);
+  return work_of(on, std::move(last), c10d::OpType::COALESCED, "tensorferry:all_gather_into_tensor_coalesced",
+                 {outputs}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::GatherOptions& opts) {
   const auto list = list_at_root(outputs, getRank() == opts.rootRank);
-  return work_of(group().gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank),
-                                start_options(opts.timeout, opts.asyncOp)),
-                 c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
+  const auto on = group_on({inputs, list});
+  return work_of(
+      on,
+      on.gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+      c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
                                                           const c10d::ScatterOptions& opts) {
   const auto list = list_at_root(inputs, getRank() == opts.rootRank);
-  return work_of(group().scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
-                                 start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({outputs, list});
+  return work_of(on,
+                 on.scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
+                            start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::SCATTER, "tensorferry:scatter", {outputs}, list, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                                  const c10d::ReduceScatterOptions& opts) {
   const auto& list = only_list(inputs);
+  const auto on = group_on({outputs, list});
   return work_of(
-      group().reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
+      on, on.reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
       c10d::OpType::REDUCE_SCATTER, "tensorferry:reduce_scatter", {outputs}, list, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                        const c10d::ReduceScatterOptions& opts) {
   const auto dense = input.contiguous();
-  return work_of(group().reduce_scatter(shares(dense, ranks()), output, op_of(opts.reduceOp),
-                                        start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({output, dense});
+  return work_of(on,
+                 on.reduce_scatter(shares(dense, ranks()), output, op_of(opts.reduceOp),
+                                   start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_REDUCE_SCATTER_BASE, "tensorferry:reduce_scatter_tensor", {{output}}, {input},
                  opts.timeout);
 }
@@ -401,13 +429,16 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::_reduce_scatter_base(at::Tenso
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
+  Tensors dense;
+  for (const auto& input : inputs) dense.push_back(input.contiguous());
+  const auto on = group_on({outputs, dense});
   Started last(Status(Code::internal, ""));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last = group().reduce_scatter(shares(inputs[i].contiguous(), ranks()), outputs[i], op_of(opts.reduceOp),
-                                  start_options(opts.timeout, opts.asyncOp));
+  for (std::size_t i = 0; i < dense.size(); ++i) {
+    last = on.reduce_scatter(shares(dense[i], ranks()), outputs[i], op_of(opts.reduceOp),
+                             start_options(opts.timeout, opts.asyncOp));
     if (!last.ok()) throw_status(last.status());
   }
-  return work_of(std::move(last), c10d::OpType::COALESCED, "tensorferry:reduce_scatter_tensor_coalesced", {outputs},
+  return work_of(on, std::move(last), c10d::OpType::COALESCED, "tensorferry:reduce_scatter_tensor_coalesced", {outputs},
                  inputs, opts.timeout);
 }
 
@@ -419,37 +450,45 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall_base(at::Tensor& outp
   const bool even = output_splits.empty() && input_splits.empty();
   const auto outputs = rows(output, ranks(), output_splits);
   const auto inputs = rows(input.contiguous(), ranks(), input_splits);
-  return work_of(group().all_to_all(inputs, outputs, even, start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({output, input});
+  return work_of(on, on.all_to_all(inputs, outputs, even, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL_BASE, "tensorferry:all_to_all_single", {{output}}, {input}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllToAllOptions& opts) {
-  return work_of(group().all_to_all(inputs, outputs, false, start_options(opts.timeout, opts.asyncOp)),
+  const auto on = group_on({outputs, inputs});
+  return work_of(on, on.all_to_all(inputs, outputs, false, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL, "tensorferry:all_to_all", {outputs}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::send(Tensors& tensors, int to, int tag) {
-  return work_of(group().send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
-                              start_options(c10d::kUnsetTimeout, true)),
+  const auto on = group_on({tensors});
+  return work_of(on,
+                 on.send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
+                         start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::SEND, "tensorferry:send", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recv(Tensors& tensors, int from, int tag) {
-  return work_of(group().receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
-                                 start_options(c10d::kUnsetTimeout, true)),
+  const auto on = group_on({tensors});
+  return work_of(on,
+                 on.receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
+                            start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::RECV, "tensorferry:recv", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors, int tag) {
-  return work_of(group().receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
-                                 start_options(c10d::kUnsetTimeout, true)),
+  const auto on = group_on({tensors});
+  return work_of(on,
+                 on.receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
+                            start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::RECVANYSOURCE, "tensorferry:recvAnySource", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOptions& opts) {
-  return work_of(Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))), c10d::OpType::BARRIER,
-                 "tensorferry:barrier", {{}}, {}, opts.timeout);
+  return work_of(group(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+                 c10d::OpType::BARRIER, "tensorferry:barrier", {{}}, {}, opts.timeout);
 }
 
 void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -1,4 +1,4 @@
-/// The backend "tensorferry" of torch.distributed, for tensors of the CPU.
+/// The backend "tensorferry" of torch.distributed. Tensors of a device are copied to host memory and back.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -57,10 +58,12 @@ class CompletionHooks final {
 };
 #endif
 
-/// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work.
+/// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work. Results on a device
+/// are valid in the order of the streams that were current at wait(), and of those of the future's callbacks.
 class TorchWork final : public c10d::Work {
  public:
-  TorchWork(std::shared_ptr<GroupWork> work, c10d::OpType type, const char* title,
+  /// `copies`: of the tensors of a device; else null.
+  TorchWork(std::shared_ptr<GroupWork> work, std::shared_ptr<DeviceCopies> copies, c10d::OpType type, const char* title,
             std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs, std::uint64_t sequence,
             std::uint64_t key, std::chrono::milliseconds timeout);
 
@@ -80,6 +83,7 @@ class TorchWork final : public c10d::Work {
 
  private:
   const std::shared_ptr<GroupWork> work_;
+  const std::shared_ptr<DeviceCopies> copies_;
   const std::vector<std::vector<at::Tensor>> results_;
   const std::uint64_t sequence_;
   const std::uint64_t key_;
@@ -161,8 +165,10 @@ class TorchProcessGroup final : public c10d::Backend {
  private:
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
   StartOptions start_options(std::chrono::milliseconds timeout, bool background) const;
-  WorkPointer work_of(TensorGroup::Started started, c10d::OpType type, const char* title, TensorLists results,
-                      const Tensors& inputs, std::chrono::milliseconds timeout);
+  /// Returns the group for one operation on these tensors, which forms it if no operation has.
+  TensorGroup group_on(std::initializer_list<at::TensorList> tensors);
+  WorkPointer work_of(const TensorGroup& on, TensorGroup::Started started, c10d::OpType type, const char* title,
+                      TensorLists results, const Tensors& inputs, std::chrono::milliseconds timeout);
 
   const std::shared_ptr<Groups> groups_;
   const c10::intrusive_ptr<TorchGroupOptions> options_;

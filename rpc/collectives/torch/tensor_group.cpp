@@ -13,12 +13,13 @@ namespace tensorferry::collectives {
 
 template class TensorOperations<TorchAccess>;
 
-Status TorchAccess::check(const at::Tensor& tensor) {
+Status TorchAccess::check(const at::Tensor& tensor) const {
   const auto refused = [](std::string_view why) { return Status(Code::invalid_argument, std::string(why)); };
   if (!tensor.defined()) return refused("a group takes no undefined tensor");
   if (tensor.layout() != at::kStrided) return refused("a group takes dense tensors: this one is sparse");
-  if (!tensor.device().is_cpu()) {
-    return refused(formatted("a group takes tensors of the CPU, not of {}", tensor.device().str()));
+  const auto device = copies_ ? copies_->device() : c10::Device(c10::kCPU);
+  if (tensor.device() != device) {
+    return refused(formatted("the operation takes tensors of {}, not of {}", device.str(), tensor.device().str()));
   }
   if (!dtype_of(tensor.scalar_type())) return refused("a group takes no quantised tensor");
   return {};
@@ -28,16 +29,24 @@ DType TorchAccess::dtype(const at::Tensor& tensor) { return *dtype_of(tensor.sca
 std::size_t TorchAccess::elements(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
 
 bool TorchAccess::is_dense(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-at::Tensor TorchAccess::dense(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+at::Tensor TorchAccess::dense(const at::Tensor& tensor) const {
+  if (tensor.device().is_cpu()) return tensor.resolve_conj().resolve_neg().contiguous();
+  auto out = empty_like(tensor);
+  copies_->to_host(out, tensor);
+  return out;
+}
 
 at::Tensor TorchAccess::empty_like(const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu()) return DeviceCopies::host_memory_for(tensor);
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-void TorchAccess::copy(const at::Tensor& to, const at::Tensor& from) {
+void TorchAccess::copy(const at::Tensor& to, const at::Tensor& from) const {
+  if (!to.device().is_cpu()) return copies_->to_device(to, from);
+  if (!from.device().is_cpu()) return copies_->to_host(to, from);
   // `to` may come from inference mode, which the thread that ends an operation is not in.
   const c10::InferenceMode mode(to.is_inference());
   const at::NoGradGuard no_grad;
@@ -49,9 +58,53 @@ std::span<std::byte> TorchAccess::bytes(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
+std::function<bool()> TorchAccess::arrived() const {
+  if (!copies_) return {};
+  return [copies = copies_] { return copies->arrived(); };
+}
+
+TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, ReduceOp op,
+                                                       StartOptions options) const {
+  const auto& copies = access().copies();
+  if (!copies || tensors.size() < 2) {
+    return TensorOperations::all_reduce_coalesced(tensors, std::move(op), std::move(options));
+  }
+  if (auto status = check_each(tensors); !status.ok()) return status;
+  if (auto status = check_coalesced(given(tensors), op); !status.ok()) return status;
+  at::Tensor joined;
+  copies->on_stream([&] {
+    const at::NoGradGuard no_grad;
+    Tensors flat;
+    for (const auto& tensor : tensors) {
+      flat.push_back(tensor.reshape({-1}));
+      tensor.record_stream(copies->stream());
+    }
+    joined = at::cat(flat);
+  });
+  options.finish = [copies, joined, tensors, then = std::move(options.finish)] {
+    copies->on_stream([&] {
+      const at::NoGradGuard no_grad;
+      std::int64_t at = 0;
+      for (const auto& tensor : tensors) {
+        const c10::InferenceMode mode(tensor.is_inference());
+        tensor.copy_(joined.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+        at += tensor.numel();
+      }
+    });
+    if (then) then();
+  };
+  return all_reduce(joined, joined, std::move(op), std::move(options));
+}
+
 Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) const {
   if (!tensor.is_sparse()) return {Code::invalid_argument, "the tensor is not a sparse COO tensor"};
   const at::NoGradGuard no_grad;
+  if (!tensor.device().is_cpu()) {
+    auto host = tensor.cpu();
+    auto status = all_reduce_sparse(host, std::move(options));
+    if (status.ok()) tensor.copy_(host.to(tensor.device()));
+    return status;
+  }
   const auto wait = [](const Started& started) {
     if (!started.ok()) return started.status();
     (*started)->wait();

@@ -1,27 +1,41 @@
-/// The operations of a group on torch tensors of the CPU.
+/// The operations of a group on torch tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "rpc/collectives/tensor_operations.h"
+#include "rpc/collectives/torch/device_copies.h"
 
 namespace tensorferry::collectives {
 
-/// Access to torch tensors, for TensorOperations.
-struct TorchAccess {
+/// Access to the torch tensors of one operation, for TensorOperations.
+class TorchAccess final {
+ public:
   using Tensor = at::Tensor;
-  /// Ok; or why a group cannot take the tensor: it is sparse, not on the CPU, or quantised.
-  static Status check(const at::Tensor& tensor);
+  TorchAccess() = default;  // tensors of the CPU
+  /// Tensors of the device of `copies`; null: of the CPU.
+  explicit TorchAccess(std::shared_ptr<DeviceCopies> copies) : copies_(std::move(copies)) {}
+  [[nodiscard]] const std::shared_ptr<DeviceCopies>& copies() const noexcept { return copies_; }
+
+  /// Ok; or why a group cannot take the tensor: it is sparse, on another device, or quantised.
+  [[nodiscard]] Status check(const at::Tensor& tensor) const;
   static DType dtype(const at::Tensor& tensor);
   static std::size_t elements(const at::Tensor& tensor);
   static bool is_dense(const at::Tensor& tensor);
-  static at::Tensor dense(const at::Tensor& tensor);
+  [[nodiscard]] at::Tensor dense(const at::Tensor& tensor) const;
   static at::Tensor empty_like(const at::Tensor& tensor);
-  static void copy(const at::Tensor& to, const at::Tensor& from);
+  void copy(const at::Tensor& to, const at::Tensor& from) const;
   static std::span<std::byte> bytes(const at::Tensor& tensor);
   static bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }
+  [[nodiscard]] std::function<bool()> arrived() const;
+
+ private:
+  std::shared_ptr<DeviceCopies> copies_;
 };
 
 extern template class TensorOperations<TorchAccess>;
@@ -29,6 +43,8 @@ extern template class TensorOperations<TorchAccess>;
 class TensorGroup final : public TensorOperations<TorchAccess> {
  public:
   using TensorOperations::TensorOperations;
+  /// As for all kinds of tensors. Those of a device are joined there.
+  Started all_reduce_coalesced(const Tensors& tensors, ReduceOp op, StartOptions options = {}) const;
   /// Sums sparse COO tensors of one shape into `tensor` at every rank. Blocks until it has ended.
   Status all_reduce_sparse(at::Tensor& tensor, StartOptions options = {}) const;
 };
