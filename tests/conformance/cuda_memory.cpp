@@ -135,7 +135,7 @@ class CudaMemory final : public DeviceMemory {
 
   void fill(const Buffer& buffer, std::uint32_t seed) override {
     std::vector<std::byte> bytes(buffer.bytes);
-    for (std::size_t at = 0; at < bytes.size(); ++at) bytes[at] = pattern(seed, at);
+    write_pattern(bytes, seed);
     const DeviceGuard here(pool_->device());
     if (!bytes.empty())
       expect(api()->memcpy_async(cuda::address_of(buffer.data), cuda::address_of(bytes.data()), bytes.size(),
@@ -150,10 +150,7 @@ class CudaMemory final : public DeviceMemory {
       expect(api()->memcpy_async(cuda::address_of(bytes.data()), cuda::address_of(buffer.data), bytes.size(),
                                  static_cast<CUstream>(buffer.stream)));
     pool_->wait();
-    for (std::size_t at = 0; at < bytes.size(); ++at) {
-      if (bytes[at] != pattern(seed, at)) return false;
-    }
-    return true;
+    return has_pattern(bytes, seed);
   }
 
  private:

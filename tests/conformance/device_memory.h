@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "channels/buffer.h"
 
@@ -33,6 +34,8 @@ class DeviceMemory {
 constexpr std::byte pattern(std::uint32_t seed, std::size_t at) {
   return static_cast<std::byte>((at * 131 + (at >> 8) * 17 + (at >> 16) * 29 + seed * 97) & 0xff);
 }
+void write_pattern(std::span<std::byte> bytes, std::uint32_t seed);
+bool has_pattern(std::span<const std::byte> bytes, std::uint32_t seed);
 
 std::unique_ptr<DeviceMemory> cpu_memory();
 
