@@ -167,8 +167,10 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
     return;
   }
   if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
-  if (by_ring && built->trailing.empty() && ring_.send(call, built->frame)) return;
-  link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
+  if (!by_ring || !built->trailing.empty() || !ring_.send(call, built->frame))
+    link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
+  // The frame that told of it may have gone ahead of the request, and then the callee did not know the call.
+  if (call->given_up) tell_given_up(stream, call->id);
 }
 
 bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
@@ -247,12 +249,17 @@ void OutgoingCalls::record(const Call::State& call, Code code) {
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
+  call->given_up = true;  // first: send_now() reads it after it has sent the request
   reader_.expect_late_reply();
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
+  if (const auto stream = link_.outgoing()) tell_given_up(stream, call->id);
+}
+
+void OutgoingCalls::tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
   wire::Header header;
   header.kind = wire::Kind::cancel;
-  header.call = call->id;
-  if (const auto stream = link_.outgoing()) link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
+  header.call = call;
+  link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
 }
 
 void OutgoingCalls::expire(const std::shared_ptr<Call::State>& call) { cancel(call, expired(*call)); }

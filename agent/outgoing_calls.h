@@ -92,6 +92,7 @@ class OutgoingCalls final {
   void send_now(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message,
                 bool by_ring);
   Status name_function(const Call::State& call, wire::Header& header, Bytes& extensions);
+  void tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   void ask(Call::State& call);
   void record(const Call::State& call, Code code);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);

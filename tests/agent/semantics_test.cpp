@@ -188,6 +188,32 @@ TEST_P(Calls, ThatAreCancelledNotifyTheirHandlerOnce) {
   replies.clear();
 }
 
+// While a link is new, one thread sends a call and another may cancel it at the same moment.
+TEST(CancelledCalls, OfNewLinksAreReportedToTheirHandlers) {
+  for (int round = 0; round < 30; ++round) {
+    const auto store = std::make_shared<MemoryStore>();
+    const auto a = join(store, "a"), b = join(store, "b");
+    std::mutex mutex;
+    std::vector<Reply> replies;
+    std::atomic<int> told{0};
+    b->serve("later", [&](const Request&, Reply reply) {
+      reply.on_cancelled([&] { ++told; });
+      const std::lock_guard lock(mutex);
+      replies.push_back(std::move(reply));
+    });
+    b->serve("now", [](const Request&, Reply reply) { reply.send({}); });
+    for (int i = 0; i < 20; ++i) a->call("b", "later", {}, within(seconds(60))).cancel();
+    ASSERT_TRUE(call_sync(*a, "b", "now", {}, within(seconds(60))).ok());
+    const auto running = [&] {
+      const std::lock_guard lock(mutex);
+      return static_cast<int>(replies.size());
+    };
+    ASSERT_TRUE(eventually([&] { return told == running(); })) << told << " of " << running() << " in round " << round;
+    const std::lock_guard lock(mutex);
+    replies.clear();
+  }
+}
+
 TEST_P(Calls, ThatAreCancelledReleaseTheirArguments) {
   auto options = within(seconds(60));
   options.wait_for_ready = true;

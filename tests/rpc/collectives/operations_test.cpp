@@ -272,7 +272,8 @@ TEST_P(Operations, ReadRegionsInPlace) {
     for (int round = 0; round < 3; ++round) {
       const auto values = values_of(rank, count);
       std::memcpy(bytes.data(), values.data(), bytes.size());
-      EXPECT_TRUE(ended(group.all_reduce(bytes, bytes, DType::int64, Reduction::sum)).ok());
+      const auto status = ended(group.all_reduce(bytes, bytes, DType::int64, Reduction::sum));
+      EXPECT_TRUE(status.ok()) << status.text();
       EXPECT_EQ(std::memcmp(bytes.data(), sum_of(ranks, count).data(), bytes.size()), 0);
     }
     EXPECT_TRUE(ended(group.barrier()).ok());
