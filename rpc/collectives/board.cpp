@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace tensorferry::collectives {
@@ -25,7 +26,10 @@ std::size_t Board::bytes_for(std::size_t ranks) noexcept {
 }
 
 Board::Board(Buffer memory, std::size_t rank, std::size_t ranks)
-    : memory_(std::move(memory)), rank_(rank), ranks_(ranks) {}
+    : memory_(std::move(memory)),
+      rank_(rank),
+      ranks_(ranks),
+      spins_for_(ranks <= std::thread::hardware_concurrency() ? woken_after : std::chrono::nanoseconds(0)) {}
 
 Board::Flags& Board::flags(std::size_t rank) const {
   return *reinterpret_cast<Flags*>(memory_.data + rank * sizeof(Flags));
@@ -71,7 +75,7 @@ void Board::wake() {
 
 Status Board::wait_for(const std::atomic<std::uint64_t>& flag, std::uint64_t step, const WaitLimits& limits) {
   const auto reached = [&] { return flag.load(std::memory_order_seq_cst) >= step; };
-  if (reached() || spin_.until(reached)) return {};
+  if (reached() || spin_.until(reached, spins_for_)) return {};
   auto& mine = flags(rank_);
   for (;;) {
     const auto heard = mine.bell.load(std::memory_order_seq_cst);

@@ -83,6 +83,9 @@ struct Announcement {
 class Board final {
  public:
   static constexpr std::size_t slot_bytes = std::size_t{64} << 10;
+  /// About how long it takes to sleep and to be woken on an idle CPU. A rank that was woken is late by as much, so the
+  /// others spin at least as long, unless the host has fewer CPUs than ranks: else each would make the next one sleep.
+  static constexpr std::chrono::microseconds woken_after{100};
 
   /// Returns the size of the memory for `ranks` ranks.
   static std::size_t bytes_for(std::size_t ranks) noexcept;
@@ -126,6 +129,7 @@ class Board final {
   const Buffer memory_;
   const std::size_t rank_;
   const std::size_t ranks_;
+  const std::chrono::nanoseconds spins_for_;  // at least
   Spin spin_;
 };
 
