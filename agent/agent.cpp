@@ -324,6 +324,10 @@ std::string RawAgent::link_state(std::string_view peer) const {
   return link ? link->state_text() : "no link to \"" + std::string(peer) + "\"";
 }
 
+Buffer RawAgent::allocate(std::size_t bytes) {
+  return impl_->engine->memory_of(DeviceType::cpu).allocate(bytes, Device());
+}
+
 Counters RawAgent::counters() const {
   const auto& engine = *impl_->engine;
   Counters counters;

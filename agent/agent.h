@@ -335,6 +335,9 @@ class RawAgent {
   /// Describes the link to `peer` for people: its connections, its ring, and the state of each call in flight. For
   /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;
+  /// Returns memory of the CPU from the pool for what the agent receives: warm pages, if it has been used before. The
+  /// pool gets it back when the last owner drops it. `data` is null if the system has no memory left.
+  [[nodiscard]] Buffer allocate(std::size_t bytes);
   [[nodiscard]] Counters counters() const;
   /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
   /// number.

@@ -46,11 +46,11 @@ std::vector<Row> rows_for(const Asked& asked) {
   if (asked.links.levels && (reduces || asked.operation == Operation::broadcast)) {
     out.push_back({32 * KiB + 1, Algorithm::two_level});
   }
-  if (!asked.links.board && reduces) out.push_back({32 * MiB, Algorithm::ring});
-  if (!asked.links.board && asked.operation == Operation::broadcast) out.push_back({16 * MiB, Algorithm::ring});
+  // The root of a direct broadcast sends the bytes to each rank by itself, over its one link to the network.
+  if (!asked.links.board && asked.ranks > 2 && asked.operation == Operation::broadcast)
+    out.push_back({16 * MiB, Algorithm::ring});
   if (reduces) {
-    const std::size_t one_shot = asked.links.board && asked.ranks > 2 ? 16 * KiB : 32 * KiB;
-    out.push_back({one_shot + 1, Algorithm::two_shot});
+    out.push_back({(asked.links.board ? 64 : 128) * KiB + 1, Algorithm::two_shot});
     out.push_back({0, Algorithm::one_shot});
   } else {
     out.push_back({0, Algorithm::direct});

@@ -120,12 +120,19 @@ std::vector<std::size_t> RawGroup::behind(std::uint64_t step) {
 }
 
 Status RawGroup::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                             std::vector<const std::byte*>& inputs, std::deque<Bytes>& memory,
+                             std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory,
                              const WaitLimits& limits) {
-  std::vector<std::shared_ptr<Delivery>> receives;
   for (const auto other : from) {
+    const bool elsewhere = step.reduction != nullptr || step.into[other] == nullptr;
+    auto working = working_memory(elsewhere ? step.take[other] : 0);
+    if (!working.ok()) return working.status();
+    memory.push_back(*std::move(working));
+  }
+  std::vector<std::shared_ptr<Delivery>> receives;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const auto other = from[i];
     auto* to = step.reduction != nullptr ? nullptr : step.into[other];
-    if (to == nullptr) to = memory.emplace_back(step.take[other]).data();
+    if (to == nullptr) to = memory[i].data;
     inputs[other] = to;
     receives.push_back(mailbox_->receive(other, {false, step_}, to, step.take[other]));
   }
@@ -154,7 +161,8 @@ Status RawGroup::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Sta
 }
 
 Status RawGroup::exchange_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
-  std::deque<Bytes> memory;  // what has been told, and bytes that are reduced
+  std::deque<Bytes> memory;     // what has been told, and few bytes that are reduced
+  std::vector<Buffer> working;  // more of them
   Bytes few, copy;
   Told own;
   own.posted = step.agreed;
@@ -213,7 +221,7 @@ Status RawGroup::exchange_by_messages(const Fingerprint& called, ExchangeStep& s
   } else {
     status = learn();
   }
-  if (status.ok()) status = take_posted(called, step, posted, inputs, memory, limits);
+  if (status.ok()) status = take_posted(called, step, posted, inputs, working, limits);
   status = settle(posts, std::move(status), called, {}, limits);
   if (!status.ok()) return status;
   if (step.reduction != nullptr) {

@@ -194,7 +194,7 @@ Status RawGroup::read_memory(std::size_t rank, std::byte* to, std::uint64_t from
 Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
   std::vector<Part> parts(size());
   std::vector<const std::byte*> here(size());
-  std::vector<std::vector<std::byte>> mail(size());
+  std::vector<Buffer> mail;
   for (std::size_t i = 1; i <= size(); ++i) {  // each rank begins with another one
     const auto from = (rank() + i) % size();
     if (from == rank()) {
@@ -211,8 +211,9 @@ Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>&
     if (announced[from].place == Place::mail) {
       auto* to = step.reduction != nullptr ? nullptr : step.into[from];
       if (to == nullptr) {
-        mail[from].resize(parts[from].bytes);
-        to = mail[from].data();
+        auto working = working_memory(parts[from].bytes);
+        if (!working.ok()) return working.status();
+        to = mail.emplace_back(*std::move(working)).data;
       }
       const auto delivery = mailbox_->receive(from, {false, step_}, to, parts[from].bytes);
       auto status = delivery->wait(limits);
@@ -232,6 +233,13 @@ Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>&
     }
   }
   return step.reduction != nullptr ? reduce_parts(step, here, parts) : take_own(step);
+}
+
+Result<Buffer> RawGroup::working_memory(std::size_t bytes) const {
+  auto out = agent_->allocate(bytes);
+  if (out.data != nullptr || bytes == 0) return out;
+  return Status(Code::resource_exhausted,
+                formatted("the system has no {} bytes for an operation of group \"{}\"", bytes, settings_.label));
 }
 
 Status RawGroup::take_own(const ExchangeStep& step) const {

@@ -240,12 +240,14 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Result<std::vector<Told>> tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
                                      const WaitLimits& limits);
   Status take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                     std::vector<const std::byte*>& inputs, std::deque<Bytes>& memory, const WaitLimits& limits);
+                     std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory, const WaitLimits& limits);
   /// Waits until all posts have ended, unless `status` is an error; withdraws what is left after one. Returns the first
   /// error. One of a time that is over names `receivers`.
   Status settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
                 const std::vector<std::size_t>& receivers, const WaitLimits& limits);
   Status take_own(const ExchangeStep& step) const;
+  /// Returns memory that this rank uses within an operation; ResourceExhausted.
+  [[nodiscard]] Result<Buffer> working_memory(std::size_t bytes) const;
   std::vector<std::size_t> behind(std::uint64_t step);
   Result<Announcement> place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
                              std::vector<std::byte>& copy);

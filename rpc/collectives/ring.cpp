@@ -82,8 +82,9 @@ Status RawGroup::scatter_around(const Fingerprint& called, const std::vector<InB
   const auto item = size_of(dtype);
   RingPass pass;
   for (const auto& input : inputs) pass.most_bytes = std::max(pass.most_bytes, input.size());
-  const auto memory = std::make_unique_for_overwrite<std::byte[]>(pass.most_bytes);
-  const std::span partial(memory.get(), pass.most_bytes);
+  const auto memory = working_memory(pass.most_bytes);
+  if (!memory.ok()) return memory.status();
+  const std::span partial(memory->data, pass.most_bytes);
   // The block of share j begins behind rank j, and takes in the input of each rank on its way there.
   const auto share_at = [this](std::size_t block) { return (rank() + 2 * size() - 2 - block) % size(); };
   pass.most_sent = size() - 1;
@@ -120,8 +121,9 @@ Status RawGroup::reduce_by_ring(const Fingerprint& called, InBytes input, OutByt
   if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
   const auto item = size_of(static_cast<DType>(called.dtype));
   const bool whole = root == Mailbox::any_rank || root == rank();
-  const auto scratch = std::make_unique_for_overwrite<std::byte[]>(whole ? 0 : input.size());
-  const auto sums_in = whole ? output : OutBytes(scratch.get(), input.size());
+  const auto scratch = working_memory(whole ? 0 : input.size());
+  if (!scratch.ok()) return scratch.status();
+  const auto sums_in = whole ? output : OutBytes(scratch->data, input.size());
   std::vector<InBytes> inputs;
   std::vector<OutBytes> shares;
   std::vector<std::byte*> sums;
@@ -140,9 +142,10 @@ Status RawGroup::reduce_scatter_by_ring(const Fingerprint& called, const std::ve
                                         const ReduceOp& op, const WaitLimits& limits) {
   if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
   // The sums on their way to other ranks need memory of their own.
-  const auto scratch = std::make_unique_for_overwrite<std::byte[]>(output.size() * size());
+  const auto scratch = working_memory(output.size() * size());
+  if (!scratch.ok()) return scratch.status();
   std::vector<std::byte*> sums;
-  for (std::size_t of = 0; of < size(); ++of) sums.push_back(scratch.get() + of * output.size());
+  for (std::size_t of = 0; of < size(); ++of) sums.push_back(scratch->data + of * output.size());
   if (auto status = scatter_around(called, inputs, sums, op, limits); !status.ok()) return status;
   if (!output.empty()) std::memcpy(output.data(), sums[rank()], output.size());
   return {};

@@ -34,8 +34,9 @@ Status RawGroup::reduce_two_level(const Fingerprint& called, InBytes input, OutB
   const bool everywhere = root == Mailbox::any_rank;
   const bool leads = levels_.leaders != nullptr;
   const bool mine = everywhere || root == rank();  // whether `output` may be written
-  const auto scratch = std::make_unique_for_overwrite<std::byte[]>(leads && !mine ? input.size() : 0);
-  const auto sum = mine ? output : OutBytes(scratch.get(), leads ? input.size() : 0);
+  const auto scratch = working_memory(leads && !mine ? input.size() : 0);
+  if (!scratch.ok()) return scratch.status();
+  const auto sum = mine ? output : OutBytes(scratch->data, leads ? input.size() : 0);
   auto& host = *levels_.host;
 
   auto status = within(limits, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });

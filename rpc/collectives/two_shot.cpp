@@ -14,8 +14,10 @@ Status RawGroup::reduce_two_shot(const Fingerprint& called, InBytes input, OutBy
   };
   const bool everywhere = root == Mailbox::any_rank;
   const auto [begin, bytes] = range(rank());
-  std::vector<std::byte> temporary(everywhere || rank() == root ? 0 : bytes);
-  auto* const share = temporary.empty() ? output.data() + begin : temporary.data();
+  const bool keeps = everywhere || rank() == root;
+  const auto temporary = working_memory(keeps ? 0 : bytes);
+  if (!temporary.ok()) return temporary.status();
+  auto* const share = keeps ? output.data() + begin : temporary->data;
 
   ExchangeStep scattered(size());
   for (std::size_t other = 0; other < size(); ++other) {
