@@ -1,4 +1,5 @@
-"""The figures in README.md and docs/performance.md: written from one kept run, never by hand.
+"""The figures in README.md and docs/performance.md: written from a kept run, never by hand. Those of process groups are
+of the same run, or of a kept run of the rows `group-*` alone.
 
 Each page has a block between two comments that this file fills; a test compares the blocks with the kept run.
 """
@@ -18,11 +19,12 @@ from benchmarks.units import ABSOLUTE, Unit
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "images" / "benchmark.json"
 GROUPS = KEPT.with_name("collectives.svg")
+GROUPS_KEPT = KEPT.with_name("collectives.json")  # if the run in KEPT has no groups
 BLOCK = re.compile(r"(<!-- figures: [^\n]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
-def readme(run: Run) -> str:
-    """The picture, and what it says in words."""
+def readme(run: Run, of_groups: Run | None = None) -> str:
+    """The pictures, and what they say in words. `of_groups`: the run of the groups, if it is another one."""
     beside = {row.name: row.speedups()[TORCH].ratio for row in run.rows if TORCH in row.speedups()}
     tensors = [beside[name] for name in ("tensor-1mb", "tensor-16mb", "tensor-64mb")]
     torch = f"`{TORCH}` {run.machine['versions'].get('torch', '')}".strip()
@@ -34,11 +36,12 @@ def readme(run: Run) -> str:
         "[docs/performance.md](docs/performance.md) says how it is measured, and what is not reached."
     )
     picture = f"![Times faster than {TORCH}](docs/images/benchmark.svg)\n\n{paragraph(words)}"
-    beside_gloo = group_figures(run)
-    return picture + (f"\n{groups(beside_gloo)}" if beside_gloo else "")
+    beside_gloo = group_figures(of_groups or run)
+    when = "in another run" if of_groups else "in the same run"
+    return picture + (f"\n{groups(beside_gloo, when)}" if beside_gloo else "")
 
 
-def groups(measured: list[GroupFigure]) -> str:
+def groups(measured: list[GroupFigure], when: str) -> str:
     """The picture of the process groups, and what it says in words."""
 
     def span(of: str, here: bool, but: bool = False) -> str:
@@ -48,7 +51,7 @@ def groups(measured: list[GroupFigure]) -> str:
         return f"**{least}**" if least == greatest else f"**{least} to {greatest}**"
 
     words = (
-        'Beside Gloo, in the same run, `dist.init_process_group("tensorferry")` does an all_reduce of 1 KB to 64 MB '
+        f'Beside Gloo, {when}, `dist.init_process_group("tensorferry")` does an all_reduce of 1 KB to 64 MB '
         f"among 2 and 4 ranks of one host {span('all_reduce', True)} as fast, and the other operations "
         f"{span('all_reduce', True, but=True)}"
     )
@@ -61,8 +64,16 @@ def paragraph(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def results(run: Run) -> str:
-    """Every ratio of the run."""
+def results(run: Run, of_groups: Run | None = None) -> str:
+    """Every ratio of the run; and of the run of the groups, if that is another one."""
+    lines = _table(run)
+    lines += ["", *[_absolute(row) for row in run.rows if row.unit in ABSOLUTE]]
+    if of_groups:
+        lines += ["", *_table(of_groups)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(run: Run) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.machine["versions"].items())
     machine = run.machine
     words = (
@@ -77,8 +88,7 @@ def results(run: Run) -> str:
     ]
     for row in run.rows:
         lines += [_line(row, theirs, s) for theirs, s in row.speedups().items() if row.unit not in ABSOLUTE]
-    lines += ["", *[_absolute(row) for row in run.rows if row.unit in ABSOLUTE]]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _line(row: RowResult, theirs: str, s: Speedup) -> str:
@@ -98,12 +108,13 @@ def _absolute(row: RowResult) -> str:
     return said + "."
 
 
-PAGES: dict[Path, Callable[[Run], str]] = {ROOT / "README.md": readme, ROOT / "docs" / "performance.md": results}
+PAGES: dict[Path, Callable[[Run, Run | None], str]] = {ROOT / "README.md": readme, ROOT / "docs" / "performance.md": results}
 
 
 def filled(page: Path, run: Run) -> str:
-    """The page with its block as this run says it."""
-    text, blocks = BLOCK.subn(lambda found: found[1] + PAGES[page](run) + found[2], page.read_text())
+    """The page with its block as this run says it, and the kept run of groups if this one has none."""
+    of_groups = Run.load(GROUPS_KEPT) if not group_figures(run) and GROUPS_KEPT.exists() else None
+    text, blocks = BLOCK.subn(lambda found: found[1] + PAGES[page](run, of_groups) + found[2], page.read_text())
     if blocks != 1:
         raise ValueError(f"{page.name} has {blocks} blocks of figures, not one")
     return text

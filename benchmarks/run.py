@@ -3,7 +3,8 @@
 python -m benchmarks.run [--quick] [--peers] [--only NAME] [--json FILE] [--plot FILE]
 python -m benchmarks.run --show FILE [--plot FILE]
 
-All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs.
+All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs. So
+are those of --only group, as docs/images/collectives.json.
 """
 
 from __future__ import annotations
@@ -159,6 +160,21 @@ def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
     return [row for row in rows if (peers if row.strangers else row.quick or not quick)]
 
 
+def keep_run(run: Run) -> Path:
+    """Keeps, draws and quotes the run; one of groups alone takes the place of their figures. Returns its file."""
+    of_groups_alone = all(row.name.startswith("group-") for row in run.rows)
+    kept = figures.GROUPS_KEPT if of_groups_alone else figures.KEPT
+    run.save(kept)
+    if not of_groups_alone:
+        draw(run, kept.with_suffix(".svg"))
+    if group_figures(run):
+        draw_groups(run, figures.GROUPS)
+        if not of_groups_alone:
+            figures.GROUPS_KEPT.unlink(missing_ok=True)
+    figures.write(Run.load(figures.KEPT))
+    return kept
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -189,13 +205,9 @@ def main(
         run.save(json)
     if plot is not None:
         (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
-    if complete and ((show is None and not quick and not only) or keep):
-        run.save(figures.KEPT)
-        draw(run, figures.KEPT.with_suffix(".svg"))
-        if group_figures(run):
-            draw_groups(run, figures.GROUPS)
-        figures.write(run)
-        console.print(f"kept as {figures.KEPT.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
+    if complete and ((show is None and not quick and only in ("", "group")) or keep):
+        kept = keep_run(run)
+        console.print(f"kept as {kept.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
     summary(run, console)
     if not complete:
         raise typer.Exit(1)

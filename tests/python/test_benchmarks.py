@@ -119,6 +119,18 @@ def test_the_readme_says_what_groups_gain_if_the_run_has_them() -> None:
     assert "docs/images/collectives.svg" in said
     assert "of one host **2x to 12x** as fast, and the other operations **1.1x to 2x**" in said
     assert "between two hosts all of them are **5x** as fast." in said
+    assert "Beside Gloo, in the same run" in said
+
+
+def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
+    run, of_groups = Run.load(figures.KEPT), Run.load(figures.KEPT)
+    run.rows = [row for row in run.rows if not row.name.startswith("group-")]
+    of_groups.rows = []
+    with_groups(of_groups)
+    assert "Beside Gloo, in another run" in " ".join(figures.readme(run, of_groups).split())
+    said = figures.results(run, of_groups)
+    assert f"\n{said}".count("\nRun `") == 2
+    assert all(row.title in said for row in of_groups.rows)
 
 
 @pytest.mark.parametrize(("unit", "shown"), [(Unit("us", 1e3), 2.0), (Unit("calls/s", 256e9, rate=True), 128e6)])
