@@ -108,7 +108,10 @@ def _absolute(row: RowResult) -> str:
     return said + "."
 
 
-PAGES: dict[Path, Callable[[Run, Run | None], str]] = {ROOT / "README.md": readme, ROOT / "docs" / "performance.md": results}
+PAGES: dict[Path, Callable[[Run, Run | None], str]] = {
+    ROOT / "README.md": readme,
+    ROOT / "docs" / "performance.md": results,
+}
 
 
 def filled(page: Path, run: Run) -> str:

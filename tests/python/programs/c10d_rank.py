@@ -556,7 +556,8 @@ def streams() -> None:
         copy = t.clone()
     torch.cuda.synchronize()
     same(copy, sum(everyone(1 << 18)))
-    refused(dist.DistBackendError, lambda: dist.all_gather([torch.empty(2, device="cpu")] * size, mine(2)), "one device")
+    elsewhere = [torch.empty(2, device="cpu")] * size
+    refused(dist.DistBackendError, lambda: dist.all_gather(elsewhere, mine(2)), "one device")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         refused(dist.DistBackendError, lambda: dist.all_reduce(t), "captured")
