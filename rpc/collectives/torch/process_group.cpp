@@ -242,13 +242,21 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_
                                                            const std::vector<int>& ranks,
                                                            const c10::intrusive_ptr<Options>& options) {
   const auto& all = group().raw().names();  // a lazy group forms here, at all its ranks
+  const std::lock_guard lock(splitting_);
+  if (options && !options->group_name.empty() && options->group_name == last_split_) {
+    return part_ ? part_->lock() : nullptr;
+  }
   const auto number = ++splits_;
   const auto* const given = dynamic_cast<const TorchGroupOptions*>(options.get());
   TORCH_CHECK_TYPE(given != nullptr,
                    "pg_options of the backend tensorferry is a tensorferry.c10d.Options, not options of ",
                    options ? options->backend : "nothing");
   const auto here = std::find(ranks.begin(), ranks.end(), getRank());
-  if (here == ranks.end()) return nullptr;
+  if (here == ranks.end()) {
+    last_split_ = given->group_name;
+    part_.reset();
+    return nullptr;
+  }
   auto chosen = given->copy();
   if (chosen->settings.label == options_->settings.label) chosen->settings.label.clear();
   // Torch's name of the part depends on the number of a process's groups, which may differ between the ranks.
@@ -263,9 +271,12 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_
                                                            : global.at(static_cast<std::size_t>(rank)));
   }
   const auto size = static_cast<int>(names.size());
-  return c10::make_intrusive<TorchProcessGroup>(
+  c10::intrusive_ptr<Backend> part = c10::make_intrusive<TorchProcessGroup>(
       groups_, [names = std::move(names)] { return names; }, static_cast<int>(here - ranks.begin()), size,
       std::move(chosen));
+  last_split_ = given->group_name;
+  part_.emplace(part);
+  return part;
 }
 
 StartOptions TorchProcessGroup::start_options(std::chrono::milliseconds timeout, bool background) const {

@@ -115,7 +115,8 @@ class TorchProcessGroup final : public c10d::Backend {
 
   bool supportsSplitting() const override { return true; }
   /// Makes the process group of these ranks of this one; null if this rank is not among them. All ranks call it, and
-  /// may pass different ranks. The label of this group is not inherited. Uses no store.
+  /// may pass different ranks. The label of this group is not inherited. Uses no store. Torch calls it once for each
+  /// type of device, with the same name: the later calls return the same process group.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
 #ifdef TENSORFERRY_COMPLETION_HOOKS
@@ -176,7 +177,11 @@ class TorchProcessGroup final : public c10d::Backend {
   Names names_;                                      // guarded by forming_; empty once the group is formed
   std::optional<TensorGroup> group_;                 // set once, under forming_
   std::atomic<const TensorGroup*> formed_{nullptr};  // group_, once it is set
-  std::atomic<std::uint64_t> sequence_{0}, works_{0}, splits_{0};
+  std::atomic<std::uint64_t> sequence_{0}, works_{0};
+  std::mutex splitting_;  // guards the next three
+  std::uint64_t splits_ = 0;
+  std::string last_split_;                                      // torch's name of the part
+  std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part_;  // of the last split; nullopt: this rank is not in it
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   const std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
 #endif
