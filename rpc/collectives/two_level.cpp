@@ -1,7 +1,6 @@
 // The ranks of each host reduce among themselves, on their board; one rank of each host leads, and the leaders reduce
 // by messages; then each host shares the result. So a host's bytes cross the network once, however many ranks it has.
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "rpc/collectives/raw_group.h"
