@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/fork.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace tensorferry {
 
@@ -45,7 +45,7 @@ void Background::submit(Job job, Clock::time_point at) {
   if (!state.alive) {
     if (state.thread.joinable()) state.thread.join();  // returns at once: its function is about to return
     try {
-      state.thread = std::thread([kept = state_] { State::run(kept); });
+      state.thread = start_thread([kept = state_] { State::run(kept); });
       state.alive = true;
     } catch (const std::system_error&) {
       return;  // the next submit() tries again
@@ -56,7 +56,6 @@ void Background::submit(Job job, Clock::time_point at) {
 
 void Background::State::run(const std::shared_ptr<State>& state) {
   auto& [mutex, changed, jobs, alive, ended, thread] = *state;
-  block_signals_of_others();
   std::unique_lock lock(mutex);
   while (!ended) {
     if (jobs.empty()) {

@@ -49,6 +49,17 @@ inline constexpr Variable collectives{
     "TENSORFERRY_COLLECTIVES", "the table of algorithms",
     "The algorithms of collective operations: `all_reduce=two_shot,broadcast=ring` prescribes these two."};
 
+inline constexpr Variable tuning{
+    "TENSORFERRY_TUNING", "`tensorferry/tuning.json` in the folder that `XDG_CONFIG_HOME` names, or in `~/.config`",
+    "The path of the file in which `tensorferry tune` keeps the crossings of the algorithms that it has measured. Rank "
+    "0 of each group reads it."};
+
+inline constexpr Variable cuda_multicast{
+    "TENSORFERRY_CUDA_MULTICAST", "no multicast",
+    "`1`: `all_reduce` on GPUs uses multicast of NVSwitches, if the driver of each rank has it. It has not run on such "
+    "a "
+    "machine yet, and a switch's sums of floating-point numbers differ from the CPU's in the last bits."};
+
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};
@@ -57,6 +68,44 @@ inline constexpr Variable trace{
     "TENSORFERRY_TRACE", "no trace",
     "The path of a file. Each agent records its calls, and writes them when it leaves, as a Chrome trace beside that "
     "path: `out.json` becomes `out.NAME.PID.json`."};
+
+inline constexpr Variable libibverbs{"TENSORFERRY_LIBIBVERBS", "`libibverbs.so.1`, found by the loader",
+                                     "The path of the libibverbs that the channels over RDMA cards load."};
+
+inline constexpr Variable rdma_devices{"TENSORFERRY_RDMA_DEVICES", "all ports",
+                                       "The RDMA cards and ports that may be used, in the order of preference: "
+                                       "`mlx5_0:1,mlx5_1` names port 1 of one card and all ports of another."};
+
+inline constexpr Variable rdma_gid_index{"TENSORFERRY_RDMA_GID_INDEX",
+                                         "RoCE v2 before v1, and a routable address before a link-local one",
+                                         "The index in each port's table of GIDs."};
+
+inline constexpr Variable rdma_service_level{
+    "TENSORFERRY_RDMA_SERVICE_LEVEL", "0", "The InfiniBand service level of RDMA, 0 to 15; on Ethernet the priority."};
+
+inline constexpr Variable rdma_traffic_class{
+    "TENSORFERRY_RDMA_TRAFFIC_CLASS", "0",
+    "The traffic class of RDMA packets, 0 to 255: on RoCE v2 the byte of the IP header that holds DSCP."};
+
+inline constexpr Variable rdma_timeout{"TENSORFERRY_RDMA_TIMEOUT", "16, which is 0.27 s",
+                                       "The time until an RDMA packet without an answer is sent again: the value n, 1 "
+                                       "to 31, stands for 4.096 us times 2^n. After six times the connection fails."};
+
+inline constexpr Variable rdma_stripe{
+    "TENSORFERRY_RDMA_STRIPE", "1M",
+    "The size above which a buffer is split over several RDMA ports, for example `4M`."};
+
+inline constexpr Variable rdma_write{"TENSORFERRY_RDMA_WRITE", "32K",
+                                     "The size up to which a buffer is written into the peer's memory by RDMA, instead "
+                                     "of being read by the peer, at most "
+                                     "`1M`. `0`: this process writes nothing, and lets no peer write."};
+
+inline constexpr Variable rdma_queue_depth{"TENSORFERRY_RDMA_QUEUE_DEPTH", "256",
+                                           "The number of work requests that one RDMA queue pair holds, 1 to 32768."};
+
+inline constexpr Variable rdma_pinned{
+    "TENSORFERRY_RDMA_PINNED", "no limit but that of `ulimit -l`",
+    "The size of the memory that this process may have registered with RDMA cards at once, for example `8G`."};
 
 /// Read by python/tensorferry/torch.py.
 inline constexpr Variable torch_rpc{"TENSORFERRY_TORCH_RPC", "the backend that torch takes",

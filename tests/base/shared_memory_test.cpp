@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -80,6 +81,29 @@ TEST(SharedMemory, CannotBeTruncatedOrUnsealed) {
   EXPECT_NE(::ftruncate(fd.get(), 0), 0);
   EXPECT_NE(::ftruncate(fd.get(), size * 2), 0);
   EXPECT_NE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+}
+
+/// A peer that has the descriptor may write anything, so it may also give pages back: they read as zeros.
+TEST(SharedMemory, AHoleThatAPeerPunchesReadsAsZerosAndCanBeWritten) {
+  auto mine = made();
+  std::memset(mine.data(), 0x5a, size);
+  const auto fd = std::move(*mine.share());
+  auto theirs = SharedMemory::map(std::move(*mine.share()), size);
+  ASSERT_TRUE(theirs.ok());
+  ASSERT_EQ(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size), 0);
+  for (const auto byte : theirs->span()) ASSERT_EQ(byte, std::byte{0});
+  std::memset(mine.data(), 0x5a, size);
+  for (const auto byte : theirs->span()) ASSERT_EQ(byte, std::byte{0x5a});
+}
+
+TEST(SharedMemory, NobodyPunchesAHoleIntoFrozenMemory) {
+  auto mine = std::move(*SharedMemory::create_to_freeze(size));
+  std::memset(mine.data(), 0x5a, size);
+  ASSERT_TRUE(mine.freeze().ok());
+  const auto fd = std::move(*mine.share());
+  EXPECT_NE(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size), 0);
+  EXPECT_EQ(errno, EPERM);
+  for (const auto byte : mine.span()) ASSERT_EQ(byte, std::byte{0x5a});
 }
 
 TEST(SharedMemory, RefusesAFileThatCouldShrink) {

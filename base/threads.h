@@ -1,0 +1,37 @@
+/// The threads that this library starts: the signals that they take, and whom they preempt.
+#pragma once
+
+#include <csignal>
+#include <thread>
+#include <utility>
+
+namespace tensorferry {
+
+/// While it lives, threads that the calling thread starts
+/// - take no signals, because those belong to the program's threads. Signals that report a fault of the thread itself
+///   stay open. If a thread blocked these too, their handlers (Python's faulthandler, a sanitizer) would not run, and
+///   the kernel would end the process without a message.
+/// - preempt other threads as the program's do, also if the calling thread preempts none.
+class ThreadStart final {
+ public:
+  ThreadStart() noexcept;
+  ~ThreadStart();
+  ThreadStart(const ThreadStart&) = delete;
+  ThreadStart& operator=(const ThreadStart&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+/// Starts a thread as ThreadStart says. Throws std::system_error if the system gives none.
+template <class Run>
+std::thread start_thread(Run run) {
+  const ThreadStart scope;
+  return std::thread(std::move(run));
+}
+
+/// Lets the calling thread wait for its turn when it wakes up (SCHED_BATCH), unless the program has chosen a scheduling
+/// policy.
+void preempt_no_thread() noexcept;
+
+}  // namespace tensorferry
