@@ -27,6 +27,7 @@
 namespace tensorferry {
 
 class Copier;
+class SharedState;
 
 /// Numbers the control messages of one direction of a link, from 1.
 using ControlId = std::uint64_t;
@@ -156,6 +157,13 @@ class Wire {
   /// Returns the peer's name, for errors.
   [[nodiscard]] virtual std::string_view peer() const = 0;
 
+  /// Returns what this link's channels share, of whatever device pair and driver (channels/shared_state.h): a driver
+  /// keeps there what a link needs once, such as queue pairs. Null: the channel shares nothing.
+  ///
+  /// What is shared can reach its counterpart at the peer by the control messages of any channel that uses it. The two
+  /// ends may open their channels in any order: a message to a channel that is not open yet opens it first.
+  [[nodiscard]] virtual SharedState* shared() { return nullptr; }
+
  protected:
   ~Wire() = default;
 };
@@ -224,8 +232,12 @@ class Channel {
   virtual void acknowledged(const Ticket& ticket) { withdraw(ticket); }
 
   /// Runs the completions of work that is done by now, if the channel would otherwise notice it a little later, as with
-  /// a GPU's copies. The agent calls it before it sends a message that can carry acknowledgements. Never waits.
+  /// a GPU's copies. The agent calls it before it sends a message that can carry acknowledgements. A thread that waits
+  /// for a reply whose buffers are landing calls it again and again for a while, if `progresses()`. Never waits.
   virtual void progress() {}
+  /// Returns whether pulls are under way whose end progress() notices sooner than the channel's own thread, which has
+  /// to wake first.
+  [[nodiscard]] virtual bool progresses() const { return false; }
 
   /// Handles a control message from the other end. The agent calls it in order, on a reading thread. A channel that
   /// sends none need not override it.

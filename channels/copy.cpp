@@ -17,7 +17,7 @@
 
 #include "base/file_descriptor.h"
 #include "base/fork.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -103,7 +103,13 @@ bool room_for(int more) noexcept {
   if (cores < 2) return false;
   // Each running thread is on one core: if fewer run than the cores that this process may use, one of those cores is
   // idle.
-  const auto running = running_threads();
+  auto running = running_threads();
+  if (running && *running + more == cores + 1) {
+    // Since Linux 6.12 a thread that falls asleep may stay in its core's queue, and in the count, until the core
+    // chooses its next thread. If that was this thread's core, the core chooses now.
+    ::sched_yield();
+    running = running_threads();
+  }
   return running && *running + more <= cores;
 }
 
@@ -165,7 +171,7 @@ struct Copier::Helper {
     if (!alive) {
       if (thread.joinable()) thread.join();  // returns at once: its function is about to return
       try {
-        thread = std::thread([this] { run(); });
+        thread = start_thread([this] { run(); });
         alive = true;
       } catch (const std::system_error&) {
         return;  // the caller works alone
@@ -182,7 +188,6 @@ struct Copier::Helper {
   }
 
   void run() {
-    block_signals_of_others();
     std::unique_lock lock(mutex);
     while (changed.wait_for(lock, idle_for, [&] { return work != nullptr || ended; }) && !ended) {
       auto& mine = *std::exchange(work, nullptr);
@@ -229,10 +234,19 @@ Copier::~Copier() {
 }
 
 void Copier::run(Work work) {
-  const bool helped =
-      helper_->born_in == forks() && work.total > work.chunk && room_for(1) && helper_->in_use.try_lock();
-  if (helped) helper_->offer(work);
-  while (work.step()) continue;
+  const bool may_share = helper_->born_in == forks() && work.total > work.chunk;
+  bool helped = false;
+  int steps = 0, look_at = 0;
+  do {
+    // The process that waits for the bytes may spin for a while before it sleeps, so the caller looks again, ever more
+    // rarely.
+    if (may_share && !helped && steps == look_at) {
+      helped = room_for(1) && helper_->in_use.try_lock();
+      if (helped) helper_->offer(work);
+      look_at = 2 * look_at + 1;
+    }
+    ++steps;
+  } while (work.step());
   if (!helped) return;
   helper_->withdraw();
   helper_->in_use.unlock();

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "channels/allocations.h"
 #include "channels/size_class.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -75,13 +76,14 @@ Buffer small_buffer(std::size_t bytes, Device device) {
 struct HostMemory::Pool {
   /// A piece of memory of one size class, with its links in the list of idle blocks.
   struct Block {
-    explicit Block(std::size_t i) : index(i), data(obtain(class_bytes(i))) {}
+    explicit Block(std::size_t i);
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
     ~Block();
 
     const std::size_t index;
-    std::byte* const data;  // null if the system had none
+    std::byte* const data;         // null if the system had none
+    std::uint64_t generation = 0;  // in Allocations; 0: malloc's, which is not there
     Clock::time_point idle_since;
     Block* newer = nullptr;
     Block* older = nullptr;
@@ -136,9 +138,16 @@ struct HostMemory::Pool {
   }
 };
 
+HostMemory::Pool::Block::Block(std::size_t i) : index(i), data(obtain(class_bytes(i))) {
+  const auto bytes = class_bytes(index);
+  if (data != nullptr && bytes >= mapped_from)
+    generation = Allocations::of_this_process().add(data, bytes, Allocations::Kind::receives);
+}
+
 HostMemory::Pool::Block::~Block() {
   if (data == nullptr) return;
   const auto bytes = class_bytes(index);
+  if (generation != 0) Allocations::of_this_process().remove(data, generation);
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   if (bytes < mapped_from) {
     std::free(data);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "channels/allocations.h"
 
 namespace tensorferry {
 
@@ -14,6 +15,13 @@ constexpr std::size_t page = 4096;
 
 std::size_t whole_pages(std::size_t bytes) { return bytes <= ~page ? (bytes + page - 1) / page * page : bytes; }
 
+/// Lets channels keep a registration of a region. Frozen memory is sent once as a rule, and a card may want to write to
+/// what it registers.
+std::uint64_t announce(const SharedMemory& memory) {
+  if (memory.frozen()) return 0;
+  return Allocations::of_this_process().add(memory.data(), memory.bytes(), Allocations::Kind::offers);
+}
+
 struct OfProcess {
   const std::uint32_t born_in = forks();
   Regions regions;
@@ -22,10 +30,11 @@ struct OfProcess {
 }  // namespace
 
 Region::Region(SharedMemory memory, std::uint64_t id, Regions& regions)
-    : memory_(std::move(memory)), id_(id), regions_(regions), born_in_(forks()) {}
+    : memory_(std::move(memory)), id_(id), regions_(regions), born_in_(forks()), generation_(announce(memory_)) {}
 
 Region::~Region() {
   if (born_in_ != forks()) return;  // in a forked child, where locks may be held for ever
+  if (generation_ != 0) Allocations::of_this_process().remove(memory_.data(), generation_);
   regions_.remove(memory_.data());
   for (const auto& each : told_) {
     if (const auto user = each.lock()) user->gone(id_);

@@ -52,6 +52,7 @@ class Region final {
   const std::uint64_t id_;
   Regions& regions_;
   const std::uint32_t born_in_;
+  const std::uint64_t generation_;  // in Allocations; 0: frozen memory, which is not there
   Mutex mutex_;
   std::vector<std::weak_ptr<RegionUser>> told_;
 };

@@ -12,6 +12,13 @@
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
 #include "channels/cuda_xth/cuda_xth_channel.h"
 #endif
+#ifdef TENSORFERRY_HAS_RDMA
+#include "channels/ibv/ibv_channel.h"
+#include "channels/rdma/shared_cards.h"
+#ifdef TENSORFERRY_HAS_CUDA
+#include "channels/cuda_gdr/cuda_gdr_channel.h"
+#endif
+#endif
 #include "channels/xth/xth_channel.h"
 
 namespace tensorferry {
@@ -21,25 +28,52 @@ Registry Registry::built_in() {
   registry.add("xth", 100, std::make_unique<XthDriver>);
   registry.add("shm", 80, [] { return std::make_unique<ShmDriver>(); });
   registry.add("cma", 60, [] { return std::make_unique<CmaDriver>(); });
+#ifdef TENSORFERRY_HAS_RDMA
+  registry.add_sharing("ibv", 40, [](SharedState& of_agent) {
+    return std::make_unique<IbvDriver>(ibv::IbvOptions(), rdma::SharedCards::of(of_agent));
+  });
+#endif
   registry.add("basic", 0, std::make_unique<BasicDriver>);
 #ifdef TENSORFERRY_HAS_CUDA
   registry.add("cuda_xth", 100, std::make_unique<CudaXthDriver>);
   registry.add("cuda_ipc", 80, [] { return std::make_unique<CudaIpcDriver>(); });
+#ifdef TENSORFERRY_HAS_RDMA
+  registry.add_sharing("cuda_gdr", 40, [](SharedState& of_agent) {
+    return std::make_unique<CudaGdrDriver>(cuda_gdr::CudaGdrOptions(), rdma::SharedCards::of(of_agent));
+  });
+#endif
   registry.add("cuda_basic", 0, std::make_unique<CudaBasicDriver>);
 #endif
   return registry;
 }
 
+namespace {
+
+/// Returns null for an empty factory.
+Registry::SharingFactory sharing(Registry::Factory factory) {
+  if (!factory) return nullptr;
+  return [factory = std::move(factory)](SharedState&) { return factory(); };
+}
+
+}  // namespace
+
 void Registry::add(std::string name, int priority, Factory factory) {
-  std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
-  const auto place = std::upper_bound(entries_.begin(), entries_.end(), std::optional(priority),
-                                      [](auto wanted, const Entry& entry) { return wanted > entry.priority; });
-  entries_.insert(place, Entry{std::move(name), priority, std::move(factory)});
+  add_sharing(std::move(name), priority, sharing(std::move(factory)));
+}
+
+void Registry::add_sharing(std::string name, int priority, SharingFactory factory) {
+  insert(Entry{std::move(name), priority, std::move(factory)});
 }
 
 void Registry::add_on_request(std::string name, Factory factory) {
-  std::erase_if(entries_, [&](const Entry& entry) { return entry.name == name; });
-  entries_.push_back(Entry{std::move(name), std::nullopt, std::move(factory)});
+  insert(Entry{std::move(name), std::nullopt, sharing(std::move(factory))});
+}
+
+void Registry::insert(Entry entry) {
+  std::erase_if(entries_, [&](const Entry& each) { return each.name == entry.name; });
+  const auto place = std::upper_bound(entries_.begin(), entries_.end(), entry.priority,
+                                      [](auto wanted, const Entry& each) { return wanted > each.priority; });
+  entries_.insert(place, std::move(entry));
 }
 
 namespace {
@@ -87,9 +121,10 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     }
   }
   std::vector<std::unique_ptr<Driver>> drivers;
+  SharedState shared;  // keeps nothing: what drivers share lives as long as they do
   for (const auto name : allowed) {
     const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.name == name; });
-    auto driver = entry->factory ? entry->factory() : nullptr;
+    auto driver = entry->factory ? entry->factory(shared) : nullptr;
     // Frames use the driver's name, and options use the registry's name: the two must be equal.
     if (!driver || driver->name() != name) {
       return Status(Code::invalid_argument, formatted("the factory of channel \"{}\" made {}", name,

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "channels/channel.h"
+#include "channels/shared_state.h"
 
 namespace tensorferry {
 
@@ -17,6 +18,8 @@ namespace tensorferry {
 class Registry {
  public:
   using Factory = std::function<std::unique_ptr<Driver>()>;
+  /// Makes a driver that shares something with other drivers of its agent.
+  using SharingFactory = std::function<std::unique_ptr<Driver>(SharedState& of_agent)>;
 
   /// Returns the channels of this build (channels/registry.cpp lists them, one line each).
   static Registry built_in();
@@ -24,6 +27,7 @@ class Registry {
   /// Adds a channel. Higher priorities are tried first, equal ones in the order of adding. A name added again replaces
   /// the earlier one.
   void add(std::string name, int priority, Factory factory);
+  void add_sharing(std::string name, int priority, SharingFactory factory);
 
   /// Adds a channel that an agent has only if its choice allows it by name.
   void add_on_request(std::string name, Factory factory);
@@ -43,8 +47,10 @@ class Registry {
   struct Entry {
     std::string name;
     std::optional<int> priority;  // none: on request
-    Factory factory;
+    SharingFactory factory;
   };
+  void insert(Entry entry);
+
   std::vector<Entry> entries_;
 };
 

@@ -68,7 +68,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMP
 # tensorferry/, because "base/" and "channels/" may be folders of the program too.
 set(published include/tensorferry/channel.h
   base/bytes.h base/file_descriptor.h base/function.h base/status.h base/text.h
-  channels/buffer.h channels/channel.h channels/completion.h channels/registry.h)
+  channels/buffer.h channels/channel.h channels/completion.h channels/registry.h channels/shared_state.h)
 foreach(name channel_suite child device_memory lane outcome wire_pair)
   list(APPEND published tests/conformance/${name}.h)
 endforeach()

@@ -141,6 +141,32 @@ function(tensorferry_test_emulated name)
   endforeach()
 endfunction()
 
+# tensorferry_test_on_emulated_cards(NAME FILTERS ... [GPU] [TIMEOUT seconds] [ENVIRONMENT NAME=VALUE ...])
+# Runs tests on the emulated RDMA cards of tests/emulated_verbs. Each filter has its own process. GPU: with the emulated
+# GPUs of tests/emulated_gpu, and once more, with the label gpu, with the machine's own.
+function(tensorferry_test_on_emulated_cards name)
+  cmake_parse_arguments(arg "GPU" "TIMEOUT" "FILTERS;ENVIRONMENT" ${ARGN})
+  if(NOT TENSORFERRY_TESTS OR NOT TENSORFERRY_HAS_RDMA)
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(environment "TENSORFERRY_LIBIBVERBS=${PROJECT_BINARY_DIR}/tests/emulated_verbs/lib/libibverbs.so.1;${arg_ENVIRONMENT}")
+  foreach(filter IN LISTS arg_FILTERS)
+    add_test(NAME "cards.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")
+    set_tests_properties("cards.${name}.${filter}" PROPERTIES
+      FAIL_REGULAR_EXPRESSION "Running 0 tests;SKIPPED" TIMEOUT ${arg_TIMEOUT} LABELS cards ENVIRONMENT "${environment}")
+    if(arg_GPU)
+      set_tests_properties("cards.${name}.${filter}" PROPERTIES
+        ENVIRONMENT_MODIFICATION "LD_LIBRARY_PATH=path_list_prepend:${PROJECT_BINARY_DIR}/tests/emulated_gpu/lib")
+      add_test(NAME "gpu.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")
+      set_tests_properties("gpu.${name}.${filter}" PROPERTIES
+        FAIL_REGULAR_EXPRESSION "Running 0 tests" TIMEOUT ${arg_TIMEOUT} LABELS gpu ENVIRONMENT "${environment}")
+    endif()
+  endforeach()
+endfunction()
+
 # tensorferry_fuzzer(NAME SOURCES ... LINK ...)
 # A libFuzzer binary, built only with TENSORFERRY_FUZZERS. scripts/fuzz.sh runs it on the seeds in
 # tests/fuzz/corpus/NAME.

@@ -310,9 +310,13 @@ std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)()) {
   return std::make_shared<CudaConverter>(leaves_storages);
 }
 
+void report_released_memory() { (void)Gpus::of_this_process(); }
+
 Status refusal_of_capture(const c10::Stream& stream) {
   if (stream.device_type() != c10::DeviceType::CUDA) return {};
   return check_not_capturing(CUDAStream(stream), "reduce or exchange");
 }
+
+void* native_handle(const c10::Stream& stream) { return CUDAStream(stream).stream(); }
 
 }  // namespace tensorferry

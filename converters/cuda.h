@@ -30,8 +30,14 @@ namespace tensorferry {
 /// `leaves_storages` is called before a sent storage is released. If it returns true, the storage is leaked instead.
 std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)() = nullptr);
 
+/// Makes torch's allocator report the memory that it gives back to the driver (channels/cuda/invalidate.h), from the
+/// first call on. The converter does so at its first use. Does nothing if this build has no CUDA parts.
+void report_released_memory();
+
 /// Returns Ok if work that is given to `stream` now runs now; InvalidArgument if a CUDA graph is being captured on it.
 /// Ok for streams of other devices, and if this build has no CUDA parts.
 Status refusal_of_capture(const c10::Stream& stream);
+/// Returns the CUstream of a stream of a GPU; null if this build has no CUDA parts. Null is also the default stream.
+void* native_handle(const c10::Stream& stream);
 
 }  // namespace tensorferry

@@ -18,6 +18,7 @@
 #include "channels/completion.h"
 #include "channels/copy.h"
 #include "channels/offers.h"
+#include "channels/resends.h"
 #include "channels/reserve.h"
 
 namespace tensorferry {
@@ -124,7 +125,7 @@ class CmaChannel final : public Channel {
     const int failed = source->read(copier_, memory->data, address_in->address, ticket.bytes);
     if (failed == 0) return finish({});
     if (failed == ESRCH) return finish(lost());
-    ask_again(*address_in, std::move(*memory), std::move(landed), std::move(consumed));
+    resends_.ask(wire_, address_in->offer, std::move(*memory), std::move(landed), std::move(consumed));
     if (cma::is_refusal(failed)) refuse(failed);
   }
 
@@ -156,17 +157,6 @@ class CmaChannel final : public Channel {
   }
 
  private:
-  /// Asks the sender to send the buffer on the link's bulk connection instead.
-  void ask_again(const cma::SourceAddress& address_in, Buffer memory, Completion landed, Completion consumed) {
-    const std::uint64_t bytes = memory.bytes;
-    const auto sequence = resends_.fetch_add(1, std::memory_order_relaxed) + 1;
-    wire_.receive_bulk(sequence, std::move(memory),
-                       [landed = std::move(landed), consumed = std::move(consumed)](const Status& status) mutable {
-                         complete(std::move(landed), std::move(consumed), status);
-                       });
-    wire_.control(encode(cma::Resend{sequence, address_in.offer, bytes}), {});
-  }
-
   /// Ends the pair, because the kernel would refuse the next buffer too.
   void refuse(int error) {
     if (!refused_.exchange(true)) wire_.ready({Code::channel_unavailable, cma::text_of_refusal(error)});
@@ -213,15 +203,7 @@ class CmaChannel final : public Channel {
     return {};
   }
 
-  void on(const cma::Resend& resend) {
-    const auto source = offers_->begin_copy(resend.offer, resend.bytes);
-    if (!source.ok()) return;  // not an open offer of that size: the peer gets no answer
-    Buffer buffer;
-    buffer.data = source->buffer.data;
-    buffer.bytes = resend.bytes;
-    wire_.send_bulk(resend.sequence, std::move(buffer),
-                    [offers = offers_, offer = resend.offer](const Status&) { offers->end_copy(offer); });
-  }
+  void on(const Resend& resend) { resends_.answer(wire_, resend); }
 
   /// Returns Ok until close(), and its status from then on.
   Status end() {
@@ -238,14 +220,14 @@ class CmaChannel final : public Channel {
   Copier& copier_;
   const std::uint32_t born_in_ = forks();
   const std::uint64_t challenge_ = random_word();
-  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();  // the wire's completions may outlive the channel
+  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
+  Resends resends_{offers_};
   /// The answer to the peer's challenge, which the peer reads here. 0 before the challenge and after close().
   std::atomic<std::uint64_t> word_{0};
   std::atomic<ControlId> answered_in_{0};  // the control message that carried the answer; 0: not sent yet
   std::atomic<bool> refused_{false};       // the kernel refuses reads: offers are refused
-  std::atomic<std::uint64_t> resends_{0};
-  bool challenged_ = false;  // guarded by mutex_
-  bool answered_ = false;    // only for the thread that handles control messages
+  bool challenged_ = false;                // guarded by mutex_
+  bool answered_ = false;                  // only for the thread that handles control messages
 
   Mutex mutex_;
   Status end_;

@@ -9,6 +9,7 @@
 #include "base/record.h"
 #include "channels/cma/process.h"
 #include "channels/empty_buffer.h"
+#include "channels/resends.h"
 
 namespace tensorferry::cma {
 
@@ -36,14 +37,6 @@ struct WordAddress {
   Identity process;
   std::uint64_t address = 0;
   static constexpr std::tuple fields{&WordAddress::process, &WordAddress::address};
-};
-/// Asks the sender for a buffer as bulk data: the receiver could not read it. The receiver counts `sequence` up.
-struct Resend {
-  static constexpr std::uint8_t tag = 3;
-  std::uint64_t sequence = 0;
-  std::uint64_t offer = 0;
-  std::uint64_t bytes = 0;
-  static constexpr std::tuple fields{varint(&Resend::sequence), varint(&Resend::offer), varint(&Resend::bytes)};
 };
 using Control = std::variant<Challenge, WordAddress, Resend>;
 

@@ -15,34 +15,13 @@ struct Loaded {
   std::string missing;
 };
 
-using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
-
-class Loader {
- public:
-  explicit Loader(GetProcAddress get) : get_(get) {}
-
-  template <class Function>
-  void operator()(Function& function, const char* name) {
-    void* found = nullptr;
-    if (get_(name, &found, version_asked, CU_GET_PROC_ADDRESS_DEFAULT, nullptr) != CUDA_SUCCESS || found == nullptr) {
-      if (missing.empty()) missing = formatted("the CUDA driver has no {}: it is older than CUDA 12", name);
-      return;
-    }
-    function = reinterpret_cast<Function>(found);
-  }
-
-  std::string missing;
-
- private:
-  GetProcAddress get_;
-};
-
-void load_devices(Loader& load, Api& api) {
+void load_devices(Symbols& load, Api& api) {
   load(api.init, "cuInit");
   load(api.get_error_name, "cuGetErrorName");
   load(api.device_get_count, "cuDeviceGetCount");
   load(api.device_get, "cuDeviceGet");
   load(api.device_get_uuid, "cuDeviceGetUuid");
+  load(api.device_get_name, "cuDeviceGetName");
   load(api.device_get_attribute, "cuDeviceGetAttribute");
   load(api.device_can_access_peer, "cuDeviceCanAccessPeer");
   load(api.device_get_p2p_attribute, "cuDeviceGetP2PAttribute");
@@ -53,7 +32,7 @@ void load_devices(Loader& load, Api& api) {
   load(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
 }
 
-void load_streams(Loader& load, Api& api) {
+void load_streams(Symbols& load, Api& api) {
   load(api.stream_create, "cuStreamCreate");
   load(api.stream_destroy, "cuStreamDestroy");
   load(api.stream_query, "cuStreamQuery");
@@ -61,6 +40,7 @@ void load_streams(Loader& load, Api& api) {
   load(api.stream_wait_event, "cuStreamWaitEvent");
   load(api.stream_wait_value, "cuStreamWaitValue32");
   load(api.stream_write_value, "cuStreamWriteValue32");
+  load(api.stream_batch_values, "cuStreamBatchMemOp");
   load(api.event_create, "cuEventCreate");
   load(api.event_destroy, "cuEventDestroy");
   load(api.event_record, "cuEventRecord");
@@ -68,16 +48,19 @@ void load_streams(Loader& load, Api& api) {
   load(api.event_elapsed_time, "cuEventElapsedTime");
 }
 
-void load_memory(Loader& load, Api& api) {
+void load_memory(Symbols& load, Api& api) {
   load(api.mem_alloc, "cuMemAlloc");
   load(api.mem_free, "cuMemFree");
   load(api.memcpy_async, "cuMemcpyAsync");
   load(api.memcpy_peer_async, "cuMemcpyPeerAsync");
+  load(api.memcpy_2d_async, "cuMemcpy2DAsync");
   load(api.memset_async, "cuMemsetD8Async");
   load(api.host_register, "cuMemHostRegister");
   load(api.host_unregister, "cuMemHostUnregister");
   load(api.host_get_device_pointer, "cuMemHostGetDevicePointer");
   load(api.pointer_get_attributes, "cuPointerGetAttributes");
+  load(api.mem_get_range_handle, "cuMemGetHandleForAddressRange");
+  load(api.flush_gpu_direct_writes, "cuFlushGPUDirectRDMAWrites");
   load(api.ipc_get_mem_handle, "cuIpcGetMemHandle");
   load(api.ipc_open_mem_handle, "cuIpcOpenMemHandle");
   load(api.ipc_close_mem_handle, "cuIpcCloseMemHandle");
@@ -93,23 +76,31 @@ void load_memory(Loader& load, Api& api) {
   load(api.mem_set_access, "cuMemSetAccess");
 }
 
+void load_kernels(Symbols& load, Api& api) {
+  load(api.module_load_data, "cuModuleLoadData");
+  load(api.module_get_function, "cuModuleGetFunction");
+  load(api.func_get_attribute, "cuFuncGetAttribute");
+  load(api.launch_kernel, "cuLaunchKernel");
+}
+
+/// Loads the driver at the first call. It stays loaded until the process ends.
+void* library() {
+  static void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return handle;
+}
+
 Loaded load() {
   Loaded loaded;
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays open until the process ends
-  if (library == nullptr) {
+  if (library() == nullptr) {
     loaded.missing = "no CUDA driver on this machine (libcuda.so.1 does not load)";
     return loaded;
   }
-  const auto get = reinterpret_cast<GetProcAddress>(::dlsym(library, "cuGetProcAddress_v2"));
-  if (get == nullptr) {
-    loaded.missing = "the CUDA driver has no cuGetProcAddress_v2: it is older than CUDA 12";
-    return loaded;
-  }
-  Loader loader(get);
-  load_devices(loader, loaded.api);
-  load_streams(loader, loaded.api);
-  load_memory(loader, loaded.api);
-  loaded.missing = loader.missing;
+  auto load = driver_functions(version_asked);
+  load_devices(load, loaded.api);
+  load_streams(load, loaded.api);
+  load_memory(load, loaded.api);
+  load_kernels(load, loaded.api);
+  if (!load.missing().empty()) loaded.missing = load.missing() + ": it is older than CUDA 12";
   if (!loaded.missing.empty()) return loaded;
   if (const auto failed = loaded.api.init(0); failed != CUDA_SUCCESS) {
     const char* name = nullptr;
@@ -128,6 +119,18 @@ const Loaded& loaded() {
 }
 
 }  // namespace
+
+Symbols driver_functions(int version) {
+  using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+  GetProcAddress get = nullptr;
+  if (library() != nullptr) get = reinterpret_cast<GetProcAddress>(::dlsym(library(), "cuGetProcAddress_v2"));
+  return {"the CUDA driver", [get, version](const char* name) -> void* {
+            void* found = nullptr;
+            if (get == nullptr || get(name, &found, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr) != CUDA_SUCCESS)
+              return nullptr;
+            return found;
+          }};
+}
 
 const Api* api() { return loaded().missing.empty() ? &loaded().api : nullptr; }
 const std::string& why_missing() { return loaded().missing; }

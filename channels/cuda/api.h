@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "base/symbols.h"
 
 namespace tensorferry::cuda {
 
@@ -17,6 +18,7 @@ struct Api {
   decltype(&::cuDeviceGetCount) device_get_count;
   decltype(&::cuDeviceGet) device_get;
   decltype(&::cuDeviceGetUuid) device_get_uuid;
+  decltype(&::cuDeviceGetName) device_get_name;
   decltype(&::cuDeviceGetAttribute) device_get_attribute;
   decltype(&::cuDeviceCanAccessPeer) device_can_access_peer;
   decltype(&::cuDeviceGetP2PAttribute) device_get_p2p_attribute;
@@ -32,6 +34,7 @@ struct Api {
   decltype(&::cuStreamWaitEvent) stream_wait_event;
   decltype(&::cuStreamWaitValue32) stream_wait_value;
   decltype(&::cuStreamWriteValue32) stream_write_value;
+  decltype(&::cuStreamBatchMemOp) stream_batch_values;
   decltype(&::cuEventCreate) event_create;
   decltype(&::cuEventDestroy) event_destroy;
   decltype(&::cuEventRecord) event_record;
@@ -41,11 +44,14 @@ struct Api {
   decltype(&::cuMemFree) mem_free;
   decltype(&::cuMemcpyAsync) memcpy_async;
   decltype(&::cuMemcpyPeerAsync) memcpy_peer_async;
+  decltype(&::cuMemcpy2DAsync) memcpy_2d_async;
   decltype(&::cuMemsetD8Async) memset_async;
   decltype(&::cuMemHostRegister) host_register;
   decltype(&::cuMemHostUnregister) host_unregister;
   decltype(&::cuMemHostGetDevicePointer) host_get_device_pointer;
   decltype(&::cuPointerGetAttributes) pointer_get_attributes;
+  decltype(&::cuMemGetHandleForAddressRange) mem_get_range_handle;
+  decltype(&::cuFlushGPUDirectRDMAWrites) flush_gpu_direct_writes;
   decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle;
   decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle;
   decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle;
@@ -59,6 +65,10 @@ struct Api {
   decltype(&::cuMemMap) mem_map;
   decltype(&::cuMemUnmap) mem_unmap;
   decltype(&::cuMemSetAccess) mem_set_access;
+  decltype(&::cuModuleLoadData) module_load_data;
+  decltype(&::cuModuleGetFunction) module_get_function;
+  decltype(&::cuFuncGetAttribute) func_get_attribute;
+  decltype(&::cuLaunchKernel) launch_kernel;
 };
 
 /// Returns the driver's functions, or null if there is no usable CUDA driver: none is installed, it is older than CUDA
@@ -67,6 +77,10 @@ struct Api {
 const Api* api();
 /// Returns why api() is null, as a message for users; empty if it is not null. Thread-safe.
 const std::string& why_missing();
+
+/// Looks up further functions of the driver, with the signatures that they have in this version of CUDA (12010: 12.1).
+/// Finds nothing without a driver.
+Symbols driver_functions(int version);
 
 /// Returns how many devices this process sees; 0 without a driver.
 int devices();

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "channels/completion.h"
 
 namespace tensorferry::cuda {
@@ -57,9 +57,7 @@ void EventPoller::submit(std::vector<Thing>& incoming, Thing thing, bool closely
   if (closely) ++submitted_;
   if (closely || idle_) changed_.notify_all();
   if (alive_) return;
-  const auto before = block_signals_of_others();
-  std::thread([this] { run(); }).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  start_thread([this] { run(); }).detach();
   alive_ = true;
 }
 

@@ -1,17 +1,16 @@
 #include "channels/cuda/invalidate.h"
 
-#include <algorithm>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/background.h"
 #include "base/mutex.h"
+#include "channels/allocations.h"
 #include "channels/cuda/event_poller.h"
 
 namespace tensorferry {
-namespace cuda {
 namespace {
 
 struct Range {
@@ -19,69 +18,41 @@ struct Range {
   std::size_t bytes;
 };
 
-struct Listeners {
-  Mutex mutex;  // guards the next two; held while listeners run
-  std::map<std::size_t, InvalidationListener::Listener> listeners;
-  std::size_t next = 1;
+/// The memory of which the users of Allocations are still to be told.
+struct Invalidated {
+  Mutex mutex;  // held only briefly, because its callers may hold an allocator's lock
+  std::vector<Range> ranges;
 
-  Mutex queue_mutex;  // guards the queue; held only briefly, because its callers may hold an allocator's lock
-  std::vector<Range> queue;
-
-  static Listeners& of_this_process() {
-    static auto& all = *new Listeners;
+  static Invalidated& of_this_process() {
+    static auto& all = *new Invalidated;
     return all;
   }
-
   void tell() {
-    const std::lock_guard lock(mutex);
-    std::vector<Range> ranges;
+    std::vector<Range> told;
     {
-      const std::lock_guard queue_lock(queue_mutex);
-      ranges.swap(queue);
+      const std::lock_guard lock(mutex);
+      told.swap(ranges);
     }
-    for (const auto& range : ranges) {
-      for (const auto& [number, listener] : listeners) listener(range.base, range.bytes);
-    }
+    for (const auto& range : told) Allocations::of_this_process().invalidate_on_device(range.base, range.bytes);
   }
 };
 
-}  // namespace
-
-InvalidationListener::InvalidationListener(Listener listener) {
-  auto& all = Listeners::of_this_process();
-  const std::lock_guard lock(all.mutex);
-  number_ = all.next++;
-  all.listeners.emplace(number_, std::move(listener));
-}
-
-InvalidationListener::~InvalidationListener() {
-  auto& all = Listeners::of_this_process();
-  const std::lock_guard lock(all.mutex);
-  all.listeners.erase(number_);
-}
-
-}  // namespace cuda
-
-namespace {
 std::atomic<bool> untracked{false};
+
 }  // namespace
 
 void leave_cuda_memory_untracked() noexcept { untracked.store(true); }
 bool cuda_memory_is_untracked() noexcept { return untracked.load(std::memory_order_relaxed); }
 
 void invalidate_cuda_memory(const void* base, std::size_t bytes) noexcept {
-  auto& all = cuda::Listeners::of_this_process();
+  auto& all = Invalidated::of_this_process();
   bool first = false;
   {
-    const std::lock_guard lock(all.queue_mutex);
-    first = all.queue.empty();
-    all.queue.push_back({static_cast<const std::byte*>(base), bytes});
+    const std::lock_guard lock(all.mutex);
+    first = all.ranges.empty();
+    all.ranges.push_back({static_cast<const std::byte*>(base), bytes});
   }
-  if (!first) return;
-  cuda::EventPoller::of_this_process().poll_repeatedly([] {
-    cuda::Listeners::of_this_process().tell();
-    return cuda::EventPoller::Progress::over;
-  });
+  if (first) cuda::background().submit([] { Invalidated::of_this_process().tell(); });
 }
 
 }  // namespace tensorferry

@@ -25,11 +25,11 @@ Buffer piece(std::byte* data, std::size_t bytes) {
 }  // namespace
 
 std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
-  if (!on_gpu() || !due.copies()) return nullptr;
+  if (!on_gpu() || !due.copies() || due.diverted) return nullptr;
   const DeviceGuard here(device_.index);
   due.fail(here.status());
-  if (due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
-  if (!due.copies()) return nullptr;
+  if (due.begun == 0 && due.copies()) due.fail(prepare(due));
+  if (!due.copies() || due.diverted) return nullptr;
   if (waits_for_slot_) return std::nullopt;
   const auto slot = Slots::of_this_process().lend(device_.index, [self = shared_from_this()] {
     {

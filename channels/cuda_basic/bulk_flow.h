@@ -12,11 +12,13 @@ namespace tensorferry::cuda_basic {
 
 /// Replaces RingFlow if the processes cannot share memory, or have no ring yet. The chunks go by Wire::send_bulk and
 /// Wire::receive_bulk; a chunk's number is its sequence there. A GPU's chunks are copied through page-locked
-/// slots, which all links of the process share (Slots). `landed` runs when the last chunk is in the memory.
+/// slots, which all links of the process share (Slots). `landed` runs when the last chunk is in the memory. If the
+/// receiver's memory is busy when the first chunk is due, the transfer takes the detour, without slots.
 class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow> {
  public:
-  BulkFlow(Direction direction, std::shared_ptr<WireUse> wire, Device device, Completion broken = {})
-      : Flow(direction, device, std::move(broken), 1), wire_(std::move(wire)) {}
+  BulkFlow(Direction direction, std::shared_ptr<WireUse> wire, Device device, Completion broken = {},
+           std::shared_ptr<Detour> detour = {})
+      : Flow(direction, device, std::move(broken), std::move(detour)), wire_(std::move(wire)) {}
 
  private:
   static constexpr std::size_t most_in_flight = 8;  // chunks; bounds what a peer's large buffers can queue

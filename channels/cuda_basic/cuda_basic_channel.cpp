@@ -13,6 +13,9 @@
 #include "channels/cuda/copy_timer.h"
 #include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/bulk_flow.h"
+#include "channels/cuda_basic/busy_transfers.h"
+#include "channels/cuda_basic/detour.h"
+#include "channels/cuda_basic/later_tickets.h"
 #include "channels/cuda_basic/messages.h"
 #include "channels/cuda_basic/ring_flow.h"
 #include "channels/reserve.h"
@@ -21,11 +24,15 @@ namespace tensorferry {
 
 namespace {
 
+using cuda_basic::Announced;
 using cuda_basic::BulkFlow;
+using cuda_basic::BusyTransfers;
 using cuda_basic::CudaBasicTicket;
+using cuda_basic::Detour;
 using cuda_basic::Direction;
 using cuda_basic::Flow;
 using cuda_basic::FlowKind;
+using cuda_basic::LaterTickets;
 using cuda_basic::Ring;
 using cuda_basic::RingFlow;
 using cuda_basic::Transfer;
@@ -37,6 +44,9 @@ struct Made {
   std::atomic<bool> making{false};  // from the first step until the ring has been given back
 };
 
+// Bounds the busy buffers that are offered at a time: well within the bound of the receiver, where announcements may
+// lag behind tickets.
+constexpr std::size_t most_busy = LaterTickets::most / 2;
 constexpr std::chrono::seconds before_another_try{10};  // to make a ring, after one that could not be made or mapped
 
 Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device device) {
@@ -52,10 +62,16 @@ struct Flows {
   std::shared_ptr<RingFlow> ring;
   std::shared_ptr<BulkFlow> bulk;
 
-  /// Returns the flow of a kind other than `nowhere`.
+  /// Returns the flow of the kind `ring` or `bulk`.
   [[nodiscard]] Flow& by(FlowKind kind) const {
     if (kind == FlowKind::ring) return *ring;
     return *bulk;
+  }
+  /// Sends a buffer, whose memory is not busy: by ring if there is one. Returns the kind, and the number of the first
+  /// chunk; 0 if the flow is closed, and the transfer has failed.
+  [[nodiscard]] CudaBasicTicket send(Transfer transfer) const {
+    if (const auto first = ring->send_by_ring(transfer)) return {FlowKind::ring, *first};
+    return {FlowKind::bulk, bulk->send(std::move(transfer))};
   }
 };
 
@@ -90,11 +106,10 @@ class CudaBasicChannel final : public Channel {
     auto ready = ready_of(buffer);
     if (auto* refusal = std::get_if<Refusal>(&ready)) return std::move(*refusal);
     Transfer transfer{buffer, std::move(std::get<cuda::GpuEvent>(ready)), {}, std::move(released)};
-    if (const auto first = out_.ring->send_by_ring(transfer))
-      return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{FlowKind::ring, *first})};
-    const auto first = out_.bulk->send(std::move(transfer));
-    if (!message.for_now()) make_ring();
-    return Ticket{.bytes = buffer.bytes, .opaque = encode(CudaBasicTicket{FlowKind::bulk, first})};
+    if (transfer.ready) return offer_busy(std::move(transfer), message);
+    const auto sent = out_.send(std::move(transfer));
+    if (sent.kind == FlowKind::bulk && !message.for_now()) make_ring();
+    return Ticket{.bytes = buffer.bytes, .opaque = encode(sent)};
   }
 
   void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
@@ -125,6 +140,8 @@ class CudaBasicChannel final : public Channel {
   void withdraw(const Ticket& ticket) override {
     const auto parsed = decode<CudaBasicTicket>(ticket.opaque);
     if (!parsed || parsed->kind == FlowKind::nowhere || !end().ok()) return;
+    if (auto busy = parsed->kind == FlowKind::later ? busy_->take(parsed->first) : std::nullopt)
+      return busy->finish({});  // nothing of it was sent
     wire_.control(encode(cuda_basic::Withdrawn{parsed->kind, parsed->first, ticket.bytes}), {});
   }
 
@@ -150,6 +167,9 @@ class CudaBasicChannel final : public Channel {
       end_ = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
       status = end_;
     }
+    busy_->close(status);
+    later_.close(status);
+    detour_->close(status);
     for (const auto* flows : {&in_, &out_}) {
       for (const auto kind : {FlowKind::ring, FlowKind::bulk}) flows->by(kind).close(status);
     }
@@ -166,12 +186,49 @@ class CudaBasicChannel final : public Channel {
   [[nodiscard]] std::optional<CudaBasicTicket> parse_ticket(const Ticket& ticket) const {
     const auto parsed = decode<CudaBasicTicket>(ticket.opaque);
     if (!parsed || (parsed->kind == FlowKind::nowhere) != (ticket.bytes == 0)) return std::nullopt;
-    if (parsed->kind == FlowKind::ring && !their_ring_.load()) return std::nullopt;
     return parsed;
   }
 
-  void receive(const CudaBasicTicket& parsed, Transfer transfer) {
-    in_.by(parsed.kind).receive(parsed.first, std::move(transfer));
+  /// Offers a buffer whose memory the GPU still uses. Its chunks have no numbers before it is ready, because all chunks
+  /// behind them would wait.
+  Offer offer_busy(Transfer transfer, Outgoing& message) {
+    if (busy_->size() >= most_busy) return Refusal{formatted("{} buffers wait for their streams", most_busy)};
+    const auto bytes = transfer.memory.bytes;
+    auto announce = [use = use_, out = out_](std::uint64_t id, Transfer ready, const Status& status) {
+      Announced announced{.id = id};
+      if (status.ok()) {
+        const auto sent = out.send(std::move(ready));
+        announced = {id, sent.kind, sent.first};
+      } else {
+        ready.finish(status);
+      }
+      use->with([&](Wire& wire) {
+        wire.control(encode(announced), {});
+        if (!status.ok()) wire.ready(status);
+      });
+    };
+    const auto id = busy_->add(transfer, std::move(announce));
+    if (!id.ok()) return Refusal{formatted("the link to {} has ended", wire_.peer())};
+    if (!message.for_now()) make_ring();
+    return Ticket{.bytes = bytes, .opaque = encode(CudaBasicTicket{FlowKind::later, *id})};
+  }
+
+  void receive(const CudaBasicTicket& ticket, Transfer transfer) {
+    if (ticket.kind != FlowKind::later) return receive(ticket.kind, ticket.first, std::move(transfer));
+    const auto announced = later_.add(ticket.first, transfer);
+    if (!announced.ok()) return transfer.finish(announced.status());
+    if (const auto& way = *announced) receive(way->kind, way->first, std::move(transfer));
+  }
+
+  void receive(FlowKind kind, std::uint64_t first, Transfer transfer) {
+    if (first == 0) return transfer.finish(sender_broken());
+    if (kind == FlowKind::ring && !their_ring_.load())
+      return transfer.finish({Code::protocol_error, formatted("{} sends by a ring that is not there", wire_.peer())});
+    in_.by(kind).receive(first, std::move(transfer));
+  }
+
+  [[nodiscard]] Status sender_broken() const {
+    return {Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer())};
   }
 
   void on(const cuda_basic::Staging&, Descriptors descriptors) { map_ring(std::move(descriptors)); }
@@ -200,13 +257,21 @@ class CudaBasicChannel final : public Channel {
   }
 
   void on(const cuda_basic::Withdrawn& withdrawn, const Descriptors&) {
-    if (withdrawn.kind == FlowKind::bulk || their_ring_.load())
-      receive({withdrawn.kind, withdrawn.first}, dropped(withdrawn.bytes));
+    receive({withdrawn.kind, withdrawn.first}, dropped(withdrawn.bytes));
   }
 
-  void on(const cuda_basic::Broken& broken, const Descriptors&) {
-    in_.by(broken.kind)
-        .close({Code::channel_unavailable, formatted("{} can copy no more to or from its GPU", wire_.peer())});
+  void on(const cuda_basic::Broken& broken, const Descriptors&) { in_.by(broken.kind).close(sender_broken()); }
+
+  void on(const Announced& announced, const Descriptors&) {
+    auto transfer = later_.announce(announced);
+    if (!transfer.ok()) return stop_receiving(transfer.status());
+    if (*transfer) receive(announced.kind, announced.first, std::move(**transfer));
+  }
+
+  /// The peer broke the protocol by a control message: fails its buffers with that error, which ends the link.
+  void stop_receiving(const Status& status) {
+    later_.close(status);
+    for (const auto kind : {FlowKind::ring, FlowKind::bulk}) in_.by(kind).close(status);
   }
 
   /// Returns the `broken` completion of a sending flow: tells the peer, and reports that the pair can carry no more.
@@ -282,11 +347,14 @@ class CudaBasicChannel final : public Channel {
   const cuda_basic::CudaBasicOptions options_;
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
-  const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local),
-                  std::make_shared<BulkFlow>(Direction::in, use_, pair_.local)};
+  const std::shared_ptr<Detour> detour_ = std::make_shared<Detour>(pair_.local);
+  const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local, Completion(), detour_),
+                  std::make_shared<BulkFlow>(Direction::in, use_, pair_.local, Completion(), detour_)};
   const Flows out_{
       std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(FlowKind::ring, use_)),
       std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(FlowKind::bulk, use_))};
+  const std::shared_ptr<BusyTransfers> busy_ = std::make_shared<BusyTransfers>();  // offered
+  LaterTickets later_;                                                             // received
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   std::atomic<bool> mapping_{false};     // this end maps the peer's ring, or has mapped it
   std::atomic<bool> their_ring_{false};  // this end has mapped it

@@ -32,8 +32,11 @@ struct CudaBasicOptions {
 ///
 /// The sender starts at `offer`, without a request from the receiver. The chunks of all buffers of a direction follow
 /// each other, so the receiver drops the bytes of buffers that it does not pull. The source is released when it has
-/// been read, without an acknowledgement. `landed` runs when the bytes are usable in the order of the receiver's
-/// stream: by ring, when the copy of the last chunk is enqueued; as bulk data, when that copy is done.
+/// been read, without an acknowledgement. A buffer whose stream is busy, at either end, holds up no other: the sender's
+/// chunks have no place among the others before its stream has come so far (messages.h, Announced), and the receiver's
+/// bytes wait in host memory (detour.h). `landed` runs when the bytes are usable in the order of the receiver's
+/// stream: by ring, when the copy of the last chunk is enqueued; as bulk data or after a wait in host memory, when
+/// that copy is done.
 class CudaBasicDriver final : public Driver {
  public:
   explicit CudaBasicDriver(cuda_basic::CudaBasicOptions options = {}) : options_(options) {}

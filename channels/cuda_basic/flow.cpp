@@ -48,7 +48,20 @@ void Flow::close(const Status& status) {
   finish(over);
 }
 
-Status Flow::order_behind(const Transfer& transfer) {
+bool Flow::busy(Driven& driven) {
+  auto& ready = driven.transfer.ready;
+  if (!ready) return false;
+  auto passed = ready.done();
+  if (!passed) return true;
+  driven.fail(*passed);
+  ready = {};
+  return false;
+}
+
+Status Flow::prepare(Driven& driven) {
+  auto& transfer = driven.transfer;
+  if (busy(driven) && detour_ && detour_->divert(transfer)) driven.diverted = true;
+  if (!driven.status.ok() || driven.diverted) return driven.status;
   auto result = CUDA_SUCCESS;
   if (stream_ == nullptr) result = api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "making a stream");

@@ -12,7 +12,7 @@ namespace tensorferry::cuda_basic {
 
 /// The channel's descriptor. Its tag is the version of these records.
 struct CudaBasicDescriptor {
-  static constexpr std::uint8_t tag = 4;
+  static constexpr std::uint8_t tag = 5;
   DeviceType type = DeviceType::cpu;
   static constexpr std::tuple fields{any_value(&CudaBasicDescriptor::type)};
 };
@@ -22,7 +22,8 @@ enum class FlowKind : std::uint8_t {
   nowhere = 0,  // the buffer is empty: no bytes travel
   ring = 1,
   bulk = 2,
-  last = bulk,
+  later = 3,  // the sender's memory is busy: Announced will say how
+  last = later,
 };
 
 /// From the sender: passes the memfd of the ring for the buffers that this end sends.
@@ -35,11 +36,11 @@ struct Mapped {
   bool ok = false;
   static constexpr std::tuple fields{&Mapped::ok};
 };
-/// From the sender: this ticket never arrives, but its bytes do.
+/// From the sender: this ticket never arrives, but its bytes do (`later`: its announcement does).
 struct Withdrawn {
   static constexpr std::uint8_t tag = 3;
   FlowKind kind = FlowKind::nowhere;
-  std::uint64_t first = 0;
+  std::uint64_t first = 0;  // as in the ticket
   std::uint64_t bytes = 0;
   static constexpr std::tuple fields{&Withdrawn::kind, varint(&Withdrawn::first), varint(&Withdrawn::bytes)};
   [[nodiscard]] bool valid() const { return kind != FlowKind::nowhere && bytes != 0; }
@@ -49,15 +50,27 @@ struct Broken {
   static constexpr std::uint8_t tag = 4;
   FlowKind kind = FlowKind::nowhere;
   static constexpr std::tuple fields{&Broken::kind};
-  [[nodiscard]] bool valid() const { return kind != FlowKind::nowhere; }
+  [[nodiscard]] bool valid() const { return kind == FlowKind::ring || kind == FlowKind::bulk; }
 };
 /// From the sender: the ring is no longer used. All its buffers have arrived.
 struct Unstaged {
   static constexpr std::uint8_t tag = 5;
 };
-using Control = std::variant<Staging, Mapped, Withdrawn, Broken, Unstaged>;
+/// From the sender: the buffer of the ticket {later, id} is no longer busy, and travels now. The rest is what its
+/// ticket would have said otherwise.
+struct Announced {
+  static constexpr std::uint8_t tag = 6;
+  std::uint64_t id = 0;
+  FlowKind kind = FlowKind::bulk;
+  std::uint64_t first = 0;
+  static constexpr std::tuple fields{varint(&Announced::id), &Announced::kind, varint(&Announced::first)};
+  [[nodiscard]] bool valid() const { return kind == FlowKind::ring || kind == FlowKind::bulk; }
+};
+using Control = std::variant<Staging, Mapped, Withdrawn, Broken, Unstaged, Announced>;
 
-/// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk.
+/// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk. Chunks count from 1. 0:
+/// the bytes never come, because the sender's GPU has failed. Of FlowKind::later, `first` is the buffer's id, which is
+/// unique among the sender's tickets of this kind.
 struct CudaBasicTicket {
   FlowKind kind = FlowKind::nowhere;
   std::uint64_t first = 0;

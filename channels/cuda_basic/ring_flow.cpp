@@ -32,7 +32,7 @@ std::optional<std::uint64_t> RingFlow::send_by_ring(Transfer& transfer) {
 
 std::shared_ptr<Ring> RingFlow::retire() {
   const std::lock_guard lock(mutex_);
-  const bool idle = queue_.empty() && in_flight_.empty() && !polled_;
+  const bool idle = queue_.empty() && in_flight_.empty() && on_host_ == 0 && !polled_;
   if (!ring_ || !idle || (direction_ == Direction::out && !ring_->emptied(queue_.next()))) return nullptr;
   return std::exchange(ring_, nullptr);
 }
@@ -79,7 +79,7 @@ EventPoller::Progress RingFlow::poll(std::size_t most) {
       end_chunk(copy.at, copy.driven, *copied, progress);
     }
     if (here && !here->status().ok()) stop(here->status(), progress);
-    for (; most > 0 && next_is_there(); --most) begin_chunk(lock, progress);
+    for (; most > 0 && next_is_there() && !next_waits_for_memory(); --most) begin_chunk(lock, progress);
     if (!progress.broken.ok()) broken = std::move(broken_);
     over = queue_.empty() && in_flight_.empty();
     if (over) polled_ = false;
@@ -98,12 +98,25 @@ bool RingFlow::next_is_there() const {
                                       : ring_->ready(at.slot).reached(at.value);
 }
 
+/// Returns whether the next chunk, which is there, should wait because its memory will perhaps be free soon.
+bool RingFlow::next_waits_for_memory() {
+  auto& due = *queue_.due();
+  if (!on_gpu() || direction_ == Direction::out || due.begun != 0 || !due.copies() || !busy(due)) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (!due.due_since) due.due_since = now;
+  return queue_.size() == 1 && now < *due.due_since + most_wait;
+}
+
 void RingFlow::begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress) {
   auto& due = *queue_.due();
-  if (on_gpu() && due.begun == 0 && due.copies()) due.fail(order_behind(due.transfer));
+  if (on_gpu() && due.begun == 0 && due.copies()) due.fail(prepare(due));
   const auto chunk = queue_.begin();
   const auto at = Ring::chunk(chunk.number);
   auto status = chunk.status;
+  if (chunk.data != nullptr && chunk.driven->diverted) {
+    progress.any = true;
+    return copy_on_host(chunk, at);
+  }
   if (chunk.data != nullptr && on_gpu()) {
     status = copy_on_stream(chunk, at, progress);
     if (status.ok()) return;
@@ -132,6 +145,22 @@ Status RingFlow::copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollR
   in_flight_.push_back({at, std::move(copied), chunk.driven});
   progress.any = true;
   return {};
+}
+
+/// Copies a chunk of a diverted transfer on the thread for such copies, so that the event poller goes on.
+void RingFlow::copy_on_host(const Queue::Chunk& chunk, Ring::Chunk at) {
+  ++on_host_;
+  EventPoller::of_host_copies().poll_repeatedly([self = shared_from_this(), chunk, at, from = ring_->data(at.slot)] {
+    std::memcpy(chunk.data, from, chunk.bytes);
+    PollResult progress;
+    {
+      const std::lock_guard lock(self->mutex_);
+      --self->on_host_;
+      self->end_chunk(at, chunk.driven, {}, progress);
+    }
+    finish(progress.over);
+    return EventPoller::Progress::over;
+  });
 }
 
 /// Ends a chunk and sets the slot's word for the other end. If the sender's copy failed, the chunk never arrives, so

@@ -30,11 +30,15 @@ namespace tensorferry::cuda_basic {
 /// stream (cudaMalloc, page-locking) would wait for the peer too, and two processes could deadlock on each other.
 ///
 /// `landed` runs when the copy of the last chunk is enqueued and the memory's stream waits for it; on the CPU, when the
-/// bytes are copied.
+/// bytes are copied. If the receiver's memory is busy when its first chunk has come, the chunk waits a little, as long
+/// as no other transfer waits behind it; then the transfer takes the detour, and `landed` runs when its copy is done.
 class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow> {
  public:
-  explicit RingFlow(Direction direction, Device device, Completion broken = {})
-      : Flow(direction, device, std::move(broken), 0) {}
+  explicit RingFlow(Direction direction, Device device, Completion broken = {}, std::shared_ptr<Detour> detour = {})
+      : Flow(direction, device, std::move(broken), std::move(detour)) {}
+
+  /// How long a chunk for busy memory waits if no other transfer waits behind it.
+  static constexpr std::chrono::milliseconds most_wait{1};
 
   /// Sets the ring; does nothing if there is one.
   void use(std::shared_ptr<Ring> ring);
@@ -69,9 +73,11 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   /// Ends the chunks whose copies are done, begins at most `most` others, and runs completions.
   cuda::EventPoller::Progress poll(std::size_t most);
   [[nodiscard]] bool next_is_there() const;
+  [[nodiscard]] bool next_waits_for_memory();
   /// Begins the next chunk. Releases the lock while the host copies.
   void begin_chunk(std::unique_lock<Mutex>& lock, PollResult& progress);
   Status copy_on_stream(const Queue::Chunk& chunk, Ring::Chunk at, PollResult& progress);
+  void copy_on_host(const Queue::Chunk& chunk, Ring::Chunk at);
   void end_chunk(Ring::Chunk at, const DrivenPtr& driven, const Status& copied, PollResult& progress);
   /// Fails all transfers of this direction.
   void stop(const Status& status, PollResult& progress);
@@ -80,6 +86,7 @@ class RingFlow final : public Flow, public std::enable_shared_from_this<RingFlow
   std::atomic<double> speed_{0};
   std::shared_ptr<Ring> ring_;          // this and the rest: guarded by mutex_
   std::deque<CopyInFlight> in_flight_;  // copies in flight, in stream order
+  std::size_t on_host_ = 0;             // chunks of diverted transfers that another thread copies
   bool polled_ = false;
   std::chrono::steady_clock::time_point used_;
 };

@@ -7,10 +7,7 @@
 
 namespace tensorferry::cuda_basic {
 
-void Driven::finish() {
-  complete(std::move(transfer.landed), status);
-  complete(std::move(transfer.done), status);
-}
+void Transfer::finish(const Status& status) { complete(std::move(landed), std::move(done), status); }
 
 void finish(const std::vector<DrivenPtr>& over) {
   for (const auto& driven : over) driven->finish();

@@ -40,6 +40,9 @@ struct Transfer {
   cuda::GpuEvent ready;  // the memory may be read or written after this event; empty: now
   Completion landed;     // when receiving: the bytes are usable in the order of the memory's stream
   Completion done;       // the memory is no longer read or written
+
+  /// Runs the completions that have not run. Call with no lock held.
+  void finish(const Status& status);
 };
 
 /// A transfer and its progress. The flow calls `finish` once, when the transfer is over.
@@ -49,7 +52,9 @@ struct Driven {
   Transfer transfer;
   std::size_t begun = 0;    // bytes in chunks that have begun
   std::size_t pending = 0;  // chunks that have begun and not ended
+  bool diverted = false;    // `transfer` is into host memory, although the flow is a GPU's (Detour)
   Status status;
+  std::optional<std::chrono::steady_clock::time_point> due_since;    // if it has waited for its memory
   std::optional<std::chrono::steady_clock::time_point> first_ended;  // the end of the first chunk, if timed
 
   [[nodiscard]] std::size_t bytes() const { return transfer.memory.bytes; }
@@ -62,7 +67,7 @@ struct Driven {
     if (status.ok()) status = error;
   }
   /// Runs the completions that have not run. Call with no lock held.
-  void finish();
+  void finish() { transfer.finish(status); }
 };
 using DrivenPtr = std::shared_ptr<Driven>;
 /// Finishes each of `over`. Call with no lock held.
@@ -99,6 +104,8 @@ class Queue {
   Chunk begin();
 
   [[nodiscard]] bool empty() const { return waiting_.empty(); }
+  /// Returns how many transfers have chunks that have not begun.
+  [[nodiscard]] std::size_t size() const { return waiting_.size(); }
   /// Fails all transfers with `status` and returns those that are over, for the caller to finish. A transfer with
   /// chunks in flight is over when these have ended. Later calls do nothing.
   std::vector<DrivenPtr> close(const Status& status);

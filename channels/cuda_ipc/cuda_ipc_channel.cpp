@@ -12,10 +12,10 @@
 #include "base/host.h"
 #include "base/mutex.h"
 #include "base/text.h"
+#include "channels/allocations.h"
 #include "channels/completion.h"
 #include "channels/cuda/copy_timer.h"
 #include "channels/cuda/event_poller.h"
-#include "channels/cuda/invalidate.h"
 #include "channels/cuda_ipc/exports.h"
 #include "channels/cuda_ipc/imports.h"
 #include "channels/cuda_ipc/messages.h"
@@ -206,12 +206,8 @@ void run_probe(const ChannelStatePtr& shared, const cuda_ipc::Probe& asked, File
 class CudaIpcChannel final : public Channel {
  public:
   CudaIpcChannel(Wire& wire, DevicePair pair, CudaIpcOptions options)
-      : wire_(wire),
-        pair_(pair),
-        shared_(std::make_shared<ChannelState>(wire, pair.local.index, options)),
-        on_invalidated_([exports = shared_->exports](const std::byte* base, std::size_t bytes) {
-          exports->invalidate(base, bytes);
-        }) {
+      : wire_(wire), pair_(pair), shared_(std::make_shared<ChannelState>(wire, pair.local.index, options)) {
+    Allocations::of_this_process().tell(shared_->exports);
     cuda::background().submit([shared = shared_] { begin_probe(shared, first_retry); });
   }
 
@@ -420,7 +416,6 @@ class CudaIpcChannel final : public Channel {
   const DevicePair pair_;
   const std::uint32_t born_in_ = forks();
   const ChannelStatePtr shared_;
-  const cuda::InvalidationListener on_invalidated_;
   bool probing_ = false;  // used by the reading thread alone
 };
 

@@ -1,8 +1,10 @@
 #include "channels/cuda_ipc/exports.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,72 +16,27 @@ namespace tensorferry::cuda_ipc {
 
 using cuda::api;
 
-struct Exports::Allocation {
-  CUdeviceptr base = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t memory = 0;
-  bool chunk = false;   // physical memory mapped by the virtual memory API, as torch's expandable segments are
-  bool handle = false;  // cudaMalloc's memory, which IPC handles can export
-  bool fabric = false;  // can be exported by fabric handles alone, which this channel does not use
-};
-
 namespace {
 
-/// Pointer attributes of a device address. The driver leaves an unknown attribute at zero.
-struct Attributes {
-  CUdeviceptr range_start = 0, mapping_start = 0;
-  std::size_t range_bytes = 0, mapping_bytes = 0;
-  std::uint64_t buffer_id = 0, block_id = 0, handle_types = 0;
-  int legacy = 0;
-  void* pool = nullptr;
-};
-
-CUresult read_attributes(CUdeviceptr address, Attributes& out) {
-  std::array<CUpointer_attribute, 9> names{
-      CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-      CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-      CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
-      CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
-      CU_POINTER_ATTRIBUTE_BUFFER_ID,
-      CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID,
-      CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
-      CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-      CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-  };
-  std::array<void*, 9> values{&out.range_start,   &out.range_bytes, &out.mapping_start,
-                              &out.mapping_bytes, &out.buffer_id,   &out.block_id,
-                              &out.handle_types,  &out.legacy,      &out.pool};
-  return api()->pointer_get_attributes(names.size(), names.data(), values.data(), address);
-}
+constexpr std::string_view across_windows = "its addresses cross a multiple of 256 GiB, where cuda_ipc's windows meet";
+static_assert(window_bytes == std::uint64_t{256} << 30);
 
 }  // namespace
 
-std::variant<Exports::Export*, Refusal> Exports::export_at(CUdeviceptr address, CUdeviceptr& base) {
-  Attributes found;
-  if (const auto failed = read_attributes(address, found); failed != CUDA_SUCCESS)
-    return Refusal{formatted("the driver does not know the buffer's memory: {}", cuda::name_of(failed))};
-  Allocation allocation;
-  allocation.chunk = (found.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0 && found.pool == nullptr;
-  allocation.handle = found.legacy != 0;
-  allocation.fabric = (found.handle_types & CU_MEM_HANDLE_TYPE_FABRIC) != 0;
-  allocation.base = allocation.chunk ? found.mapping_start : found.range_start;
-  allocation.bytes = allocation.chunk ? found.mapping_bytes : found.range_bytes;
-  allocation.memory = allocation.chunk ? found.block_id : found.buffer_id;
-  if (allocation.bytes == 0 || address - allocation.base >= allocation.bytes)
-    return Refusal{"the driver does not name the allocation of the buffer"};
-  base = allocation.base;
-  const auto at = exports_.find(base);
+std::variant<Exports::Export*, Refusal> Exports::export_of(const Piece& piece) {
+  const auto at = exports_.find(piece.allocation.base);
   if (at != exports_.end()) {
-    if (at->second.memory == allocation.memory && at->second.bytes == allocation.bytes) return &at->second;
+    if (at->second.generation == piece.generation) return &at->second;
     take_back(at->second);
     exports_.erase(at);
   }
-  auto made = make(allocation);
+  auto made = make(piece.allocation);
   if (auto* refusal = std::get_if<Refusal>(&made)) return std::move(*refusal);
-  return &exports_.insert_or_assign(base, std::get<Export>(made)).first->second;
+  std::get<Export>(made).generation = piece.generation;
+  return &exports_.insert_or_assign(piece.allocation.base, std::get<Export>(made)).first->second;
 }
 
-std::variant<Exports::Export, Refusal> Exports::make(const Allocation& allocation) {
+std::variant<Exports::Export, Refusal> Exports::make(const cuda::GpuAllocation& allocation) {
   if (allocation.chunk) return make_chunk(allocation);
   if (!allocation.handle && allocation.fabric) {
     return Refusal{
@@ -91,11 +48,11 @@ std::variant<Exports::Export, Refusal> Exports::make(const Allocation& allocatio
   return make_handle(allocation);
 }
 
-std::variant<Exports::Export, Refusal> Exports::make_handle(const Allocation& allocation) {
+std::variant<Exports::Export, Refusal> Exports::make_handle(const cuda::GpuAllocation& allocation) {
   CUipcMemHandle handle{};
   if (const auto failed = api()->ipc_get_mem_handle(&handle, allocation.base); failed != CUDA_SUCCESS)
     return Refusal{formatted("the driver exports no handle: {}", cuda::name_of(failed))};
-  Export made{.id = next_++, .bytes = allocation.bytes, .memory = allocation.memory};
+  Export made{.id = next_++, .bytes = allocation.bytes};
   AllocationHandle message{.id = made.id, .bytes = allocation.bytes};
   static_assert(sizeof message.handle == sizeof handle);
   std::memcpy(message.handle.data(), &handle, sizeof handle);
@@ -103,10 +60,10 @@ std::variant<Exports::Export, Refusal> Exports::make_handle(const Allocation& al
   return made;
 }
 
-std::variant<Exports::Export, Refusal> Exports::make_chunk(const Allocation& allocation) {
+std::variant<Exports::Export, Refusal> Exports::make_chunk(const cuda::GpuAllocation& allocation) {
   const auto window = allocation.base >> window_bits;
   const auto offset = allocation.base & (window_bytes - 1);
-  if (offset + allocation.bytes > window_bytes) return Refusal{"its memory lies across the edge of a window"};
+  if (offset + allocation.bytes > window_bytes) return Refusal{std::string(across_windows)};
   CUmemGenericAllocationHandle handle = 0;
   auto failed = api()->mem_retain_allocation_handle(&handle, reinterpret_cast<void*>(allocation.base));
   if (failed != CUDA_SUCCESS) return Refusal{formatted("the driver gives no handle: {}", cuda::name_of(failed))};
@@ -114,7 +71,7 @@ std::variant<Exports::Export, Refusal> Exports::make_chunk(const Allocation& all
   failed = api()->mem_export(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   api()->mem_release(handle);
   if (failed != CUDA_SUCCESS) return Refusal{formatted("the driver exports no handle: {}", cuda::name_of(failed))};
-  Export made{.id = next_++, .bytes = allocation.bytes, .memory = allocation.memory, .chunk = true};
+  Export made{.id = next_++, .bytes = allocation.bytes, .chunk = true};
   Descriptors descriptors;
   descriptors.emplace_back(descriptor);
   const Chunk message{made.id, window, offset, allocation.bytes};
@@ -122,18 +79,36 @@ std::variant<Exports::Export, Refusal> Exports::make_chunk(const Allocation& all
   return made;
 }
 
+std::variant<std::vector<Exports::Piece>, Refusal> Exports::pieces_of(CUdeviceptr begin, std::size_t bytes) {
+  std::vector<Piece> pieces;
+  for (auto at = begin; at < begin + bytes;) {
+    auto found = cuda::allocation_at(at);
+    if (auto* refusal = std::get_if<Refusal>(&found)) return std::move(*refusal);
+    const auto& allocation = std::get<cuda::GpuAllocation>(found);
+    auto* const base = reinterpret_cast<std::byte*>(allocation.base);
+    const auto known =
+        Allocations::of_this_process().find_on_device(base, allocation.bytes, std::span(&allocation.memory, 1));
+    pieces.push_back({allocation, known.generation});
+    at = allocation.base + allocation.bytes;
+  }
+  return pieces;
+}
+
 std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::size_t bytes, bool waits) {
   const bool untracked = cuda_memory_is_untracked();
+  const auto begin = cuda::address_of(data);
+  const auto pieces = pieces_of(begin, bytes);  // without the lock, which gone() needs
+  if (const auto* refusal = std::get_if<Refusal>(&pieces)) return *refusal;
   const std::lock_guard lock(mutex_);
   Found found;
   const auto refuse = [&](Refusal refusal) {
     end_uses(found.uses);
     return refusal;
   };
-  const auto begin = cuda::address_of(data);
-  for (auto at = begin; at < begin + bytes;) {
-    CUdeviceptr base = 0;
-    auto looked = export_at(at, base);
+  auto at = begin;
+  for (const auto& piece : std::get<std::vector<Piece>>(pieces)) {
+    const auto base = piece.allocation.base;
+    auto looked = export_of(piece);
     if (auto* refusal = std::get_if<Refusal>(&looked)) return refuse(std::move(*refusal));
     auto& here = *std::get<Export*>(looked);
     if (here.state == Export::failed) return refuse(Refusal{"the peer could not map its memory"});
@@ -146,8 +121,10 @@ std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::
       found.ticket.chunked = here.chunk;
       found.ticket.base = here.chunk ? begin >> window_bits : here.id;
       found.ticket.offset = here.chunk ? begin & (window_bytes - 1) : begin - base;
-    } else if (!here.chunk || at >> window_bits != found.ticket.base) {
+    } else if (!here.chunk) {
       return refuse({"it lies across two allocations"});
+    } else if (at >> window_bits != found.ticket.base) {
+      return refuse({std::string(across_windows)});
     }
     at = base + here.bytes;
     if (untracked) {
@@ -182,14 +159,12 @@ void Exports::opened(const Opened& message) {
   }
 }
 
-void Exports::invalidate(const std::byte* base, std::size_t bytes) {
+void Exports::gone(std::uint64_t generation) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto begin = cuda::address_of(base);
   std::erase_if(exports_, [&](const auto& entry) {
-    const auto& [start, each] = entry;
-    const bool gone = start < begin + bytes && begin < start + each.bytes;
-    if (gone) take_back(each);
-    return gone;
+    const bool ended = entry.second.generation == generation;
+    if (ended) take_back(entry.second);
+    return ended;
   });
 }
 

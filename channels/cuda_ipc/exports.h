@@ -11,17 +11,18 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "channels/allocations.h"
 #include "channels/channel.h"
-#include "channels/cuda/api.h"
+#include "channels/cuda/allocation.h"
 #include "channels/cuda_ipc/messages.h"
 #include "channels/wire_use.h"
 
 namespace tensorferry::cuda_ipc {
 
-/// Exports an allocation when the first buffer in it is offered. Withdraws the export when the memory is invalidated
-/// (invalidate()), or when another allocation is found at its address. The driver's id of the physical memory
-/// identifies an allocation, so a reused address is never mistaken for the memory that was there before. Thread-safe.
-class Exports final {
+/// Exports an allocation when the first buffer in it is offered, under the generation that Allocations gives it, so a
+/// reused address is never mistaken for the memory that was there before. Withdraws the export when the allocation
+/// ends. Thread-safe. Held by a shared_ptr, which Allocations::tell() gets.
+class Exports final : public AllocationUser {
  public:
   /// `within_process`: the peer may be this process, which cannot open handles of its own cudaMalloc memory.
   Exports(std::shared_ptr<WireUse> wire, bool within_process)
@@ -46,26 +47,31 @@ class Exports final {
 
   /// Records whether the peer could map an export.
   void opened(const Opened& message);
-  /// Withdraws the exports that overlap `bytes` bytes at `base`.
-  void invalidate(const std::byte* base, std::size_t bytes);
+  /// Withdraws the export of an allocation that has ended.
+  void gone(std::uint64_t generation) noexcept override;
 
  private:
   struct Export {
     std::uint64_t id = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t memory = 0;  // the driver's id of the physical memory
+    std::uint64_t generation = 0;  // of the allocation
     bool chunk = false;
     ControlId told_in = 0;  // the control message that announced it
     std::size_t uses = 0;   // open offers in it, if the allocator reports no frees
     enum { told, mapped, failed } state = told;
   };
-  struct Allocation;  // the driver's description of an allocation
+  /// The part of a buffer that lies in one allocation.
+  struct Piece {
+    cuda::GpuAllocation allocation;
+    std::uint64_t generation = 0;
+  };
 
-  /// Returns the export that holds `address`, and its base; makes the export if there is none.
-  std::variant<Export*, Refusal> export_at(CUdeviceptr address, CUdeviceptr& base);
-  std::variant<Export, Refusal> make(const Allocation& allocation);
-  std::variant<Export, Refusal> make_handle(const Allocation& allocation);
-  std::variant<Export, Refusal> make_chunk(const Allocation& allocation);
+  static std::variant<std::vector<Piece>, Refusal> pieces_of(CUdeviceptr begin, std::size_t bytes);
+  /// Returns the export of an allocation; makes it if there is none.
+  std::variant<Export*, Refusal> export_of(const Piece& piece);
+  std::variant<Export, Refusal> make(const cuda::GpuAllocation& allocation);
+  std::variant<Export, Refusal> make_handle(const cuda::GpuAllocation& allocation);
+  std::variant<Export, Refusal> make_chunk(const cuda::GpuAllocation& allocation);
   void end_uses(const std::vector<std::uint64_t>& uses);
   /// Tells the peer to unmap an export.
   void take_back(const Export& gone);

@@ -83,7 +83,7 @@ std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_r
   auto& of_size = classes_[index];
   for (bool failed = false; last_resort && !failed && of_size.open.empty();) {  // other threads may take the new blocks
     lock.unlock();
-    grow(index, false);
+    grow(index);
     lock.lock();
     failed = !of_size.failure.empty();
     if (closed_) return Refusal{formatted("the link to {} has ended", wire_.peer())};
@@ -203,18 +203,20 @@ void Blocks::want_more(std::size_t index) {
   if (of_size.growing || Clock::now() < of_size.retry_at) return;
   of_size.growing = true;
   background_.submit([weak = weak_from_this(), index] {
-    if (const auto blocks = weak.lock()) blocks->grow(index, true);
+    if (const auto blocks = weak.lock()) blocks->grow(index);
   });
 }
 
-void Blocks::grow(std::size_t index, bool populate) {
+/// Creates a segment and populates its pages. It never leaves that to the first write: if the system has no page left
+/// (vm.overcommit_memory=2), the write raises SIGBUS.
+void Blocks::grow(std::size_t index) {
   Geometry geometry;
   {
     const std::lock_guard lock(mutex_);
     geometry = next_segment(index);
   }
   auto memory = SharedMemory::create(geometry.bytes());
-  for (std::size_t at = 0; memory.ok() && populate && at < geometry.bytes(); at += populated_at_once) {
+  for (std::size_t at = 0; memory.ok() && at < geometry.bytes(); at += populated_at_once) {
     if (ended_.load(std::memory_order_relaxed)) return;
     if (!memory->populate(at, std::min(populated_at_once, geometry.bytes() - at)))
       memory = Status(Code::resource_exhausted, formatted("no memory for {} blocks", geometry.blocks));

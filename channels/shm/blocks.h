@@ -71,7 +71,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
     std::shared_ptr<void> keeps;  // owns the mapping
   };
   /// Returns a warm block of at least `bytes` bytes (not 0), or the reason why there is none. If there is none and
-  /// `last_resort` is true, creates a segment on the calling thread, whose pages are cold.
+  /// `last_resort` is true, creates a segment on the calling thread.
   std::variant<Block, Refusal> take(std::size_t bytes, bool last_resort);
   /// Frees a block whose ticket was not sent.
   void put_back(const Lending& lending);
@@ -108,7 +108,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
   void retire(std::uint32_t slot);
   std::uint32_t new_slot();
   void want_more(std::size_t index);
-  void grow(std::size_t index, bool populate);
+  void grow(std::size_t index);
   void install(std::size_t index, Result<SharedMemory> memory, Geometry geometry);
   [[nodiscard]] Geometry next_segment(std::size_t index) const;
   void trim();

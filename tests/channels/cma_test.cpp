@@ -352,7 +352,7 @@ TEST_F(CmaHostile, UnmappedMemoryIsRequestedAgainByTheSocket) {
   for (const std::uint64_t address :
        {std::uint64_t{0}, unreadable_address(), std::uint64_t{1} << 62, ~std::uint64_t{0} - 10'000}) {
     EXPECT_THAT(std::string(pull(ticket_of(address, 5000)).what()), HasSubstr("under way"));
-    const auto asked = wire.last<cma::Resend>();
+    const auto asked = wire.last<Resend>();
     ASSERT_TRUE(asked.has_value());
     EXPECT_EQ(asked->sequence, wire.expected.back().first);
     EXPECT_EQ(asked->offer, 1U);
@@ -410,11 +410,11 @@ TEST_F(CmaHostile, OnlyOfferedBuffersAreResentAndEachOnce) {
   auto offer = channel->offer(memory->filled(kilobyte, 1), Sharing::by_value, message, released.completion());
   const auto ticket = std::get<Ticket>(offer);
   const auto address_in = std::get<cma::SourceAddress>(*decode<cma::CmaTicket>(ticket.opaque));
-  tell(cma::Resend{1, address_in.offer + 1, kilobyte});
-  tell(cma::Resend{1, address_in.offer, kilobyte + 1});
-  tell(cma::Resend{1, address_in.offer, ~std::uint64_t{0}});
+  tell(Resend{1, address_in.offer + 1, kilobyte});
+  tell(Resend{1, address_in.offer, kilobyte + 1});
+  tell(Resend{1, address_in.offer, ~std::uint64_t{0}});
   EXPECT_TRUE(wire.bulk.empty());
-  for (int i = 0; i < 3; ++i) tell(cma::Resend{5, address_in.offer, kilobyte});
+  for (int i = 0; i < 3; ++i) tell(Resend{5, address_in.offer, kilobyte});
   EXPECT_EQ(wire.bulk, (std::vector<std::pair<std::uint64_t, std::size_t>>{{5, kilobyte}}));
   EXPECT_EQ(released.runs(), 0);
   channel->acknowledged(ticket);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "channels/cuda_basic/cuda_basic_channel.h"
+#include "channels/cuda_basic/later_tickets.h"
 #include "channels/cuda_basic/messages.h"
 #include "channels/cuda_basic/ring.h"
 #include "channels/cuda_basic/transfer.h"
@@ -111,6 +112,52 @@ TEST_F(CudaBasicHost, WithdrawnBuffersAreSkipped) {
   }
 }
 
+/// An announcement goes to a pull that names its id, whichever comes first.
+TEST_F(CudaBasicHost, ABusyBufferIsAnnouncedBeforeOrAfterItsPull) {
+  const auto announce = [&](cuda_basic::CudaBasicTicket way) {
+    return pair.a->control(encode(cuda_basic::Announced{7, way.kind, way.first}), {});
+  };
+  for (const bool before : {true, false}) {
+    Letter letter(*pair.a);
+    ASSERT_TRUE(letter.offer(memory->filled(100, 4)));
+    auto& ticket = letter.tickets.at(0);
+    const auto way = *decode<cuda_basic::CudaBasicTicket>(ticket.opaque);
+    ticket.opaque = encode(cuda_basic::CudaBasicTicket{cuda_basic::FlowKind::later, 7});
+    if (before) {
+      ticket.after = announce(way);
+      letter.send();
+    } else {
+      letter.send();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      announce(way);
+    }
+    const auto arrivals = pair.b->receive();
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_EQ(arrivals.at(0)->landed.wait_name(), "Ok");
+    EXPECT_TRUE(memory->holds(arrivals.at(0)->buffer, 4));
+  }
+}
+
+TEST_F(CudaBasicHost, ABusyBufferWhoseGpuFailsAndARingThatIsNotThereFailThePull) {
+  using cuda_basic::FlowKind;
+  for (const auto& [announced, expected] :
+       {std::pair{cuda_basic::Announced{.id = 7}, "ChannelUnavailable"}, {{7, FlowKind::ring, 1}, "ProtocolError"}}) {
+    const Ticket ticket{.bytes = 100, .opaque = encode(cuda_basic::CudaBasicTicket{FlowKind::later, 7})};
+    Arrival arrival(ticket, {}, *memory);
+    pair.a->control(encode(announced), {});
+    pair.b->channel().pull(ticket, arrival, arrival.landed.completion(), arrival.consumed.completion());
+    EXPECT_EQ(arrival.landed.wait_name(), expected);
+    EXPECT_EQ(arrival.consumed.wait_name(), expected);
+  }
+}
+
+TEST_F(CudaBasicHost, AnIdThatIsAnnouncedTwiceBreaksTheProtocol) {
+  for (int i = 0; i < 2; ++i) pair.a->control(encode(cuda_basic::Announced{.id = 7, .first = 1}), {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  pair.a->send(memory->filled(100, 1));
+  EXPECT_EQ(pair.b->receive().at(0)->landed.wait_name(), "ProtocolError");
+}
+
 }  // namespace
 
 struct CudaBasicHostFixture {
@@ -160,6 +207,42 @@ TEST(CudaBasicQueue, OverlappingSequenceNumbersAreRefused) {
   }
   EXPECT_TRUE(queue.empty());
   EXPECT_EQ(queue.insert(14, transfer_of(1)).code(), Code::protocol_error);
+}
+
+Transfer transfer_into(std::vector<Status>& landed) {
+  Transfer transfer;
+  transfer.memory.bytes = 1;
+  transfer.landed = [&landed](Status status) { landed.push_back(std::move(status)); };
+  return transfer;
+}
+
+TEST(CudaBasicLaterTickets, KeepABoundedNumberAndNoIdTwice) {
+  LaterTickets tickets;
+  std::vector<Status> landed;
+  for (std::uint64_t id = 1; id <= LaterTickets::most; ++id) {
+    auto transfer = transfer_into(landed);
+    ASSERT_TRUE(tickets.add(id, transfer).ok());
+    ASSERT_TRUE(tickets.announce({.id = LaterTickets::most + id}).ok());
+  }
+  auto transfer = transfer_into(landed);
+  EXPECT_EQ(tickets.add(1, transfer).status().code(), Code::protocol_error) << "twice";
+  EXPECT_EQ(tickets.add(0, transfer).status().code(), Code::protocol_error) << "too many";
+  EXPECT_EQ(tickets.announce({.id = LaterTickets::most + 1}).status().code(), Code::protocol_error) << "twice";
+  EXPECT_EQ(tickets.announce({.id = 0}).status().code(), Code::protocol_error) << "too many";
+  ASSERT_TRUE(transfer.landed) << "left as it is";
+  const auto kept = tickets.announce({.id = 1});
+  ASSERT_TRUE(kept.ok());
+  EXPECT_TRUE(kept->has_value());
+  const auto announced = tickets.add(LaterTickets::most + 1, transfer);
+  ASSERT_TRUE(announced.ok());
+  EXPECT_TRUE(announced->has_value());
+  ASSERT_TRUE(transfer.landed) << "left as it is";
+  EXPECT_TRUE(landed.empty());
+  tickets.close({Code::connection_lost, "gone"});
+  EXPECT_EQ(landed.size(), LaterTickets::most - 1);
+  EXPECT_EQ(landed.front().code(), Code::connection_lost);
+  EXPECT_EQ(tickets.add(1, transfer).status().code(), Code::connection_lost);
+  EXPECT_EQ(tickets.announce({.id = 1}).status().code(), Code::connection_lost);
 }
 
 TEST(CudaBasicQueue, GrowsWithinABound) {

@@ -14,6 +14,7 @@
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
 #include "channels/cuda_xth/cuda_xth_channel.h"
 #include "tests/agent/patience.h"
+#include "tests/channels/blocked_stream.h"
 #include "tests/conformance/channel_suite.h"
 #include "tests/conformance/child.h"
 #include "tests/conformance/cuda_memory.h"
@@ -27,34 +28,6 @@ using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
-
-/// A stream that is blocked until let_go(). If it is made with CU_STREAM_DEFAULT, the legacy default stream waits for
-/// it.
-class Blocked {
- public:
-  explicit Blocked(unsigned int flags = CU_STREAM_NON_BLOCKING) {
-    const DeviceGuard here(0);
-    EXPECT_EQ(api()->stream_create(&stream_, flags), CUDA_SUCCESS);
-    EXPECT_EQ(word().wait_on(stream_, 1), CUDA_SUCCESS);
-  }
-  ~Blocked() {
-    let_go();
-    const DeviceGuard here(0);
-    while (api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
-    api()->stream_destroy(stream_);
-  }
-  Blocked(const Blocked&) = delete;
-  Blocked& operator=(const Blocked&) = delete;
-
-  void let_go() const { word().set(1); }
-  [[nodiscard]] CUstream get() const { return stream_; }
-
- private:
-  [[nodiscard]] cuda::Word word() const { return cuda::word_at(page_, 0); }
-
-  cuda::Pinned page_ = *cuda::Pinned::lock(*SharedMemory::create(4096), 0);
-  CUstream stream_ = nullptr;
-};
 
 /// Lets a blocked stream go after 60 s, on its own thread. had_to() then tells the test that a call waited for the
 /// stream.
@@ -79,14 +52,6 @@ class Rescuer {
   std::promise<void> over_;
   std::atomic<bool> had_to_{false};
   std::thread thread_;
-};
-
-/// The memory that a caller provides (`out=`).
-struct Into final : Sink {
-  explicit Into(Buffer b) : buffer(std::move(b)) {}
-  std::optional<Buffer> reserve(std::size_t) override { return buffer; }
-  bool adopt(Buffer) override { return false; }
-  Buffer buffer;
 };
 
 /// Both ends are on the first GPU. Their memory is like that of expandable segments, which cuda_ipc can map twice in

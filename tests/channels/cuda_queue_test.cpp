@@ -107,7 +107,10 @@ TYPED_TEST(CudaQueue, ABufferBehindACollectiveDoesNotHoldUpTheReceiversPartOfIt)
     }
     source.stream = stream;
     const auto released = end.send(source);
-    return released.wait_name() == "Ok" ? 0 : 1;
+    const bool sent = released.wait_name() == "Ok";
+    return eventually([&] { return cuda::word_at(*page, sizeof(std::uint32_t)).reached(1); }) && sent
+               ? 0
+               : 1;  // the receiver has it
   });
   if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
   auto page = cuda::Pinned::lock(std::move(*collective), 0);
@@ -148,6 +151,7 @@ TYPED_TEST(CudaQueue, ABufferBehindACollectiveDoesNotHoldUpTheReceiversPartOfIt)
       CUDA_SUCCESS);
   while (api()->stream_query(landed_on) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
   EXPECT_EQ(found, std::vector<std::byte>(megabyte, std::byte{0x5a}));
+  cuda::word_at(*page, sizeof(std::uint32_t)).set(1);
   EXPECT_EQ(child.wait(), 0);
   end.finish();
 }

@@ -11,6 +11,9 @@
 #include "channels/registry.h"
 #include "channels/shm/layout.h"
 #include "channels/xth/directory.h"
+#ifdef TENSORFERRY_HAS_RDMA
+#include "channels/ibv/messages.h"
+#endif
 #ifdef TENSORFERRY_HAS_CUDA
 #include "channels/cuda_basic/messages.h"
 #include "channels/cuda_ipc/messages.h"
@@ -95,6 +98,30 @@ TEST(OneRule, CmaDecidesAlikeAtBothEnds) {
   add_broken(all, all.front());
   EXPECT_GT(expect_one_rule("cma", all), 0U);
 }
+
+#ifdef TENSORFERRY_HAS_RDMA
+
+TEST(OneRule, IbvDecidesAlikeAtBothEnds) {
+  std::vector<rdma::PortAddress> ports;
+  for (std::uint8_t kind = 0; kind < 3; ++kind) {
+    rdma::PortAddress link_local{kind, {0xfe, 0x80}}, routable{kind, {0x20, 0x01}}, ipv4{kind, {}};
+    ipv4.gid[10] = ipv4.gid[11] = 0xff;
+    ipv4.gid[12] = 10;
+    for (auto port : {link_local, routable, ipv4}) {
+      port.gid[15] = 1;
+      ports.push_back(port);
+    }
+  }
+  std::vector<Bytes> all{encode(rdma::PortList{})};
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    all.push_back(encode(rdma::PortList{{ports[i]}}));
+    all.push_back(encode(rdma::PortList{{ports[i], ports[(i + 4) % ports.size()]}}));
+  }
+  add_broken(all, all.back());
+  EXPECT_GT(expect_one_rule("ibv", all), 0U);
+}
+
+#endif
 
 #ifdef TENSORFERRY_HAS_CUDA
 

@@ -10,9 +10,9 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Returns `names` without the cuda channels, which only a build with the CUDA toolkit has.
+/// Returns `names` without the channels for GPUs and network cards, which not every build has.
 std::vector<std::string> for_cpu(std::vector<std::string> names) {
-  std::erase_if(names, [](const std::string& name) { return name.starts_with("cuda_"); });
+  std::erase_if(names, [](const std::string& name) { return name.starts_with("cuda_") || name == "ibv"; });
   return names;
 }
 
@@ -84,6 +84,37 @@ TEST(Registry, EqualPrioritiesKeepTheOrderOfAdding) {
   registry.add("first", 2, pigeon("first"));
   registry.add("last", 0, pigeon("last"));
   EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("first", "a", "b", "c", "last"));
+}
+
+TEST(Registry, DriversOfOneAgentShareWhatTheyAskForAndThoseOfTwoAgentsDoNot) {
+  struct Loft {};
+  std::vector<std::shared_ptr<Loft>> lofts;
+  Registry registry;
+  for (const auto* name : {"pigeon", "dove"}) {
+    registry.add_sharing(name, 50, [&lofts, name](SharedState& of_agent) {
+      lofts.push_back(of_agent.find_or_make<Loft>(nullptr, [] { return std::make_shared<Loft>(); }));
+      return std::make_unique<PigeonDriver>(name);
+    });
+  }
+  for (int agent = 0; agent < 2; ++agent) ASSERT_TRUE(registry.drivers("").ok());
+  ASSERT_EQ(lofts.size(), 4U);
+  EXPECT_EQ(lofts[0], lofts[1]);
+  EXPECT_EQ(lofts[2], lofts[3]);
+  EXPECT_NE(lofts[0], lofts[2]);
+}
+
+TEST(SharedState, KeepsOneObjectOfEachTypeAndKeyAsLongAsItIsUsed) {
+  SharedState shared;
+  int made = 0;
+  const auto find = [&](const void* key) {
+    return shared.find_or_make<int>(key, [&] { return std::make_shared<int>(++made); });
+  };
+  auto one = find(nullptr);
+  EXPECT_EQ(find(nullptr), one);
+  EXPECT_EQ(*find(&made), 2) << "another key";
+  EXPECT_EQ(*shared.find_or_make<long>(nullptr, [] { return std::make_shared<long>(7); }), 7) << "another type";
+  one.reset();
+  EXPECT_EQ(*find(nullptr), 3);
 }
 
 TEST(Registry, ANameAddedAgainReplacesTheEarlierOne) {

@@ -1,11 +1,18 @@
 /// Tests of `shm` between two processes: the memory that is left when one is killed, the memory that a forked child
 /// sees, and the memory that many small buffers cost.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -51,6 +58,45 @@ std::size_t resident() {
   std::size_t size = 0, pages = 0;
   statm >> size >> pages;
   return pages * 4096;
+}
+
+/// Makes the kernel find no memory for pages that are asked for ahead of time, as it does when it commits no more
+/// memory than it has (vm.overcommit_memory=2). A write to such a page would raise SIGBUS.
+bool leave_no_memory() {
+  constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, from Linux 5.14 on
+  std::array<sock_filter, 6> filter{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args) + 2 * sizeof(std::uint64_t)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, populate_write, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
+TEST(ShmProcess, ABufferForWhichThereIsNoMemoryIsRefusedAndKillsNobody) {
+  const auto child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto memory = cpu_memory();
+    ShmDriver driver;
+    WirePair pair(driver, driver, {}, *memory, *memory);
+    if (!pair.a->wait_ready().value_or(Status(Code::internal, "")).ok() || !leave_no_memory()) ::_exit(77);
+    for (const auto bytes : {16 * kilobyte, 20 * megabyte}) {
+      Letter letter(*pair.a);  // no other channel would carry it
+      const bool taken = letter.offer(memory->filled(bytes, 1));
+      if (taken || letter.refusal.find("no memory for") == std::string::npos) ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "the kernel takes no filter";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(ShmProcess, HeldBuffersOutliveAKilledSender) {

@@ -7,14 +7,20 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
+#include "tests/emulated_gpu/kernels.h"
+#include "tests/emulated_gpu/machines.h"
 #include "tests/emulated_gpu/memory.h"
+#include "tests/emulated_gpu/multicast.h"
 #include "tests/emulated_gpu/streams.h"
 
 // The exported functions, which the channels and their tests look up by name.
@@ -29,6 +35,14 @@ CUresult emulated_graph_launch(CUgraphExec, CUstream) __asm__("cuGraphLaunch");
 CUresult emulated_memory_info(std::size_t*, std::size_t*) __asm__("cuMemGetInfo_v2");
 CUresult emulated_address(const char*, void**, int, cuuint64_t,
                           CUdriverProcAddressQueryResult*) __asm__("cuGetProcAddress_v2");
+/// Writes device memory as a network card does: a stream may read it before it is there, until the writes are flushed.
+/// Returns false if the memory is not a device's.
+bool emulated_card_write(CUdeviceptr to, const void* from, std::size_t bytes) __asm__("emulatedCardWrite");
+/// What a card reads comes behind what it wrote: flushes the writes of cards.
+void emulated_card_reads() __asm__("emulatedCardReads");
+unsigned tensorferry_emulated_replicas(const void* multicast, void** replicas);
+/// Makes the contexts of this process fail for good, as a kernel's illegal access does. No real driver has it.
+void emulated_fail() __asm__("emulatedFail");
 }
 
 namespace emulated {
@@ -37,6 +51,19 @@ namespace {
 template <class To, class From>
 To as(From from) {
   return reinterpret_cast<To>(from);
+}
+
+/// The contexts of this process have failed: what enqueues work or asks for its end says so, and no work runs.
+std::atomic<bool> failed{false};
+
+bool says(const char* variable, std::string_view value) {
+  const auto* const text = std::getenv(variable);
+  return text != nullptr && text == value;
+}
+
+/// Whether this step of multicast fails on a device: EMULATED_GPU_MULTICAST_FAILS="bind 1" says so.
+bool multicast_fails(std::string_view step, int device) {
+  return says("EMULATED_GPU_MULTICAST_FAILS", std::string(step) + " " + std::to_string(device));
 }
 
 // ---- Devices and contexts
@@ -53,14 +80,16 @@ const std::vector<int>& seen() {
   static const auto& once = *new std::vector<int>([] {
     std::vector<int> devices;
     const auto* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+    const auto* const number = std::getenv("EMULATED_GPUS");
+    const int there = number == nullptr ? usual_devices : std::min(std::atoi(number), most_devices);
     if (text == nullptr) {
-      for (int device = 0; device < most_devices; ++device) devices.push_back(device);
+      for (int device = 0; device < there; ++device) devices.push_back(device);
       return devices;
     }
     std::istringstream list(text);
     for (std::string each; std::getline(list, each, ',');) {
       const int device = each.empty() ? -1 : std::atoi(each.c_str());
-      if (device < 0 || device >= most_devices) break;  // as the real driver: what follows is not seen
+      if (device < 0 || device >= there) break;  // as the real driver: what follows is not seen
       devices.push_back(device);
     }
     return devices;
@@ -68,13 +97,25 @@ const std::vector<int>& seen() {
   return once;
 }
 
-/// Whether devices reach each other's memory: EMULATED_GPU_PEER_ACCESS=0 says no.
-bool peers() {
-  static const bool yes = [] {
+/// Which devices reach one another's memory, by the driver's numbers: EMULATED_GPU_PEER_ACCESS=0 says that none do, and
+/// =machine that those of the machine that is replayed do.
+bool peers(int one, int two) {
+  using Peers = std::array<std::array<bool, most_devices>, most_devices>;
+  static const auto& all = *new Peers([] {
     const auto* const text = std::getenv("EMULATED_GPU_PEER_ACCESS");
-    return text == nullptr || std::string_view(text) != "0";
-  }();
-  return yes;
+    const std::string_view wanted = text == nullptr ? "" : text;
+    const auto* const machine = wanted == "machine" ? this_machine() : nullptr;
+    Peers out{};
+    for (std::size_t from = 0; from < out.size(); ++from) {
+      for (std::size_t to = 0; to < out.size(); ++to) {
+        const bool recorded =
+            machine != nullptr && std::max(from, to) < machine->addresses.size() && machine->has_peer_access(from, to);
+        out.at(from).at(to) = wanted == "machine" ? recorded : wanted != "0";
+      }
+    }
+    return out;
+  }());
+  return all.at(static_cast<std::size_t>(one)).at(static_cast<std::size_t>(two));
 }
 
 /// The devices whose allocated memory each device may access, as bits.
@@ -100,6 +141,12 @@ CUresult device_get(CUdevice* device, int index) {
   return CUDA_SUCCESS;
 }
 
+/// Returns the process's own number of a device; -1 if it does not see it.
+int index_of(int number) {
+  const auto found = std::find(seen().begin(), seen().end(), number);
+  return found == seen().end() ? -1 : static_cast<int>(found - seen().begin());
+}
+
 /// Returns the driver's number of a device that the process has.
 int number_of(CUdevice device) { return seen().at(static_cast<std::size_t>(device)); }
 
@@ -109,13 +156,47 @@ CUresult device_uuid(CUuuid* uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-CUresult device_attribute(int* value, CUdevice_attribute, CUdevice) {
-  *value = 0;
+CUresult device_name(char* name, int size, CUdevice) {
+  std::snprintf(name, static_cast<std::size_t>(size), "emulated GPU");
+  return CUDA_SUCCESS;
+}
+
+/// The PCI addresses are those of the machine that is replayed.
+CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const auto number = static_cast<std::size_t>(number_of(device));
+  const auto* const machine = this_machine();
+  auto place = Machine::Place{0, static_cast<unsigned>(number) + 1, 0};
+  if (machine != nullptr && number < machine->addresses.size()) place = machine->place(number);
+  *value = [&]() -> int {
+    switch (attribute) {
+      case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
+        return static_cast<int>(place.domain);
+      case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+        return static_cast<int>(place.bus);
+      case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
+        return static_cast<int>(place.device);
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        return 9;
+      case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+        return says("EMULATED_GPU_MULTICAST", "1") && !multicast_fails("support", static_cast<int>(number)) ? 1 : 0;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+        return says("EMULATED_GPU_DIRECT_RDMA", "0") ? 0 : 1;
+      case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+        return says("EMULATED_GPU_DMABUF", "0") ? 0 : 1;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+        return says("EMULATED_GPU_FLUSH", "ordered") ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+                                                     : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
+        return says("EMULATED_GPU_FLUSH", "none") ? 0 : int{CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST};
+      default:
+        return 0;
+    }
+  }();
   return CUDA_SUCCESS;
 }
 
 CUresult can_access_peer(int* can, CUdevice device, CUdevice other) {
-  *can = device != other && peers() ? 1 : 0;
+  *can = device != other && peers(number_of(device), number_of(other)) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -143,7 +224,7 @@ CUresult pop_context(CUcontext* context) {
 
 CUresult enable_peer(CUcontext context, unsigned int) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!peers()) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  if (!peers(current_device(), device_of(context))) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   const auto bit = 1U << device_of(context);
   const auto before = enabled.at(static_cast<std::size_t>(current_device())).fetch_or(bit);
   return (before & bit) == 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
@@ -201,6 +282,7 @@ CUresult stream_destroy(CUstream stream) {
 }
 
 CUresult stream_query(CUstream stream) {
+  if (failed) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (const auto capture = streams().capture_of(stream_of(stream))) {
     streams().invalidate(capture);
     return stream == nullptr ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -233,6 +315,20 @@ CUresult stream_write_value(CUstream stream, CUdeviceptr address, cuuint32_t val
   });
 }
 
+CUresult stream_batch_values(CUstream stream, unsigned int count, CUstreamBatchMemOpParams* batch, unsigned int) {
+  for (unsigned int i = 0; i < count; ++i) {
+    const auto& each = batch[i];
+    auto result = CUDA_ERROR_NOT_SUPPORTED;
+    if (each.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+      result = stream_write_value(stream, each.writeValue.address, each.writeValue.value, each.writeValue.flags);
+    } else if (each.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32) {
+      result = stream_wait_value(stream, each.waitValue.address, each.waitValue.value, each.waitValue.flags);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 struct Event {
   PointPtr last;  // the point of the last record; null if there was none
 };
@@ -249,6 +345,7 @@ CUresult event_destroy(CUevent event) {
 }
 
 CUresult event_record(CUevent event, CUstream stream) {
+  if (failed) return CUDA_ERROR_ILLEGAL_ADDRESS;
   auto point = std::make_shared<Point>();
   if (stream != nullptr) point->captured = streams().capture_of(stream_of(stream));
   if (point->captured) {
@@ -264,6 +361,7 @@ CUresult event_record(CUevent event, CUstream stream) {
 }
 
 CUresult event_query(CUevent event) {
+  if (failed) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (forbidden()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const auto& last = as<Event*>(event)->last;
   if (last != nullptr && last->captured) return CUDA_ERROR_CAPTURED_EVENT;
@@ -347,6 +445,7 @@ bool accessible(CUdeviceptr begin, std::size_t bytes, int device) {
   for (auto at = begin; at < begin + bytes;) {
     const auto range = memory().find(at);
     if (!range) return true;
+    if (range->pages->multicast) return false;  // only by the instructions of the switch
     const bool given = (range->access & (1U << device)) != 0;
     const auto owner = static_cast<unsigned int>(range->pages->device);
     const bool peer = range->allocated && (enabled.at(static_cast<std::size_t>(device)).load() & (1U << owner)) != 0;
@@ -371,7 +470,7 @@ CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstr
   const auto result = put(
       stream,
       [=, staged = std::move(staged)] {
-        std::memcpy(as<void*>(to), staged.empty() ? source : staged.data(), bytes);
+        if (!failed) std::memcpy(as<void*>(to), staged.empty() ? source : staged.data(), bytes);
         return point->reached = true;
       },
       &recorded);
@@ -384,6 +483,7 @@ CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstr
 /// Enqueues a copy by the device of the stream. On return, a pageable source has been read, and a pageable destination
 /// has been written.
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  if (failed) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   const int device = stream_of(stream)->device;
   const bool both = allocated(to) && allocated(from);
@@ -400,11 +500,24 @@ CUresult copy_between(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CU
   return enqueue_copy(to, from, bytes, stream);
 }
 
+/// From the host to a device alone.
+CUresult copy_2d(const CUDA_MEMCPY2D* rows, CUstream stream) {
+  if (rows->srcMemoryType != CU_MEMORYTYPE_HOST || rows->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (rows->srcPitch < rows->WidthInBytes || rows->dstPitch < rows->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t row = 0; row < rows->Height; ++row) {
+    const auto from = as<CUdeviceptr>(rows->srcHost) + row * rows->srcPitch;
+    const auto result = copy(rows->dstDevice + row * rows->dstPitch, from, rows->WidthInBytes, stream);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult set_bytes(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!accessible(to, bytes, stream_of(stream)->device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
   return put(stream, [=] {
-    std::memset(as<void*>(to), value, bytes);
+    if (!failed) std::memset(as<void*>(to), value, bytes);
     return true;
   });
 }
@@ -478,10 +591,65 @@ CUresult attributes(unsigned int count, CUpointer_attribute* names, void** value
       case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         give(static_cast<void*>(nullptr));
         break;
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        give(known ? unsigned{CU_MEMORYTYPE_DEVICE} : 0U);
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        give(known ? index_of(range.pages->device) : -2);  // as the real driver for memory that it does not know
+        break;
       default:
         return CUDA_ERROR_INVALID_VALUE;
     }
   }
+  return CUDA_SUCCESS;
+}
+
+// ---- Network cards
+
+/// The writes of cards that are not visible yet.
+struct CardWrites {
+  struct Write {
+    CUdeviceptr to;
+    std::vector<std::byte> bytes;
+  };
+  std::mutex mutex;
+  std::vector<Write> held;
+
+  static CardWrites& of_this_process() {
+    static auto& all = *new CardWrites;
+    return all;
+  }
+  void flush() {
+    const std::lock_guard lock(mutex);
+    for (const auto& each : held) {
+      if (memory().find(each.to)) std::memcpy(as<void*>(each.to), each.bytes.data(), each.bytes.size());
+    }
+    held.clear();
+  }
+};
+
+CUresult flush_card_writes(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (says("EMULATED_GPU_FLUSH", "none")) return CUDA_ERROR_NOT_SUPPORTED;
+  CardWrites::of_this_process().flush();
+  return CUDA_SUCCESS;
+}
+
+/// The descriptor is of no use: tests/emulated_verbs goes by the address.
+CUresult range_handle(void* handle, CUdeviceptr begin, std::size_t bytes, CUmemRangeHandleType type,
+                      unsigned long long) {
+  constexpr CUdeviceptr page = 4096;
+  if (says("EMULATED_GPU_DMABUF", "0")) return CUDA_ERROR_NOT_SUPPORTED;
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || bytes == 0 || begin % page != 0 || bytes % page != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (auto at = begin; at < begin + bytes;) {
+    const auto range = memory().find(at);
+    if (!range) return CUDA_ERROR_INVALID_VALUE;
+    at = range->begin + range->bytes;
+  }
+  const int descriptor = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::memcpy(handle, &descriptor, sizeof descriptor);
   return CUDA_SUCCESS;
 }
 
@@ -509,7 +677,8 @@ CUresult open_ipc_handle(CUdeviceptr* begin, CUipcMemHandle handle, unsigned int
   const auto path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   const auto pages = descriptor < 0 ? nullptr : memory().import(descriptor);
-  if (pages && pages->device != current_device() && !peers()) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  if (pages && pages->device != current_device() && !peers(current_device(), pages->device))
+    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   const auto at = pages ? memory().map(pages, current_device()) : std::nullopt;
   if (!at) return CUDA_ERROR_INVALID_VALUE;
   *begin = *at;
@@ -531,6 +700,10 @@ CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* address) {
 CUresult export_handle(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                        unsigned long long) {
   const auto pages = memory().handle(handle);
+  if (pages && pages->multicast) {
+    if (multicast_fails("export", current_device())) return CUDA_ERROR_NOT_SUPPORTED;
+    if ((pages->handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return CUDA_ERROR_NOT_PERMITTED;
+  }
   const int copy = pages ? ::fcntl(pages->descriptor, F_DUPFD_CLOEXEC, 0) : -1;
   if (copy < 0) return CUDA_ERROR_INVALID_VALUE;
   std::memcpy(descriptor, &copy, sizeof copy);
@@ -541,6 +714,7 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* descriptor, C
   const int copy = ::fcntl(static_cast<int>(as<std::intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
   const auto pages = copy < 0 ? nullptr : memory().import(copy);
   if (!pages) return CUDA_ERROR_INVALID_VALUE;
+  if (pages->multicast && multicast_fails("import", current_device())) return CUDA_ERROR_OPERATING_SYSTEM;
   *handle = memory().add_handle(pages);
   return CUDA_SUCCESS;
 }
@@ -558,10 +732,15 @@ CUresult release(CUmemGenericAllocationHandle handle) {
   return memory().drop_handle(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult reserve(CUdeviceptr* begin, std::size_t bytes, std::size_t, CUdeviceptr, unsigned long long) {
-  auto* const at = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+/// `alignment`: a power of two; 0: that of a page.
+CUresult reserve(CUdeviceptr* begin, std::size_t bytes, std::size_t alignment, CUdeviceptr wanted, unsigned long long) {
+  const auto all = bytes + alignment;
+  auto* const at = ::mmap(as<void*>(wanted), all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  *begin = as<CUdeviceptr>(at);
+  const auto first = as<CUdeviceptr>(at);
+  *begin = alignment == 0 ? first : (first + alignment - 1) & ~CUdeviceptr{alignment - 1};
+  if (*begin != first) ::munmap(at, *begin - first);
+  if (*begin + bytes != first + all) ::munmap(as<void*>(*begin + bytes), first + all - *begin - bytes);
   return CUDA_SUCCESS;
 }
 
@@ -569,9 +748,15 @@ CUresult free_reserved(CUdeviceptr begin, std::size_t bytes) {
   return ::munmap(as<void*>(begin), bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult map(CUdeviceptr begin, std::size_t bytes, std::size_t, CUmemGenericAllocationHandle handle,
+CUresult map(CUdeviceptr begin, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long) {
   const auto pages = memory().handle(handle);
+  if (pages && pages->multicast) {
+    if (multicast_fails("map", current_device())) return CUDA_ERROR_ILLEGAL_STATE;
+    if (!pages->multicast->complete()) return CUDA_ERROR_NOT_READY;  // the real one blocks
+    if (offset != 0 || begin % Multicast::granularity != 0 || bytes % Multicast::granularity != 0)
+      return CUDA_ERROR_INVALID_VALUE;
+  }
   return pages && memory().map_at(begin, bytes, pages) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -585,10 +770,215 @@ CUresult set_access(CUdeviceptr begin, std::size_t bytes, const CUmemAccessDesc*
     const auto device = number_of(wanted[i].location.id);
     const auto range = memory().find(begin);
     if (!range) return CUDA_ERROR_INVALID_VALUE;
-    if (range->pages->device != device && !peers()) return CUDA_ERROR_INVALID_DEVICE;
+    const auto& object = range->pages->multicast;
+    if (object ? !object->has(device) : range->pages->device != device && !peers(device, range->pages->device))
+      return CUDA_ERROR_INVALID_DEVICE;
     if (!memory().grant(begin, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
+}
+
+// ---- Multicast
+
+CUresult allocation_granularity(std::size_t* out, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+  *out = Multicast::granularity;
+  return CUDA_SUCCESS;
+}
+
+/// A check of what is asked for.
+CUresult multicast_granularity(std::size_t* out, const CUmulticastObjectProp* wanted, CUmulticastGranularity_flags) {
+  if (wanted->numDevices < 2 || wanted->flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  *out = Multicast::granularity;
+  return CUDA_SUCCESS;
+}
+
+CUresult multicast_create(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* wanted) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!says("EMULATED_GPU_MULTICAST", "1")) return CUDA_ERROR_NOT_SUPPORTED;
+  if (multicast_fails("create", current_device())) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (wanted->numDevices < 2 || wanted->flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (wanted->size == 0 || wanted->size % Multicast::granularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  auto made = Multicast::create(wanted->numDevices, wanted->size, static_cast<unsigned int>(wanted->handleTypes));
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  *handle = memory().add_handle(std::move(made));
+  return CUDA_SUCCESS;
+}
+
+CUresult multicast_add(CUmemGenericAllocationHandle handle, CUdevice device) {
+  const auto object = memory().handle(handle);
+  if (!object || !object->multicast) return CUDA_ERROR_INVALID_VALUE;
+  if (multicast_fails("add", number_of(device))) return CUDA_ERROR_INVALID_DEVICE;
+  return object->multicast->add(number_of(device)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/// Takes the memory as a whole: offsets are not emulated.
+CUresult multicast_bind(CUmemGenericAllocationHandle handle, std::size_t offset, CUmemGenericAllocationHandle memory_of,
+                        std::size_t memory_offset, std::size_t bytes, unsigned long long flags) {
+  const auto object = memory().handle(handle), bound = memory().handle(memory_of);
+  if (!object || !object->multicast || !bound || bound->multicast || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (offset != 0 || memory_offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (multicast_fails("bind", bound->device)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (!object->multicast->complete()) return CUDA_ERROR_NOT_READY;  // the real one blocks
+  if (bytes == 0 || bytes % Multicast::granularity != 0 || bytes > bound->bytes || bytes > object->bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!object->multicast->has(bound->device)) return CUDA_ERROR_INVALID_DEVICE;
+  // A shareable object takes shareable memory alone.
+  if ((object->handles & ~bound->handles) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return object->multicast->bind(bound) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult multicast_unbind(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t offset, std::size_t) {
+  const auto object = memory().handle(handle);
+  if (!object || !object->multicast || offset != 0) return CUDA_ERROR_INVALID_VALUE;
+  return object->multicast->unbind(number_of(device)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// ---- Kernels
+
+CUresult load_module(CUmodule* module, const void* image) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  std::string_view text(static_cast<const char*>(image));
+  if (!text.starts_with(image_head)) return CUDA_ERROR_INVALID_IMAGE;
+  text.remove_prefix(image_head.size());
+  const auto end = text.find('\n');
+  const auto* const kernels = kernels_of(text.substr(0, end), text.substr(end + 1));
+  if (kernels == nullptr) return CUDA_ERROR_INVALID_IMAGE;
+  *module = as<CUmodule>(const_cast<Kernels*>(kernels));
+  return CUDA_SUCCESS;
+}
+
+/// A function of a module: the kernel that runs a whole grid, or the one that runs a block and meets other ranks.
+struct Function {
+  ReduceKernel reduce = nullptr;
+  FlagKernel flags = nullptr;
+  MulticastKernel multicast = nullptr;
+  MeshKernel mesh = nullptr;
+};
+
+CUresult module_function(CUfunction* function, CUmodule module, const char* name) {
+  const auto& kernels = *as<const Kernels*>(module);
+  const std::string_view wanted(name);
+  Function found;
+  if (wanted == "tensorferry_reduce") found.reduce = kernels.reduce;
+  if (wanted == "tensorferry_one_shot") found.flags = kernels.one_shot;
+  if (wanted == "tensorferry_two_shot") found.flags = kernels.two_shot;
+  if (wanted == "tensorferry_exchange") found.flags = kernels.exchange;
+  if (wanted == "tensorferry_reduce_pieces") found.flags = kernels.reduce_pieces;
+  if (wanted == "tensorferry_multicast_one_shot") found.multicast = kernels.multicast_one_shot;
+  if (wanted == "tensorferry_multicast_two_shot") found.multicast = kernels.multicast_two_shot;
+  if (wanted == "tensorferry_mesh_one_shot") found.mesh = kernels.mesh_one_shot;
+  if (wanted == "tensorferry_mesh_two_shot") found.mesh = kernels.mesh_two_shot;
+  if (found.reduce == nullptr && found.flags == nullptr && found.multicast == nullptr && found.mesh == nullptr) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
+  *function = as<CUfunction>(new Function(found));  // lives as long as the process
+  return CUDA_SUCCESS;
+}
+
+CUresult function_attribute(int* value, CUfunction_attribute attribute, CUfunction) {
+  *value = 512;
+  return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/// The blocks of a kernel that meets other ranks, each on a thread of its own.
+class RunningGrid final {
+ public:
+  /// `run_block` is called with the number of each block.
+  RunningGrid(const std::function<void(unsigned int)>& run_block, unsigned int blocks) : left_(blocks) {
+    for (unsigned int block = 0; block < blocks; ++block) {
+      threads_.emplace_back([this, run_block, block] {
+        run_block(block);
+        --left_;
+      });
+    }
+  }
+  ~RunningGrid() {
+    for (auto& thread : threads_) thread.join();
+  }
+  RunningGrid(const RunningGrid&) = delete;
+  RunningGrid& operator=(const RunningGrid&) = delete;
+  [[nodiscard]] bool done() const { return left_ == 0; }
+
+ private:
+  std::atomic<unsigned int> left_;
+  std::vector<std::thread> threads_;
+};
+
+/// Runs a kernel with all of its arguments, of which `arguments` are those by which it meets the other ranks.
+template <class Kernel, class Arguments>
+CUresult launch_flags(Kernel kernel, const Arguments& all,
+                      const tensorferry::collectives::cuda::FlagArguments& arguments, unsigned int blocks,
+                      unsigned int threads, CUstream stream) {
+  const int device = stream_of(stream)->device;
+  for (unsigned int rank = 0; rank < arguments.ranks; ++rank) {
+    if (!accessible(as<CUdeviceptr>(arguments.halves[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (!accessible(as<CUdeviceptr>(arguments.flags[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    const auto* const lent = arguments.lent[rank];
+    if (lent != nullptr && !accessible(as<CUdeviceptr>(lent), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  // A graph has a copy of this operation for each launch, and none of the copies has begun.
+  return put(stream, [=, running = std::shared_ptr<RunningGrid>()]() mutable {
+    if (failed) return true;
+    if (!running) {
+      const auto run_block = [=](unsigned int block) { kernel(all, block, blocks, threads); };
+      running = std::make_shared<RunningGrid>(run_block, blocks);
+    }
+    return running->done();
+  });
+}
+
+/// The kernel may access the memory of all GPUs behind the address, and all have bound some.
+bool is_multicast_for(int device, const void* address) {
+  const auto range = memory().find(as<CUdeviceptr>(address));
+  return range && range->pages->multicast && (range->access & (1U << device)) != 0 &&
+         !range->pages->multicast->replicas().empty();
+}
+
+CUresult launch_multicast(MulticastKernel kernel, const tensorferry::collectives::cuda::MulticastArguments& arguments,
+                          unsigned int blocks, unsigned int threads, CUstream stream) {
+  const int device = stream_of(stream)->device;
+  for (unsigned int rank = 0; rank < arguments.flags.ranks; ++rank) {
+    if (!accessible(as<CUdeviceptr>(arguments.flags.flags[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  if (!accessible(as<CUdeviceptr>(arguments.own), 2 * arguments.half_bytes, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  if (!is_multicast_for(device, arguments.all)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  return put(stream, [=, running = std::shared_ptr<RunningGrid>()]() mutable {
+    if (failed) return true;
+    if (!running) {
+      const auto run_block = [=](unsigned int block) { kernel(arguments, block, blocks, threads); };
+      running = std::make_shared<RunningGrid>(run_block, blocks);
+    }
+    return running->done();
+  });
+}
+
+/// Runs the whole grid as one operation of the stream.
+CUresult launch(CUfunction given, unsigned int blocks, unsigned int, unsigned int, unsigned int threads, unsigned int,
+                unsigned int, unsigned int, CUstream stream, void** parameters, void**) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  const auto& function = *as<const Function*>(given);
+  if (function.multicast != nullptr) {
+    const auto& multicast = *static_cast<const tensorferry::collectives::cuda::MulticastArguments*>(parameters[0]);
+    return launch_multicast(function.multicast, multicast, blocks, threads, stream);
+  }
+  if (function.flags != nullptr) {
+    const auto& flags = *static_cast<const tensorferry::collectives::cuda::FlagArguments*>(parameters[0]);
+    return launch_flags(function.flags, flags, flags, blocks, threads, stream);
+  }
+  if (function.mesh != nullptr) {
+    const auto& mesh = *static_cast<const tensorferry::collectives::cuda::MeshArguments*>(parameters[0]);
+    return launch_flags(function.mesh, mesh, mesh.flags, blocks, threads, stream);
+  }
+  const auto arguments = *static_cast<const tensorferry::collectives::cuda::ReduceArguments*>(parameters[0]);
+  const int device = stream_of(stream)->device;
+  for (unsigned int rank = 0; rank < arguments.ranks; ++rank) {
+    if (!accessible(as<CUdeviceptr>(arguments.inputs[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  if (!accessible(as<CUdeviceptr>(arguments.out), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  return put(stream, [arguments, kernel = function.reduce] {
+    kernel(arguments);
+    return true;
+  });
 }
 
 // ---- The table
@@ -607,6 +997,7 @@ const std::array functions{
     ENTRY(cuDeviceGetCount, device_count),
     ENTRY(cuDeviceGet, device_get),
     ENTRY(cuDeviceGetUuid, device_uuid),
+    ENTRY(cuDeviceGetName, device_name),
     ENTRY(cuDeviceGetAttribute, device_attribute),
     ENTRY(cuDeviceCanAccessPeer, can_access_peer),
     ENTRY(cuDeviceGetP2PAttribute, p2p_attribute),
@@ -622,6 +1013,7 @@ const std::array functions{
     ENTRY(cuStreamWaitEvent, stream_wait_event),
     ENTRY(cuStreamWaitValue32, stream_wait_value),
     ENTRY(cuStreamWriteValue32, stream_write_value),
+    ENTRY(cuStreamBatchMemOp, stream_batch_values),
     ENTRY(cuEventCreate, event_create),
     ENTRY(cuEventDestroy, event_destroy),
     ENTRY(cuEventRecord, event_record),
@@ -631,11 +1023,14 @@ const std::array functions{
     ENTRY(cuMemFree, free),
     ENTRY(cuMemcpyAsync, copy),
     ENTRY(cuMemcpyPeerAsync, copy_between),
+    ENTRY(cuMemcpy2DAsync, copy_2d),
     ENTRY(cuMemsetD8Async, set_bytes),
     ENTRY(cuMemHostRegister, host_register),
     ENTRY(cuMemHostUnregister, host_unregister),
     ENTRY(cuMemHostGetDevicePointer, host_address),
     ENTRY(cuPointerGetAttributes, attributes),
+    ENTRY(cuMemGetHandleForAddressRange, range_handle),
+    ENTRY(cuFlushGPUDirectRDMAWrites, flush_card_writes),
     ENTRY(cuIpcGetMemHandle, get_ipc_handle),
     ENTRY(cuIpcOpenMemHandle, open_ipc_handle),
     ENTRY(cuIpcCloseMemHandle, close_ipc_handle),
@@ -649,17 +1044,58 @@ const std::array functions{
     ENTRY(cuMemMap, map),
     ENTRY(cuMemUnmap, unmap),
     ENTRY(cuMemSetAccess, set_access),
+    ENTRY(cuMemGetAllocationGranularity, allocation_granularity),
+    ENTRY(cuMulticastGetGranularity, multicast_granularity),
+    ENTRY(cuMulticastCreate, multicast_create),
+    ENTRY(cuMulticastAddDevice, multicast_add),
+    ENTRY(cuMulticastBindMem, multicast_bind),
+    ENTRY(cuMulticastUnbind, multicast_unbind),
+    ENTRY(cuModuleLoadData, load_module),
+    ENTRY(cuModuleGetFunction, module_function),
+    ENTRY(cuFuncGetAttribute, function_attribute),
+    ENTRY(cuLaunchKernel, launch),
 };
 
 }  // namespace
 }  // namespace emulated
 
-CUresult emulated_address(const char* name, void** found, int, cuuint64_t, CUdriverProcAddressQueryResult*) {
+/// The functions for multicast came with CUDA 12.1: the real driver does not give them to who asks for an older
+/// version.
+CUresult emulated_address(const char* name, void** found, int version, cuuint64_t, CUdriverProcAddressQueryResult*) {
+  constexpr int first_with_multicast = 12010;
+  *found = nullptr;
   const auto same = [&](const auto& entry) { return std::string_view(entry.name) == name; };
+  if (version < first_with_multicast && std::string_view(name).starts_with("cuMulticast")) return CUDA_ERROR_NOT_FOUND;
   const auto it = std::find_if(emulated::functions.begin(), emulated::functions.end(), same);
   *found = it == emulated::functions.end() ? nullptr : it->function;
   return *found == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
+
+/// The kernels of multicast_kernels.h call this in place of the switch.
+unsigned tensorferry_emulated_replicas(const void* multicast, void** replicas) {
+  const auto range = emulated::memory().find(reinterpret_cast<std::uintptr_t>(multicast));
+  if (!range || !range->pages->multicast) return 0;
+  const auto all = range->pages->multicast->replicas();
+  const auto offset = reinterpret_cast<std::uintptr_t>(multicast) - range->begin;
+  for (std::size_t i = 0; i < all.size(); ++i) replicas[i] = all[i] + offset;
+  return static_cast<unsigned>(all.size());
+}
+
+void emulated_fail() { emulated::failed = true; }
+
+bool emulated_card_write(CUdeviceptr to, const void* from, std::size_t bytes) {
+  using emulated::CardWrites;
+  if (!emulated::memory().find(to)) return false;
+  auto& writes = CardWrites::of_this_process();
+  {
+    const auto* const begin = static_cast<const std::byte*>(from);
+    const std::lock_guard lock(writes.mutex);
+    writes.held.push_back({to, std::vector<std::byte>(begin, begin + bytes)});
+  }
+  if (emulated::says("EMULATED_GPU_FLUSH", "ordered")) writes.flush();
+  return true;
+}
+void emulated_card_reads() { emulated::CardWrites::of_this_process().flush(); }
 
 CUresult emulated_begin_capture(CUstream stream, CUstreamCaptureMode mode) {
   return emulated::begin_capture(stream, mode);

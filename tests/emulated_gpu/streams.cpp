@@ -135,7 +135,7 @@ void Streams::drain() {
 /// Runs the queue's operations until one must wait; returns false then.
 bool Streams::run_queue(Queue& queue, std::unique_lock<std::mutex>& lock, bool& any) {
   while (!queue.operations.empty()) {
-    const auto operation = queue.operations.front().second;
+    auto& operation = queue.operations.front().second;  // others only add behind it
     lock.unlock();
     const bool done = operation();
     lock.lock();

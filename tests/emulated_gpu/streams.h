@@ -15,9 +15,11 @@
 
 namespace emulated {
 
-inline constexpr int most_devices = 2;
+inline constexpr int most_devices = 8;
+inline constexpr int usual_devices = 2;  // unless EMULATED_GPUS says otherwise
 
-/// One operation on a stream. The thread calls it again until it returns true; false means that it must wait.
+/// One operation on a stream. The thread calls it again until it returns true; false means that it must wait. It may
+/// have a state: a graph keeps a copy that is never called.
 using Operation = std::function<bool()>;
 
 /// The work that a capture has recorded, in order. A launch enqueues it again.
@@ -102,7 +104,8 @@ class Streams {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::array<Stream, most_devices> default_{{Stream{0, true}, Stream{1, true}}};
+  std::array<Stream, most_devices> default_{{Stream{0, true}, Stream{1, true}, Stream{2, true}, Stream{3, true},
+                                             Stream{4, true}, Stream{5, true}, Stream{6, true}, Stream{7, true}}};
   std::vector<std::shared_ptr<Stream>> streams_, destroyed_;
   std::array<std::vector<std::shared_ptr<Queue>>, most_devices> shared_;  // if the streams share queues
   std::array<std::size_t, most_devices> made_{};                          // streams that were made, by device

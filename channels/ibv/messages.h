@@ -1,0 +1,45 @@
+/// The control messages and tickets of the ibv channel. docs/protocol.md, "Reading by a network card", is
+/// normative.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "base/record.h"
+#include "channels/empty_buffer.h"
+#include "channels/rdma/messages.h"
+#include "channels/resends.h"
+
+namespace tensorferry::ibv {
+
+/// Control messages.
+using Control = std::variant<rdma::ConnectPorts, rdma::PortsConnected, Resend, rdma::PortLost>;
+
+/// The place of a buffer in the sender's memory, with the key for each port through which it may be read.
+struct KeyedSource {
+  static constexpr std::uint8_t tag = 1;
+  std::uint64_t offer = 0;
+  std::uint64_t address = 0;
+  std::vector<rdma::PortKey> keys;
+  static constexpr std::tuple fields{varint(&KeyedSource::offer), &KeyedSource::address,
+                                     at_most(&KeyedSource::keys, rdma::most_ports)};
+};
+/// A buffer that the sender writes into the inbox of one of the receiver's queue pairs.
+struct WrittenBuffer {
+  static constexpr std::uint8_t tag = 2;
+  std::uint64_t offer = 0;
+  std::uint32_t attempt = 0;  // in which the queue pair was made
+  std::uint8_t port = 0;      // the receiver's index
+  std::uint64_t number = 0;   // of the write
+  std::uint64_t offset = 0;   // in the inbox
+  static constexpr std::tuple fields{varint(&WrittenBuffer::offer), &WrittenBuffer::attempt, &WrittenBuffer::port,
+                                     varint(&WrittenBuffer::number), varint(&WrittenBuffer::offset)};
+  [[nodiscard]] bool valid() const { return port < rdma::most_ports; }
+};
+
+/// A ticket.
+using IbvTicket = std::variant<EmptyBuffer, KeyedSource, WrittenBuffer>;
+
+}  // namespace tensorferry::ibv

@@ -1,0 +1,41 @@
+#include "channels/rdma/shared_cards.h"
+
+#include <string>
+#include <utility>
+
+namespace tensorferry::rdma {
+
+SharedCards::~SharedCards() {
+  if (auto opened = std::exchange(cards_, nullptr)) opened->end();
+}
+
+std::shared_ptr<SharedCards> SharedCards::of(SharedState& agent) {
+  return agent.find_or_make<SharedCards>(nullptr, [] { return std::make_shared<SharedCards>(); });
+}
+
+std::variant<std::vector<Port>, Refusal> SharedCards::usable_ports() {
+  const std::lock_guard lock(mutex_);
+  if (ports_) return *ports_;
+  auto wanted = options_ ? Result<Options>(*options_) : Options::from_environment();
+  if (!wanted.ok()) {
+    ports_ = Refusal{std::string(wanted.status().what())};
+  } else {
+    prescribed_ = *wanted;
+    ports_ = rdma::usable_ports(prescribed_);
+    if (auto* found = std::get_if<std::vector<Port>>(&*ports_); found != nullptr && found->size() > most_ports)
+      found->resize(most_ports);
+  }
+  return *ports_;
+}
+
+Result<std::shared_ptr<LocalCards>> SharedCards::open() {
+  const auto found = usable_ports();
+  if (const auto* refusal = std::get_if<Refusal>(&found)) return Status(Code::channel_unavailable, refusal->reason);
+  const std::lock_guard lock(mutex_);
+  if (cards_ != nullptr) return cards_;
+  auto opened = LocalCards::open(std::get<std::vector<Port>>(found), prescribed_, staging_bytes_);
+  if (opened.ok()) cards_ = *opened;
+  return opened;
+}
+
+}  // namespace tensorferry::rdma
