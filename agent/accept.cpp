@@ -65,29 +65,29 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       auto listener = listen_unix(of.options.socket_dir);
       if (!listener) return listener.status();
       unix_address_ = listener->address;
-      of.record.unix_address = listener->address;
+      of.identity.record.unix_address = listener->address;
       unix_.assign(asio::local::stream_protocol(), listener->socket.release());
     }
     const auto addresses = listening_addresses(of.options.interface, of.options.reaches);
     if (!addresses) return addresses.status();
     const auto ports = parse_ports(of.options.ports);
     if (!ports) return ports.status();
-    of.record.tcp_addresses.clear();
+    of.identity.record.tcp_addresses.clear();
     for (const auto& address : *addresses) {
-      if (of.record.tcp_addresses.size() == Record::most_addresses) break;
+      if (of.identity.record.tcp_addresses.size() == Record::most_addresses) break;
       if (auto status = listen_on(of, address, *ports); !status) return status;
     }
     return {};
   }
 
   Status listen_on(Engine& of, const InterfaceAddress& address, PortRange ports) {
-    if (!address.loopback && !of.own_key)
+    if (!address.loopback && !of.identity.own_key)
       return {Code::unauthenticated, "listening on " + address.address + " (" + address.interface +
                                          "), which other hosts can reach, needs a key of your own:\n  " +
                                          std::string(how_to_set_a_key())};
     auto listener = listen_tcp(address.address, ports);
     if (!listener) return listener.status();
-    of.record.tcp_addresses.push_back(join_host_port(address.address, listener->port));
+    of.identity.record.tcp_addresses.push_back(join_host_port(address.address, listener->port));
     const bool v6 = address.address.find(':') != std::string::npos;
     tcp_.emplace_back(context).assign(v6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), listener->socket.release());
     return {};
@@ -214,7 +214,7 @@ void attach_apart(const std::shared_ptr<Engine>& engine, FileDescriptor socket, 
     if ((ended.revents & (POLLHUP | POLLERR)) != 0) return;  // the dialler has closed it already
     std::shared_ptr<Link> link;
     do {  // a link that ends at this moment does not take the connection: try the link that replaces it
-      link = engine->link_of(hello, gone);
+      link = engine->peers.link_of(hello, gone);
       if (!link) {
         const Status why(Code::connection_lost, "\"" + hello.name + "\" has given this connection up");
         return log_refused(local, why);
@@ -236,7 +236,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   std::size_t got = 0;
 
   Terms terms;
-  terms.key = &engine->key;
+  terms.key = &engine->identity.key;
   terms.demands_proof = key_needed(local ? unix_peer_uid(socket->native_handle()) : std::nullopt, ::geteuid());
   terms.purpose = "link";
   terms.version_min = wire::version_min;
@@ -286,7 +286,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (!hello) co_return hello.status();
   if (auto status = check_name(hello->name); !status)
     co_return Status(Code::protocol_error, std::string(status.what()));
-  if (hello->expected != 0 && hello->expected != engine->self.incarnation) {
+  if (hello->expected != 0 && hello->expected != engine->identity.self.incarnation) {
     co_return Status(Code::connection_lost, "\"" + hello->name + "\" expects an earlier incarnation of this agent");
   }
   attach_apart(engine, FileDescriptor(socket->release(error)), local, *hello);

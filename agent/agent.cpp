@@ -29,7 +29,6 @@ class RawAgent::Impl final {
 
  private:
   Status learn_key();
-  Status find_drivers();
   void look_after();
   std::unique_ptr<boost::asio::steady_timer> every_second_;
 };
@@ -41,42 +40,8 @@ Status RawAgent::Impl::learn_key() {
   // Successive worlds of a job, whose prefixes differ behind the first '/', share one key.
   auto cluster = cluster_key(*options.store, options.prefix.substr(0, options.prefix.find('/')), options.key);
   if (!cluster) return cluster.status();
-  engine->key = std::move(cluster->key);
-  engine->own_key = cluster->own;
-  return {};
-}
-
-/// Returns whether the choice of channels (Registry::drivers) lists the channel `name`.
-static bool allows(std::string_view choice, std::string_view name) {
-  while (!choice.empty()) {
-    const auto comma = std::min(choice.find(','), choice.size());
-    auto word = choice.substr(0, comma);
-    choice.remove_prefix(std::min(comma + 1, choice.size()));
-    word.remove_prefix(std::min(word.find_first_not_of(' '), word.size()));
-    if (word.substr(0, word.find(' ')) == name) return true;
-  }
-  return false;
-}
-
-/// Makes the drivers of this process, and the descriptors that the hello says of them.
-Status RawAgent::Impl::find_drivers() {
-  auto& options = engine->options;
-  if (options.channels.empty()) options.channels = environment::channels.value();
-  auto drivers = options.registry.drivers(options.channels);
-  if (!drivers) return drivers.status();
-  if (drivers->size() > Engine::most_drivers)
-    return {Code::invalid_argument, "the list of channels is longer than an agent can use"};
-  engine->drivers = std::move(*drivers);
-  for (const auto& driver : engine->drivers) {
-    wire::Hello::Driver said{std::string(driver->name()), {}};
-    const bool forbidden =
-        driver->shares_memory() && !options.shared_memory && !allows(options.channels, driver->name());
-    for (const auto device : forbidden ? std::vector<Device>() : options.devices) {
-      auto descriptor = driver->descriptor(device);
-      if (auto* bytes = std::get_if<Bytes>(&descriptor)) said.endpoints.push_back({device, std::move(*bytes)});
-    }
-    engine->descriptors.push_back(std::move(said));
-  }
+  engine->identity.key = std::move(cluster->key);
+  engine->identity.own_key = cluster->own;
   return {};
 }
 
@@ -84,13 +49,14 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   if (auto status = check_name(options.name); !status) return status;
   engine = std::make_shared<Engine>(std::move(options));
   if (auto status = learn_key(); !status) return status;
-  if (auto status = find_drivers(); !status) return status;
-  auto& record = engine->record = describe_this_process();
+  if (engine->options.channels.empty()) engine->options.channels = environment::channels.value();
+  if (auto status = engine->drivers.open(engine->options); !status) return status;
+  auto& record = engine->identity.record = describe_this_process();
   record.name = engine->options.name;
   record.rank = engine->options.rank;
   record.version_min = wire::version_min;
   record.version_max = wire::version_max;
-  engine->self = {record.name, record.rank, record.incarnation};
+  engine->identity.self = {record.name, record.rank, record.incarnation};
 
   const std::weak_ptr<Engine> weak = engine;
   engine->reactor = std::make_unique<Reactor>([weak] {
@@ -104,8 +70,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
-  engine->directory =
-      std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->own_key ? engine->key : Key());
+  engine->directory = std::make_unique<Directory>(engine->options.store, engine->options.prefix,
+                                                  engine->identity.own_key ? engine->identity.key : Key());
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
   if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();
@@ -132,18 +98,15 @@ void RawAgent::Impl::leave() {
   engine->leaving = true;
   if (engine->directory) engine->directory->leave();
   if (acceptor) acceptor->stop();
-  for (const auto& link : engine->all_links()) {
+  for (const auto& link : engine->peers.all_links()) {
     link->say_goodbye();
-    link->close({Code::agent_closed, "the agent \"" + engine->self.name + "\" was shut down"});
+    link->close({Code::agent_closed, "the agent \"" + engine->identity.self.name + "\" was shut down"});
   }
-  {
-    const std::lock_guard lock(engine->links_mutex);
-    engine->sessions.clear();
-  }
+  engine->peers.forget_sessions();
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
   if (recording) {
-    write_trace(trace_path(engine->options.trace, engine->self.name),
-                engine->trace.stop(*recording, engine->self, engine->record.boot_id));
+    write_trace(trace_path(engine->options.trace, engine->identity.self.name),
+                engine->trace.stop(*recording, engine->identity.self, engine->identity.record.boot_id));
   }
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
@@ -156,7 +119,7 @@ void RawAgent::Impl::leave() {
 /// Returns Ok, or the error of every function once the agent has left or in a forked child.
 static Status ended(const Engine& engine) {
   if (engine.inherited()) return engine.used_after_fork();
-  if (engine.leaving) return {Code::agent_closed, "the agent \"" + engine.self.name + "\" was shut down"};
+  if (engine.leaving) return {Code::agent_closed, "the agent \"" + engine.identity.self.name + "\" was shut down"};
   return {};
 }
 
@@ -195,7 +158,8 @@ Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
 
 Status RawAgent::announce() {
   auto& engine = *impl_->engine;
-  return engine.directory->join(engine.record, [&engine](const Record& other) { return agent_answers(engine, other); });
+  return engine.directory->join(engine.identity.record,
+                                [&engine](const Record& other) { return agent_answers(engine, other); });
 }
 
 Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
@@ -208,7 +172,7 @@ Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
 void RawAgent::leave() {
   if (usable_here()) impl_->leave();
 }
-const PeerInfo& RawAgent::self() const { return impl_->engine->self; }
+const PeerInfo& RawAgent::self() const { return impl_->engine->identity.self; }
 Status RawAgent::usable_here() const {
   // Without an engine, create() has failed, and there is nothing to protect from a forked child.
   return impl_->engine && impl_->engine->inherited() ? impl_->engine->used_after_fork() : Status();
@@ -218,14 +182,10 @@ void RawAgent::serve(std::string name, Handler handler, HandlerOptions options) 
   impl_->engine->functions.serve(std::move(name), std::move(handler), options);
 }
 
-void RawAgent::resolve_with(Resolver resolver) {
-  const std::lock_guard lock(impl_->engine->resolver_mutex);
-  impl_->engine->resolver = std::move(resolver);
-}
+void RawAgent::resolve_with(Resolver resolver) { impl_->engine->functions.resolve_with(std::move(resolver)); }
 
 void RawAgent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callback) {
-  const std::lock_guard lock(impl_->engine->resolver_mutex);
-  impl_->engine->peer_lost = std::move(callback);
+  impl_->engine->peers.on_lost(std::move(callback));
 }
 
 Call RawAgent::call(std::string_view peer, std::string_view function, Message message, RawCallOptions options) {
@@ -237,7 +197,7 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
     return Call(std::move(state));
   }
   const auto bytes = message.bytes();
-  auto link = engine.link_to(peer);
+  auto link = engine.peers.link_to(peer);
   state->link = link;
   if (state->options.idempotent) {
     state->device_time = device_time_of(message);
@@ -272,23 +232,8 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
   return PeerInfo{record->name, record->rank, record->incarnation};
 }
 
-std::optional<PeerInfo> RawAgent::linked(std::string_view name) const {
-  auto& engine = *impl_->engine;
-  const std::lock_guard lock(engine.links_mutex);
-  // The session goes on while one of its links has ended and the next one is not there yet.
-  const auto it = engine.sessions.find(name);
-  return it != engine.sessions.end() && !it->second->dead() ? std::optional(it->second->peer()) : std::nullopt;
-}
-
-std::optional<PeerInfo> RawAgent::linked(int rank) const {
-  auto& engine = *impl_->engine;
-  const std::lock_guard lock(engine.links_mutex);
-  for (const auto& [name, link] : engine.links) {
-    if (link->closed() || link->incarnation() == 0) continue;
-    if (auto peer = link->peer(); peer.rank == rank) return peer;
-  }
-  return std::nullopt;
-}
+std::optional<PeerInfo> RawAgent::linked(std::string_view name) const { return impl_->engine->peers.linked(name); }
+std::optional<PeerInfo> RawAgent::linked(int rank) const { return impl_->engine->peers.linked(rank); }
 
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout,
                                                        const std::function<Status()>& check) {
@@ -307,7 +252,7 @@ Status RawAgent::barrier(const std::string& tag, Milliseconds timeout) {
 
 Result<Route> RawAgent::explain(std::string_view peer, Device local, const Placement& placement, std::size_t bytes) {
   if (auto status = ended(*impl_->engine); !status) return status;
-  const auto link = impl_->engine->link_to(peer);
+  const auto link = impl_->engine->peers.link_to(peer);
   if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
   auto route = link->channels().explain(local, placement, bytes);
   if (route) route->transport = link->transport(route->no_ring);
@@ -315,36 +260,29 @@ Result<Route> RawAgent::explain(std::string_view peer, Device local, const Place
 }
 
 std::string RawAgent::link_state(std::string_view peer) const {
-  auto& engine = *impl_->engine;
-  std::shared_ptr<Link> link;
-  {
-    const std::lock_guard lock(engine.links_mutex);
-    if (const auto it = engine.links.find(peer); it != engine.links.end()) link = it->second;
-  }
+  const auto link = impl_->engine->peers.known_link(peer);
   return link ? link->state_text() : "no link to \"" + std::string(peer) + "\"";
 }
 
 Buffer RawAgent::allocate(std::size_t bytes) {
-  return impl_->engine->memory_of(DeviceType::cpu).allocate(bytes, Device());
+  return impl_->engine->memory.of(DeviceType::cpu).allocate(bytes, Device());
 }
 
 Counters RawAgent::counters() const {
-  const auto& engine = *impl_->engine;
+  const auto& counted = impl_->engine->counters;
+  const auto& drivers = impl_->engine->drivers;
   Counters counters;
-  counters.calls_sent = engine.calls_sent;
-  counters.calls_served = engine.calls_served;
-  counters.calls_failed = engine.calls_failed;
-  counters.late_answers = engine.late_answers.count();
-  counters.late_replies = engine.late_replies;
-  const auto add = [](std::map<std::string, std::uint64_t>& to, std::string name, std::uint64_t bytes) {
-    if (bytes != 0) to[std::move(name)] = bytes;
+  counters.calls_sent = counted.calls_sent;
+  counters.calls_served = counted.calls_served;
+  counters.calls_failed = counted.calls_failed;
+  counters.late_answers = counted.late_answers.count();
+  counters.late_replies = counted.late_replies;
+  const auto add = [&](std::string name, std::size_t counter) {
+    if (const auto sent = counted.bytes_sent[counter].load(); sent != 0) counters.bytes_sent[name] = sent;
+    if (const auto got = counted.bytes_received[counter].load(); got != 0) counters.bytes_received[name] = got;
   };
-  for (std::size_t i = 0; i <= Engine::most_drivers; ++i) {
-    if (i < Engine::most_drivers && i >= engine.drivers.size()) continue;
-    const std::string name = i == Engine::most_drivers ? "inline" : std::string(engine.drivers[i]->name());
-    add(counters.bytes_sent, name, engine.bytes_sent[i]);
-    add(counters.bytes_received, name, engine.bytes_received[i]);
-  }
+  for (std::size_t i = 0; i < drivers.size(); ++i) add(std::string(drivers[i].name()), i);
+  add("inline", AgentCounters::inside_frames);
   counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }
@@ -352,11 +290,11 @@ Counters RawAgent::counters() const {
 std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
 std::string RawAgent::stop_trace(std::size_t recording) {
   const auto& engine = impl_->engine;
-  return engine->trace.stop(recording, engine->self, engine->record.boot_id);
+  return engine->trace.stop(recording, engine->identity.self, engine->identity.record.boot_id);
 }
 
 std::pair<std::size_t, std::size_t> RawAgent::in_flight() const {
-  return {impl_->engine->pending, impl_->engine->serving};
+  return {impl_->engine->counters.pending, impl_->engine->counters.serving};
 }
 
 }  // namespace tensorferry

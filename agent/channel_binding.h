@@ -1,28 +1,31 @@
 /// One channel of one device pair of a link: the channel, the state of its probe at both ends, and its Wire.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
-#include "agent/channel_set.h"
+#include "agent/bulk_reads.h"
+#include "agent/channel_bindings.h"
 #include "agent/link.h"
+#include "agent/outgoing_controls.h"
+#include "agent/probes.h"
 #include "base/mutex.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
 
 /// The Wire part is thread-safe. read() works only on the thread that is inside ChannelSet::receive or discard.
-class ChannelSet::ChannelBinding final : public Wire {
+class ChannelBinding final : public Wire {
  public:
   enum class State : std::uint8_t { probing, usable, failed };
   /// The operation of a control frame: three of the pair's negotiation, and `message`, which carries a channel's
   /// message.
   enum class Control : std::uint8_t { open = 1, ready = 2, failed = 3, message = 4 };
 
-  ChannelBinding(ChannelSet& set, std::size_t driver, DevicePair pair, bool immediate)
-      : set_(set), driver_(driver), pair_(pair), immediate_(immediate), theirs_ready_(immediate) {}
+  ChannelBinding(const WireParts& parts, std::size_t driver, DevicePair pair, bool immediate)
+      : parts_(parts), driver_(driver), pair_(pair), immediate_(immediate), theirs_ready_(immediate) {}
 
   /// Returns `driver` and both devices in one number, as control and bulk frames carry it. It is coded from this side;
   /// the peer's code has its own driver number and the devices exchanged.
@@ -33,7 +36,7 @@ class ChannelSet::ChannelBinding final : public Wire {
   }
   [[nodiscard]] std::uint32_t code() const { return code(driver_, pair_); }
   [[nodiscard]] std::size_t driver() const { return driver_; }
-  [[nodiscard]] std::string_view name() const { return set_.engine_.drivers[driver_]->name(); }
+  [[nodiscard]] std::string_view name() const { return parts_.link.engine().drivers[driver_].name(); }
   [[nodiscard]] State state() const {
     const std::lock_guard lock(mutex_);
     if (!mine_failed_.empty() || !theirs_failed_.empty()) return State::failed;
@@ -45,6 +48,8 @@ class ChannelSet::ChannelBinding final : public Wire {
     if (!theirs_failed_.empty()) return theirs_failed_;
     return mine_ready_ && theirs_ready_ ? "" : "its probe is under way";
   }
+  /// Tells the peer that this end opens the channel.
+  void tell_open() { send_control(Control::open, {}, {}); }
   /// The peer's probe has succeeded, perhaps after it had failed.
   void peer_ready() {
     {
@@ -52,7 +57,7 @@ class ChannelSet::ChannelBinding final : public Wire {
       theirs_ready_ = true;
       theirs_failed_.clear();
     }
-    set_.probe_ended();
+    parts_.probes.one_ended();
   }
   /// The peer's probe has failed, or its channel can carry no more.
   void peer_failed(std::string reason) {
@@ -60,11 +65,11 @@ class ChannelSet::ChannelBinding final : public Wire {
       const std::lock_guard lock(mutex_);
       theirs_failed_ = reason.empty() ? "its probe failed at the peer" : std::move(reason);
     }
-    set_.probe_ended();
+    parts_.probes.one_ended();
   }
 
   ControlId control(Bytes message, Descriptors descriptors) override {
-    return set_.control(code(), static_cast<std::uint8_t>(Control::message), message, std::move(descriptors));
+    return send_control(Control::message, message, std::move(descriptors));
   }
   void read(Buffer destination, Completion landed) override {
     if (reading == nullptr) {
@@ -79,10 +84,11 @@ class ChannelSet::ChannelBinding final : public Wire {
     header.sequence = sequence;
     header.channel = code();
     header.trailing = buffer.bytes;
-    set_.link_.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
+    parts_.link.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
   }
   void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override {
-    set_.receive_bulk(code(), sequence, {std::move(destination), std::move(landed)});
+    if (parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)}))
+      parts_.link.resume_bulk();
   }
   void ready(Status probed) override {
     bool assumed = immediate_;
@@ -92,14 +98,14 @@ class ChannelSet::ChannelBinding final : public Wire {
       if (probed.ok()) mine_ready_ = true;
       mine_failed_ = probed.ok() ? "" : probed.what().empty() ? "its probe failed" : std::string(probed.what());
     }
-    set_.probe_ended();
+    parts_.probes.one_ended();
     if (probed.ok() && assumed) return;  // the peer assumes it, so no connection is opened to say so
-    set_.control(code(), static_cast<std::uint8_t>(probed.ok() ? Control::ready : Control::failed),
-                 view_of(probed.what().substr(0, 1024)), {});
+    send_control(probed.ok() ? Control::ready : Control::failed, view_of(probed.what().substr(0, 1024)), {});
   }
-  [[nodiscard]] bool may_share_memory() const override { return set_.engine_.options.shared_memory; }
-  [[nodiscard]] bool passes_descriptors() const override { return set_.link_.local(); }
-  [[nodiscard]] std::string_view peer() const override { return set_.link_.peer().name; }
+  [[nodiscard]] bool may_share_memory() const override { return parts_.link.engine().options.shared_memory; }
+  [[nodiscard]] bool passes_descriptors() const override { return parts_.link.local(); }
+  [[nodiscard]] std::string_view peer() const override { return parts_.link.peer().name; }
+  [[nodiscard]] SharedState* shared() override { return &parts_.shared; }
 
   std::unique_ptr<Channel> channel;
 
@@ -107,7 +113,11 @@ class ChannelSet::ChannelBinding final : public Wire {
   static inline thread_local FrameStream* reading = nullptr;
 
  private:
-  ChannelSet& set_;
+  ControlId send_control(Control operation, ByteView bytes, Descriptors descriptors) {
+    return parts_.controls.send(code(), static_cast<std::uint8_t>(operation), bytes, std::move(descriptors));
+  }
+
+  const WireParts& parts_;
   const std::size_t driver_;
   const DevicePair pair_;
   const bool immediate_;

@@ -1,25 +1,34 @@
-/// The channels of one link. Negotiates them for each pair of devices, chooses one for each buffer, offers the buffers
-/// of outgoing messages, and pulls the buffers of incoming ones.
+/// The messages of one link and its channels: chooses a channel for each buffer, offers the buffers of outgoing
+/// messages, and pulls the buffers of incoming ones. Its parts negotiate the channels (ChannelBindings), order control
+/// messages (OutgoingControls, IncomingControls), find the destinations of bulk bytes (BulkReads), and keep what waits
+/// for the end of a probe (Probes), for the peer's acknowledgement (OfferedBuffers), or to be acknowledged
+/// (Acknowledgements).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "agent/acknowledgements.h"
+#include "agent/bulk_reads.h"
+#include "agent/channel_bindings.h"
 #include "agent/engine.h"
+#include "agent/incoming_controls.h"
 #include "agent/incoming_message.h"
+#include "agent/offered_buffers.h"
+#include "agent/outgoing_controls.h"
+#include "agent/probes.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
+#include "base/spin.h"
 #include "channels/channel.h"
+#include "channels/shared_state.h"
 
 namespace tensorferry {
 
@@ -39,18 +48,17 @@ class ChannelSet final {
   ~ChannelSet();
   /// Destroys the channels. Call it after close(), when no other thread uses the link; until then channels may use the
   /// link from threads of their own.
-  void destroy_channels();
+  void destroy_channels() { bindings_.destroy_channels(); }
 
-  /// Learns the peer's devices, drivers and features from its first hello. Later hellos change nothing.
-  void meet(const wire::Hello& hello);
-  /// Returns whether the peer's first hello has come.
-  [[nodiscard]] bool met() const;
+  /// See ChannelBindings.
+  void meet(const wire::Hello& hello) { bindings_.meet(hello); }
+  [[nodiscard]] bool met() const { return bindings_.met(); }
 
   /// A frame to send, and the buffers behind it.
   struct Built {
     Bytes frame;
     std::vector<FrameStream::Part> trailing;
-    int channel = -1;  // that carries the first buffer, by counter of Engine::bytes_sent; -1: there are no buffers
+    int channel = -1;  // that carries the first buffer, by counter of AgentCounters; -1: there are no buffers
   };
   /// Returns a number for when_probed() if `message` needs a channel that is still being probed: the channel that
   /// `require` names, or one that hands over shared memory. build() could then fail although it will succeed after the
@@ -59,7 +67,7 @@ class ChannelSet final {
                                                      const Placement& placement);
   /// Runs `job` once, on a pool thread, when a probe has ended after probing() returned `known`. If the link has ended,
   /// runs it at once on the calling thread; if the link ends meanwhile, on the thread that ends it.
-  void when_probed(std::uint64_t known, UniqueFunction<void()> job);
+  void when_probed(std::uint64_t known, UniqueFunction<void()> job) { probes_.when_ended(known, std::move(job)); }
   /// Offers the buffers and writes the frame. Keeps `held` until every buffer's source has been read.
   /// ChannelUnavailable: no channel carries one of the buffers (the text says which and why); the offers of the others
   /// are withdrawn. InvalidArgument: `placement` names a device that the peer does not have.
@@ -75,6 +83,20 @@ class ChannelSet final {
                IncomingMessage::Arrived arrived);
   /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes.
   void discard(FrameStream* stream, const wire::Frame& frame);
+  /// Lets channels complete pulls for which this thread waits (Channel::progresses), until `over` returns true or the
+  /// spin limit has passed. On a machine with few CPUs it polls once: there a spinning thread takes the CPU of those
+  /// that it waits for. Call it with no lock held.
+  template <class Over>
+  void progress_until(const Over& over) {
+    auto channels = bindings_.channels();
+    std::erase_if(channels, [](const Channel* each) { return !each->progresses(); });
+    if (channels.empty()) return;
+    const auto poll = [&] {
+      for (auto* channel : channels) channel->progress();
+      return over();
+    };
+    (void)(Spin::cpus_to_spare ? progress_spin_.until(poll) : poll());
+  }
   /// Takes up to `most` acknowledgements that wait to be sent.
   std::vector<std::uint64_t> take_releases(std::size_t most);
 
@@ -92,26 +114,10 @@ class ChannelSet final {
   void close(const Status& status);
 
  private:
-  class ChannelBinding;   // one channel of one device pair, and its Wire (channel_binding.h)
   struct MessageBuilder;  // a message that is being built, as the channels' Outgoing
-  struct Offered {
-    ChannelBinding* binding;
-    Ticket ticket;
-  };
-  struct ChannelOrder;
-  struct BulkRead {
-    Buffer destination;
-    Completion landed;
-  };
-  using BindingKey = std::pair<std::size_t, DevicePair>;  // index of this side's driver, device pair
-
-  /// Sends a control message about the channel with this code. Any thread; under none of the locks here.
-  ControlId control(std::uint32_t code, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
-  void receive_bulk(std::uint32_t code, std::uint64_t sequence, BulkRead read);
-  const ChannelOrder& order(DevicePair pair);
-  ChannelBinding* open(std::size_t driver, DevicePair pair);
-  Status place(Message& message, const Placement& placement);
   struct Plan;
+
+  Status place(Message& message, const Placement& placement);
   [[nodiscard]] Plan plan(const Message& message) const;
   Result<Built> attempt(wire::Header header, const Bytes& extensions, const Message& message, const Plan& plan,
                         const std::string& require, const std::shared_ptr<void>& held, bool spill);
@@ -124,56 +130,26 @@ class ChannelSet final {
   void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in,
             std::vector<std::function<void()>>& copies);
   void copy_elsewhere(std::vector<std::function<void()>> copies);
-  /// Runs `pull` when the control message `after` has come; with an error if the link ends before.
-  void pull_when(ControlId after, std::function<void(const Status&)> pull);
   std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                         const std::vector<Buffer>& into, IncomingMessage::Arrived arrived,
                                         bool spill = false);
   void land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived);
-  /// Returns the binding that the peer names by its own driver number and device pair; opens the channel if the peer
-  /// was the first to use it. Null: this end does not want that channel, and the peer is told so if `refuses`, once.
-  /// ProtocolError: the peer has never announced such a driver, or not for that device.
-  Result<ChannelBinding*> binding_of_peer(std::uint8_t driver, DevicePair theirs, bool refuses = true);
-  Result<ChannelBinding*> binding_of_code(std::uint32_t code, bool refuses = true);
-  /// Tells the peer that this end does not want a channel that the peer has opened.
-  void refuse(const std::string& driver, DevicePair pair, const std::string& reason);
   void want_release(std::uint64_t id);
-  void progress();
-  void probe_ended();
   void warn_once(const std::string& about, const std::string& line);
 
   Link& link_;
   Engine& engine_;
-  Mutex open_mutex_;  // one thread opens channels at a time; locked before the other mutexes
-
-  mutable Mutex mutex_;  // guards the members below; never held across a call of a channel
-  bool met_ = false;
-  bool bundles_ = false;  // the peer reads bundles
-  bool closed_ = false;
-  Status status_;
-  std::vector<wire::Hello::Driver> theirs_;
-  std::vector<Device> their_devices_;
-  std::map<BindingKey, std::unique_ptr<ChannelBinding>> bindings_;
-  struct ChannelOrder {                                        // one pair's channels, in order of priority
-    std::vector<std::pair<std::string, ChannelBinding*>> all;  // by name; null: does not reach
-    std::map<std::string, std::string> reasons;                // why those with null do not reach
-    std::vector<ChannelBinding*> bindings;                     // those that reach
-  };
-  std::map<DevicePair, ChannelOrder> orders_;
-  std::map<std::uint64_t, Offered> offered_;
-  std::uint64_t next_release_ = 1;
-  std::atomic<int> unconsumed_{0};  // pulled tickets whose source is still being read, if their sender waits for it
-  std::vector<std::uint64_t> releases_;
-  Mutex control_mutex_;  // so that control messages leave in the order of their ids; locked before mutex_
-  ControlId controls_sent_ = 0;
-  ControlId controls_received_ = 0;
-  std::vector<std::pair<ControlId, std::function<void(const Status&)>>>
-      after_;  // pulls that wait for a control message
-  std::uint64_t probes_ended_ = 0;
-  std::vector<UniqueFunction<void()>> after_probe_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, BulkRead> bulk_reads_;
-  std::set<std::string> warned_;
-  std::set<std::uint32_t> refused_;  // codes of the channels that the peer has opened and this end does not want
+  OfferedBuffers offered_;
+  Acknowledgements acknowledgements_;
+  Spin progress_spin_;
+  IncomingControls incoming_controls_;
+  BulkReads bulk_reads_;
+  Probes probes_;
+  OutgoingControls outgoing_controls_;
+  SharedState shared_;
+  ChannelBindings bindings_;  // uses the four before it
+  Mutex warned_mutex_;
+  std::set<std::string> warned_;  // under warned_mutex_
 };
 
 }  // namespace tensorferry

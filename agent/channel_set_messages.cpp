@@ -36,8 +36,8 @@ struct ChannelSet::MessageBuilder final : public Outgoing {
   std::vector<FrameStream::Part> trailing;
   std::uint64_t trailing_bytes = 0;
   std::uint64_t offered_bytes = 0;  // of the buffer that the channels are asked for now
-  std::vector<std::pair<std::uint64_t, Offered>> offered;
-  std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of Engine::bytes_sent
+  std::vector<std::pair<OfferedBuffers::Id, OfferedBuffers::Offered>> offered;
+  std::vector<std::pair<std::size_t, std::uint64_t>> carried;  // by counter of AgentCounters
   bool may_append = true;
   bool last = false;            // no other channel will be asked for this buffer
   bool interim = false;         // a faster channel will probably carry later buffers
@@ -87,13 +87,13 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     Writer records(builder.records);
     record.encode(records);
     ++builder.count;
-    builder.carried.emplace_back(Engine::most_drivers, buffer.bytes);
+    builder.carried.emplace_back(AgentCounters::inside_frames, buffer.bytes);
     return {};
   }
   builder.offered_bytes = buffer.bytes;
   std::string reasons;
   bool fell_back = false;  // a faster channel failed; a channel that is still being probed does not count
-  const auto& order = this->order({buffer.device, destination});
+  const auto& order = bindings_.order({buffer.device, destination});
   builder.interim = false;
   for (auto* binding : order.bindings) {
     if (!require.empty() && binding->name() != require) continue;
@@ -134,10 +134,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
 
 /// Appends the record of an accepted offer, and keeps the offer with its release id.
 void ChannelSet::record(MessageBuilder& builder, wire::BufferRecord record, ChannelBinding* binding, Ticket ticket) {
-  if (ticket.acknowledge) {
-    const std::lock_guard lock(mutex_);
-    record.release = next_release_++;
-  }
+  if (ticket.acknowledge) record.release = offered_.next();
   record.channel = static_cast<std::uint8_t>(binding->driver());
   record.bytes = ticket.bytes;
   record.after = ticket.after;
@@ -146,7 +143,7 @@ void ChannelSet::record(MessageBuilder& builder, wire::BufferRecord record, Chan
   record.encode(records);
   ++builder.count;
   builder.carried.emplace_back(binding->driver(), record.net_bytes());
-  builder.offered.emplace_back(record.release, Offered{binding, std::move(ticket)});
+  builder.offered.emplace_back(record.release, OfferedBuffers::Offered{binding, std::move(ticket)});
 }
 
 /// Offers a bundle to the first channel that is ready, and records it. False: there is none, or that channel refuses,
@@ -163,7 +160,7 @@ bool ChannelSet::offer_bundle(MessageBuilder& builder, const Message& message, c
     record.parts.push_back({index, message.buffers[index].bytes});
     parts.push_back(&message.buffers[index]);
   }
-  for (auto* binding : order({Device(), Device()}).bindings) {
+  for (auto* binding : bindings_.order({Device(), Device()}).bindings) {
     if ((!require.empty() && binding->name() != require) || binding->state() != ChannelBinding::State::usable) continue;
     auto offer = binding->channel->offer_bundle(parts, builder, [held](const Status&) {});
     auto* const ticket = std::get_if<Ticket>(&offer);
@@ -179,7 +176,7 @@ ChannelSet::Plan ChannelSet::plan(const Message& message) const {
   constexpr std::size_t usual_part = 6;
   Plan plan;
   plan.record_bytes = message.buffers.size() * usual;
-  if (message.buffers.size() < 2 || !bundles_) return plan;
+  if (message.buffers.size() < 2 || !bindings_.bundles()) return plan;
   const auto up_to = [&](std::size_t i, std::size_t bytes) {
     const auto& buffer = message.buffers[i];
     return buffer.device == Device() && buffer.bytes <= bytes && message.destination_of(i).device == Device() &&
@@ -246,10 +243,7 @@ Result<ChannelSet::Built> ChannelSet::build(wire::Header header, Bytes extension
   if (built && built->frame.size() > wire::Header::max_length) {
     built = attempt(header, extensions, message, plan, require, held, true);
   }
-  if (!built) {
-    const std::lock_guard lock(mutex_);
-    releases_.insert(releases_.end(), releases.begin(), releases.end());
-  }
+  if (!built) acknowledgements_.put_back(releases);
   return built;
 }
 
@@ -301,18 +295,12 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     return built;
   }
   builder.copy();
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_) status = status_;
-    for (auto& [id, offered] : builder.offered) {
-      if (id != 0 && !closed_) offered_.emplace(id, std::move(offered));
-    }
-  }
+  status = offered_.add(std::move(builder.offered));
   if (!status.ok()) {  // the link has ended: its channels have ended their offers
     for (auto& part : built.trailing) complete(std::move(part.written), status);
     return status;
   }
-  for (const auto& [counter, bytes] : builder.carried) engine_.bytes_sent[counter] += bytes;
+  for (const auto& [counter, bytes] : builder.carried) engine_.counters.bytes_sent[counter] += bytes;
   if (!builder.carried.empty()) built.channel = static_cast<int>(builder.carried.front().first);
   return built;
 }
@@ -351,7 +339,7 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
   std::vector<BufferSink*> sinks;
   sinks.reserve(records.size());
   for (const auto& record : records) {
-    auto& sink = message_in->add(engine_.memory_of(record.destination.type), record);
+    auto& sink = message_in->add(engine_.memory.of(record.destination.type), record);
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
@@ -370,7 +358,7 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
   ChannelBinding::reading = stream;
   for (const auto& record : frame.buffers) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
-    const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+    const auto named = bindings_.of_peer(record.channel, {record.source, record.destination});
     if (!named.ok()) continue;
     auto* const binding = *named;
     if (binding == nullptr || !binding->channel) {
@@ -389,7 +377,7 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
     if (record.after == 0)
       end({});
     else
-      pull_when(record.after, std::move(end));
+      incoming_controls_.when_received(record.after, std::move(end));
   }
   ChannelBinding::reading = nullptr;
 }
@@ -433,10 +421,10 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     }
     const auto memory = sink.reserve(record.bytes);
     if (memory && record.bytes != 0) std::memcpy(memory->data, record.ticket.data(), record.bytes);
-    engine_.bytes_received[Engine::most_drivers] += record.bytes;
+    engine_.counters.bytes_received[AgentCounters::inside_frames] += record.bytes;
     return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
   }
-  const auto named = binding_of_peer(record.channel, {record.source, record.destination});
+  const auto named = bindings_.of_peer(record.channel, {record.source, record.destination});
   if (!named.ok()) return landed({Code::protocol_error, "the ticket is of " + std::string(named.status().what())});
   auto* const binding = *named;
   if (binding == nullptr || !binding->channel) {
@@ -444,14 +432,14 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     return landed({Code::channel_unavailable, "the buffer came by a channel that its receiver does not want"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
-  engine_.bytes_received[binding->driver()] += record.net_bytes();
+  engine_.counters.bytes_received[binding->driver()] += record.net_bytes();
   auto pull = [this, link = link_.shared_from_this(), binding, ticket = std::move(ticket), &sink, landed,
                id = record.release](const Status& failed) {
     if (!failed.ok()) return landed(failed);
     if (id == 0) return binding->channel->pull(ticket, sink, landed, {});
-    ++unconsumed_;
+    acknowledgements_.begin_reading();
     binding->channel->pull(ticket, sink, landed, [this, link, id](const Status&) {
-      --unconsumed_;
+      acknowledgements_.end_reading();
       want_release(id);
     });
   };
@@ -460,7 +448,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
       copies.emplace_back([pull = std::move(pull)] { pull({}); });
       return;
     }
-    return pull_when(record.after, [this, pull = std::move(pull)](const Status& failed) {
+    return incoming_controls_.when_received(record.after, [this, pull = std::move(pull)](const Status& failed) {
       if (!failed.ok()) return pull(failed);
       copy_elsewhere({[pull] { pull({}); }});
     });
@@ -468,7 +456,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
   if (record.after == 0)
     pull({});
   else
-    pull_when(record.after, std::move(pull));
+    incoming_controls_.when_received(record.after, std::move(pull));
 }
 
 }  // namespace tensorferry

@@ -24,7 +24,7 @@ constexpr Milliseconds head_start{200};
 
 Terms terms_of(const Engine& engine, bool demands_proof) {
   Terms terms;
-  terms.key = &engine.key;
+  terms.key = &engine.identity.key;
   terms.demands_proof = demands_proof;
   terms.purpose = "link";
   terms.version_min = wire::version_min;
@@ -158,7 +158,7 @@ Status check_answer(const Record& record, const wire::Hello& hello) {
 Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point deadline, bool& may_answer) {
   may_answer = false;
   Status why(Code::connection_lost, "it has no address that this agent can use");
-  const bool may_unix = engine.options.unix_sockets && may_share_unix(engine.record, record);
+  const bool may_unix = engine.options.unix_sockets && may_share_unix(engine.identity.record, record);
   if (may_unix) {
     auto socket = connect_unix(record.unix_address);
     if (socket) {
@@ -216,7 +216,7 @@ using Purpose = wire::Hello::Purpose;
 /// Returns whether no process listens at the addresses of an agent of this kernel and network namespace: the agent's
 /// process has ended then, because its listener lives as long as it does.
 bool listener_is_gone(const Engine& engine, const Record& record) {
-  const auto& self = engine.record;
+  const auto& self = engine.identity.record;
   const bool same = record.boot_id == self.boot_id && record.net_namespace == self.net_namespace &&
                     record.net_namespace != 0 && !record.tcp_addresses.empty();
   if (!same) return false;
@@ -339,7 +339,7 @@ bool dial_known(Engine& engine, Dialling& dialling, const std::shared_ptr<Sessio
   if (!alone && link->connections().ask_to_dial(dialling.purpose)) return false;
   const auto dead = look_up(engine, *session);
   if (dead.ok()) return false;
-  engine.bury(session, dead);
+  engine.peers.bury(session, dead);
   if (link->connections().leave_session(*session)) return false;
   link->close(dead, Loss::peer);
   return true;
@@ -355,7 +355,7 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
     // If both agents of a session dialled its next link at once, each could take a connection of a link that the other
     // has just given up. So one of them goes first, and the other one dials when it has been dialled, or after a while.
     const auto lost = link->session();
-    const bool second = lost && engine->self.incarnation < lost->peer().incarnation;
+    const bool second = lost && engine->identity.self.incarnation < lost->peer().incarnation;
     while (second && !link->connections().connected() && !link->closed() && Clock::now() < since + head_start)
       std::this_thread::sleep_for(Milliseconds(1));
     while (link->connections().keep_dialling(purpose)) {
@@ -369,7 +369,7 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
       backoff.wait();
     }
   });
-  if (!taken) link->close({Code::agent_closed, "the agent \"" + self.name + "\" was shut down"});
+  if (!taken) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
 }
 
 void Engine::dial_back(std::shared_ptr<Link> link, Purpose purpose) {

@@ -38,8 +38,8 @@ bool agent_answers(Engine& engine, const Record& record);
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  /// Listens as the options say and writes the addresses into `engine->record`. Unauthenticated: other hosts reach the
-  /// TCP address and the user has set no key; also the errors of address.h.
+  /// Listens as the options say and writes the addresses into `engine->identity.record`. Unauthenticated: other hosts
+  /// reach the TCP address and the user has set no key; also the errors of address.h.
   static Result<std::shared_ptr<Acceptor>> listen(const std::shared_ptr<Engine>& engine);
   /// Stops accepting and closes the connections that are in their handshake. Any thread may call it; the reactor
   /// thread does the work.

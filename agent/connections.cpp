@@ -35,20 +35,20 @@ ConnectionRole role_of(Purpose purpose, bool dialled) {
 }
 
 Connections::Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
-    : link_(link), peer_(std::move(peer)), number_(number), session_(std::move(session)) {}
+    : link_(link), other_(std::move(peer), number, std::move(session)) {}
 
 // ---- State
 
 std::shared_ptr<Session> Connections::session() const {
   const std::lock_guard lock(mutex_);
-  return session_;
+  return other_.session();
 }
 
 bool Connections::leave_session(const Session& dead) {
   std::shared_ptr<Session> left;  // dropped after the lock is released
   const std::lock_guard lock(mutex_);
   if (incarnation() != 0) return false;
-  if (session_.get() == &dead) left = std::move(session_);
+  left = other_.part_with(dead);
   return true;
 }
 
@@ -97,7 +97,7 @@ bool Connections::local() const {
 
 std::pair<std::size_t, bool> Connections::waiting() const {
   const std::lock_guard lock(mutex_);
-  return {calls_.size(), slot(ConnectionRole::calls_out).state == State::dialling};
+  return {unsent_.calls.size(), slot(ConnectionRole::calls_out).state == State::dialling};
 }
 
 // ---- Sending
@@ -125,12 +125,12 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
           {Code::resource_exhausted,
            formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
                      "(max_bytes_in_flight)",
-                     peer_.name, stream->unwritten())});
+                     peer().name, stream->unwritten())});
     }
     return link_.calls().send(stream, call, std::move(message));
   }
   call->hold = SendHold::connection;
-  calls_.push_back({call, std::move(message)});
+  unsent_.calls.push_back({call, std::move(message)});
   const bool begin = begin_dialling(ConnectionRole::calls_out);
   lock.unlock();
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
@@ -145,7 +145,7 @@ void Connections::queue_control(Bytes frame, Descriptors descriptors) {
   std::unique_lock lock(mutex_);
   const auto stream = slot(ConnectionRole::calls_out).stream;
   if (!stream) {
-    controls_.emplace_back(std::move(frame), std::move(descriptors));
+    unsent_.controls.emplace_back(std::move(frame), std::move(descriptors));
     return;
   }
   lock.unlock();
@@ -156,7 +156,7 @@ void Connections::queue_control(Bytes frame, Descriptors descriptors) {
 void Connections::write_controls() {
   std::unique_lock lock(mutex_);
   const auto stream = slot(ConnectionRole::calls_out).stream;
-  const bool begin = !stream && !controls_.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
+  const bool begin = !stream && !unsent_.controls.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
   lock.unlock();
   if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
     link_.engine().pool->submit_long([link = link_.shared_from_this()] { link->engine().dial(link, Purpose::calls); });
@@ -178,7 +178,7 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
     lock.unlock();
     return write_bulk(stream, std::move(frame), std::move(part));
   }
-  buffers_.emplace_back(std::move(frame), std::move(part));
+  unsent_.buffers.emplace_back(std::move(frame), std::move(part));
   const bool begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
   lock.unlock();
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
@@ -186,7 +186,7 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
 
 /// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
 bool Connections::begin_another_bulk_dial() {
-  if (buffers_.empty() || !bulk_.wants_another(buffers_.front().second.buffer.bytes)) return false;
+  if (unsent_.buffers.empty() || !bulk_.wants_another(unsent_.buffers.front().second.buffer.bytes)) return false;
   auto& state = slot(ConnectionRole::bulk_out).state;
   if (state != State::up) return false;
   state = State::dialling;
@@ -204,7 +204,7 @@ void Connections::write_bulk(const Stream& stream, Bytes frame, FrameStream::Par
   if (!written.empty()) complete_apart(std::move(written));
   if (done) {
     const std::lock_guard lock(mutex_);
-    if (buffers_.empty()) return bulk_.give_back(stream.get());
+    if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
   }
   finish_writes(stream);
 }
@@ -269,9 +269,9 @@ bool Connections::go_on_writing(const Stream& stream) {
     const std::lock_guard lock(mutex_);
     // A sender that met a full socket just now found the stream in writing_ and left the writing to this thread.
     if (!stream->closed() && stream->corked()) return true;
-    if (stream->use() == FrameStream::Use::bulk && !buffers_.empty()) {
-      next = std::move(buffers_.front());
-      buffers_.pop_front();
+    if (stream->use() == FrameStream::Use::bulk && !unsent_.buffers.empty()) {
+      next = std::move(unsent_.buffers.front());
+      unsent_.buffers.pop_front();
       begin = begin_another_bulk_dial();
     } else {
       bulk_.give_back(stream.get());
@@ -301,7 +301,7 @@ void Connections::read_bulk(const Stream& stream) {
   while (stream->begin_read()) {
     const auto resumes = [this] {
       const std::lock_guard lock(mutex_);
-      return bulk_resumes_;
+      return bulk_.resumes;
     }();
     auto progress = FrameStream::Progress::some;
     while (progress == FrameStream::Progress::some) {
@@ -314,7 +314,7 @@ void Connections::read_bulk(const Stream& stream) {
     if (progress == FrameStream::Progress::none) link_.engine().pool->arm(stream->fd());
     if (progress != FrameStream::Progress::held) return;
     const std::lock_guard lock(mutex_);
-    if (bulk_resumes_ == resumes) return bulk_.held.push_back(stream);
+    if (bulk_.resumes == resumes) return bulk_.held.push_back(stream);
   }
 }
 
@@ -322,7 +322,7 @@ void Connections::resume_bulk() {
   std::vector<Stream> held;
   {
     const std::lock_guard lock(mutex_);
-    ++bulk_resumes_;
+    ++bulk_.resumes;
     held.swap(bulk_.held);
   }
   for (const auto& stream : held) {
@@ -337,35 +337,23 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
                                         const std::shared_ptr<Session>& session) {
   const auto role = role_of(hello.purpose, dialled);
   const std::lock_guard lock(mutex_);
-  if (closed()) return nullptr;
-  if (incarnation() != 0 && incarnation() != hello.incarnation) return nullptr;
-  if (!dialled) {
-    const bool stale = hello.other_link != 0 && hello.other_link != number_;
-    if (stale || (other_number() != 0 && other_number() != hello.link)) return nullptr;
-  }
+  if (closed() || !other_.is_of(hello, dialled)) return nullptr;
   auto& slot = this->slot(role);
   const bool full =
       is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
   if (full || slot.state == State::attaching) return nullptr;
-  session_ = session;
-  if (!dialled) other_number_.store(hello.link, std::memory_order_release);
   auto stream = std::make_shared<FrameStream>(std::move(fd), local,
                                               is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
   slot.state = is_out(role) ? State::attaching : State::up;
   if (role == ConnectionRole::calls_in) slot.stream = stream;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
-  if (incarnation() == 0) {
-    peer_.rank = hello.rank;
-    peer_.incarnation = hello.incarnation;
-    incarnation_.store(hello.incarnation, std::memory_order_release);
-  }
+  other_.meet(hello, dialled, session);
   return stream;
 }
 
 Status Connections::on_link(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  if (other_number() == 0) other_number_.store(number, std::memory_order_release);
-  if (other_number() == number) return {};
+  if (other_.pair(number)) return {};
   return {Code::connection_lost, "its connections are of two links: it has given one of them up"};
 }
 
@@ -375,8 +363,8 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(mutex_);
-      controls.swap(controls_);
-      calls.swap(calls_);
+      controls.swap(unsent_.controls);
+      calls.swap(unsent_.calls);
       if (calls.empty() && controls.empty()) {
         slot(role) = {State::up, stream};
         return;
@@ -421,11 +409,10 @@ bool Connections::keep_dialling(Purpose purpose) {
       state = State::up;
       return false;
     }
-    std::deque<UnsentCall> waiting;
-    for (auto& unsent : calls_) (link_.calls().contains(*unsent.call) ? waiting : ended).push_back(std::move(unsent));
-    calls_ = std::move(waiting);
+    ended = unsent_.take_calls_if([&](const Call::State& call) { return !link_.calls().contains(call); });
     const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
-    wanted = is_bulk(role) ? !buffers_.empty() : !called || !calls_.empty() || !controls_.empty() || connecting_ != 0;
+    wanted = is_bulk(role) ? !unsent_.buffers.empty()
+                           : !called || !unsent_.calls.empty() || !unsent_.controls.empty() || connecting_ != 0;
     if (!wanted) state = State::absent;
   }
   for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
@@ -468,7 +455,7 @@ void Connections::give_up_bulk(const Status& why) {
     auto& state = slot(ConnectionRole::bulk_out).state;
     if (state != State::dialling) return;  // the peer has dialled it at this moment
     state = State::absent;
-    buffers.swap(buffers_);
+    buffers.swap(unsent_.buffers);
   }
   for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
 }
@@ -477,27 +464,17 @@ void Connections::fail_impatient(const Status& why, bool may_answer) {
   std::deque<UnsentCall> impatient;
   {
     const std::lock_guard lock(mutex_);
-    std::deque<UnsentCall> patient;
-    for (auto& unsent : calls_) {
-      const bool waits = (may_answer || unsent.call->options.wait_for_ready) && link_.calls().contains(*unsent.call);
-      (waits ? patient : impatient).push_back(std::move(unsent));
-    }
-    calls_ = std::move(patient);
+    impatient = unsent_.take_calls_if([&](const Call::State& call) {
+      return !(may_answer || call.options.wait_for_ready) || !link_.calls().contains(call);
+    });
   }
-  const Status named(why.code(), "no link to \"" + peer_.name + "\": " + std::string(why.what()));
+  const Status named(why.code(), "no link to \"" + peer().name + "\": " + std::string(why.what()));
   for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
 }
 
 Milliseconds Connections::patience() const {
-  Milliseconds longest{0};
   const std::lock_guard lock(mutex_);
-  for (const auto& [call, message] : calls_) {
-    if (!call->options.wait_for_ready) continue;
-    const auto left = call->deadline ? std::chrono::duration_cast<Milliseconds>(*call->deadline - Clock::now())
-                                     : std::chrono::hours(24);
-    longest = std::max(longest, left);
-  }
-  return longest;
+  return unsent_.patience(Clock::now());
 }
 
 void Connections::note_dial(std::string what) {
@@ -526,7 +503,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
   --connecting_;
   if (!closed() && !slot(ConnectionRole::calls_out).stream)
     return {Code::deadline_exceeded,
-            "no link to \"" + peer_.name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
+            "no link to \"" + peer().name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
   return status_;
 }
 
@@ -534,7 +511,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
 
 std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
   const std::lock_guard lock(mutex_);
-  if (closed_.load() || (unless_awaited && !calls_.empty())) return std::nullopt;
+  if (closed_.load() || (unless_awaited && !unsent_.calls.empty())) return std::nullopt;
   status_ = why;
   closed_.store(true, std::memory_order_release);
   Remains remains;
@@ -544,8 +521,8 @@ std::optional<Connections::Remains> Connections::end(const Status& why, bool unl
   remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
   remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
   bulk_.held.clear();
-  remains.calls.swap(calls_);
-  remains.buffers.swap(buffers_);
+  remains.calls.swap(unsent_.calls);
+  remains.buffers.swap(unsent_.buffers);
   return remains;
 }
 

@@ -22,10 +22,12 @@
 #include <vector>
 
 #include "agent/liveness.h"
+#include "agent/other_end.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
 #include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
+#include "agent/unsent_messages.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
 
@@ -53,12 +55,11 @@ class Connections final {
   Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session);
 
   // --- who is at the other end ---------------------------------------------------------------------------------------
-  [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }  // incarnation 0 until connected
-  [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  /// Returns the peer's number of its end of the link; 0: not known yet. The peer tells it when it dials, and when it
-  /// has taken a connection for calls.
-  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
+  /// See OtherEnd. The peer tells its number of the link when it dials, and when it has taken a connection for calls.
+  [[nodiscard]] const PeerInfo& peer() const noexcept { return other_.peer(); }  // incarnation 0 until connected
+  [[nodiscard]] std::uint64_t incarnation() const noexcept { return other_.incarnation(); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return other_.number(); }
+  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_.other_number(); }
   /// Returns the session; null if no incarnation of the peer is known yet.
   [[nodiscard]] std::shared_ptr<Session> session() const;
   /// Parts with a session whose peer is dead, unless the link has a connection already. What waits then goes to the
@@ -186,20 +187,13 @@ class Connections final {
   void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;
-  PeerInfo peer_;
-  std::atomic<std::uint64_t> incarnation_{0};
-  const std::uint64_t number_;
-  std::atomic<std::uint64_t> other_number_{0};
+  OtherEnd other_;
   std::atomic<bool> closed_{false};
 
   mutable Mutex mutex_;  // guards the members down to writing_, and the changes of those above
-  std::shared_ptr<Session> session_;
   std::array<Slot, 4> slots_;
   BulkStreams bulk_;
-  std::uint64_t bulk_resumes_ = 0;  // destinations registered so far for bulk bytes
-  std::deque<UnsentCall> calls_;    // what waits for a connection of this side
-  std::deque<std::pair<Bytes, FrameStream::Part>> buffers_;
-  std::deque<std::pair<Bytes, Descriptors>> controls_;
+  UnsentMessages unsent_;
   int connecting_ = 0;  // threads in connect()
   std::string dial_progress_;
   Status status_;

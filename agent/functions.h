@@ -1,4 +1,5 @@
-/// The table of functions that this agent serves: names, the numbers that callers use for them, and handlers.
+/// The table of functions that this agent serves: names, the numbers that callers use for them, and handlers. A
+/// resolver of the program's may add functions when they are called first.
 #pragma once
 
 #include <cstdint>
@@ -45,9 +46,30 @@ class Functions final {
     const auto it = numbers_.find(name);
     return it == numbers_.end() ? nullptr : by_number_[it->second];
   }
+  /// See RawAgent::resolve_with.
+  void resolve_with(RawAgent::Resolver resolver) {
+    const std::lock_guard lock(mutex_);
+    std::swap(resolver_, resolver);  // the earlier one is destroyed after the lock is released
+  }
+  /// Returns the function. If it was never served, asks the resolver, under no lock, and serves what that returns.
+  /// Null: there is none. An error is the resolver's.
+  Result<std::shared_ptr<const RawFunction>> find_or_resolve(const std::string& name) {
+    RawAgent::Resolver resolve;
+    {
+      const std::lock_guard lock(mutex_);
+      resolve = resolver_;
+    }
+    auto function = find(name);  // another request may have resolved it meanwhile
+    if (function || !resolve) return function;
+    auto found = resolve(name);
+    if (!found.ok()) return found.status();
+    if (*found) function = serve(name, std::move((*found)->first), (*found)->second);
+    return function;
+  }
 
  private:
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the others
+  RawAgent::Resolver resolver_;
   std::map<std::string, std::uint32_t, std::less<>> numbers_;
   std::vector<std::shared_ptr<const RawFunction>> by_number_ =
       std::vector<std::shared_ptr<const RawFunction>>(1);  // 0: by name

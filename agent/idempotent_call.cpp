@@ -53,7 +53,7 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
 }
 
 void IdempotentCall::attempt() {
-  const auto link = engine_->link_to(peer_);
+  const auto link = engine_->peers.link_to(peer_);
   auto options = call_->options;
   options.idempotent = false;
   options.label = call_->shown();

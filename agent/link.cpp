@@ -14,7 +14,7 @@
 #include "agent/auth.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "channels/completion.h"
 #include "channels/wire_use.h"
 
@@ -50,7 +50,7 @@ bool has_ended(const FrameStream& stream) {
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
-      connections_(*this, std::move(peer), ++engine_->links_made, std::move(session)),
+      connections_(*this, std::move(peer), engine_->peers.next_link_number(), std::move(session)),
       channels_(*this),
       calls_(*this),
       credits_(engine_->options.max_bytes_in_flight),
@@ -66,10 +66,7 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, 
             }
             // The destructor of a channel waits until no thread uses its wire, and this thread may be using one.
             try {
-              std::thread([link] {
-                block_signals_of_others();
-                delete link;
-              }).detach();
+              start_thread([link] { delete link; }).detach();
             } catch (const std::system_error&) {  // the system gives no thread: the link leaks
             }
           }};
@@ -85,11 +82,11 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
 }
 
 bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello) {
-  const auto session = engine_->session_of({peer().name, hello.rank, hello.incarnation});
+  const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
   const auto stream = connections_.attach(fd, local, dialled, hello, session);
   if (!stream) return false;
   if (local)
-    engine_->watch_process(session, unix_peer_process(stream->fd()));
+    engine_->peers.watch_process(session, unix_peer_process(stream->fd()));
   else
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
@@ -185,7 +182,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   pool.start_waiting(this);
   credits_.close();
   calls_.wake_waiting();
-  if (const auto self = weak_from_this().lock()) engine_->lost(self, why, loss);
+  if (const auto self = weak_from_this().lock()) engine_->peers.lost(self, why, loss);
   return true;
 }
 

@@ -10,8 +10,8 @@
 #include "agent/transport/call_ring.h"
 #include "agent/transport/doorbell.h"
 #include "agent/transport/oversubscribed_wait.h"
-#include "agent/transport/spin.h"
 #include "base/mutex.h"
+#include "base/spin.h"
 
 namespace tensorferry {
 

@@ -120,7 +120,7 @@ std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std:
   record->served = true;
   record->function = shown_name(function);
   record->peer = peer().name;
-  record->flow = CallTrace::flow_of(incarnation(), engine_->self.incarnation, frame.header.call);
+  record->flow = CallTrace::flow_of(incarnation(), engine_->identity.self.incarnation, frame.header.call);
   record->transport = route.ring ? "ring" : route.stream->local() ? "unix" : "tcp";
   record->bytes = frame.payload.size();
   for (const auto& buffer : frame.buffers) record->bytes += buffer.net_bytes();
@@ -181,7 +181,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
   if (closed() && incoming->key == 0)
     incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
-  ++engine_->serving;
+  ++engine_->counters.serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
   const bool spilled = (header.flags & wire::flag::spilled) != 0;
@@ -193,8 +193,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                       if (!status.ok()) return reply->fail(std::move(status));
                       if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
                       incoming->stage = wire::CallStatus::Stage::queued;
-                      if (self->engine_->serving > static_cast<std::size_t>(self->engine_->options.max_threads))
-                        incoming->busy_at_arrival = self->engine_->pool->load().busy;
+                      if (const auto& engine = *self->engine_;
+                          engine.counters.serving > static_cast<std::size_t>(engine.options.max_threads))
+                        incoming->busy_at_arrival = engine.pool->load().busy;
                       if (incoming->traced) incoming->traced->reach(CallRecord::queued);
                       if (!incoming->order_ticket) {
                         return self->dispatch(std::move(function), std::move(name), std::move(received),
@@ -211,8 +212,8 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
 
 /// Returns whether an idempotent call is to run. If not, the reply has been taken care of.
 bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply) {
-  if (key.receiver != 0 && key.receiver != engine_->self.incarnation) {
-    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->self.name +
+  if (key.receiver != 0 && key.receiver != engine_->identity.self.incarnation) {
+    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->identity.self.name +
                                            "\" was restarted since. The call may have run once"});
     return false;
   }
@@ -227,7 +228,7 @@ bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<Incoming
 Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
   if (why.code() == Code::protocol_error) return why;
   channels_.discard(stream, frame);
-  refuse(route, {why.code(), "\"" + engine_->self.name + "\" is busy: " + std::string(why.what())});
+  refuse(route, {why.code(), "\"" + engine_->identity.self.name + "\" is busy: " + std::string(why.what())});
   return {};
 }
 
@@ -266,13 +267,13 @@ void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
 void Link::answered_late(const IncomingRequest& incoming) {
   if (closed()) return;  // the caller did not give up: the link ended
   const auto function = incoming.function != 0 ? engine_->functions.find(incoming.function) : nullptr;
-  engine_->late_answers.add(peer().name, function ? std::string(shown_name(function->name)) : "?");
+  engine_->counters.late_answers.add(peer().name, function ? std::string(shown_name(function->name)) : "?");
 }
 
 void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
   incoming_calls_.end(call, incoming);
-  --engine_->serving;
-  ++engine_->calls_served;
+  --engine_->counters.serving;
+  ++engine_->counters.calls_served;
 }
 
 /// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.

@@ -55,8 +55,8 @@ void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message&
     for (const auto& buffer : message.buffers) call->traced->bytes += buffer.bytes;
   }
   pending_.add(call);
-  ++engine.pending;
-  ++engine.calls_sent;
+  ++engine.counters.pending;
+  ++engine.counters.calls_sent;
   if (call->deadline) link_.activate();
 }
 
@@ -186,7 +186,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
 Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
   if (!call) {  // the call was cancelled or has expired
-    ++link_.engine().late_replies;
+    ++link_.engine().counters.late_replies;
     link_.channels().discard(stream, frame);
     return {};
   }
@@ -220,8 +220,8 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
 
 void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Received> result) {
   auto& engine = link_.engine();
-  --engine.pending;
-  if (!result) ++engine.calls_failed;
+  --engine.counters.pending;
+  if (!result) ++engine.counters.calls_failed;
   if (call->traced) record(*call, result.status().code());
   call->complete(std::move(result));
   ring_.call_ended(*call);
@@ -234,14 +234,14 @@ void OutgoingCalls::record(const Call::State& call, Code code) {
   auto& record = *call.traced;
   record.function = call.shown();
   record.peer = link_.peer().name;
-  record.flow = CallTrace::flow_of(engine.self.incarnation, link_.incarnation(), call.id);
+  record.flow = CallTrace::flow_of(engine.identity.self.incarnation, link_.incarnation(), call.id);
   record.transport = call.in_ring ? "ring" : link_.local() ? "unix" : "tcp";
   record.stages[CallRecord::made] = call.made.time_since_epoch().count();
   record.stages[CallRecord::sent] = call.sent_at.load();
   record.code = code;
   if (const int channel = record.channel; channel >= 0) {
     const auto driver = static_cast<std::size_t>(channel);
-    record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver]->name() : "inline";
+    record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver].name() : "inline";
   }
   record.reach(CallRecord::landed);
   engine.trace.add(call.traced);

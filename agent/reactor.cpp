@@ -4,7 +4,7 @@
 
 #include <boost/asio/post.hpp>
 
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace tensorferry {
 namespace {
@@ -21,10 +21,10 @@ Reactor::Reactor(std::function<Pace()> tick) : tick_(std::move(tick)) {}
 Reactor::~Reactor() { stop(); }
 
 void Reactor::start() {
-  thread_ = std::thread([this] {
-    block_signals_of_others();
+  thread_ = start_thread([this] {
     ::pthread_setname_np(::pthread_self(), "tf-reactor");
     is_reactor = true;
+    preempt_no_thread();
     loop_->context.run();
   });
 }

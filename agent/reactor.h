@@ -1,5 +1,6 @@
 /// The agent's background thread, a Boost.Asio reactor that is on no call's path. It accepts connections and performs
-/// their handshakes, runs the timers, and ticks while something is under way.
+/// their handshakes, runs the timers, and ticks while something is under way. When it wakes up it preempts no other
+/// thread (SCHED_BATCH): a tick would interrupt the calls that it watches, and wait for their locks.
 #pragma once
 
 #include <atomic>

@@ -69,6 +69,8 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
                                   bool& stopped) {
   const Nudge::Sleeper nudged(nudge_);
   while (!call.done() && !stream->closed()) {
+    if (call.landing) link_.channels().progress_until([&] { return call.done(); });
+    if (call.done()) return;
     pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
     timespec left{};
     if (until) {

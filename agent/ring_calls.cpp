@@ -5,6 +5,7 @@
 
 #include "agent/link.h"
 #include "base/text.h"
+#include "channels/copy.h"
 
 namespace tensorferry {
 namespace {
@@ -171,10 +172,24 @@ bool RingCalls::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) 
   return call.done();
 }
 
+/// Returns whether the callee may copy this call's bytes, or as many of its own, by two threads: a waiter that spins
+/// would keep the core of the second one.
+static bool two_threads_may_copy_for(const Call::State& call) {
+  return call.device_time.count() == 0 && call.counted_bytes >= Copier::shares_from;
+}
+
+/// Estimates how long the callee copies, if its reply has as many bytes as the call.
+static std::chrono::nanoseconds reply_copy_of(const Call::State& call) {
+  constexpr std::size_t bytes_a_ns = 8;  // out of another core's cache
+  return std::chrono::nanoseconds(call.device_time.count() == 0 ? call.counted_bytes / bytes_a_ns : 0);
+}
+
 bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
                      const std::function<bool()>& interrupted) {
-  const auto copying = std::min(call.device_time, Spin::most_for_devices());
-  const bool found = call.spun ? answered(call) : ring_->spin.until([&] { return answered(call); }, copying);
+  const auto on_device = std::min(call.device_time, Spin::most_for_devices());
+  const bool spins = !call.spun && !two_threads_may_copy_for(call);
+  const auto has_answer = [&] { return answered(call); };
+  const bool found = spins ? ring_->spin.until(has_answer, on_device, reply_copy_of(call)) : has_answer();
   if (!found) {
     const auto over = [&] { return answered(call) || call.done(); };
     OversubscribedWait::Member waiting(ring_->oversubscribed);

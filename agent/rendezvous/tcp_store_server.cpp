@@ -1,7 +1,6 @@
 // The server of the built-in store. One thread runs all coroutines: one accepts, and one serves each connection. So the
 // table needs no lock, and a misbehaving connection ends its own coroutine alone.
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <boost/asio/as_tuple.hpp>
@@ -27,7 +26,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace tensorferry {
 
@@ -190,9 +189,7 @@ Status Server::start(TcpListener listener) {
   static_cast<void>(listener.socket.release());
   co_spawn(*io_, accept_all(std::move(acceptor)), asio::detached);
 
-  const auto before = block_signals_of_others();
-  thread_ = std::thread([this] { io_->run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread([this] { io_->run(); });
   return {};
 }
 

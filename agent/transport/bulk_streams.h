@@ -5,11 +5,12 @@
 /// end. A buffer goes on one connection, whole. Buffers that wait belong to the link, so the next connection that is
 /// free takes the one that has waited longest.
 ///
-/// Threads: none of its own; the link's connect_mutex_ guards it.
+/// Threads: none of its own; the mutex of Connections guards it.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -33,8 +34,9 @@ class BulkStreams final {
   static constexpr int unix_send_buffer = 1 << 20;
 
   std::vector<Stream> out, in;
-  std::vector<Stream> held;  // of `in`: their next buffer has no destination yet
-  bool attempt_due = false;  // another connection is to be dialled, once
+  std::vector<Stream> held;   // of `in`: their next buffer has no destination yet
+  std::uint64_t resumes = 0;  // destinations registered so far for bulk bytes
+  bool attempt_due = false;   // another connection is to be dialled, once
 
   /// Says how many connections this side may make: the peer takes several (`several`), by unix socket or not (`local`).
   /// On one host the two ends share the CPUs, and a connection keeps one busy at each end.

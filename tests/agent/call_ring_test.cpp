@@ -7,13 +7,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "agent/transport/doorbell.h"
-#include "agent/transport/spin.h"
+#include "base/spin.h"
 #include "tests/agent/patience.h"
 
 namespace tensorferry {
@@ -306,6 +307,18 @@ TEST(Spins, StopIfTheyFindNothingAndAreRetriedRarely) {
   polls = 0;
   EXPECT_FALSE(spin.until(nothing));
   EXPECT_GT(polls, 1) << "finding something at once is no reason to stop looking";
+}
+
+TEST(Spins, LastLongerByTheWorkOfTheOtherSideAndForThatWaitAlone) {
+  Spin spin;
+  const auto spun = [&](std::chrono::milliseconds work) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_FALSE(spin.until([] { return false; }, {}, work));
+    return std::chrono::steady_clock::now() - begin;
+  };
+  constexpr std::chrono::milliseconds work{100};
+  EXPECT_GE(spun(work), work);
+  EXPECT_LT(spun({}), work);
 }
 
 }  // namespace

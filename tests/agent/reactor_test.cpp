@@ -2,8 +2,11 @@
 #include "agent/reactor.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
+#include <boost/asio/post.hpp>
 #include <chrono>
 #include <thread>
 
@@ -34,6 +37,21 @@ TEST_F(Ticks, ComeSeldomWhileOnlyDeadlinesAreToBeWatched) {
   std::this_thread::sleep_for(std::chrono::seconds(1));
   EXPECT_GT(ticks, before);
   EXPECT_LT(ticks - before, 120) << "100 a second";
+}
+
+TEST_F(Ticks, PreemptNoOtherThread) {
+  int mine = -1;
+  sched_param parameters{};
+  ASSERT_EQ(::pthread_getschedparam(::pthread_self(), &mine, &parameters), 0);
+  if (mine != SCHED_OTHER) GTEST_SKIP() << "this program was started with a scheduling policy";
+  std::atomic<int> policy{-1};
+  boost::asio::post(reactor.context(), [&] {
+    int its = -1;
+    sched_param ignored{};
+    if (::pthread_getschedparam(::pthread_self(), &its, &ignored) == 0) policy = its;
+  });
+  ASSERT_TRUE(eventually([&] { return policy != -1; }));
+  EXPECT_EQ(policy, SCHED_BATCH);
 }
 
 TEST_F(Ticks, StopWhileNothingIsUnderWayAndGoOnWithAKick) {

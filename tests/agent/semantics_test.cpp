@@ -9,6 +9,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
@@ -24,6 +25,31 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 std::string what(const Status& status) { return std::string(status.what()); }
+
+/// Serves the function "later", and keeps its replies.
+class KeptReplies {
+ public:
+  explicit KeptReplies(RawAgent& agent) {
+    agent.serve("later", [this](const Request&, Reply reply) {
+      reply.on_cancelled([this] { ++told; });
+      const std::lock_guard lock(mutex_);
+      replies_.push_back(std::move(reply));
+    });
+  }
+  int count() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(replies_.size());
+  }
+  std::vector<Reply> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(replies_, {});
+  }
+  std::atomic<int> told{0};  // how many have been cancelled
+
+ private:
+  std::mutex mutex_;
+  std::vector<Reply> replies_;
+};
 
 class Calls : public ::testing::TestWithParam<Ways> {
  protected:
@@ -160,32 +186,21 @@ TEST_P(Calls, ThatAreCancelledFailAtTheCallerAndAreReportedAtTheCallee) {
 }
 
 TEST_P(Calls, ThatAreCancelledNotifyTheirHandlerOnce) {
-  std::mutex mutex;
-  std::vector<Reply> replies;
-  std::atomic<int> told{0};
-  b->serve("later", [&](const Request&, Reply reply) {
-    reply.on_cancelled([&] { ++told; });
-    const std::lock_guard lock(mutex);
-    replies.push_back(std::move(reply));
-  });
+  KeptReplies replies(*b);
   constexpr int calls = 50;
   std::vector<Call> made;
   for (int i = 0; i < calls; ++i) {
     made.push_back(a->call("b", "later", {}, within(seconds(60))));
     if (i % 2 == 0) made.back().cancel();  // if the callee has not read it yet, it does not run
   }
-  const auto running = [&] {
-    const std::lock_guard lock(mutex);
-    return static_cast<int>(replies.size());
-  };
-  EXPECT_TRUE(eventually([&] { return running() >= calls / 2 && told == running() - calls / 2; }));
+  EXPECT_TRUE(eventually([&] { return replies.count() >= calls / 2 && replies.told == replies.count() - calls / 2; }));
   for (auto& call : made) call.cancel();
-  EXPECT_TRUE(eventually([&] { return told == running(); }));
-  const std::lock_guard lock(mutex);
-  int late = 0;
-  for (auto& reply : replies) reply.on_cancelled([&] { ++late; });
-  EXPECT_EQ(late, static_cast<int>(replies.size())) << "at once, if it has happened";
-  replies.clear();
+  EXPECT_TRUE(eventually([&] { return replies.told == replies.count(); }));
+  for (auto& reply : replies.take()) {
+    bool at_once = false;
+    reply.on_cancelled([&] { at_once = true; });
+    EXPECT_TRUE(at_once) << "it has happened";
+  }
 }
 
 // While a link is new, one thread sends a call and another may cancel it at the same moment.
@@ -193,24 +208,13 @@ TEST(CancelledCalls, OfNewLinksAreReportedToTheirHandlers) {
   for (int round = 0; round < 30; ++round) {
     const auto store = std::make_shared<MemoryStore>();
     const auto a = join(store, "a"), b = join(store, "b");
-    std::mutex mutex;
-    std::vector<Reply> replies;
-    std::atomic<int> told{0};
-    b->serve("later", [&](const Request&, Reply reply) {
-      reply.on_cancelled([&] { ++told; });
-      const std::lock_guard lock(mutex);
-      replies.push_back(std::move(reply));
-    });
+    KeptReplies replies(*b);
     b->serve("now", [](const Request&, Reply reply) { reply.send({}); });
     for (int i = 0; i < 20; ++i) a->call("b", "later", {}, within(seconds(60))).cancel();
     ASSERT_TRUE(call_sync(*a, "b", "now", {}, within(seconds(60))).ok());
-    const auto running = [&] {
-      const std::lock_guard lock(mutex);
-      return static_cast<int>(replies.size());
-    };
-    ASSERT_TRUE(eventually([&] { return told == running(); })) << told << " of " << running() << " in round " << round;
-    const std::lock_guard lock(mutex);
-    replies.clear();
+    ASSERT_TRUE(eventually([&] { return replies.told == replies.count(); }))
+        << replies.told << " of " << replies.count() << " in round " << round;
+    replies.take();
   }
 }
 

@@ -1,0 +1,69 @@
+/// The control messages that have come from the peer of a link, by their ids, and the pulls that wait for one of them.
+///
+/// Threads: any, but is_next() and received() only on the thread that handles a control frame. Runs pulls under no
+/// lock.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "channels/channel.h"
+
+namespace tensorferry {
+
+class IncomingControls final {
+ public:
+  /// Gets Ok when its message has come, or the link's status if the link ends before.
+  using Pull = std::function<void(const Status&)>;
+
+  /// Returns whether message `id` follows the last one that was received.
+  [[nodiscard]] bool is_next(ControlId id) const { return id == received_ + 1; }
+  /// Message `id` has been handled. Hands out the pulls that waited for it, in the order of when_received(); the caller
+  /// runs them.
+  std::vector<Pull> received(ControlId id) {
+    std::vector<Pull> due;
+    const std::lock_guard lock(mutex_);
+    received_ = id;
+    const auto ready = std::stable_partition(waiting_.begin(), waiting_.end(),
+                                             [&](const auto& waiting) { return waiting.first > id; });
+    for (auto it = ready; it != waiting_.end(); ++it) due.push_back(std::move(it->second));
+    waiting_.erase(ready, waiting_.end());
+    return due;
+  }
+  /// Runs `pull` when message `after` has been received: now, if it has been already or if the link has ended.
+  void when_received(ControlId after, Pull pull) {
+    Status failed;
+    {
+      const std::lock_guard lock(mutex_);
+      if (after > received_ && !ended_) {
+        waiting_.emplace_back(after, std::move(pull));
+        return;
+      }
+      if (after > received_) failed = *ended_;
+    }
+    pull(failed);
+  }
+  /// The link has ended with `status`. Hands out the pulls that wait; the caller runs them with it.
+  std::vector<Pull> end(const Status& status) {
+    std::vector<Pull> left;
+    const std::lock_guard lock(mutex_);
+    ended_ = status;
+    for (auto& [after, pull] : waiting_) left.push_back(std::move(pull));
+    waiting_.clear();
+    return left;
+  }
+
+ private:
+  Mutex mutex_;  // guards the others
+  ControlId received_ = 0;
+  std::optional<Status> ended_;
+  std::vector<std::pair<ControlId, Pull>> waiting_;
+};
+
+}  // namespace tensorferry

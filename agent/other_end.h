@@ -1,0 +1,69 @@
+/// Who is at the other end of a link: the peer and its incarnation, the numbers of the link's two ends, and the
+/// session.
+///
+/// Threads: incarnation(), number() and other_number() any; the mutex of Connections guards the rest. The name of
+/// peer() never changes, so any thread may read it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/session.h"
+#include "agent/wire/frame.h"
+
+namespace tensorferry {
+
+class OtherEnd final {
+ public:
+  /// `number`: this side's number of the link. `session`: the session that the link continues; null: the link goes to
+  /// the incarnation that answers.
+  OtherEnd(PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
+      : peer_(std::move(peer)), number_(number), session_(std::move(session)) {}
+
+  [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
+  /// Returns the peer's incarnation; 0 until the link has had a connection.
+  [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  /// Returns the peer's number of its end of the link; 0: not known yet.
+  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
+  [[nodiscard]] const std::shared_ptr<Session>& session() const noexcept { return session_; }
+
+  /// Returns whether a connection with this hello belongs to the link: it is of the same incarnation, and of the same
+  /// two ends if the peer has dialled it.
+  [[nodiscard]] bool is_of(const wire::Hello& hello, bool dialled) const {
+    if (incarnation() != 0 && incarnation() != hello.incarnation) return false;
+    if (dialled) return true;
+    const bool stale = hello.other_link != 0 && hello.other_link != number_;
+    return !stale && (other_number() == 0 || other_number() == hello.link);
+  }
+  /// Learns what the hello of such a connection says.
+  void meet(const wire::Hello& hello, bool dialled, std::shared_ptr<Session> session) {
+    session_ = std::move(session);
+    if (!dialled) other_number_.store(hello.link, std::memory_order_release);
+    if (incarnation() != 0) return;
+    peer_.rank = hello.rank;
+    peer_.incarnation = hello.incarnation;
+    incarnation_.store(hello.incarnation, std::memory_order_release);
+  }
+  /// Learns the peer's number of its end. False: another one is known, so the peer has given one of two links up.
+  bool pair(std::uint64_t number) {
+    if (other_number() == 0) other_number_.store(number, std::memory_order_release);
+    return other_number() == number;
+  }
+  /// Parts with the session, if it is `dead`, and returns it. The caller drops it after it has released the mutex.
+  std::shared_ptr<Session> part_with(const Session& dead) {
+    return session_.get() == &dead ? std::move(session_) : nullptr;
+  }
+
+ private:
+  PeerInfo peer_;
+  std::atomic<std::uint64_t> incarnation_{0};
+  const std::uint64_t number_;
+  std::atomic<std::uint64_t> other_number_{0};
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,195 @@
+#include "agent/peers.h"
+
+#include <utility>
+
+#include "agent/engine.h"
+#include "agent/link.h"
+
+namespace tensorferry {
+namespace {
+
+/// The pidfd of a peer's process on this host. It is readable when the process has ended, even if a forked child still
+/// holds the process's sockets.
+class PeerProcess final : public Readable {
+ public:
+  PeerProcess(std::weak_ptr<Engine> engine, std::weak_ptr<Session> session)
+      : engine_(std::move(engine)), session_(std::move(session)) {}
+  void on_readable() override {
+    const auto engine = engine_.lock();
+    const auto session = session_.lock();
+    // The event may be an older one of another descriptor, which had this one's number and is closed.
+    if (engine && session && session->process_ended()) engine->peers.process_ended(session);
+  }
+
+ private:
+  const std::weak_ptr<Engine> engine_;
+  const std::weak_ptr<Session> session_;
+};
+
+}  // namespace
+
+std::shared_ptr<Link> Peers::link_to(std::string_view name) {
+  std::shared_ptr<Link> known;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = links_.find(name); it != links_.end()) known = it->second;
+  }
+  if (known && !known->closed() && !known->ended_by_peer()) return known;
+  std::shared_ptr<Link> link, ended;  // dropped after the mutex is released
+  {
+    const std::lock_guard lock(mutex_);
+    // The thread that closes a link removes it from this map a moment later.
+    if (const auto it = links_.find(name); it != links_.end() && it->second->closed()) {
+      ended = std::move(it->second);
+      links_.erase(it);
+    }
+    const auto it = sessions_.find(name);
+    link = Link::make(engine_.shared_from_this(), {std::string(name), -1, 0},
+                      it != sessions_.end() ? it->second : nullptr);
+    // leave() closes the links that it finds in this map, so no link may be added after that.
+    if (!engine_.leaving) return links_.try_emplace(std::string(name), link).first->second;
+  }
+  link->close({Code::agent_closed, "the agent \"" + engine_.identity.self.name + "\" was shut down"});
+  return link;
+}
+
+std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone) {
+  std::shared_ptr<Link> old;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = links_.find(peer.name);
+    if (it != links_.end() && it->second->closed()) {
+      old = std::move(it->second);
+      links_.erase(it);
+    } else if (it != links_.end()) {
+      const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
+      const auto paired = it->second->connections().other_number();
+      const bool same = known == peer.incarnation;
+      // A peer that dials again has given its link up, even if this side has not seen the end yet.
+      const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls &&
+                         it->second->connections().stream(ConnectionRole::calls_in);
+      if (known == 0 || (same && peer.link == paired && !twice) || (same && paired == 0)) return it->second;
+      if (gone || (same && peer.link < paired)) return nullptr;
+      old = std::move(it->second);
+      links_.erase(it);
+    }
+    // Calls may wait in the new link before it has the connection, and also if it refuses the connection.
+    const auto session = sessions_.find(peer.name);
+    const bool goes_on = session != sessions_.end() && session->second->peer().incarnation == peer.incarnation;
+    if (!engine_.leaving) {
+      links_.emplace(peer.name,
+                     Link::make(engine_.shared_from_this(), {peer.name, -1, 0}, goes_on ? session->second : nullptr));
+    }
+  }
+  if (old && old->incarnation() == peer.incarnation) old->close({Code::connection_lost, "it dialled again"});
+  if (old && old->incarnation() != peer.incarnation)
+    old->close({Code::connection_lost, "it was restarted"}, Loss::peer);
+  return link_to(peer.name);
+}
+
+void Peers::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss) {
+  const auto session = link->session();
+  std::shared_ptr<Link> next;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto& name = link->peer().name;
+    if (const auto it = links_.find(name); it != links_.end() && it->second == link) links_.erase(it);
+    if (!session || engine_.leaving) return;
+    if (loss == Loss::connection && !session->dead() && !session->process_ended()) {
+      if (links_.contains(name)) return;  // the session has its next link
+      next = Link::make(engine_.shared_from_this(), {name, -1, 0}, session);
+      links_.emplace(name, next);
+    }
+  }
+  if (next) return next->connections().dial();
+  bury(session, why);
+}
+
+std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
+  std::shared_ptr<Session> session, before;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& known = sessions_[peer.name];
+    if (known && known->peer().incarnation == peer.incarnation) return known;
+    before = std::exchange(known, std::make_shared<Session>(peer));
+    session = known;
+  }
+  if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
+  return session;
+}
+
+void Peers::watch_process(const std::shared_ptr<Session>& session, FileDescriptor process) {
+  const int added = session->watch(std::move(process));
+  if (added >= 0)
+    engine_.pool->add(added, std::make_shared<PeerProcess>(engine_.weak_from_this(), session), Pool::Watch::always);
+}
+
+void Peers::process_ended(const std::shared_ptr<Session>& session) {
+  const Status why(Code::connection_lost, "its process has ended");
+  std::shared_ptr<Link> link;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = links_.find(session->peer().name);
+    if (it != links_.end() && it->second->session() == session) link = it->second;
+  }
+  if (link && !link->connections().leave_session(*session)) return link->close(why, Loss::peer);
+  bury(session, why);
+}
+
+void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
+  if (const int process = session->process(); process >= 0) engine_.pool->remove(process);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = sessions_.find(session->peer().name);
+    if (it != sessions_.end() && it->second == session) sessions_.erase(it);
+  }
+  if (engine_.leaving || !session->bury()) return;
+  std::function<void(const PeerInfo&, Status)> tell;
+  {
+    const std::lock_guard lock(mutex_);
+    tell = lost_;
+  }
+  if (tell) engine_.pool->submit([tell, peer = session->peer(), why] { tell(peer, why); });
+}
+
+std::vector<std::shared_ptr<Link>> Peers::all_links() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Link>> all;
+  all.reserve(links_.size());
+  for (const auto& [name, link] : links_) all.push_back(link);
+  return all;
+}
+
+std::shared_ptr<Link> Peers::known_link(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = links_.find(name);
+  return it != links_.end() ? it->second : nullptr;
+}
+
+void Peers::on_lost(std::function<void(const PeerInfo&, Status)> callback) {
+  const std::lock_guard lock(mutex_);
+  lost_.swap(callback);  // the earlier one is destroyed after the lock is released
+}
+
+void Peers::forget_sessions() {
+  const std::lock_guard lock(mutex_);
+  sessions_.clear();
+}
+
+std::optional<PeerInfo> Peers::linked(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  // The session goes on while one of its links has ended and the next one is not there yet.
+  const auto it = sessions_.find(name);
+  return it != sessions_.end() && !it->second->dead() ? std::optional(it->second->peer()) : std::nullopt;
+}
+
+std::optional<PeerInfo> Peers::linked(int rank) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, link] : links_) {
+    if (link->closed() || link->incarnation() == 0) continue;
+    if (auto peer = link->peer(); peer.rank == rank) return peer;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tensorferry

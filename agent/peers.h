@@ -1,0 +1,84 @@
+/// The peers of one agent: its links and sessions by name, and what happens when a link or a peer is lost.
+///
+/// A peer has one link at a time, and one session from the first connection of an incarnation until that incarnation is
+/// dead.
+///
+/// Threads: any. Callbacks run under no lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/session.h"
+#include "agent/wire/frame.h"
+#include "base/file_descriptor.h"
+
+namespace tensorferry {
+
+struct Engine;
+class Link;
+
+class Peers final {
+ public:
+  /// Belongs to `engine`.
+  explicit Peers(Engine& engine) : engine_(engine) {}
+
+  // --- links ---------------------------------------------------------------------------------------------------------
+  /// Returns the link to `name`. Makes one, without dialling, if there is none or if the known one has ended. After
+  /// leave() the returned link is closed.
+  std::shared_ptr<Link> link_to(std::string_view name);
+  /// Returns the link to which an authenticated connection with this hello belongs; makes it if there is none. Ends a
+  /// link to an earlier incarnation of the peer, and a link that the peer has replaced by another one. Null: the
+  /// connection is of a link or an incarnation that the peer has given up.
+  /// `gone`: the connection has ended already, so it is no reason to end another link.
+  std::shared_ptr<Link> link_of(const wire::Hello& hello, bool gone);
+  /// Removes a link that has ended. If its session goes on (`loss`), makes the session's next link, which dials. Else
+  /// buries the session.
+  void lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss);
+  /// Returns the number of a new link.
+  std::uint64_t next_link_number() noexcept { return ++links_made_; }
+  /// Returns the known link to `name`, which may have ended; else null.
+  [[nodiscard]] std::shared_ptr<Link> known_link(std::string_view name) const;
+  [[nodiscard]] std::vector<std::shared_ptr<Link>> all_links() const;
+
+  // --- sessions ------------------------------------------------------------------------------------------------------
+  /// Returns the session with this incarnation of a peer; makes it if there is none. Buries the session with another
+  /// incarnation.
+  std::shared_ptr<Session> session_of(const PeerInfo& peer);
+  /// Watches the process of a session's peer on this host, unless it is watched already. `process`: its pidfd.
+  void watch_process(const std::shared_ptr<Session>& session, FileDescriptor process);
+  /// Ends the session whose peer's process has ended, and its link. Calls that wait for a connection go on waiting, for
+  /// the peer's next incarnation.
+  void process_ended(const std::shared_ptr<Session>& session);
+  /// Ends the session of a dead peer, and submits the callback of on_lost() to the pool. Idempotent. Does nothing while
+  /// this agent leaves.
+  void bury(const std::shared_ptr<Session>& session, const Status& why);
+  /// See RawAgent::on_peer_lost.
+  void on_lost(std::function<void(const PeerInfo&, Status)> callback);
+  /// Drops all sessions: the agent leaves.
+  void forget_sessions();
+
+  /// Returns the peer of this name whose session goes on; see RawAgent::linked.
+  [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
+  /// Returns the peer of this rank that has a connected link.
+  [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
+
+ private:
+  Engine& engine_;
+  std::atomic<std::uint64_t> links_made_{0};
+  mutable std::mutex mutex_;  // guards the others
+  std::map<std::string, std::shared_ptr<Link>, std::less<>> links_;
+  std::map<std::string, std::shared_ptr<Session>, std::less<>> sessions_;  // with peers that are not dead
+  std::function<void(const PeerInfo&, Status)> lost_;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,43 @@
+/// What waits for the connections that this side of a link dials: requests and control frames for the calls connection,
+/// buffers for a bulk connection. Each kind is sent in its order.
+///
+/// Threads: the mutex of Connections guards it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <utility>
+
+#include "agent/outgoing_calls.h"
+#include "agent/transport/frame_stream.h"
+
+namespace tensorferry {
+
+struct UnsentMessages {
+  std::deque<UnsentCall> calls;
+  std::deque<std::pair<Bytes, Descriptors>> controls;
+  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;  // each with its bulk frame
+
+  /// Takes out the calls for which `wanted(call)` is true.
+  template <class Wanted>
+  std::deque<UnsentCall> take_calls_if(const Wanted& wanted) {
+    std::deque<UnsentCall> taken, left;
+    for (auto& unsent : calls) (wanted(*unsent.call) ? taken : left).push_back(std::move(unsent));
+    calls = std::move(left);
+    return taken;
+  }
+  /// Returns how long the calls with `wait_for_ready` may still wait; 0: there is none.
+  [[nodiscard]] Milliseconds patience(Clock::time_point now) const {
+    Milliseconds longest{0};
+    for (const auto& [call, message] : calls) {
+      if (!call->options.wait_for_ready) continue;
+      const auto left =
+          call->deadline ? std::chrono::duration_cast<Milliseconds>(*call->deadline - now) : std::chrono::hours(24);
+      longest = std::max(longest, left);
+    }
+    return longest;
+  }
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,110 @@
+// Who is at the other end of a link, and what waits for a connection to it.
+#include "agent/other_end.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "agent/unsent_messages.h"
+
+namespace tensorferry {
+namespace {
+
+constexpr std::uint64_t number = 3;  // this side's, of the link
+
+wire::Hello hello(std::uint64_t incarnation, std::uint64_t link, std::uint64_t other_link) {
+  wire::Hello hello;
+  hello.name = "peer";
+  hello.rank = 1;
+  hello.incarnation = incarnation;
+  hello.link = link;
+  hello.other_link = other_link;
+  return hello;
+}
+
+OtherEnd unknown() { return {{"peer", -1, 0}, number, nullptr}; }
+
+TEST(OtherEnd, IsTheIncarnationThatSaysHelloFirst) {
+  auto other = unknown();
+  const auto session = std::make_shared<Session>(PeerInfo{"peer", 1, 7});
+  EXPECT_EQ(other.incarnation(), 0U);
+  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
+  other.meet(hello(7, 5, 0), true, session);
+  EXPECT_EQ(other.incarnation(), 7U);
+  EXPECT_EQ(other.peer().rank, 1);
+  EXPECT_EQ(other.peer().incarnation, 7U);
+  EXPECT_EQ(other.session(), session);
+  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
+  EXPECT_FALSE(other.is_of(hello(8, 5, 0), true));
+}
+
+TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
+  auto other = unknown();
+  EXPECT_TRUE(other.is_of(hello(7, 5, 0), false));
+  EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
+  EXPECT_FALSE(other.is_of(hello(7, 5, number + 1), false));
+  other.meet(hello(7, 5, 0), false, nullptr);
+  EXPECT_EQ(other.other_number(), 5U);
+  EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
+  EXPECT_FALSE(other.is_of(hello(7, 6, number), false));
+}
+
+TEST(OtherEnd, HasOneNumber) {
+  auto other = unknown();
+  other.meet(hello(7, 0, 0), true, nullptr);  // an acceptor's hello names no link
+  EXPECT_EQ(other.other_number(), 0U);
+  EXPECT_TRUE(other.pair(5));
+  EXPECT_TRUE(other.pair(5));
+  EXPECT_FALSE(other.pair(6));
+  EXPECT_EQ(other.other_number(), 5U);
+}
+
+TEST(OtherEnd, PartsWithADeadSessionAlone) {
+  const auto dead = std::make_shared<Session>(PeerInfo{"peer", 1, 7});
+  const auto other_one = std::make_shared<Session>(PeerInfo{"peer", 1, 8});
+  OtherEnd other({"peer", -1, 0}, number, dead);
+  EXPECT_EQ(other.part_with(*other_one), nullptr);
+  EXPECT_EQ(other.session(), dead);
+  EXPECT_EQ(other.part_with(*dead), dead);
+  EXPECT_EQ(other.session(), nullptr);
+}
+
+UnsentCall call(std::string name, RawCallOptions options = {}) {
+  return {std::make_shared<Call::State>(std::move(name), std::move(options)), {}};
+}
+
+TEST(UnsentMessages, GiveCallsAndKeepTheOrderOfTheOthers) {
+  UnsentMessages unsent;
+  for (const auto* name : {"a", "b", "c", "d"}) unsent.calls.push_back(call(name));
+  const auto taken =
+      unsent.take_calls_if([](const Call::State& one) { return one.function == "a" || one.function == "c"; });
+  ASSERT_EQ(taken.size(), 2U);
+  EXPECT_EQ(taken[0].call->function, "a");
+  EXPECT_EQ(taken[1].call->function, "c");
+  ASSERT_EQ(unsent.calls.size(), 2U);
+  EXPECT_EQ(unsent.calls[0].call->function, "b");
+  EXPECT_EQ(unsent.calls[1].call->function, "d");
+}
+
+TEST(UnsentMessages, HaveThePatienceOfTheMostPatientCall) {
+  UnsentMessages unsent;
+  RawCallOptions options;
+  options.timeout = Milliseconds(60000);
+  unsent.calls.push_back(call("impatient", options));
+  EXPECT_EQ(unsent.patience(Clock::now()).count(), 0);
+  options.wait_for_ready = true;
+  options.timeout = Milliseconds(5000);
+  unsent.calls.push_back(call("patient", options));
+  options.timeout = Milliseconds(1000);
+  unsent.calls.push_back(call("less patient", options));
+  const auto made = unsent.calls[1].call->made;
+  EXPECT_EQ(unsent.patience(made), Milliseconds(5000));
+  options.timeout = Milliseconds(0);  // no deadline
+  unsent.calls.push_back(call("for ever", options));
+  EXPECT_GE(unsent.patience(made), std::chrono::hours(1));
+}
+
+}  // namespace
+}  // namespace tensorferry
