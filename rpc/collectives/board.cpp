@@ -10,6 +10,9 @@ namespace {
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 std::size_t head_bytes(std::size_t ranks) { return rounded_up(sizeof(Announcement) + ranks * sizeof(Part)); }
+std::size_t stream_bytes(std::size_t ranks) {
+  return Board::words_bytes + ranks * Board::gpu_slots * Board::gpu_slot_bytes;
+}
 std::size_t entry_bytes(std::size_t ranks) { return head_bytes(ranks) + Board::slot_bytes; }
 
 }  // namespace
@@ -22,7 +25,18 @@ Status why_ended(const WaitLimits& limits) {
 }
 
 std::size_t Board::bytes_for(std::size_t ranks) noexcept {
-  return ranks * sizeof(Flags) + ranks * 2 * entry_bytes(ranks);
+  const auto bytes = ranks * sizeof(Flags) + ranks * 2 * entry_bytes(ranks);
+  if (ranks > most_ranks_with_words) return bytes;
+  return (bytes + words_bytes - 1) / words_bytes * words_bytes + stream_bytes(ranks);
+}
+
+Buffer Board::stream_words() const {
+  Buffer out;
+  if (ranks_ > most_ranks_with_words) return out;
+  out.bytes = stream_bytes(ranks_);
+  out.data = memory_.data + bytes_for(ranks_) - out.bytes;
+  out.owner = memory_.owner;
+  return out;
 }
 
 Board::Board(Buffer memory, std::size_t rank, std::size_t ranks)

@@ -11,8 +11,8 @@
 #include <span>
 #include <tuple>
 
-#include "agent/transport/spin.h"
 #include "base/futex.h"
+#include "base/spin.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 
@@ -49,7 +49,12 @@ struct Fingerprint {
   std::uint8_t operation = 0;
   std::uint8_t dtype = 0;
   std::uint8_t reduction = 0;
-  std::uint8_t unused = 0;
+  /// 0: memory of the host. Else the rank's number for a GPU whose memory the ranks reach directly (DeviceOperations).
+  /// Such calls are on a board, so the number never travels in a message.
+  std::uint8_t device = 0;
+  static constexpr std::uint8_t captured = 0x80;  // added to `device`: the call is captured into a CUDA graph
+  /// `operation` of the step in which the ranks find out how they reach one another's devices.
+  static constexpr std::uint8_t first_on_device = 255;
   std::int32_t root = -1;
   std::uint64_t elements = 0;
   double factor = 1;
@@ -87,6 +92,13 @@ class Board final {
   /// others spin at least as long, unless the host has fewer CPUs than ranks: else each would make the next one sleep.
   static constexpr std::chrono::microseconds woken_after{100};
 
+  /// The most ranks for which a board has stream words.
+  static constexpr std::size_t most_ranks_with_words = 16;
+  static constexpr std::size_t words_bytes = 4096;  // a page, because GPUs map it
+  /// Behind the words each rank has three slots of this size, which GPUs read and write (cuda/stream_words.h).
+  static constexpr std::size_t gpu_slot_bytes = std::size_t{256} << 10;
+  static constexpr std::size_t gpu_slots = 3;
+
   /// Returns the size of the memory for `ranks` ranks.
   static std::size_t bytes_for(std::size_t ranks) noexcept;
   /// `memory` is zeroed memory of bytes_for(ranks) bytes that all ranks map. This one is `rank`.
@@ -110,6 +122,9 @@ class Board final {
   void done(std::uint64_t step);
   /// Waits until `rank` is done with `step`.
   Status await_done(std::size_t rank, std::uint64_t step, const WaitLimits& limits);
+
+  /// Returns the words and slots for streams, whole pages, and their owner. Empty if there are too many ranks.
+  [[nodiscard]] Buffer stream_words() const;
 
   /// Ends a sleep of this rank's thread, so that it asks WaitLimits::failed.
   void wake();

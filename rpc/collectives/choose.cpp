@@ -1,7 +1,8 @@
 #include "rpc/collectives/choose.h"
 
+#include <algorithm>
 #include <array>
-#include <vector>
+#include <charconv>
 
 #include "base/text.h"
 
@@ -34,10 +35,25 @@ struct Row {
   Algorithm algorithm = Algorithm::direct;
 };
 
+/// Returns measured rows, the largest first.
+std::vector<Row> rows_of(const std::vector<CrossingRow>& crossings) {
+  std::vector<Row> out;
+  std::size_t from = 0;
+  for (const auto& each : crossings) {
+    out.push_back({from, each.algorithm});
+    from = each.up_to + 1;
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
 /// Returns the rows for an operation, the largest first. `python -m benchmarks.collectives` prints where they cross,
 /// with --messages for ranks without a board.
-std::vector<Row> rows_for(const Asked& asked) {
+std::vector<Row> rows_for(const Asked& asked, const Crossings& crossings) {
   constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+  if (const auto it = crossings.find(asked.operation); it != crossings.end() && asked.ranks > 1) {
+    return rows_of(it->second);
+  }
   const bool reduces = asked.operation == Operation::all_reduce || asked.operation == Operation::reduce;
   if (algorithms_of(asked.operation).size() == 1 || asked.ranks == 1) {
     return {{0, reduces ? Algorithm::one_shot : Algorithm::direct}};
@@ -104,30 +120,71 @@ Result<Prescribed> parse_algorithms(std::string_view text) {
   return out;
 }
 
-Algorithm choose(const Asked& asked, const Prescribed& prescribed) {
+Result<Crossings> parse_crossings(std::string_view text) {
+  const auto refused = [](std::string_view item, std::string_view why) {
+    return Status(Code::invalid_argument, formatted("\"{}\" says no crossings: {}", item, why));
+  };
+  Crossings out;
+  while (!text.empty()) {
+    const auto comma = text.find(',');
+    const auto item = text.substr(0, comma);
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+    const auto equals = item.find('=');
+    const auto operation = operation_of(item.substr(0, equals));
+    if (equals == std::string_view::npos || !operation.ok()) return refused(item, "it names no operation");
+    const auto known = algorithms_of(*operation);
+    std::vector<CrossingRow> rows;
+    auto rest = item.substr(equals + 1);
+    for (bool more = true; more;) {
+      const auto end = rest.find(':');
+      const auto name = rest.substr(0, end);
+      const auto it = std::find_if(known.begin(), known.end(), [&](auto each) { return name_of(each) == name; });
+      if (it == known.end()) return refused(item, "the operation has no such algorithm");
+      rows.push_back({*it});
+      more = end != std::string_view::npos;
+      if (!more) break;
+      rest = rest.substr(end + 1);
+      const auto after = rest.find(':');
+      const auto digits = rest.substr(0, after);
+      auto& up_to = rows.back().up_to;
+      const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), up_to);
+      if (error != std::errc() || stop != digits.data() + digits.size() || up_to == CrossingRow::unbounded) {
+        return refused(item, "a number of bytes is missing");
+      }
+      if (rows.size() > 1 && up_to <= rows[rows.size() - 2].up_to) return refused(item, "the bytes do not increase");
+      if (after == std::string_view::npos) return refused(item, "the last algorithm is missing");
+      rest = rest.substr(after + 1);
+    }
+    out[*operation] = std::move(rows);
+  }
+  return out;
+}
+
+Algorithm choose(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings) {
   const auto it = prescribed.find(asked.operation);
   if (it != prescribed.end() && usable(asked, it->second)) return it->second;
-  for (const auto& row : rows_for(asked)) {
+  for (const auto& row : rows_for(asked, crossings)) {
     if (asked.bytes >= row.from && usable(asked, row.algorithm)) return row.algorithm;
   }
   return Algorithm::direct;
 }
 
-AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed) {
-  AlgorithmChoice out{choose(asked, prescribed), {}};
+AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings) {
+  AlgorithmChoice out{choose(asked, prescribed, crossings), {}};
   if (algorithms_of(asked.operation).size() == 1) {
     out.reason = "the only algorithm of the operation";
   } else if (const auto it = prescribed.find(asked.operation); it != prescribed.end() && it->second == out.algorithm) {
     out.reason = "prescribed";
   } else {
     std::string rows;
-    for (const auto& row : rows_for(asked)) {
+    for (const auto& row : rows_for(asked, crossings)) {
       if (usable(asked, row.algorithm)) {
         rows += formatted("{}{} from {} bytes on", rows.empty() ? "" : ", ", name_of(row.algorithm), row.from);
       }
     }
     out.reason =
-        formatted("{} ranks {}: {}", asked.ranks, asked.links.board ? "on one host" : "that exchange messages", rows);
+        formatted("{} ranks {}{}: {}", asked.ranks, asked.links.board ? "on one host" : "that exchange messages",
+                  crossings.contains(asked.operation) ? ", as measured by `tensorferry tune`" : "", rows);
   }
   return out;
 }

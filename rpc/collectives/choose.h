@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -47,6 +49,20 @@ using Prescribed = std::map<Operation, Algorithm>;
 /// Parses "all_reduce=two_shot,broadcast=ring". InvalidArgument names what is wrong, and what there is.
 Result<Prescribed> parse_algorithms(std::string_view text);
 
+/// An algorithm, and the most bytes for which it is used.
+struct CrossingRow {
+  static constexpr std::size_t unbounded = std::numeric_limits<std::size_t>::max();
+  Algorithm algorithm = Algorithm::direct;
+  std::size_t up_to = unbounded;
+  bool operator==(const CrossingRow&) const = default;
+};
+/// The sizes at which operations change from one algorithm to the next, as `tensorferry tune` has measured them
+/// (tuning.h): rows from the smallest sizes to the largest, the last of which is unbounded.
+using Crossings = std::map<Operation, std::vector<CrossingRow>>;
+/// Parses "all_reduce=one_shot:65536:two_shot,broadcast=direct": an algorithm, the most bytes for which it is used, the
+/// next algorithm, and so on. InvalidArgument says what is wrong. The text may come from another rank.
+Result<Crossings> parse_crossings(std::string_view text);
+
 /// How the ranks of a group exchange bytes.
 struct Links {
   bool board = false;   // all ranks share one host and map a board; else bytes go as messages
@@ -63,9 +79,10 @@ struct Asked {
   /// Whether its reduction combines one rank after the other (reduces_in_turn()), which a ring needs.
   bool in_turn = true;
 };
-/// Chooses the algorithm. All ranks choose alike, because all ask alike.
-Algorithm choose(const Asked& asked, const Prescribed& prescribed);
+/// Chooses the algorithm: the prescribed one, else by `crossings` if they have the operation, else by the table. All
+/// ranks choose alike, because all ask alike.
+Algorithm choose(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings = {});
 /// The same with the reason, for people.
-AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed);
+AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings = {});
 
 }  // namespace tensorferry::collectives

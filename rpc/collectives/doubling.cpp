@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "rpc/collectives/raw_group.h"
+#include "rpc/collectives/exchange.h"
 #include "rpc/collectives/reduce.h"
 
 namespace tensorferry::collectives {
@@ -60,7 +60,7 @@ std::optional<Part> part_for(const Told& told, std::size_t to, std::size_t ranks
 
 }  // namespace
 
-Result<std::vector<Told>> RawGroup::tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
+Result<std::vector<Told>> Exchange::tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
                                              const WaitLimits& limits) {
   const auto first = step_.load();
   std::vector<ByteView> known{memory.emplace_back(encode(own))};  // by how far the rank is from this one
@@ -85,29 +85,31 @@ Result<std::vector<Told>> RawGroup::tell_all(const Fingerprint& called, const To
       return status;
     }
     const auto all = decode<TellAll>(ByteView(arrived).first(receive->letter().bytes));
-    if (!all || all->told.size() != count) return Status(Code::protocol_error, named(from) + " told the wrong ranks");
+    if (!all || all->told.size() != count)
+      return Status(Code::protocol_error, mailbox_->named(from) + " told the wrong ranks");
     known.insert(known.end(), all->told.begin(), all->told.end());
   }
   std::vector<Told> out(size());
   for (std::size_t distance = 0; distance < size(); ++distance) {
     const auto of = (rank() + distance) % size();
     auto told = decode<Told>(known[distance]);
-    if (!told) return Status(Code::protocol_error, named(of) + " told something malformed");
+    if (!told) return Status(Code::protocol_error, mailbox_->named(of) + " told something malformed");
     out[of] = std::move(*told);
   }
   return out;
 }
 
-std::vector<std::size_t> RawGroup::behind(std::uint64_t step) {
+std::vector<std::size_t> Exchange::behind(std::uint64_t step) {
   std::vector<std::pair<std::size_t, Call>> asked;
   for (std::size_t other = 0; other < size(); ++other) {
     if (other == rank()) continue;
     Message message;
-    message.payload = encode(GroupMessage(GetProgress{membership_.id}));
+    message.payload = encode(GroupMessage(GetProgress{group_->id}));
     RawCallOptions options;
     options.timeout = Milliseconds(1000);
     options.label = "how far a rank is";
-    asked.emplace_back(other, agent_->call(names_[other], group_function, std::move(message), std::move(options)));
+    asked.emplace_back(
+        other, agent_->call(group_->members[other].name, group_function, std::move(message), std::move(options)));
   }
   std::vector<std::size_t> out;
   for (auto& [other, call] : asked) {
@@ -119,7 +121,7 @@ std::vector<std::size_t> RawGroup::behind(std::uint64_t step) {
   return out;
 }
 
-Status RawGroup::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
+Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
                              std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory,
                              const WaitLimits& limits) {
   for (const auto other : from) {
@@ -150,7 +152,7 @@ Status RawGroup::take_posted(const Fingerprint& called, const ExchangeStep& step
   return status;
 }
 
-Status RawGroup::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
+Status Exchange::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
                         const std::vector<std::size_t>& receivers, const WaitLimits& limits) {
   for (const auto& post : posts) {
     if (status.ok()) status = post->wait(limits);
@@ -160,7 +162,7 @@ Status RawGroup::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Sta
   return status;
 }
 
-Status RawGroup::exchange_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
+Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
   std::deque<Bytes> memory;     // what has been told, and few bytes that are reduced
   std::vector<Buffer> working;  // more of them
   Bytes few, copy;
@@ -195,10 +197,10 @@ Status RawGroup::exchange_by_messages(const Fingerprint& called, ExchangeStep& s
       const auto& each = (*told)[from];
       const auto part =
           from == rank() ? std::optional(Part{0, step.give[from].size()}) : part_for(each, rank(), size());
-      if (!part) return {Code::protocol_error, named(from) + " told of bytes that it did not send"};
+      if (!part) return {Code::protocol_error, mailbox_->named(from) + " told of bytes that it did not send"};
       if (part->bytes != step.take[from]) {
-        return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from), part->bytes,
-                                                  named(rank()), step.take[from])};
+        return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", mailbox_->named(from),
+                                                  part->bytes, mailbox_->named(rank()), step.take[from])};
       }
       if (part->bytes == 0 || from == rank()) continue;
       if (each.posted) {
@@ -234,7 +236,8 @@ Status RawGroup::exchange_by_messages(const Fingerprint& called, ExchangeStep& s
       std::memcpy(step.into[from], inputs[from], step.take[from]);
     }
   }
-  return take_own(step);
+  take_own(step, rank());
+  return {};
 }
 
 }  // namespace tensorferry::collectives

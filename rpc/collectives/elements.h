@@ -1,6 +1,6 @@
 /// Elements of the narrow floating-point dtypes: conversions from and to float32, by plain operations on integers and
-/// floats. Each kernels_*.cpp includes this file and compiles it for another instruction set. So everything has
-/// internal linkage.
+/// floats. Each kernels_*.cpp includes this file and compiles it for another instruction set, and NVRTC compiles it for
+/// GPUs (combinations.h). So everything has internal linkage.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,13 @@
 namespace tensorferry::collectives {
 namespace {
 
+#ifdef __CUDACC__
+inline float float_of(std::uint32_t bits) { return __uint_as_float(bits); }
+inline std::uint32_t bits_of(float value) { return __float_as_uint(value); }
+#else
 inline float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
+#endif
 
 struct Half {
   std::uint16_t bits;

@@ -1,11 +1,12 @@
-// A step on a board. doubling.cpp has a step without one.
+// The exchange of a group, and a step on a board. doubling.cpp has a step without one.
+#include "rpc/collectives/exchange.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/text.h"
 #include "rpc/collectives/handed_regions.h"
-#include "rpc/collectives/raw_group.h"
 #include "rpc/collectives/reduce.h"
 
 namespace tensorferry::collectives {
@@ -16,6 +17,7 @@ constexpr std::size_t chunk_bytes = std::size_t{128} << 10;
 
 std::string text_of(const Fingerprint& called) {
   const auto operation = static_cast<Operation>(called.operation);
+  if (called.operation == Fingerprint::first_on_device) return "its first operation on a GPU";
   auto text = std::string(called.operation <= static_cast<std::uint8_t>(Operation::last) ? name_of(operation) : "?");
   if (operation == Operation::barrier) return text + "()";
   if (operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::reduce_scatter) {
@@ -25,32 +27,68 @@ std::string text_of(const Fingerprint& called) {
   }
   if (called.elements != ~std::uint64_t{0}) text += formatted(" of {}", called.elements);
   text += formatted(" {} elements", name_of(static_cast<DType>(called.dtype)));
+  const bool captured = (called.device & Fingerprint::captured) != 0;
+  const auto device = captured ? called.device - Fingerprint::captured : called.device;
+  if (device == 1) text += " on a GPU";
+  if (device > 1) text += formatted(" on the GPU that it uses as its number {}", device);
+  if (captured) text += ", captured into a CUDA graph";
   if (called.root >= 0) text += formatted(" with root {}", called.root);
   return text;
 }
 
 }  // namespace
 
-std::string RawGroup::named(std::size_t rank) const { return mailbox_->named(rank); }
+Exchange::Exchange(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group,
+                   std::shared_ptr<Mailbox> mailbox, std::string label)
+    : agent_(std::move(agent)), group_(std::move(group)), mailbox_(std::move(mailbox)), label_(std::move(label)) {}
 
-Status RawGroup::late(const Fingerprint& called, const std::vector<std::size_t>& missing) const {
-  return late(text_of(called), missing);
+Exchange::~Exchange() = default;
+
+void Exchange::use_board(Buffer memory, bool memory_readable) {
+  auto board = std::make_unique<Board>(std::move(memory), rank(), size());
+  links_ = {true, memory_readable};
+  handed_over_ = std::make_shared<HandedRegions>(agent_, group_->id, rank(), group_->names());
+  const std::lock_guard lock(mutex_);  // another rank may fail the group now
+  board_ = std::move(board);
 }
 
-std::string RawGroup::not_come(const std::vector<std::size_t>& missing) const {
+void Exchange::wake() {
+  Board* board = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    board = board_.get();
+  }
+  if (board != nullptr) board->wake();
+}
+
+void Exchange::map_region(std::size_t rank, std::uint64_t region, Buffer memory) {
+  const std::lock_guard lock(mutex_);
+  regions_.insert_or_assign({rank, region}, std::move(memory));
+}
+
+void Exchange::unmap_region(std::size_t rank, std::uint64_t region) {
+  Buffer dropped;  // after the lock
+  const std::lock_guard lock(mutex_);
+  if (const auto it = regions_.find({rank, region}); it != regions_.end()) {
+    dropped = std::move(it->second);
+    regions_.erase(it);
+  }
+}
+
+std::string Exchange::not_come(const std::vector<std::size_t>& missing) const {
   std::string names;
-  for (const auto rank : missing) names += (names.empty() ? "" : ", ") + named(rank);
+  for (const auto rank : missing) names += (names.empty() ? "" : ", ") + mailbox_->named(rank);
   return formatted("{} not come. Raise timeout=, or see what {} does", names + (missing.size() == 1 ? " has" : " have"),
                    missing.size() == 1 ? "that rank" : "each of them");
 }
 
-Status RawGroup::late(std::string_view what, const std::vector<std::size_t>& missing) const {
+Status Exchange::late(const Fingerprint& called, const std::vector<std::size_t>& missing) const {
   return {Code::deadline_exceeded,
-          formatted("{} of group \"{}\" reached its timeout before it ended: {}", what, settings_.label,
+          formatted("{} of group \"{}\" reached its timeout before it ended: {}", text_of(called), label_,
                     missing.empty() ? "all ranks have come. Raise timeout=" : not_come(missing))};
 }
 
-Status RawGroup::agree(const std::vector<Fingerprint>& called) {
+Status Exchange::agree(const std::vector<Fingerprint>& called) {
   // The call that most ranks made counts as the right one; if two are equally frequent, that of the lowest rank.
   std::size_t most = 0, usual = 0;
   for (std::size_t rank = 0; rank < called.size(); ++rank) {
@@ -62,21 +100,21 @@ Status RawGroup::agree(const std::vector<Fingerprint>& called) {
   std::string differ;
   for (std::size_t rank = 0; rank < called.size(); ++rank) {
     if (called[rank] == called[usual]) continue;
-    differ += (differ.empty() ? "" : ", ") + named(rank) + " called " + text_of(called[rank]);
+    differ += (differ.empty() ? "" : ", ") + mailbox_->named(rank) + " called " + text_of(called[rank]);
   }
   return {Code::invalid_argument,
-          formatted("the ranks of group \"{}\" called different operations: {}, but {} called {}", settings_.label,
-                    differ, most == 1 ? named(usual) : formatted("{} ranks", most), text_of(called[usual]))};
+          formatted("the ranks of group \"{}\" called different operations: {}, but {} called {}", label_, differ,
+                    most == 1 ? mailbox_->named(usual) : formatted("{} ranks", most), text_of(called[usual]))};
 }
 
-Status RawGroup::exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
-  if (auto why = failed(); !why.ok()) return why;
+Status Exchange::step(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
+  if (auto why = limits.failed(); !why.ok()) return why;
   ++step_;
-  return board_ ? exchange_on_board(called, step, limits) : exchange_by_messages(called, step, limits);
+  return board_ ? step_on_board(called, step, limits) : step_by_messages(called, step, limits);
 }
 
-Result<Announcement> RawGroup::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
-                                     std::vector<std::byte>& copy) {
+Announcement Exchange::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
+                             std::vector<std::byte>& copy) {
   Announcement out;
   std::size_t used = 0;
   std::span<const std::byte> last;  // several ranks may take the same bytes
@@ -101,7 +139,7 @@ Result<Announcement> RawGroup::place(ExchangeStep& step, std::byte* slot, std::v
   return out;
 }
 
-Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
+Status Exchange::step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
   const auto missing = [&](const Status& status) -> Status {
     if (!time_is_over(status)) return status;
     std::vector<std::size_t> ranks;
@@ -115,20 +153,19 @@ Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step
   std::vector<Part> parts(size());
   std::vector<std::byte> copy;
   auto placed = place(step, *slot, parts, copy);
-  if (!placed.ok()) return placed.status();
-  if (placed->place == Place::memory || placed->place == Place::mail) {
+  if (placed.place == Place::memory || placed.place == Place::mail) {
     auto others = step.give;
     others[rank()] = {};
     if (auto handed = handed_over_->hand_over(others, limits)) {
-      placed->place = Place::region;
-      placed->region = handed->region;
+      placed.place = Place::region;
+      placed.region = handed->region;
       for (std::size_t to = 0; to < size(); ++to) parts[to].offset = handed->offsets[to];
     }
   }
-  placed->fingerprint = called;
-  board_->announce(step_, *placed, parts);
+  placed.fingerprint = called;
+  board_->announce(step_, placed, parts);
   std::vector<std::shared_ptr<Delivery>> posts;
-  for (std::size_t to = 0; placed->place == Place::mail && to < size(); ++to) {
+  for (std::size_t to = 0; placed.place == Place::mail && to < size(); ++to) {
     if (parts[to].bytes != 0) posts.push_back(mailbox_->post(to, {false, step_}, step.give[to], called));
   }
 
@@ -145,7 +182,7 @@ Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step
   if (status.ok()) status = agree(calls);
   if (status.ok()) status = take_parts(step, announced, limits);
   board_->done(step_);
-  for (std::size_t to = 0; status.ok() && placed->place != Place::slot && to < size(); ++to) {
+  for (std::size_t to = 0; status.ok() && placed.place != Place::slot && to < size(); ++to) {
     if (to != rank() && parts[to].bytes != 0) status = missing(board_->await_done(to, step_, limits));
   }
   for (const auto& post : posts) {
@@ -155,9 +192,9 @@ Status RawGroup::exchange_on_board(const Fingerprint& called, ExchangeStep& step
   return status;
 }
 
-Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcement& announced, const Part& part) const {
+Result<const std::byte*> Exchange::find_part(std::size_t rank, const Announcement& announced, const Part& part) const {
   const auto outside = [&] {
-    return Status(Code::protocol_error, named(rank) + " announced bytes outside of its memory");
+    return Status(Code::protocol_error, mailbox_->named(rank) + " announced bytes outside of its memory");
   };
   switch (announced.place) {
     case Place::slot:
@@ -165,12 +202,13 @@ Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcemen
       return board_->slot_of(rank, step_) + part.offset;
     case Place::memory:
       if (!links_.memory) return outside();
-      if (processes_[rank]) return static_cast<const std::byte*>(nullptr);
+      if (watch_->process(rank) != nullptr) return static_cast<const std::byte*>(nullptr);
       return reinterpret_cast<const std::byte*>(part.offset);  // of this very process
     case Place::region: {
       const std::lock_guard lock(mutex_);
       const auto it = regions_.find({rank, announced.region});
-      if (it == regions_.end() || part.offset > it->second.bytes || part.bytes > it->second.bytes - part.offset) {
+      if (it == regions_.end() || it->second.device.type != DeviceType::cpu || part.offset > it->second.bytes ||
+          part.bytes > it->second.bytes - part.offset) {
         return outside();
       }
       return it->second.data + part.offset;
@@ -180,18 +218,18 @@ Result<const std::byte*> RawGroup::find_part(std::size_t rank, const Announcemen
   }
 }
 
-Status RawGroup::read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const {
-  const auto error = processes_[rank]->read(to, from, bytes);
+Status Exchange::read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const {
+  const auto error = watch_->process(rank)->read(to, from, bytes);
   if (error == 0) return {};
-  if (error == ESRCH || !processes_[rank]->alive()) {
+  if (error == ESRCH || watch_->has_ended(rank)) {
     return {Code::connection_lost,
-            formatted("{} of group \"{}\" has died or left: its process has ended", named(rank), settings_.label)};
+            formatted("{} of group \"{}\" has died or left: its process has ended", mailbox_->named(rank), label_)};
   }
   return {Code::channel_unavailable,
-          formatted("cannot read the memory of {}: {}", named(rank), cma::text_of_refusal(error))};
+          formatted("cannot read the memory of {}: {}", mailbox_->named(rank), cma::text_of_refusal(error))};
 }
 
-Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
+Status Exchange::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
   std::vector<Part> parts(size());
   std::vector<const std::byte*> here(size());
   std::vector<Buffer> mail;
@@ -204,8 +242,8 @@ Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>&
       parts[from] = board_->part(from, step_, rank());
     }
     if (parts[from].bytes != step.take[from]) {
-      return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", named(from),
-                                                parts[from].bytes, named(rank()), step.take[from])};
+      return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", mailbox_->named(from),
+                                                parts[from].bytes, mailbox_->named(rank()), step.take[from])};
     }
     if (parts[from].bytes == 0 || from == rank()) continue;
     if (announced[from].place == Place::mail) {
@@ -232,23 +270,19 @@ Status RawGroup::take_parts(ExchangeStep& step, const std::vector<Announcement>&
       return status;
     }
   }
-  return step.reduction != nullptr ? reduce_parts(step, here, parts) : take_own(step);
-}
-
-Result<Buffer> RawGroup::working_memory(std::size_t bytes) const {
-  auto out = agent_->allocate(bytes);
-  if (out.data != nullptr || bytes == 0) return out;
-  return Status(Code::resource_exhausted,
-                formatted("the system has no {} bytes for an operation of group \"{}\"", bytes, settings_.label));
-}
-
-Status RawGroup::take_own(const ExchangeStep& step) const {
-  const auto own = step.give[rank()];
-  if (!own.empty() && step.into[rank()] != own.data()) std::memmove(step.into[rank()], own.data(), own.size());
+  if (step.reduction != nullptr) return reduce_parts(step, here, parts);
+  take_own(step, rank());
   return {};
 }
 
-Status RawGroup::reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here,
+Result<Buffer> Exchange::working_memory(std::size_t bytes) const {
+  auto out = agent_->allocate(bytes);
+  if (out.data != nullptr || bytes == 0) return out;
+  return Status(Code::resource_exhausted,
+                formatted("the system has no {} bytes for an operation of group \"{}\"", bytes, label_));
+}
+
+Status Exchange::reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here,
                               const std::vector<Part>& parts) {
   const auto item = size_of(step.dtype);
   const auto chunk = std::max<std::size_t>(1, chunk_bytes / item);

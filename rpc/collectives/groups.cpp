@@ -10,6 +10,7 @@
 #include "base/host.h"
 #include "base/text.h"
 #include "channels/region.h"
+#include "rpc/collectives/tuning.h"
 
 namespace tensorferry::collectives {
 
@@ -122,7 +123,7 @@ void Groups::handle(Request request, Reply reply) {
   if (!from) return reply.fail({Code::not_found, "no such group, or its member has left it"});
   if (std::holds_alternative<GetProgress>(*message)) {
     Message progress;
-    progress.payload = encode(Progress{group->step()});
+    progress.payload = encode(Progress{group->exchange().steps()});
     return reply.send(std::move(progress));
   }
   if (const auto* posted = std::get_if<Posted>(&*message)) {
@@ -136,11 +137,11 @@ void Groups::handle(Request request, Reply reply) {
     group->fail({code, failed->text}, false);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
-    group->map_region(*from, map->region, std::move(request.arguments.buffers[0]));
+    group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
   } else if (std::holds_alternative<RunOperations>(*message)) {
     if (*from == group->rank()) group->run_queue();
   } else if (const auto* unmap = std::get_if<UnmapRegion>(&*message)) {
-    group->unmap_region(*from, unmap->region);
+    group->exchange().unmap_region(*from, unmap->region);
   }
   reply.send({});
 }
@@ -188,7 +189,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     formed = *std::move(joined_root);
     if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
   }
-  auto group = std::make_shared<RawGroup>(agent_, RawGroup::Membership{formed.group, rank, formed.members}, kept);
+  auto group = std::make_shared<RawGroup>(agent_, Membership{formed.group, rank, formed.members}, kept);
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });
@@ -393,7 +394,10 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
     if (!decided) return {Code::protocol_error, "a malformed answer of rank 0"};
     decision = *std::move(decided);
   }
-  if (decision.no_board.empty()) group.use_board(std::move(board), decision.no_memory.empty());
+  auto crossings = parse_crossings(decision.crossings);
+  if (!crossings.ok()) return {Code::protocol_error, formatted("rank 0 has decided: {}", crossings.status().what())};
+  group.use_crossings(*std::move(crossings));
+  if (decision.no_board.empty()) group.exchange().use_board(std::move(board), decision.no_memory.empty());
   group.say_why(decision.no_board, decision.no_memory);
   return {};
 }
@@ -407,9 +411,11 @@ Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, std:
   }
   if (left_) return Status(Code::agent_closed, "the agent was shut down");
   Decision decision{forming.no_board.empty() ? own.no_board : forming.no_board,
-                    forming.no_memory.empty() ? own.no_memory : forming.no_memory};
+                    forming.no_memory.empty() ? own.no_memory : forming.no_memory,
+                    {}};
   auto ready = std::move(forming.ready);
   lock.unlock();
+  if (decision.no_board.empty() && decision.no_memory.empty()) decision.crossings = tuned_for(host_tuning_key(ranks));
   for (auto& [rank, reply] : ready) reply.send(message_of(decision));
   return decision;
 }

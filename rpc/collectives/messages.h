@@ -82,7 +82,9 @@ struct ReadyForGroup {
 struct Decision {
   std::string no_board;
   std::string no_memory;
-  static constexpr std::tuple fields{at_most(&Decision::no_board, 8192), at_most(&Decision::no_memory, 8192)};
+  std::string crossings;  // measured at rank 0, for parse_crossings(); "": those of the table
+  static constexpr std::tuple fields{at_most(&Decision::no_board, 8192), at_most(&Decision::no_memory, 8192),
+                                     at_most(&Decision::crossings, 8192)};
 };
 
 /// Data of a step, or of a send. It is in the message's buffer, or the receiver fetches it by `offer`.

@@ -28,59 +28,89 @@ std::size_t total(const auto& pieces) {
   return bytes;
 }
 
+Fingerprint on(const std::shared_ptr<DeviceOperations>& device, Fingerprint called) {
+  if (device) called.device = device->number();
+  return called;
+}
+
 }  // namespace
+
+RawGroup::Work RawGroup::perform(StartOptions options, Run run) { return start(std::move(options), std::move(run)); }
+
+Status RawGroup::agree_on(const Fingerprint& called, const WaitLimits& limits) {
+  return size() == 1 ? failed() : performing(called, limits).meet();
+}
+
+Status RawGroup::tell_each_other(const Fingerprint& called, InBytes own, OutBytes all, const WaitLimits& limits) {
+  ExchangeStep step(size());
+  step.give.assign(size(), own);
+  step.take.assign(size(), own.size());
+  for (std::size_t from = 0; from < size(); ++from) step.into.push_back(all.data() + from * own.size());
+  return performing(called, limits).step(std::move(step));
+}
 
 RawGroup::Work RawGroup::barrier(StartOptions options) {
   return start(std::move(options), [this](const WaitLimits& limits) {
-    return exchange(fingerprint_of(Operation::barrier, DType::uint8, 0), ExchangeStep(size()), limits);
+    return performing(fingerprint_of(Operation::barrier, DType::uint8, 0), limits).meet();
   });
 }
 
 RawGroup::Work RawGroup::broadcast(OutBytes data, DType dtype, std::size_t root, StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
-    const auto called = fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root));
+    const auto called =
+        on(device, fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root)));
+    if (device) return device->broadcast(called, data, root, limits);
     const auto algorithm = choose(Operation::broadcast, data.size(), true);
-    if (algorithm == Algorithm::ring) return broadcast_by_ring(called, data, root, limits);
-    if (algorithm == Algorithm::two_level) return broadcast_two_level(called, data, root, limits);
+    const auto now = performing(called, limits);
+    if (algorithm == Algorithm::ring) return broadcast_by_ring(now, data, root);
+    if (algorithm == Algorithm::two_level) return broadcast_two_level(now, levels_, data, root);
     ExchangeStep step(size());
     step.into.assign(size(), data.data());
     if (rank() == root) step.give.assign(size(), data);
     step.take[root] = data.size();
-    return exchange(called, std::move(step), limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 
-Status RawGroup::reduce_by(Algorithm algorithm, const Fingerprint& called, InBytes input, OutBytes output,
-                           const ReduceOp& op, std::size_t root, const WaitLimits& limits) {
-  if (algorithm == Algorithm::ring) return reduce_by_ring(called, input, output, op, root, limits);
-  if (algorithm == Algorithm::two_level) return reduce_two_level(called, input, output, op, root, limits);
-  if (algorithm == Algorithm::one_shot) return reduce_one_shot(called, input, output, op, root, limits);
-  return reduce_two_shot(called, input, output, op, root, limits);
+Status RawGroup::reduce_by(Algorithm algorithm, const Performing& now, InBytes input, OutBytes output,
+                           const ReduceOp& op, std::size_t root) const {
+  if (algorithm == Algorithm::ring) return reduce_by_ring(now, input, output, op, root);
+  if (algorithm == Algorithm::two_level) return reduce_two_level(now, levels_, input, output, op, root);
+  if (algorithm == Algorithm::one_shot) return reduce_one_shot(now, input, output, op, root);
+  return reduce_two_shot(now, input, output, op, root);
 }
 
 RawGroup::Work RawGroup::all_reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
-    const auto called = fingerprint_of(Operation::all_reduce, dtype, input.size(), no_root, op);
-    return reduce_by(choose(Operation::all_reduce, input.size(), reduces_in_turn(op, dtype)), called, input, output, op,
-                     Mailbox::any_rank, limits);
+    const auto called = on(device, fingerprint_of(Operation::all_reduce, dtype, input.size(), no_root, op));
+    if (device) return device->reduce(called, input, output, op, Mailbox::any_rank, limits);
+    return reduce_by(choose(Operation::all_reduce, input.size(), reduces_in_turn(op, dtype)),
+                     performing(called, limits), input, output, op, Mailbox::any_rank);
   });
 }
 
 RawGroup::Work RawGroup::reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, std::size_t root,
                                 StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
-    const auto called = fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op);
-    return reduce_by(choose(Operation::reduce, input.size(), reduces_in_turn(op, dtype)), called, input, output, op,
-                     root, limits);
+    const auto called =
+        on(device, fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op));
+    if (device) return device->reduce(called, input, output, op, root, limits);
+    return reduce_by(choose(Operation::reduce, input.size(), reduces_in_turn(op, dtype)), performing(called, limits),
+                     input, output, op, root);
   });
 }
 
 RawGroup::Work RawGroup::all_gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, bool even,
                                     StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
-    const auto called = fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven);
+    const auto called = on(device, fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven));
+    if (device) return device->gather(called, input, outputs, Mailbox::any_rank, even, limits);
     if (even && choose(Operation::all_gather, total(outputs), true) == Algorithm::ring) {
-      return all_gather_by_ring(called, input, outputs, limits);
+      return all_gather_by_ring(performing(called, limits), input, outputs);
     }
     ExchangeStep step(size());
     step.give.assign(size(), input);
@@ -88,13 +118,17 @@ RawGroup::Work RawGroup::all_gather(InBytes input, std::vector<OutBytes> outputs
       step.take[from] = outputs[from].size();
       step.into.push_back(outputs[from].data());
     }
-    return exchange(called, std::move(step), limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 
 RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, std::size_t root,
                                 StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
+    const auto called =
+        on(device, fingerprint_of(Operation::gather, dtype, input.size(), static_cast<std::int32_t>(root)));
+    if (device) return device->gather(called, input, outputs, root, true, limits);
     ExchangeStep step(size());
     step.give[root] = input;
     step.into.assign(size(), nullptr);
@@ -102,29 +136,33 @@ RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DT
       step.take[from] = outputs[from].size();
       step.into[from] = outputs[from].data();
     }
-    return exchange(fingerprint_of(Operation::gather, dtype, input.size(), static_cast<std::int32_t>(root)),
-                    std::move(step), limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 
 RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, std::size_t root,
                                  StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
+    const auto called =
+        on(device, fingerprint_of(Operation::scatter, dtype, output.size(), static_cast<std::int32_t>(root)));
+    if (device) return device->scatter(called, inputs, output, root, limits);
     ExchangeStep step(size());
     if (rank() == root) step.give = inputs;
     step.into.assign(size(), output.data());
     step.take[root] = output.size();
-    return exchange(fingerprint_of(Operation::scatter, dtype, output.size(), static_cast<std::int32_t>(root)),
-                    std::move(step), limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 
 RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, ReduceOp op,
                                         StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) {
-    const auto called = fingerprint_of(Operation::reduce_scatter, dtype, total(inputs), no_root, op);
+    const auto called = on(device, fingerprint_of(Operation::reduce_scatter, dtype, total(inputs), no_root, op));
+    if (device) return device->reduce_scatter(called, inputs, output, op, limits);
     if (choose(Operation::reduce_scatter, total(inputs), reduces_in_turn(op, dtype)) == Algorithm::ring) {
-      return reduce_scatter_by_ring(called, inputs, output, op, limits);
+      return reduce_scatter_by_ring(performing(called, limits), inputs, output, op);
     }
     ExchangeStep step(size());
     step.give = inputs;
@@ -133,21 +171,23 @@ RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes ou
     step.dtype = dtype;
     step.out = output.data();
     step.count = output.size() / size_of(dtype);
-    return exchange(called, std::move(step), limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 
 RawGroup::Work RawGroup::all_to_all(std::vector<InBytes> inputs, std::vector<OutBytes> outputs, DType dtype, bool even,
                                     StartOptions options) {
+  const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
+    const auto called = on(device, fingerprint_of(Operation::all_to_all, dtype, even ? total(inputs) : uneven));
+    if (device) return device->all_to_all(called, inputs, outputs, even, limits);
     ExchangeStep step(size());
     step.give = inputs;
     for (std::size_t from = 0; from < size(); ++from) {
       step.take[from] = outputs[from].size();
       step.into.push_back(outputs[from].data());
     }
-    return exchange(fingerprint_of(Operation::all_to_all, dtype, even ? total(inputs) : uneven), std::move(step),
-                    limits);
+    return performing(called, limits).step(std::move(step));
   });
 }
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "rpc/collectives/handed_regions.h"
 
 namespace tensorferry::collectives {
 namespace {
@@ -23,94 +22,15 @@ Status finished(const std::function<void()>& finish) {
 
 }  // namespace
 
-// ---- work
-
-GroupWork::GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline)
-    : group_(std::move(group)), run_(std::move(run)), deadline_(deadline) {}
-GroupWork::GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text)
-    : group_(std::move(group)), deadline_(deadline), text_(std::move(text)) {}
-
-bool GroupWork::done() const {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-Status GroupWork::status() const {
-  const std::lock_guard lock(mutex_);
-  return status_;
-}
-
-void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!done_) {
-      told_.push_back(std::move(told));
-      return;
-    }
-  }
-  told(status_);
-}
-
-void GroupWork::before_end(UniqueFunction<void()> run) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!ending_) return before_.push_back(std::move(run));
-  }
-  run();
-}
-
-void GroupWork::end(Status status) {
-  std::vector<UniqueFunction<void()>> before;
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(ending_, true)) return;
-    before = std::move(before_);
-  }
-  for (const auto& each : before) each();
-  std::vector<UniqueFunction<void(const Status&)>> told;
-  {
-    const std::lock_guard lock(mutex_);
-    status_ = std::move(status);
-    done_ = true;
-    told = std::move(told_);
-    changed_.notify_all();
-  }
-  for (const auto& each : told) each(status_);
-}
-
-bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>& interrupted) {
-  for (;;) {
-    // Without a bound this thread may run the operation itself, which saves two changes of thread.
-    if (!delivery_ && !until && group_->run_for(*this, interrupted)) return true;
-    const auto now = std::chrono::steady_clock::now();
-    auto wake_at = std::min(now + longest_sleep, until.value_or(Deadline::max()));
-    if (delivery_) wake_at = std::min(wake_at, deadline_);
-    {
-      std::unique_lock lock(mutex_);
-      if (changed_.wait_until(lock, wake_at, [&] { return done_; })) return true;
-    }
-    if (interrupted && interrupted()) return done();
-    if (delivery_) group_->look_for_the_dead();
-    if (delivery_ && std::chrono::steady_clock::now() >= deadline_) {
-      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
-    } else if (until && std::chrono::steady_clock::now() >= *until) {
-      return done();
-    }
-  }
-}
-
 // ---- the group
 
 RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Settings settings)
     : agent_(std::move(agent)),
-      membership_(std::move(membership)),
+      membership_(std::make_shared<const Membership>(std::move(membership))),
       settings_(std::move(settings)),
-      names_([this] {
-        std::vector<std::string> names;
-        for (const auto& member : membership_.members) names.push_back(member.name);
-        return names;
-      }()),
-      mailbox_(std::make_shared<Mailbox>(*agent_, membership_.id, membership_.rank, names_)) {}
+      names_(membership_->names()),
+      mailbox_(std::make_shared<Mailbox>(*agent_, id(), rank(), names_)),
+      exchange_(agent_, membership_, mailbox_, settings_.label) {}
 
 RawGroup::~RawGroup() { close(); }
 
@@ -118,41 +38,28 @@ void RawGroup::close() {
   if (size() > 1) fail({Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label)}, true);
 }
 
-void RawGroup::use_board(Buffer memory, bool memory_readable) {
-  auto board = std::make_unique<Board>(std::move(memory), rank(), size());
-  links_ = {true, memory_readable};
-  handed_over_ = std::make_shared<HandedRegions>(agent_, membership_.id, rank(), names_);
-  const std::lock_guard lock(mutex_);  // another rank may fail the group now
-  board_ = std::move(board);
-}
-
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
   settings_.label = std::move(label);
+  exchange_.show_as(settings_.label);
   mailbox_->show_as(std::move(ranks));
 }
 
 void RawGroup::use_levels(Levels levels) {
-  links_.levels = true;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);  // another rank may fail the group now
   levels_ = std::move(levels);
 }
 
 void RawGroup::watch_processes() {
-  processes_.resize(size());
-  probed_.resize(size());
-  const auto& own = membership_.members[rank()].host;
-  for (std::size_t other = 0; other < size(); ++other) {
-    const auto& host = membership_.members[other].host;
-    if (host.process == own.process || host.process.pid == 0 || host.boot_id != own.boot_id ||
-        host.pid_namespace != own.pid_namespace) {
-      continue;
-    }
-    if (auto found = cma::Process::find(host.process); found.ok()) {
-      processes_[other].emplace(std::move(*found));
-    } else {
-      rank_died(other, "its process has ended");
-    }
-  }
+  ranks_ = RankWatch::start(agent_, membership_, [weak = weak_from_this()](std::size_t rank, std::string_view why) {
+    if (const auto self = weak.lock()) self->rank_died(rank, why);
+  });
+  exchange_.use_watch(ranks_);
+}
+
+Links RawGroup::links() const noexcept {
+  auto out = exchange_.links();
+  out.levels = levels_.host != nullptr;
+  return out;
 }
 
 void RawGroup::say_why(std::string no_board, std::string no_memory) {
@@ -167,19 +74,36 @@ std::optional<std::size_t> RawGroup::rank_of(std::string_view name) const {
 }
 
 std::string RawGroup::explain(Operation operation, std::size_t bytes) const {
-  const auto choice = explain_choice({operation, bytes, size(), links_}, settings_.algorithms);
-  const auto way = !links_.board || choice.algorithm == Algorithm::ring
+  const auto all_links = links();
+  const auto choice = explain_choice({operation, bytes, size(), all_links}, settings_.algorithms, crossings_);
+  const auto way = !all_links.board || choice.algorithm == Algorithm::ring
                        ? (choice.algorithm == Algorithm::two_level ? "as messages between hosts" : "as messages") +
                              (no_board_.empty() ? "" : ": " + no_board_)
                    : bytes <= Board::slot_bytes ? std::string("in the slots of the board")
-                   : links_.memory              ? std::string("read in place from the memory of the ranks")
+                   : all_links.memory           ? std::string("read in place from the memory of the ranks")
                                                 : "as messages: " + no_memory_;
-  return formatted("{} of {} bytes over {} ranks: {} ({}), {}", name_of(operation), bytes, size(),
-                   name_of(choice.algorithm), choice.reason, way);
+  std::function<std::string(Operation, std::size_t)> of_devices;
+  {
+    const std::lock_guard lock(mutex_);
+    of_devices = devices_.explain;
+  }
+  return formatted("{} of {} bytes over {} ranks: {} ({}), {}{}", name_of(operation), bytes, size(),
+                   name_of(choice.algorithm), choice.reason, way,
+                   of_devices ? ". " + of_devices(operation, bytes) : "");
+}
+
+void RawGroup::keep_device_notes(DeviceNotes notes) {
+  const std::lock_guard lock(mutex_);
+  devices_ = std::move(notes);
+}
+
+std::optional<TuningKey> RawGroup::gpu_tuning_key() const {
+  const std::lock_guard lock(mutex_);
+  return devices_.key.ranks == 0 ? std::nullopt : std::optional(devices_.key);
 }
 
 Algorithm RawGroup::choose(Operation operation, std::size_t bytes, bool in_turn) const {
-  return collectives::choose({operation, bytes, size(), links_, in_turn}, settings_.algorithms);
+  return collectives::choose({operation, bytes, size(), links(), in_turn}, settings_.algorithms, crossings_);
 }
 
 Status RawGroup::failed() const {
@@ -192,40 +116,24 @@ std::pair<std::uint64_t, std::uint64_t> RawGroup::progress() const {
   return {started_, ended_};
 }
 
-void RawGroup::map_region(std::size_t rank, std::uint64_t region, Buffer memory) {
-  const std::lock_guard lock(mutex_);
-  regions_.insert_or_assign({rank, region}, std::move(memory));
-}
-
-void RawGroup::unmap_region(std::size_t rank, std::uint64_t region) {
-  Buffer dropped;  // after the lock
-  const std::lock_guard lock(mutex_);
-  if (const auto it = regions_.find({rank, region}); it != regions_.end()) {
-    dropped = std::move(it->second);
-    regions_.erase(it);
-  }
-}
-
 void RawGroup::fail(const Status& why, bool tell) {
-  Board* board = nullptr;
   std::shared_ptr<RawGroup> host, leaders;
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return;
     failed_ = why;
-    board = board_.get();
     host = levels_.host;
     leaders = levels_.leaders;
   }
   mailbox_->fail(why);
-  if (board != nullptr) board->wake();
+  exchange_.wake();
   if (host) host->fail(why, false);
   if (leaders) leaders->fail(why, false);
   for (std::size_t to = 0; tell && to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
-    message.payload = encode(
-        GroupMessage(GroupFailed{membership_.id, static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
+    message.payload =
+        encode(GroupMessage(GroupFailed{id(), static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
     agent_->call(names_[to], group_function, std::move(message), std::move(options));
@@ -235,44 +143,6 @@ void RawGroup::fail(const Status& why, bool tell) {
 void RawGroup::rank_died(std::size_t rank, std::string_view why) {
   fail({Code::connection_lost, formatted("{} of group \"{}\" has died or left: {}", named(rank), settings_.label, why)},
        true);
-}
-
-// A waiting thread checks every 100 ms: the processes of this host, and the links to the others. A lost link does not
-// prove that the rank is dead, because the session goes on; so a call to the rank finds out.
-void RawGroup::look_for_the_dead() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  auto last = looked_at_.load();
-  if (now.count() - last < std::chrono::nanoseconds(longest_sleep).count() / 2 ||
-      !looked_at_.compare_exchange_strong(last, now.count())) {
-    return;
-  }
-  for (std::size_t other = 0; other < size(); ++other) {
-    if (other == rank()) continue;
-    if (processes_[other] && !processes_[other]->alive()) return rank_died(other, "its process has ended");
-    const auto linked = agent_->linked(names_[other]);
-    if (linked && linked->incarnation != membership_.members[other].incarnation) {
-      return rank_died(other, "another agent has its name");
-    }
-    if (linked) continue;
-    {
-      const std::lock_guard lock(mutex_);
-      if (std::exchange(probed_[other], std::uint8_t{1}) != 0) continue;
-    }
-    Message message;
-    message.payload = encode(GroupMessage(Greet{membership_.id}));
-    RawCallOptions options;
-    options.timeout = Milliseconds(10000);
-    agent_->call(names_[other], group_function, std::move(message), std::move(options))
-        .on_done([weak = weak_from_this(), other](const Result<Received>& reply) {
-          const auto self = weak.lock();
-          if (!self) return;
-          {
-            const std::lock_guard lock(self->mutex_);
-            self->probed_[other] = 0;
-          }
-          if (!reply.ok()) self->rank_died(other, reply.status().what());
-        });
-  }
 }
 
 void RawGroup::abort(const std::string& why) {
@@ -299,7 +169,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
 
 void RawGroup::run_in_background() {
   Message message;
-  message.payload = encode(GroupMessage(RunOperations{membership_.id}));
+  message.payload = encode(GroupMessage(RunOperations{id()}));
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   agent_->call(agent_->self().name, group_function, std::move(message), std::move(options))
@@ -382,12 +252,12 @@ bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& int
 void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupted) {
   const auto limits = limits_of(work->deadline_, interrupted);
   auto status = failed();
-  disagreed_ = false;
+  exchange_.begin();
   if (status.ok()) status = await_inputs(work->arrived_, limits);
   if (status.ok()) status = work->run_(limits);
   work->run_ = {};
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
-  if (!status.ok() && !disagreed_) {
+  if (!status.ok() && !exchange_.disagreed()) {
     if (const auto why = failed(); !why.ok()) status = why;
     fail(status, true);
   }
@@ -484,7 +354,7 @@ Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
     for (const auto each : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(each);
     return {Code::deadline_exceeded, formatted("{} {} failed to pass monitoredBarrier in {} ms: in group \"{}\", {}",
                                                missing.size() == 1 ? "Rank" : "Ranks", ranks, timeout.count(),
-                                               settings_.label, not_come(missing))};
+                                               settings_.label, exchange_.not_come(missing))};
   }
   for (std::size_t to = 1; to < size(); ++to) {
     const auto let_go = send({&token, 1}, to, base + 1, options);

@@ -1,92 +1,31 @@
 /// A group of agents that reduce, gather and exchange bytes. It knows no torch and no Python.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "agent/agent.h"
-#include "channels/cma/process.h"
 #include "include/tensorferry/reduction.h"
-#include "rpc/collectives/board.h"
+#include "rpc/collectives/algorithms.h"
 #include "rpc/collectives/choose.h"
+#include "rpc/collectives/exchange.h"
+#include "rpc/collectives/group_work.h"
 #include "rpc/collectives/mailbox.h"
-#include "rpc/collectives/step.h"
+#include "rpc/collectives/membership.h"
+#include "rpc/collectives/rank_watch.h"
+#include "rpc/collectives/tuning.h"
 
 namespace tensorferry::collectives {
-
-class RawGroup;
-class HandedRegions;
-struct RingPass;
-
-/// An operation of a group that has been started. Thread-safe.
-class GroupWork final : public std::enable_shared_from_this<GroupWork> {
- public:
-  using Deadline = std::chrono::steady_clock::time_point;
-  /// A collective operation: a thread of the group's calls `run`.
-  GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline);
-  /// A send or a receive. The owner sets `delivery_` before it hands the work out.
-  GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text);
-
-  /// Waits until the operation has ended and returns true; or returns false after `until` or an interruption, and the
-  /// operation goes on. Without `until`, the calling thread runs the group's operations if no other thread does; an
-  /// interruption then ends the operation that it runs, and fails the group. A send or receive that is late ends here.
-  bool wait(std::optional<Deadline> until = std::nullopt, const std::function<bool()>& interrupted = {});
-  [[nodiscard]] bool done() const;
-  /// Returns the result; Ok before done().
-  [[nodiscard]] Status status() const;
-  /// What a receive has received; valid once done() and Ok.
-  [[nodiscard]] Letter letter() const { return delivery_ ? delivery_->letter() : Letter{}; }
-  /// Runs `told` once the operation has ended: on the thread that ends it, or now if it has ended.
-  void on_done(UniqueFunction<void(const Status&)> told);
-  /// Runs `run` before the operation counts as ended, so before any wait() returns: on the thread that ends it, or now
-  /// if it is ending. `run` must not use the operation.
-  void before_end(UniqueFunction<void()> run);
-  /// The number of the operation among those of its group, from 1, in the order of their start.
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-
- private:
-  friend class RawGroup;
-  void end(Status status);
-
-  const std::shared_ptr<RawGroup> group_;
-  UniqueFunction<Status(const WaitLimits&)> run_;  // used by the thread that runs the operation
-  std::function<bool()> arrived_;
-  std::function<void()> finish_;
-  std::shared_ptr<Delivery> delivery_;
-  const Deadline deadline_;
-  const std::string text_;
-  std::uint64_t number_ = 0;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ending_ = false, done_ = false;
-  Status status_;
-  std::vector<UniqueFunction<void()>> before_;
-  std::vector<UniqueFunction<void(const Status&)>> told_;
-};
-
-/// How an operation starts.
-struct StartOptions {
-  Milliseconds timeout{0};  // 0: the group's
-  bool background = true;   // false: the operation runs only while a thread waits for it
-  Owner keep;               // of the memory that the operation uses, until it has ended
-  // Runs after a success, before the work ends, on the thread that ends it. What it throws fails the work alone.
-  std::function<void()> finish{};
-  // Whether the inputs are in host memory: the operation waits for it. Polled by the thread that runs the operation; a
-  // send's by its caller. What it throws fails the operation, and the group.
-  std::function<bool()> arrived{};
-};
 
 /// An ordered list of agents that perform operations together: every rank calls the same operations in the same order.
 ///
@@ -107,31 +46,19 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
     Milliseconds timeout{};
     Prescribed algorithms;
   };
-  struct Membership {  // what the formation of a group finds out: its id, its members, and the rank of this one
-    std::uint64_t id = 0;
-    std::size_t rank = 0;
-    std::vector<MemberRecord> members;
-  };
-  /// The groups below a group whose ranks are on several hosts, if a host has several of them.
-  struct Levels {
-    std::shared_ptr<RawGroup> host;  // the ranks of this rank's host; the first of them leads
-    std::shared_ptr<RawGroup>
-        leaders;  // one rank of each host, in the order of the hosts; null: this rank does not lead
-    std::vector<std::size_t> host_of;  // by rank: the number of its host
-  };
-  using InBytes = std::span<const std::byte>;
-  using OutBytes = std::span<std::byte>;
+  using InBytes = collectives::InBytes;
+  using OutBytes = collectives::OutBytes;
   using Work = std::shared_ptr<GroupWork>;
 
   RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Settings settings);
   ~RawGroup();  // close()
 
-  [[nodiscard]] std::uint64_t id() const noexcept { return membership_.id; }
-  [[nodiscard]] std::size_t rank() const noexcept { return membership_.rank; }
+  [[nodiscard]] std::uint64_t id() const noexcept { return membership_->id; }
+  [[nodiscard]] std::size_t rank() const noexcept { return membership_->rank; }
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
   [[nodiscard]] const std::vector<std::string>& names() const noexcept { return names_; }
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
-  [[nodiscard]] Links links() const noexcept { return links_; }
+  [[nodiscard]] Links links() const noexcept;
   [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
   /// Says which algorithm `operation` takes for `bytes` bytes and why, and how the ranks exchange bytes.
   [[nodiscard]] std::string explain(Operation operation, std::size_t bytes) const;
@@ -173,8 +100,40 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// others.
   void close();
 
+  // For operations on devices.
+  /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
+  Work perform(StartOptions options, UniqueFunction<Status(const WaitLimits&)> run);
+  /// Within an operation: returns Ok if all ranks called the same, as `called` says; else their disagreement.
+  Status agree_on(const Fingerprint& called, const WaitLimits& limits);
+  /// Within an operation: the same, and writes what each rank has told to `all`, in the order of the ranks. All tell as
+  /// many bytes.
+  Status tell_each_other(const Fingerprint& called, InBytes own, OutBytes all, const WaitLimits& limits);
+  /// The error of an operation whose time is over while it waits for the ranks `missing`.
+  [[nodiscard]] Status late(const Fingerprint& called, const std::vector<std::size_t>& missing) const {
+    return exchange_.late(called, missing);
+  }
+  /// Fails the group if a rank has died; asks at most every 50 ms. Never blocks.
+  void look_for_the_dead() { ranks_->look(); }
+  /// Returns whether the process of the rank, on this host, has ended.
+  [[nodiscard]] bool has_ended(std::size_t rank) const { return ranks_->has_ended(rank); }
+  /// Returns the words for streams on the board; empty without a board, or if there are too many ranks.
+  [[nodiscard]] Buffer stream_words() const { return exchange_.stream_words(); }
+  /// Returns why the ranks have no board; empty if they have one.
+  [[nodiscard]] const std::string& why_no_board() const noexcept { return no_board_; }
+  /// What explain() says of tensors of GPUs, and for which groups `tensorferry tune` measures them.
+  struct DeviceNotes {
+    std::function<std::string(Operation, std::size_t bytes)> explain;
+    TuningKey key;
+  };
+  void keep_device_notes(DeviceNotes notes);
+  /// Returns the key of the crossings on GPUs; nullopt before the first operation there that needs no host memory.
+  [[nodiscard]] std::optional<TuningKey> gpu_tuning_key() const;
+  /// Returns the name of a rank in errors: `rank 1 ("worker1")`.
+  [[nodiscard]] std::string named(std::size_t rank) const { return mailbox_->named(rank); }
+
   // For Groups, which forms groups and brings their messages.
-  void use_board(Buffer memory, bool memory_readable);
+  /// Uses measured crossings, the same at every rank. Called before any operation.
+  void use_crossings(Crossings crossings) { crossings_ = std::move(crossings); }
   void use_levels(Levels levels);
   /// Errors name the group `label`, and the ranks by these numbers: those of the group above. Called before any
   /// operation.
@@ -184,12 +143,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// Keeps the reasons for explain().
   void say_why(std::string no_board, std::string no_memory);
   [[nodiscard]] Mailbox& mailbox() noexcept { return *mailbox_; }
-  /// Returns the number of the last step that this rank has begun.
-  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
   /// Returns the rank of the agent of that name; nullopt if it is no member.
   [[nodiscard]] std::optional<std::size_t> rank_of(std::string_view name) const;
-  void map_region(std::size_t rank, std::uint64_t region, Buffer memory);
-  void unmap_region(std::size_t rank, std::uint64_t region);
   /// Fails the group here; `tell`: at the other ranks too.
   void fail(const Status& why, bool tell);
   void run_queue();
@@ -205,81 +161,26 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
   Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
-  void look_for_the_dead();
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
   [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
 
-  // The algorithms, each in a file of its name. A root is Mailbox::any_rank if every rank takes the result.
-  Status reduce_by(Algorithm algorithm, const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                   std::size_t root, const WaitLimits& limits);
-  Status reduce_one_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                         std::size_t root, const WaitLimits& limits);
-  Status reduce_two_shot(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                         std::size_t root, const WaitLimits& limits);
-  Status reduce_by_ring(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op, std::size_t root,
-                        const WaitLimits& limits);
-  Status reduce_scatter_by_ring(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
-                                const ReduceOp& op, const WaitLimits& limits);
-  Status all_gather_by_ring(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs,
-                            const WaitLimits& limits);
-  Status reduce_two_level(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                          std::size_t root, const WaitLimits& limits);
-  Status broadcast_two_level(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits);
-  Status broadcast_by_ring(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits);
-  Status scatter_around(const Fingerprint& called, const std::vector<InBytes>& inputs,
-                        const std::vector<std::byte*>& sums, const ReduceOp& op, const WaitLimits& limits);
-  Status gather_around(const Fingerprint& called, const std::vector<OutBytes>& blocks, const WaitLimits& limits);
-  Status pass_around(const Fingerprint& called, const RingPass& pass, const WaitLimits& limits);
-  Status collect_shares(const Fingerprint& called, InBytes share, OutBytes output, std::size_t root,
-                        const WaitLimits& limits);
-
-  Status exchange(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits);
-  Status exchange_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
-  Status exchange_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
-  Result<std::vector<Told>> tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
-                                     const WaitLimits& limits);
-  Status take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                     std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory, const WaitLimits& limits);
-  /// Waits until all posts have ended, unless `status` is an error; withdraws what is left after one. Returns the first
-  /// error. One of a time that is over names `receivers`.
-  Status settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
-                const std::vector<std::size_t>& receivers, const WaitLimits& limits);
-  Status take_own(const ExchangeStep& step) const;
-  /// Returns memory that this rank uses within an operation; ResourceExhausted.
-  [[nodiscard]] Result<Buffer> working_memory(std::size_t bytes) const;
-  std::vector<std::size_t> behind(std::uint64_t step);
-  Result<Announcement> place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
-                             std::vector<std::byte>& copy);
-  Status agree(const std::vector<Fingerprint>& called);
-  Status take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
-  Result<const std::byte*> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
-  Status read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const;
-  Status reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here, const std::vector<Part>& parts);
-  [[nodiscard]] std::string not_come(const std::vector<std::size_t>& missing) const;
-  [[nodiscard]] Status late(std::string_view what, const std::vector<std::size_t>& missing) const;
-  [[nodiscard]] Status late(const Fingerprint& called, const std::vector<std::size_t>& missing) const;
-  [[nodiscard]] std::string named(std::size_t rank) const;
+  [[nodiscard]] Performing performing(const Fingerprint& called, const WaitLimits& limits) {
+    return {exchange_, called, limits};
+  }
+  Status reduce_by(Algorithm algorithm, const Performing& now, InBytes input, OutBytes output, const ReduceOp& op,
+                   std::size_t root) const;
 
   const std::shared_ptr<RawAgent> agent_;
-  const Membership membership_;
+  const std::shared_ptr<const Membership> membership_;
   Settings settings_;
-  std::vector<std::string> names_;
-  Links links_;
-  std::string no_board_, no_memory_;  // why `links_` lacks them
+  const std::vector<std::string> names_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::shared_ptr<HandedRegions> handed_over_;  // regions of this process that the other ranks have mapped
-  std::unique_ptr<Board> board_;
-  Levels levels_;                                       // set before any operation
-  std::vector<std::optional<cma::Process>> processes_;  // by rank; nullopt: this process, or one of another host
-  std::atomic<std::int64_t> looked_at_{0};              // when this rank last looked for dead ones, on the steady clock
-  std::vector<std::uint8_t> probed_;  // by rank: a call is to find out whether it is alive; guarded by mutex_
-
-  // Used by the thread that runs operations.
-  std::atomic<std::uint64_t> step_{0};  // the last that this rank has begun; any thread reads it
-  std::uint64_t passed_ = 0;            // messages of rings, counted by the rank that sends most
-  bool disagreed_ = false;              // the ranks called different operations, which all of them know
-  std::vector<std::byte> scratch_;
+  Exchange exchange_;
+  std::string no_board_, no_memory_;  // why the ranks lack these links
+  Crossings crossings_;
+  Levels levels_;                     // set before any operation
+  std::shared_ptr<RankWatch> ranks_;  // set before any operation
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -288,7 +189,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::uint64_t started_ = 0, ended_ = 0;
   std::uint64_t barriers_ = 0;  // monitored ones
   Status failed_;
-  std::map<std::pair<std::size_t, std::uint64_t>, Buffer> regions_;  // of other ranks
+  DeviceNotes devices_;  // of the GPU that was used first or last
 };
 
 }  // namespace tensorferry::collectives

@@ -37,4 +37,9 @@ void copy_given(ExchangeStep& step, std::size_t rank, std::vector<std::byte>& co
   }
 }
 
+void take_own(const ExchangeStep& step, std::size_t rank) {
+  const auto own = step.give[rank];
+  if (!own.empty() && step.into[rank] != own.data()) std::memmove(step.into[rank], own.data(), own.size());
+}
+
 }  // namespace tensorferry::collectives

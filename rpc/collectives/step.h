@@ -30,6 +30,9 @@ bool overwrites_given(const ExchangeStep& step, std::size_t rank);
 /// Copies what the other ranks take, each byte once, and gives the copy.
 void copy_given(ExchangeStep& step, std::size_t rank, std::vector<std::byte>& copy);
 
+/// Copies what `rank` takes of its own to where it goes.
+void take_own(const ExchangeStep& step, std::size_t rank);
+
 /// Returns the elements that `rank` reduces for all: [first, second).
 inline std::pair<std::size_t, std::size_t> share_of(std::size_t rank, std::size_t ranks, std::size_t elements) {
   return {elements * rank / ranks, elements * (rank + 1) / ranks};

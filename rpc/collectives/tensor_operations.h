@@ -26,13 +26,13 @@ namespace tensorferry::collectives {
 ///     Status check(const Tensor&);                    // Ok, or why a group cannot take it; asked before all others
 ///     DType dtype(const Tensor&);
 ///     std::size_t elements(const Tensor&);
-///     bool is_dense(const Tensor&);                   // in host memory, in row-major order without gaps
-///     Tensor dense(const Tensor&);                    // the tensor itself, or a dense copy in host memory
-///     Tensor empty_like(const Tensor&);               // a dense tensor of the same shape in host memory
+///     bool is_dense(const Tensor&);                   // in row-major order without gaps, where the group takes it
+///     Tensor dense(const Tensor&);                    // the tensor itself, or a dense copy
+///     Tensor empty_like(const Tensor&);               // a dense tensor of the same shape
 ///     void copy(const Tensor& to, const Tensor& from);
 ///     std::span<std::byte> bytes(const Tensor&);      // of a dense tensor
 ///     bool is_same(const Tensor&, const Tensor&);     // the same elements
-///     std::function<bool()> arrived();                // whether the copies to host memory are done; empty: they are
+///     StartOptions arrange(StartOptions);             // adds what the tensors' memory needs: arrived, device, finish
 template <class Access>
 class TensorOperations {
  public:
@@ -234,7 +234,7 @@ class TensorOperations {
     /// Keeps the tensors, and adds the copies to host memory and back to their outputs.
     static StartOptions with(StartOptions options, Staged staged) {
       const auto kept = std::make_shared<Staged>(std::move(staged));
-      options.arrived = kept->access_.arrived();
+      options = kept->access_.arrange(std::move(options));
       if (!kept->copies_.empty()) {
         options.finish = [kept, then = std::move(options.finish)] {
           for (const auto& [to, from] : kept->copies_) kept->access_.copy(to, from);

@@ -1,8 +1,10 @@
 // The ranks of each host reduce among themselves, on their board; one rank of each host leads, and the leaders reduce
 // by messages; then each host shares the result. So a host's bytes cross the network once, however many ranks it has.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "rpc/collectives/algorithms.h"
 #include "rpc/collectives/raw_group.h"
 
 namespace tensorferry::collectives {
@@ -21,61 +23,69 @@ Status within(const WaitLimits& limits, const Start& start) {
   return {Code::cancelled, "a signal ended the wait"};
 }
 
+/// Returns the rank of `root` in the group of this rank's host; nullopt: it is on another host.
+std::optional<std::size_t> place_on_host(const Levels& levels, std::size_t rank, std::size_t root) {
+  const auto& host_of = levels.host_of;
+  if (host_of[root] != host_of[rank]) return std::nullopt;
+  return std::count(host_of.begin(), host_of.begin() + static_cast<std::ptrdiff_t>(root), host_of[root]);
+}
+
 /// The tag of what a leader passes to a rank of its host, from those of the library's own.
 constexpr std::uint64_t result_tag = (std::uint64_t{1} << 63U) | (std::uint64_t{1} << 62U);
 
 }  // namespace
 
-Status RawGroup::reduce_two_level(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
-                                  std::size_t root, const WaitLimits& limits) {
-  if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
-  const auto dtype = static_cast<DType>(called.dtype);
+Status reduce_two_level(const Performing& now, const Levels& levels, InBytes input, OutBytes output, const ReduceOp& op,
+                        std::size_t root) {
+  if (auto status = now.meet(); !status.ok()) return status;
+  const auto dtype = now.dtype();
   const bool everywhere = root == Mailbox::any_rank;
-  const bool leads = levels_.leaders != nullptr;
-  const bool mine = everywhere || root == rank();  // whether `output` may be written
-  const auto scratch = working_memory(leads && !mine ? input.size() : 0);
+  const bool leads = levels.leaders != nullptr;
+  const bool mine = everywhere || root == now.rank();  // whether `output` may be written
+  const auto scratch = now.working_memory(leads && !mine ? input.size() : 0);
   if (!scratch.ok()) return scratch.status();
   const auto sum = mine ? output : OutBytes(scratch->data, leads ? input.size() : 0);
-  auto& host = *levels_.host;
+  auto& host = *levels.host;
 
-  auto status = within(limits, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });
+  auto status =
+      within(now.limits, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });
   if (status.ok() && leads) {
-    status = within(limits, [&](auto options) {
-      return everywhere ? levels_.leaders->all_reduce(sum, sum, dtype, op, std::move(options))
-                        : levels_.leaders->reduce(sum, sum, dtype, op, levels_.host_of[root], std::move(options));
+    status = within(now.limits, [&](auto options) {
+      return everywhere ? levels.leaders->all_reduce(sum, sum, dtype, op, std::move(options))
+                        : levels.leaders->reduce(sum, sum, dtype, op, levels.host_of[root], std::move(options));
     });
   }
   if (!status.ok()) return status;
   if (everywhere) {
-    return within(limits, [&](auto options) { return host.broadcast(output, dtype, 0, std::move(options)); });
+    return within(now.limits, [&](auto options) { return host.broadcast(output, dtype, 0, std::move(options)); });
   }
   // The leader of the root's host has the result.
-  const auto root_here = host.rank_of(names_[root]);
+  const auto root_here = place_on_host(levels, now.rank(), root);
   if (!root_here || *root_here == 0) return {};
   if (leads) {
-    return within(limits, [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
+    return within(now.limits, [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
   }
-  if (root != rank()) return {};
-  return within(limits, [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
+  if (root != now.rank()) return {};
+  return within(now.limits, [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
 }
 
-Status RawGroup::broadcast_two_level(const Fingerprint& called, OutBytes data, std::size_t root,
-                                     const WaitLimits& limits) {
-  if (auto status = exchange(called, ExchangeStep(size()), limits); !status.ok()) return status;
-  const auto dtype = static_cast<DType>(called.dtype);
-  auto& host = *levels_.host;
-  const auto root_here = host.rank_of(names_[root]);
+Status broadcast_two_level(const Performing& now, const Levels& levels, OutBytes data, std::size_t root) {
+  if (auto status = now.meet(); !status.ok()) return status;
+  const auto dtype = now.dtype();
+  auto& host = *levels.host;
+  const auto root_here = place_on_host(levels, now.rank(), root);
   Status status;
   if (root_here) {
-    status = within(limits, [&](auto options) { return host.broadcast(data, dtype, *root_here, std::move(options)); });
+    status =
+        within(now.limits, [&](auto options) { return host.broadcast(data, dtype, *root_here, std::move(options)); });
   }
-  if (status.ok() && levels_.leaders) {
-    status = within(limits, [&](auto options) {
-      return levels_.leaders->broadcast(data, dtype, levels_.host_of[root], std::move(options));
+  if (status.ok() && levels.leaders) {
+    status = within(now.limits, [&](auto options) {
+      return levels.leaders->broadcast(data, dtype, levels.host_of[root], std::move(options));
     });
   }
   if (!status.ok() || root_here) return status;
-  return within(limits, [&](auto options) { return host.broadcast(data, dtype, 0, std::move(options)); });
+  return within(now.limits, [&](auto options) { return host.broadcast(data, dtype, 0, std::move(options)); });
 }
 
 }  // namespace tensorferry::collectives

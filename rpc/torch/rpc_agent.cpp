@@ -292,10 +292,12 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
     pattern.leave(future);
   }
   start_timeout();
-  call.on_done([self = shared_from_this(), pending, call](Result<Received> reply) {
-    self->prepare_thread();
-    self->complete(*pending, std::move(reply));
-  });
+  call.on_done(
+      [self = shared_from_this(), pending, call](Result<Received> reply) {
+        self->prepare_thread();
+        self->complete(*pending, std::move(reply));
+      },
+      /*with_executor=*/false, counts ? Call::Notice::lazy : Call::Notice::prompt);
   return future;
 }
 
@@ -371,15 +373,20 @@ void TorchRpcAgent::serve(Request request, Reply reply) {
     thread_local const at::ThreadLocalState unused_thread;
     clean.emplace(unused_thread);
   }
+  std::shared_ptr<BackwardPasses::Request> backward;
   c10::intrusive_ptr<JitFuture> result;
   try {
+    backward = backward_passes_.enter(message);
     result = (*cb_)(message, streams_for(request.arguments.buffers));
   } catch (const std::exception&) {
     result = failed_future(std::current_exception());
   }
-  result->addCallback(
-      [self = shared_from_this(), id = message.id(), caller = request.peer.name,
-       reply = std::make_shared<Reply>(std::move(reply))](JitFuture& done) { self->answer(done, id, caller, *reply); });
+  if (backward) backward->handled();
+  result->addCallback([self = shared_from_this(), id = message.id(), caller = request.peer.name,
+                       reply = std::make_shared<Reply>(std::move(reply)), backward](JitFuture& done) mutable {
+    backward.reset();
+    self->answer(done, id, caller, *reply);
+  });
 }
 
 void TorchRpcAgent::answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply) {

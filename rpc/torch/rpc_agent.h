@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "rpc/member/member.h"
+#include "rpc/torch/backward_passes.h"
 #include "rpc/torch/faults.h"
 #include "rpc/torch/late_references.h"
 #include "rpc/torch/message.h"
@@ -112,6 +113,7 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   const std::unique_ptr<FaultInjector> faults_;  // null: none
   const std::unique_ptr<Workers> workers_;
 
+  BackwardPasses backward_passes_;
   LateReferences late_references_;
   Timeouts timeouts_;
 

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "base/text.h"
 
@@ -54,15 +56,32 @@ at::Tensor one_tensor(const c10::IValue& result, std::int64_t elements) {
                                      out.defined() ? out.numel() : 0, elements));
 }
 
-/// Returns a future of `tensor` that completes when the operation has ended.
-GradFuture future_of(const TensorGroup::Started& started, const at::Tensor& tensor) {
+/// Returns the group for an operation on `tensor`, or throws.
+TensorGroup group_on(const DeviceGroup& group, const at::Tensor& tensor) {
+  auto on = group.on("all_reduce", {at::TensorList(tensor)}, {});
+  if (!on.ok()) throw GroupError(on.status());
+  return *std::move(on);
+}
+
+/// Returns a future of `tensor` that completes when the operation has ended; for tensors of a device, when it will have
+/// in the order of the operation's stream, which the future's users wait for.
+GradFuture future_of(const TensorGroup& on, const TensorGroup::Started& started, const at::Tensor& tensor) {
   if (!started.ok()) throw GroupError(started.status());
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-  (*started)->on_done([future, tensor](const Status& status) {
-    if (status.ok()) return future->markCompleted(tensor);
-    future->setError(std::make_exception_ptr(GroupError(status)));
+  const auto order = on.access().order();
+  const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
+  (*started)->on_done([future, tensor, order](const Status& status) {
+    if (!status.ok()) return future->setError(std::make_exception_ptr(GroupError(status)));
+    if (order) return order->on_stream([&] { future->markCompleted(tensor); });
+    future->markCompleted(tensor);
   });
   return future;
+}
+
+/// Ok; or why no group takes the tensor, which may be on any device.
+Status check_on_its_device(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return TorchAccess().check(tensor);
+  return tensor.layout() == at::kStrided ? Status() : Status(Code::invalid_argument, "a group takes dense tensors");
 }
 
 /// Returns the part of a flat tensor that begins at `at`, in the shape of `like`.
@@ -108,7 +127,7 @@ bool wait_for(c10::ivalue::Future& future, const Interrupted& interrupted) {
 struct BroadcastInFlight {
   Tensors tensors;
   at::Tensor flat;
-  std::shared_ptr<GroupWork> work;
+  std::optional<TensorWork> work;
 };
 
 struct GradientsInFlight {
@@ -172,11 +191,11 @@ std::vector<std::vector<std::size_t>> buckets_of(const Tensors& tensors, std::si
     std::size_t bucket = 0;
     std::size_t bytes = 0;
   };
-  std::map<at::ScalarType, Open> open;
+  std::map<std::pair<at::ScalarType, std::string>, Open> open;  // by dtype and device
   std::vector<std::vector<std::size_t>> out;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto bytes = tensors[i].nbytes();
-    auto [found, is_new] = open.try_emplace(tensors[i].scalar_type());
+    auto [found, is_new] = open.try_emplace({tensors[i].scalar_type(), tensors[i].device().str()});
     auto& last = found->second;
     if (is_new || last.bytes + bytes > bucket_bytes) {
       last = {out.size(), 0};
@@ -188,10 +207,10 @@ std::vector<std::vector<std::size_t>> buckets_of(const Tensors& tensors, std::si
   return out;
 }
 
-Status broadcast_coalesced(const TensorGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
+Status broadcast_coalesced(const DeviceGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
                            Milliseconds timeout, const Interrupted& interrupted) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (const auto status = TorchAccess().check(tensors[i]); !status.ok()) {
+    if (const auto status = check_on_its_device(tensors[i]); !status.ok()) {
       return {status.code(), formatted("tensor {} of {}: {}", i, tensors.size(), status.what())};
     }
   }
@@ -212,6 +231,7 @@ Status broadcast_coalesced(const TensorGroup& group, const Tensors& tensors, std
       if (first.ok()) first = status;
       return;
     }
+    bucket.work->block_current_stream();
     if (gives || bucket.tensors.size() == 1) return;
     std::int64_t at = 0;
     for (const auto& tensor : bucket.tensors) {
@@ -222,7 +242,7 @@ Status broadcast_coalesced(const TensorGroup& group, const Tensors& tensors, std
   for (const auto& indices : buckets_of(tensors, bucket_bytes)) {
     if (in_flight.size() == in_flight_at_once) land();
     if (!first.ok()) break;
-    BroadcastInFlight bucket{at_indices(tensors, indices), {}, nullptr};
+    BroadcastInFlight bucket{at_indices(tensors, indices), {}, std::nullopt};
     if (bucket.tensors.size() == 1) {
       bucket.flat = bucket.tensors[0];
     } else {
@@ -235,12 +255,17 @@ Status broadcast_coalesced(const TensorGroup& group, const Tensors& tensors, std
     }
     StartOptions options;
     options.timeout = timeout;
-    auto started = group.broadcast(bucket.flat, root, std::move(options));
+    const auto on = group.on("broadcast", {at::TensorList(bucket.flat)}, options);
+    if (!on.ok()) {
+      first = on.status();
+      break;
+    }
+    const auto started = on->broadcast(bucket.flat, root, std::move(options));
     if (!started.ok()) {
       first = started.status();
       break;
     }
-    bucket.work = *std::move(started);
+    bucket.work.emplace(*started, on->access());
     in_flight.push_back(std::move(bucket));
   }
   while (!in_flight.empty() && !stopped) land();
@@ -268,27 +293,35 @@ GradFuture run_hook(const std::string& name, const GradBucket& bucket, const std
       c10::TensorType::get());
 }
 
-std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<TensorGroup> group) {
+std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<DeviceGroup> group) {
   return std::make_unique<GroupHook>("all_reduce", std::move(group),
-                                     [](const std::shared_ptr<TensorGroup>& over, GradBucket& bucket) {
+                                     [](const std::shared_ptr<DeviceGroup>& over, GradBucket& bucket) {
                                        const auto& buffer = bucket.getBufferRef();
-                                       return future_of(over->all_reduce(buffer, buffer, Reduction::average), buffer);
+                                       const auto on = group_on(*over, buffer);
+                                       return future_of(on, on.all_reduce(buffer, buffer, Reduction::average), buffer);
                                      });
 }
 
-std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<TensorGroup> group, at::ScalarType dtype) {
+std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<DeviceGroup> group, at::ScalarType dtype) {
   const auto* const name = dtype == at::kHalf ? "half" : "bfloat16";
   return std::make_unique<GroupHook>(
-      name, std::move(group), [dtype](const std::shared_ptr<TensorGroup>& over, GradBucket& bucket) {
+      name, std::move(group), [dtype](const std::shared_ptr<DeviceGroup>& over, GradBucket& bucket) {
         const at::NoGradGuard no_grad;
         const auto buffer = bucket.getBufferRef();
         const auto small = buffer.to(dtype);
+        const auto on = group_on(*over, small);
+        const auto order = on.access().order();
         StartOptions options;
-        options.finish = [buffer, small] {
-          const at::NoGradGuard guard;
-          if (!buffer.is_same(small)) buffer.copy_(small);
+        options.finish = [buffer, small, order] {
+          const auto widen = [&] {
+            const at::NoGradGuard guard;
+            if (!buffer.is_same(small)) buffer.copy_(small);
+          };
+          if (!order) return widen();
+          order->on_stream(widen);
+          buffer.record_stream(order->stream());
         };
-        return future_of(over->all_reduce(small, small, Reduction::average, std::move(options)), buffer);
+        return future_of(on, on.all_reduce(small, small, Reduction::average, std::move(options)), buffer);
       });
 }
 
@@ -297,7 +330,7 @@ void reduce_gradients(const Tensors& parameters, c10d::CommHookInterface& hook, 
   const at::NoGradGuard no_grad;
   Tensors trained;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (const auto status = TorchAccess().check(parameters[i]); !status.ok()) {
+    if (const auto status = check_on_its_device(parameters[i]); !status.ok()) {
       refuse(formatted("parameter {} of {}: {}", i, parameters.size(), status.what()));
     }
     if (parameters[i].requires_grad()) trained.push_back(parameters[i]);
@@ -319,6 +352,7 @@ void reduce_gradients(const Tensors& parameters, c10d::CommHookInterface& hook, 
     }
     attempt([&] {
       if (oldest.future->hasError()) std::rethrow_exception(oldest.future->exception_ptr());
+      oldest.future->wait();  // it is complete: the current stream waits for the device
       if (!first) copy_to_gradients(hook.parseHookResult(oldest.future->value()), oldest.bucket);
     });
     in_flight.pop_front();

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc/collectives/torch/tensor_group.h"
+#include "rpc/collectives/torch/device_group.h"
 
 namespace tensorferry::collectives {
 
@@ -38,18 +38,19 @@ class GroupError final : public c10::DistBackendError {
 };
 
 /// Divides tensors into buckets, each a list of indices of `tensors`. The tensors of a bucket have one dtype and at
-/// most `bucket_bytes` bytes together; a larger tensor has a bucket of its own. Tensors keep their order within a
-/// dtype, and buckets are ordered by their first tensors. So ranks with the same shapes have the same buckets.
+/// most `bucket_bytes` bytes together, and lie on one device; a larger tensor has a bucket of its own. Tensors keep
+/// their order within a dtype and device, and buckets are ordered by their first tensors. So ranks with the same shapes
+/// have the same buckets.
 std::vector<std::vector<std::size_t>> buckets_of(const TensorGroup::Tensors& tensors, std::size_t bucket_bytes);
 
 /// Copies the tensors of rank `root` into those of every other rank, a bucket (buckets_of) at a time: two are in flight
 /// at once. Every rank gives tensors of the same shapes and dtypes, which may be strided, and the same `bucket_bytes`.
-/// Blocks until all have arrived.
+/// Blocks until all have arrived; on a GPU, until they will have in the order of the current stream.
 ///
 /// InvalidArgument, before anything is sent, if a group does not take a tensor; other errors are those of
 /// TensorGroup::broadcast. After an error some tensors may have arrived. If `interrupted`, which is asked while the
 /// call waits, returns true, the result is Cancelled. `timeout` is for each bucket; 0: the group's.
-Status broadcast_coalesced(const TensorGroup& group, const TensorGroup::Tensors& tensors, std::size_t root,
+Status broadcast_coalesced(const DeviceGroup& group, const TensorGroup::Tensors& tensors, std::size_t root,
                            std::size_t bucket_bytes, Milliseconds timeout = Milliseconds{0},
                            const Interrupted& interrupted = {});
 
@@ -83,21 +84,21 @@ class CommHook final : public c10d::CppCommHookInterface<State> {
   const Run run_;
 };
 
-using GroupHook = CommHook<std::shared_ptr<TensorGroup>>;
+using GroupHook = CommHook<std::shared_ptr<DeviceGroup>>;
 
 /// Averages the buckets over the group, in place.
-std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<TensorGroup> group);
+std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<DeviceGroup> group);
 /// Averages the buckets over the group as at::kHalf or at::kBFloat16, which is what travels. The sum is accumulated in
 /// float32 and rounded once. A gradient beyond the range of the dtype becomes infinite.
-std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<TensorGroup> group, at::ScalarType dtype);
+std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<DeviceGroup> group, at::ScalarType dtype);
 
 /// Reduces the gradients of `parameters` by a hook, without DistributedDataParallel: fills buckets (buckets_of) from
 /// the gradients, runs the hook on each in order, two in flight, and copies each result into the parameters' gradients.
-/// Blocks until all have ended. A parameter without a gradient counts as one with zeros, and has a gradient afterwards.
-/// One that requires no gradient is left out.
+/// Blocks until all have ended; on a GPU, the results are valid in the order of the current stream. A parameter without
+/// a gradient counts as one with zeros, and has a gradient afterwards. One that requires no gradient is left out.
 ///
-/// Throws what the hook or its future throws, and a GroupError of InvalidArgument if a parameter is not a dense tensor
-/// of the CPU, or if the result has another number of elements than the bucket. No bucket is in flight afterwards, and
+/// Throws what the hook or its future throws, and a GroupError of InvalidArgument if a parameter is not a dense tensor,
+/// or if the result has another number of elements than the bucket. No bucket is in flight afterwards, and
 /// some gradients may have been reduced: the optimiser must not step. If `interrupted`, which is asked while the call
 /// waits, returns true, it throws a GroupError of Cancelled at once, and the hook's operations go on.
 void reduce_gradients(const TensorGroup::Tensors& parameters, c10d::CommHookInterface& hook,

@@ -19,7 +19,7 @@ c10::impl::VirtualGuardImpl implementation_of(c10::Device device) { return c10::
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceCopies>> DeviceCopies::of(std::initializer_list<at::TensorList> tensors) {
+Result<c10::Device> device_of(std::initializer_list<at::TensorList> tensors) {
   std::optional<c10::Device> device;
   for (const auto& list : tensors) {
     for (const auto& tensor : list) {
@@ -31,9 +31,11 @@ Result<std::shared_ptr<DeviceCopies>> DeviceCopies::of(std::initializer_list<at:
                               tensor.device().str()));
     }
   }
-  if (!device || device->is_cpu()) return std::shared_ptr<DeviceCopies>();
-  if (auto status = refusal_of_capture(implementation_of(*device).getStream(*device)); !status.ok()) return status;
-  return std::make_shared<DeviceCopies>(*device);
+  return device.value_or(c10::Device(c10::kCPU));
+}
+
+Status refusal_of_capture_on(c10::Device device) {
+  return device.is_cpu() ? Status() : refusal_of_capture(implementation_of(device).getStream(device));
 }
 
 DeviceCopies::DeviceCopies(c10::Device device)

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/status.h"
+#include "rpc/collectives/torch/device_order.h"
 
 namespace tensorferry::collectives {
 
@@ -20,15 +21,12 @@ namespace tensorferry::collectives {
 ///
 /// No function waits for the device. The host memory is page-locked and is torch's: its allocator takes it back when
 /// the copies are done. Thread-safe. Failures of the device throw c10::Error.
-class DeviceCopies final {
+class DeviceCopies final : public DeviceOrder {
  public:
-  /// Returns null if all tensors are on the CPU. InvalidArgument: they are on several devices, or a graph is being
-  /// captured on the current stream, so the bytes would exist only when the graph is replayed.
-  static Result<std::shared_ptr<DeviceCopies>> of(std::initializer_list<at::TensorList> tensors);
   explicit DeviceCopies(c10::Device device);
 
-  [[nodiscard]] c10::Device device() const { return stream_.device(); }
-  [[nodiscard]] const c10::Stream& stream() const noexcept { return stream_; }
+  [[nodiscard]] c10::Device device() const override { return stream_.device(); }
+  [[nodiscard]] const c10::Stream& stream() const override { return stream_; }
   /// Returns uninitialised host memory for a dense tensor of that shape.
   static at::Tensor host_memory_for(const at::Tensor& tensor);
   /// Copies `from`, of the device, to host memory. The bytes are there when arrived() is true.
@@ -37,15 +35,19 @@ class DeviceCopies final {
   [[nodiscard]] bool arrived() const;
   /// Copies `from`, in host memory, to a tensor of the device.
   void to_device(const at::Tensor& to, const at::Tensor& from);
-  /// Runs `function` with the stream of the copies as the current one.
-  void on_stream(const std::function<void()>& function) const;
-  /// The device's current stream of this thread waits for all copies so far.
-  void block_current_stream() const;
+  void on_stream(const std::function<void()>& function) const override;
+  void block_current_stream() const override;
 
  private:
   const c10::Stream stream_;
   mutable std::mutex mutex_;
   c10::Event copied_;  // behind the copies to the host; guarded by mutex_
 };
+
+/// Returns the device of the tensors of one operation. InvalidArgument: they are on several devices.
+Result<c10::Device> device_of(std::initializer_list<at::TensorList> tensors);
+/// Ok; or InvalidArgument if a graph is being captured on the device's current stream, so the bytes would exist only
+/// when the graph is replayed.
+Status refusal_of_capture_on(c10::Device device);
 
 }  // namespace tensorferry::collectives

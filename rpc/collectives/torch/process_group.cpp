@@ -140,31 +140,30 @@ void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupW
 }
 #endif
 
-TorchWork::TorchWork(std::shared_ptr<GroupWork> work, std::shared_ptr<DeviceCopies> copies, c10d::OpType type,
-                     const char* title, std::vector<std::vector<at::Tensor>> results,
-                     const std::vector<at::Tensor>& inputs, std::uint64_t sequence, std::uint64_t key,
-                     std::chrono::milliseconds timeout)
+TorchWork::TorchWork(std::shared_ptr<GroupWork> work, const TorchAccess& access, c10d::OpType type, const char* title,
+                     std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs,
+                     std::uint64_t sequence, std::uint64_t key, std::chrono::milliseconds timeout)
     : Work(-1, type, title, inputs),
-      work_(std::move(work)),
-      copies_(std::move(copies)),
+      work_(std::move(work), access),
       results_(std::move(results)),
       sequence_(sequence),
       key_(key),
       timeout_(timeout) {
   // The profiler may be stopped, and its records freed, as soon as wait() has returned.
-  if (recordFunctionEndCallback_) work_->before_end(std::move(recordFunctionEndCallback_));
+  if (recordFunctionEndCallback_) work_.group_work()->before_end(std::move(recordFunctionEndCallback_));
 }
 
-bool TorchWork::isCompleted() { return work_->done(); }
-bool TorchWork::isSuccess() const { return work_->done() && work_->status().ok(); }
+bool TorchWork::isCompleted() { return work_.done(); }
+bool TorchWork::isSuccess() const { return work_.done() && work_.status().ok(); }
 
 std::exception_ptr TorchWork::exception() const {
-  if (work_->status().ok()) return nullptr;
+  const auto why = work_.status();
+  if (why.ok()) return nullptr;
   return std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, work_->status().text()));
+      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, why.text()));
 }
 
-int TorchWork::sourceRank() const { return static_cast<int>(work_->letter().from); }
+int TorchWork::sourceRank() const { return static_cast<int>(work_.group_work()->letter().from); }
 
 std::vector<at::Tensor> TorchWork::result() {
   std::vector<at::Tensor> out;
@@ -174,12 +173,13 @@ std::vector<at::Tensor> TorchWork::result() {
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout != kNoTimeout;
-  if (!work_->wait(bounded ? std::optional(std::chrono::steady_clock::now() + timeout) : std::nullopt)) {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  if (!work_.wait(bounded ? std::optional(until) : std::nullopt)) {
     C10_THROW_ERROR(DistBackendError, c10::str("DeadlineExceeded: the operation did not end within ", timeout.count(),
                                                " ms; it goes on"));
   }
-  if (!work_->status().ok()) throw_status(work_->status());
-  if (copies_) copies_->block_current_stream();
+  if (const auto why = work_.status(); !why.ok()) throw_status(why);
+  work_.block_current_stream();
   return true;
 }
 
@@ -192,10 +192,11 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   if (future_) return future_;
   const auto type = results_.size() == 1 ? c10::ListType::create(c10::TensorType::get())
                                          : c10::ListType::create(c10::ListType::create(c10::TensorType::get()));
-  const auto devices = copies_ ? std::vector<c10::Device>{copies_->device()} : std::vector<c10::Device>();
+  const auto& order = work_.order();
+  const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
   future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices);
-  work_->on_done([future = future_, results = results_, copies = copies_](const Status& status) {
-    if (status.ok() && copies) return copies->on_stream([&] { future->markCompleted(value_of(results)); });
+  work_.group_work()->on_done([future = future_, results = results_, order](const Status& status) {
+    if (status.ok() && order) return order->on_stream([&] { future->markCompleted(value_of(results)); });
     if (status.ok()) return future->markCompleted(value_of(results));
     future->setError(std::make_exception_ptr(
         c10::DistBackendError({"getFuture", __FILE__, static_cast<std::uint32_t>(__LINE__)}, status.text())));
@@ -222,7 +223,7 @@ c10::intrusive_ptr<TorchProcessGroup> TorchProcessGroup::meet_at(c10::intrusive_
   return c10::make_intrusive<TorchProcessGroup>(std::move(groups), std::move(names), rank, size, std::move(options));
 }
 
-const TensorGroup& TorchProcessGroup::group() {
+const DeviceGroup& TorchProcessGroup::group() {
   if (const auto* formed = formed_.load(std::memory_order_acquire)) return *formed;
   const std::lock_guard lock(forming_);
   if (!group_) {
@@ -231,9 +232,9 @@ const TensorGroup& TorchProcessGroup::group() {
     if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
     auto formed = groups_->form(names_(), std::move(settings));
     if (!formed.ok()) throw_status(formed.status());
-    group_.emplace(*std::move(formed));
+    group_ = std::make_shared<DeviceGroup>(*formed);
     names_ = nullptr;
-    formed_.store(&*group_, std::memory_order_release);
+    formed_.store(group_.get(), std::memory_order_release);
   }
   return *group_;
 }
@@ -286,10 +287,17 @@ StartOptions TorchProcessGroup::start_options(std::chrono::milliseconds timeout,
   return out;
 }
 
-TensorGroup TorchProcessGroup::group_on(std::initializer_list<at::TensorList> tensors) {
-  auto copies = DeviceCopies::of(tensors);
-  if (!copies.ok()) throw_status(copies.status());
-  return TensorGroup(group().raw().shared_from_this(), TorchAccess(*std::move(copies)));
+TensorGroup TorchProcessGroup::group_on(const char* operation, std::initializer_list<at::TensorList> tensors,
+                                        const StartOptions& options) {
+  auto out = group().on(operation, tensors, options);
+  if (!out.ok()) throw_status(out.status());
+  return *std::move(out);
+}
+
+TensorGroup TorchProcessGroup::staged_group_on(const char* operation, std::initializer_list<at::TensorList> tensors) {
+  auto out = group().staged_on(operation, tensors);
+  if (!out.ok()) throw_status(out.status());
+  return *std::move(out);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on, Started started, c10d::OpType type,
@@ -301,12 +309,12 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on,
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   CompletionHooks::watch(hooks_, **started, key);
 #endif
-  return c10::make_intrusive<TorchWork>(*std::move(started), on.access().copies(), type, title, std::move(results),
-                                        inputs, sequence_, key, start_options(timeout, true).timeout);
+  return c10::make_intrusive<TorchWork>(*std::move(started), on.access(), type, title, std::move(results), inputs,
+                                        sequence_, key, start_options(timeout, true).timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const auto on = group_on({tensors});
+  const auto on = group_on("broadcast", {tensors}, start_options(opts.timeout, opts.asyncOp));
   return work_of(
       on,
       on.broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
@@ -315,7 +323,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, co
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (only(tensors).is_sparse()) return allreduce_sparse(tensors, opts);
-  const auto on = group_on({tensors});
+  const auto on = group_on("all_reduce", {tensors}, start_options(opts.timeout, opts.asyncOp));
   return work_of(
       on, on.all_reduce(only(tensors), only(tensors), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
       c10d::OpType::ALLREDUCE, "tensorferry:all_reduce", {tensors}, tensors, opts.timeout);
@@ -325,24 +333,25 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_sparse(Tensors& tens
                                                                    const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(opts.reduceOp.op_ == c10d::ReduceOp::SUM, "sparse tensors can only be summed");
   auto tensor = only(tensors);
-  if (const auto status = group().all_reduce_sparse(tensor, start_options(opts.timeout, false)); !status.ok()) {
+  if (const auto status = group().on_host().all_reduce_sparse(tensor, start_options(opts.timeout, false));
+      !status.ok()) {
     throw_status(status);
   }
   // It has ended; a barrier's work stands for it.
-  return work_of(group(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+  return work_of(group().on_host(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
                  c10d::OpType::_ALLREDUCE_SPARSE, "tensorferry:all_reduce_sparse", {tensors}, {}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_coalesced(Tensors& tensors,
                                                                       const c10d::AllreduceCoalescedOptions& opts) {
-  const auto on = group_on({tensors});
+  const auto on = group_on("all_reduce_coalesced", {tensors}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_reduce_coalesced(tensors, op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLREDUCE_COALESCED, "tensorferry:all_reduce_coalesced", {tensors}, tensors,
                  opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const auto on = group_on({tensors});
+  const auto on = group_on("reduce", {tensors}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
                  on.reduce(only(tensors), only(tensors), op_of(opts.reduceOp), static_cast<std::size_t>(opts.rootRank),
                            start_options(opts.timeout, opts.asyncOp)),
@@ -351,14 +360,14 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
-  const auto on = group_on({inputs, only_list(outputs)});
+  const auto on = group_on("all_gather", {inputs, only_list(outputs)}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                                   const c10d::AllgatherOptions& opts) {
-  const auto on = group_on({output, input});
+  const auto on = group_on("all_gather_into_tensor", {output, input}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_gather(input, shares(output, ranks()), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_ALLGATHER_BASE, "tensorferry:all_gather_into_tensor", {{output}}, {input},
                  opts.timeout);
@@ -368,7 +377,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
                                                                       const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "there is no tensor to gather");
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "there are ", outputs.size(), " lists for ", ranks(), " ranks");
-  const auto on = group_on({inputs, outputs[0]});
+  const auto on = group_on("all_gather_coalesced", {inputs, outputs[0]}, start_options(opts.timeout, opts.asyncOp));
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors each;
@@ -387,7 +396,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                   const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
-  const auto on = group_on({inputs, outputs});
+  const auto on =
+      group_on("all_gather_into_tensor_coalesced", {inputs, outputs}, start_options(opts.timeout, opts.asyncOp));
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     last = on.all_gather(inputs[i], shares(outputs[i], ranks()), start_options(opts.timeout, opts.asyncOp));
@@ -400,7 +410,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
 TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::GatherOptions& opts) {
   const auto list = list_at_root(outputs, getRank() == opts.rootRank);
-  const auto on = group_on({inputs, list});
+  const auto on = group_on("gather", {inputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(
       on,
       on.gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
@@ -410,7 +420,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, T
 TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
                                                           const c10d::ScatterOptions& opts) {
   const auto list = list_at_root(inputs, getRank() == opts.rootRank);
-  const auto on = group_on({outputs, list});
+  const auto on = group_on("scatter", {outputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
                  on.scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
                             start_options(opts.timeout, opts.asyncOp)),
@@ -420,7 +430,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, Tens
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                                  const c10d::ReduceScatterOptions& opts) {
   const auto& list = only_list(inputs);
-  const auto on = group_on({outputs, list});
+  const auto on = group_on("reduce_scatter", {outputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(
       on, on.reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
       c10d::OpType::REDUCE_SCATTER, "tensorferry:reduce_scatter", {outputs}, list, opts.timeout);
@@ -429,7 +439,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& output
 TorchProcessGroup::WorkPointer TorchProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                        const c10d::ReduceScatterOptions& opts) {
   const auto dense = input.contiguous();
-  const auto on = group_on({output, dense});
+  const auto on = group_on("reduce_scatter_tensor", {output, dense}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
                  on.reduce_scatter(shares(dense, ranks()), output, op_of(opts.reduceOp),
                                    start_options(opts.timeout, opts.asyncOp)),
@@ -442,7 +452,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter_tensor_coalesce
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
   Tensors dense;
   for (const auto& input : inputs) dense.push_back(input.contiguous());
-  const auto on = group_on({outputs, dense});
+  const auto on =
+      group_on("reduce_scatter_tensor_coalesced", {outputs, dense}, start_options(opts.timeout, opts.asyncOp));
   Started last(Status(Code::internal, ""));
   for (std::size_t i = 0; i < dense.size(); ++i) {
     last = on.reduce_scatter(shares(dense[i], ranks()), outputs[i], op_of(opts.reduceOp),
@@ -460,21 +471,22 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall_base(at::Tensor& outp
   TORCH_CHECK_VALUE(output.is_contiguous(), "the output must be contiguous");
   const bool even = output_splits.empty() && input_splits.empty();
   const auto outputs = rows(output, ranks(), output_splits);
-  const auto inputs = rows(input.contiguous(), ranks(), input_splits);
-  const auto on = group_on({output, input});
+  const auto dense = input.contiguous();
+  const auto inputs = rows(dense, ranks(), input_splits);
+  const auto on = group_on("all_to_all_single", {output, dense}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_to_all(inputs, outputs, even, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL_BASE, "tensorferry:all_to_all_single", {{output}}, {input}, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllToAllOptions& opts) {
-  const auto on = group_on({outputs, inputs});
+  const auto on = group_on("all_to_all", {outputs, inputs}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_to_all(inputs, outputs, false, start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLTOALL, "tensorferry:all_to_all", {outputs}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::send(Tensors& tensors, int to, int tag) {
-  const auto on = group_on({tensors});
+  const auto on = staged_group_on("send", {tensors});
   return work_of(on,
                  on.send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
                          start_options(c10d::kUnsetTimeout, true)),
@@ -482,7 +494,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::send(Tensors& tensors, int to,
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recv(Tensors& tensors, int from, int tag) {
-  const auto on = group_on({tensors});
+  const auto on = staged_group_on("recv", {tensors});
   return work_of(on,
                  on.receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
                             start_options(c10d::kUnsetTimeout, true)),
@@ -490,7 +502,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::recv(Tensors& tensors, int fro
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors, int tag) {
-  const auto on = group_on({tensors});
+  const auto on = staged_group_on("recvAnySource", {tensors});
   return work_of(on,
                  on.receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
                             start_options(c10d::kUnsetTimeout, true)),
@@ -498,7 +510,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOptions& opts) {
-  return work_of(group(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+  return work_of(group().on_host(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
                  c10d::OpType::BARRIER, "tensorferry:barrier", {{}}, {}, opts.timeout);
 }
 
@@ -513,7 +525,10 @@ void TorchProcessGroup::abort() {
 }
 
 void TorchProcessGroup::shutdown() {
-  if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().close();
+  const auto* const formed = formed_.load(std::memory_order_acquire);
+  if (formed == nullptr) return;
+  formed->drain();  // else the others could take this rank's last operations for unfinished ones
+  formed->raw().close();
 }
 
 }  // namespace tensorferry::collectives

@@ -1,4 +1,5 @@
-/// The backend "tensorferry" of torch.distributed. Tensors of a device are copied to host memory and back.
+/// The backend "tensorferry" of torch.distributed. Tensors of GPUs stay there if the ranks reach one another's memory;
+/// those of other devices are copied to host memory and back.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -18,7 +19,7 @@
 #include <vector>
 
 #include "rpc/collectives/groups.h"
-#include "rpc/collectives/torch/tensor_group.h"
+#include "rpc/collectives/torch/device_group.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #define TENSORFERRY_COMPLETION_HOOKS 1
@@ -60,10 +61,13 @@ class CompletionHooks final {
 
 /// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work. Results on a device
 /// are valid in the order of the streams that were current at wait(), and of those of the future's callbacks.
+///
+/// If GPUs do the operation among themselves, wait() without a time-out returns when the operation has been enqueued on
+/// them, and so the future completes. isCompleted() and wait() with a time-out ask the device. If the operation fails
+/// there later, isSuccess() and exception() tell, and each later operation of the group throws the error.
 class TorchWork final : public c10d::Work {
  public:
-  /// `copies`: of the tensors of a device; else null.
-  TorchWork(std::shared_ptr<GroupWork> work, std::shared_ptr<DeviceCopies> copies, c10d::OpType type, const char* title,
+  TorchWork(std::shared_ptr<GroupWork> work, const TorchAccess& access, c10d::OpType type, const char* title,
             std::vector<std::vector<at::Tensor>> results, const std::vector<at::Tensor>& inputs, std::uint64_t sequence,
             std::uint64_t key, std::chrono::milliseconds timeout);
 
@@ -82,8 +86,7 @@ class TorchWork final : public c10d::Work {
   uint64_t getCompletionKey() const { return key_; }                 // and this too
 
  private:
-  const std::shared_ptr<GroupWork> work_;
-  const std::shared_ptr<DeviceCopies> copies_;
+  const TensorWork work_;
   const std::vector<std::vector<at::Tensor>> results_;
   const std::uint64_t sequence_;
   const std::uint64_t key_;
@@ -161,13 +164,20 @@ class TorchProcessGroup final : public c10d::Backend {
   void shutdown() override;
 
   /// Returns the group. Forms it first if no operation has.
-  const TensorGroup& group();
+  const DeviceGroup& group();
+  /// The same, for those who keep it.
+  std::shared_ptr<DeviceGroup> shared_group() {
+    group();
+    return group_;
+  }
 
  private:
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
   StartOptions start_options(std::chrono::milliseconds timeout, bool background) const;
-  /// Returns the group for one operation on these tensors, which forms it if no operation has.
-  TensorGroup group_on(std::initializer_list<at::TensorList> tensors);
+  // These are DeviceGroup::on() and staged_on(), and form the group if no operation has.
+  TensorGroup group_on(const char* operation, std::initializer_list<at::TensorList> tensors,
+                       const StartOptions& options);
+  TensorGroup staged_group_on(const char* operation, std::initializer_list<at::TensorList> tensors);
   WorkPointer work_of(const TensorGroup& on, TensorGroup::Started started, c10d::OpType type, const char* title,
                       TensorLists results, const Tensors& inputs, std::chrono::milliseconds timeout);
 
@@ -175,8 +185,8 @@ class TorchProcessGroup final : public c10d::Backend {
   const c10::intrusive_ptr<TorchGroupOptions> options_;
   std::mutex forming_;
   Names names_;                                      // guarded by forming_; empty once the group is formed
-  std::optional<TensorGroup> group_;                 // set once, under forming_
-  std::atomic<const TensorGroup*> formed_{nullptr};  // group_, once it is set
+  std::shared_ptr<DeviceGroup> group_;               // set once, under forming_
+  std::atomic<const DeviceGroup*> formed_{nullptr};  // group_, once it is set
   std::atomic<std::uint64_t> sequence_{0}, works_{0};
   std::mutex splitting_;  // guards the next three
   std::uint64_t splits_ = 0;

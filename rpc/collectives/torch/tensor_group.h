@@ -10,6 +10,7 @@
 
 #include "rpc/collectives/tensor_operations.h"
 #include "rpc/collectives/torch/device_copies.h"
+#include "rpc/collectives/torch/direct_order.h"
 
 namespace tensorferry::collectives {
 
@@ -18,24 +19,32 @@ class TorchAccess final {
  public:
   using Tensor = at::Tensor;
   TorchAccess() = default;  // tensors of the CPU
-  /// Tensors of the device of `copies`; null: of the CPU.
+  /// Tensors of a device, which are copied to host memory and back.
   explicit TorchAccess(std::shared_ptr<DeviceCopies> copies) : copies_(std::move(copies)) {}
-  [[nodiscard]] const std::shared_ptr<DeviceCopies>& copies() const noexcept { return copies_; }
+  /// Tensors of a device, which stay there.
+  explicit TorchAccess(std::shared_ptr<DirectOrder> direct) : direct_(std::move(direct)) {}
+  /// Returns the order of the device's streams; null for tensors of the CPU.
+  [[nodiscard]] std::shared_ptr<DeviceOrder> order() const {
+    return direct_ ? std::shared_ptr<DeviceOrder>(direct_) : copies_;
+  }
+  /// Returns null unless the tensors stay on their device.
+  [[nodiscard]] const std::shared_ptr<DirectOrder>& direct() const noexcept { return direct_; }
 
   /// Ok; or why a group cannot take the tensor: it is sparse, on another device, or quantised.
   [[nodiscard]] Status check(const at::Tensor& tensor) const;
   static DType dtype(const at::Tensor& tensor);
   static std::size_t elements(const at::Tensor& tensor);
-  static bool is_dense(const at::Tensor& tensor);
+  [[nodiscard]] bool is_dense(const at::Tensor& tensor) const;
   [[nodiscard]] at::Tensor dense(const at::Tensor& tensor) const;
-  static at::Tensor empty_like(const at::Tensor& tensor);
+  [[nodiscard]] at::Tensor empty_like(const at::Tensor& tensor) const;
   void copy(const at::Tensor& to, const at::Tensor& from) const;
   static std::span<std::byte> bytes(const at::Tensor& tensor);
   static bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }
-  [[nodiscard]] std::function<bool()> arrived() const;
+  [[nodiscard]] StartOptions arrange(StartOptions options) const;
 
  private:
   std::shared_ptr<DeviceCopies> copies_;
+  std::shared_ptr<DirectOrder> direct_;
 };
 
 extern template class TensorOperations<TorchAccess>;

@@ -14,10 +14,10 @@ namespace {
 
 using collectives::buckets_of;
 using collectives::CommHook;
+using collectives::DeviceGroup;
 using collectives::GradBucket;
 using collectives::GradFuture;
 using collectives::GroupError;
-using collectives::TensorGroup;
 using Tensors = std::vector<at::Tensor>;
 using Indices = std::vector<std::vector<std::size_t>>;
 
@@ -53,14 +53,14 @@ std::string error_of(const std::function<void()>& body) {
 struct Groups3 : ::testing::Test {
   Groups3() {
     world.form(GroupWorld::settings_of({}));
-    for (const auto& group : world.groups) tensors.push_back(std::make_shared<TensorGroup>(group));
+    for (const auto& group : world.groups) tensors.push_back(std::make_shared<DeviceGroup>(group));
   }
   /// Runs `body` for each rank at once.
-  void at_each(const std::function<void(std::size_t rank, const std::shared_ptr<TensorGroup>& group)>& body) {
+  void at_each(const std::function<void(std::size_t rank, const std::shared_ptr<DeviceGroup>& group)>& body) {
     GroupWorld::on_threads(tensors.size(), [&](std::size_t rank) { body(rank, tensors[rank]); });
   }
   GroupWorld world{3};
-  std::vector<std::shared_ptr<TensorGroup>> tensors;
+  std::vector<std::shared_ptr<DeviceGroup>> tensors;
 };
 
 TEST(Buckets, HaveOneDtypeAndAtMostTheBytes) {

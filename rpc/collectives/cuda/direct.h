@@ -1,0 +1,103 @@
+/// The GPUs of a group, in a build with CUDA: what the ranks have agreed on, and the order of the operations.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "channels/cuda/device.h"
+#include "rpc/collectives/cuda/direct_group.h"
+#include "rpc/collectives/cuda/lent_memory.h"
+#include "rpc/collectives/cuda/mesh_arguments.h"
+#include "rpc/collectives/cuda/multicast_memory.h"
+#include "rpc/collectives/cuda/symmetric_buffers.h"
+#include "rpc/collectives/cuda/watch.h"
+#include "rpc/collectives/gpu_choice.h"
+
+namespace tensorferry::collectives::cuda {
+
+/// A GPU of this rank, once all ranks know how they reach one another's.
+struct GroupGpu {
+  /// Returns the question for the algorithm of an operation.
+  [[nodiscard]] AskedOnGpu ask(Operation operation, std::size_t bytes, std::size_t ranks, bool captured = false) const {
+    AskedOnGpu out{operation, bytes, ranks, placement, joined.topology, staged.empty(), flags, captured};
+    out.mesh = mesh.has_value();
+    return out;
+  }
+  /// Returns why an operation on its tensors goes through host memory; empty: it does not.
+  [[nodiscard]] std::string why_staged(Operation operation) const {
+    if (staged.empty() || goes_over_mesh(ask(operation, 0, mesh_ranks))) return {};
+    return mesh ? staged + "; over a hybrid cube mesh go all_reduce and reduce alone" : staged;
+  }
+
+  /// Returns whether any operation goes by the GPUs alone.
+  [[nodiscard]] bool is_direct() const { return staged.empty() || mesh; }
+  [[nodiscard]] std::string why_none_is_direct() const { return is_direct() ? std::string() : staged; }
+
+  int device = 0;
+  std::uint8_t number = 0;  // Fingerprint::device
+  std::string name;         // "NVIDIA H100 80GB HBM3"
+  std::string staged;       // why its tensors go through host memory, but for what goes over `mesh`; empty: they do not
+  RankPlacement placement = RankPlacement::gpu_each;
+  JoinedGpus joined;
+  std::optional<CubeMesh> mesh;  // if each rank has mapped the buffers of its neighbours, and kernels meet by flags
+  bool flags = false;            // the kernels of all ranks can meet by flags
+  Crossings crossings;           // measured, the same at every rank
+  std::shared_ptr<SymmetricBuffers> buffers;   // null in a group of one rank
+  std::size_t uses = 0;                        // of halves; used by the thread that runs operations
+  std::shared_ptr<MulticastMemory> multicast;  // null if the switch reduces nothing
+  std::string why_no_multicast;                // empty if it does
+};
+
+class Direct final : public DirectGroup, public std::enable_shared_from_this<Direct> {
+ public:
+  Direct(std::shared_ptr<RawGroup> group, Threads threads) : group_(std::move(group)), threads_(threads) {}
+  ~Direct() override;
+
+  Result<std::string> prepare(int device, StartOptions options) override;
+  std::shared_ptr<DeviceRun> run_on(int device, Stream stream) override;
+  std::string why_staged(int device, Operation operation) const override;
+  std::string why_not_captured(int device, Operation operation) const override;
+  void drain() override;
+
+  [[nodiscard]] RawGroup& group() const noexcept { return *group_; }
+
+  // For operations, on the thread that runs them.
+  [[nodiscard]] const std::shared_ptr<StreamWords>& words() const noexcept { return words_; }
+  [[nodiscard]] DeviceWatch& watch() const noexcept { return *watch_; }
+  [[nodiscard]] LentMemory& lent() const noexcept { return *lent_; }
+  std::uint32_t next_operation() { return ++operations_; }
+  std::uint32_t next_meeting() { return ++meetings_; }
+  /// Returns which of a rank's slots the next operation by the host uses.
+  std::size_t next_slot() { return slot_uses_++ % 2; }
+  /// Makes `stream` wait for the last operation, unless it was on the same stream.
+  CUresult follow_last(CUstream stream);
+  /// The last operation on `stream` of `device` is enqueued.
+  void ends_on(int device, CUstream stream);
+
+ private:
+  Status negotiate(GroupGpu& gpu, const WaitLimits& limits);
+  Status find_multicast(GroupGpu& gpu, const WaitLimits& limits);
+  std::string open_own(GroupGpu& gpu, BufferOffer& offer);
+  void keep_notes(const std::shared_ptr<GroupGpu>& gpu);
+
+  const std::shared_ptr<RawGroup> group_;
+  const Threads threads_;
+  mutable std::mutex mutex_;
+  std::map<int, std::shared_ptr<GroupGpu>> gpus_;  // by device; guarded by mutex_
+  // The rest is used by the thread that runs operations. All ranks count alike.
+  std::shared_ptr<StreamWords> words_;
+  std::shared_ptr<DeviceWatch> watch_;
+  std::shared_ptr<LentMemory> lent_;
+  std::atomic<std::uint32_t> operations_{0};  // drain() reads it
+  std::uint32_t meetings_ = 0;
+  std::size_t slot_uses_ = 0;
+  tensorferry::cuda::GpuEvent last_end_;
+  CUstream last_stream_ = nullptr;
+};
+
+/// Makes an operation on `stream` of `gpu`.
+std::shared_ptr<DeviceRun> make_run(std::shared_ptr<Direct> direct, std::shared_ptr<GroupGpu> gpu, CUstream stream);
+
+}  // namespace tensorferry::collectives::cuda

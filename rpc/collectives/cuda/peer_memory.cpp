@@ -1,0 +1,53 @@
+#include "rpc/collectives/cuda/peer_memory.h"
+
+#include "base/text.h"
+#include "channels/cuda/device.h"
+#include "channels/cuda/event_poller.h"
+
+namespace tensorferry::collectives::cuda {
+
+namespace driver = tensorferry::cuda;
+using driver::api;
+
+Result<BufferOffer> offer_of(CUdeviceptr address, int device) {
+  BufferOffer out;
+  out.address = address;
+  out.process = cma::own_identity().value_or(cma::Identity{});
+  out.device = device;
+  const auto result = api()->ipc_get_mem_handle(&out.handle, address);
+  if (result != CUDA_SUCCESS) return driver::status_of(result, "exporting memory of a GPU to other processes");
+  return out;
+}
+
+Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, int device) {
+  const bool shares_process = theirs.process.pid != 0 && theirs.process == cma::own_identity();
+  if (shares_process) {
+    if (theirs.device != device) {
+      CUdevice mine = 0, other = 0;
+      int can = 0;
+      auto result = api()->device_get(&mine, device);
+      if (result == CUDA_SUCCESS) result = api()->device_get(&other, theirs.device);
+      if (result == CUDA_SUCCESS) result = api()->device_can_access_peer(&can, mine, other);
+      if (result != CUDA_SUCCESS || can == 0) {
+        return Status(Code::channel_unavailable,
+                      formatted("cuda:{} has no peer access to cuda:{}", device, theirs.device));
+      }
+      driver::allow_peer(device, theirs.device);
+    }
+    return std::shared_ptr<PeerMemory>(new PeerMemory(theirs.address, device, false));
+  }
+  CUdeviceptr address = 0;
+  const auto result = api()->ipc_open_mem_handle(&address, theirs.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result != CUDA_SUCCESS) return driver::status_of(result, "mapping the memory of another rank");
+  return std::shared_ptr<PeerMemory>(new PeerMemory(address, device, true));
+}
+
+PeerMemory::~PeerMemory() {
+  if (!mapped_) return;
+  driver::background().submit([device = device_, address = address_] {
+    const driver::DeviceGuard here(device);
+    if (here.status().ok()) api()->ipc_close_mem_handle(address);
+  });
+}
+
+}  // namespace tensorferry::collectives::cuda

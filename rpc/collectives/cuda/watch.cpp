@@ -1,0 +1,188 @@
+#include "rpc/collectives/cuda/watch.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+
+namespace tensorferry::collectives::cuda {
+
+Background& watcher() {
+  static auto& background = *new Background;
+  return background;
+}
+
+namespace {
+
+Status late_replay(const RawGroup& group, const std::vector<std::size_t>& missing) {
+  std::string names;
+  for (const auto rank : missing) names += (names.empty() ? "" : ", ") + group.named(rank);
+  return {Code::deadline_exceeded,
+          formatted("a replay of a CUDA graph with operations of group \"{}\" reached its timeout: its "
+                    "kernel still waits for {}, whose graph has not come so far. Raise timeout=, or see what is "
+                    "replayed there",
+                    group.settings().label, names)};
+}
+
+/// Returns the ranks that hold up the kernel of rank `self`, which waits for those of `waited`. In a hybrid cube mesh a
+/// kernel meets few others, so a rank for which it waits may itself wait for another one.
+std::vector<std::size_t> ends_of_waits(const StreamWords& words, std::vector<std::size_t> waited, std::size_t self,
+                                       std::size_t ranks) {
+  std::vector<bool> seen(ranks);
+  seen[self] = true;
+  std::vector<std::size_t> ends, open = waited;
+  while (!open.empty()) {
+    const auto rank = open.back();
+    open.pop_back();
+    if (seen[rank]) continue;
+    seen[rank] = true;
+    bool waits = false;
+    for (std::size_t other = 0; other < ranks; ++other) {
+      if (other == rank || words.kernel_waits_for(rank, other) == 0) continue;
+      open.push_back(other);
+      waits = true;
+    }
+    if (!waits) ends.push_back(rank);
+  }
+  std::sort(ends.begin(), ends.end());
+  if (ends.empty()) return waited;
+  return ends;
+}
+
+}  // namespace
+
+void DeviceWatch::add(std::shared_ptr<Enqueued> operation) {
+  const std::lock_guard lock(mutex_);
+  operation->last_meeting_ = last_meeting_;
+  operations_.push_back(std::move(operation));
+  if (!std::exchange(looking_, true)) schedule();
+}
+
+void DeviceWatch::schedule() {
+  watcher().submit([self = shared_from_this()] { self->look(); }, Background::Clock::now() + period);
+}
+
+void DeviceWatch::meets(std::uint32_t meeting) {
+  const std::lock_guard lock(mutex_);
+  last_meeting_ = meeting;
+  if (!operations_.empty()) operations_.back()->last_meeting_ = meeting;
+}
+
+void DeviceWatch::meets_by_flags() {
+  const std::lock_guard lock(mutex_);
+  flags_ = true;
+  if (!operations_.empty()) operations_.back()->by_flags_ = true;
+}
+
+void DeviceWatch::watch_graphs(std::chrono::steady_clock::duration timeout) {
+  const std::lock_guard lock(mutex_);
+  flags_ = graphs_ = true;
+  graph_timeout_ = std::max(graph_timeout_, timeout);
+  if (!std::exchange(looking_, true)) schedule();
+}
+
+void DeviceWatch::stop_watching_graphs() {
+  const std::lock_guard lock(mutex_);
+  graphs_ = false;
+}
+
+void DeviceWatch::drop(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (operations_.empty()) return;
+  operations_.back()->fail(why);
+  operations_.pop_back();
+}
+
+void DeviceWatch::drain() {
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(operations_, [](const auto& each) { return each->ended(); });
+      if (operations_.empty()) return;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+/// Returns the ranks for which a kernel has waited in one meeting for longer than graphs may. An operation outside of
+/// graphs has a deadline of its own, and what it waits for is no graph's.
+std::vector<std::size_t> DeviceWatch::ranks_that_graphs_wait_for(std::chrono::steady_clock::time_point now) {
+  std::vector<std::size_t> out;
+  if (!graphs_ || !operations_.empty()) {
+    waited_.clear();
+    return out;
+  }
+  waited_.resize(group_->size());
+  for (std::size_t rank = 0; rank < waited_.size(); ++rank) {
+    auto& waited = waited_[rank];
+    if (const auto meeting = words_->kernel_waits_for(rank); meeting != waited.meeting) waited = {meeting, now};
+    if (waited.meeting != 0 && now - waited.since >= graph_timeout_) out.push_back(rank);
+  }
+  return ends_of_waits(*words_, std::move(out), group_->rank(), waited_.size());
+}
+
+void DeviceWatch::look() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<std::size_t> late_in_graph;
+  std::shared_ptr<Enqueued> late;
+  std::uint32_t meeting = 0;
+  bool by_flags = false;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!operations_.empty() && operations_.front()->ended()) operations_.pop_front();
+    if (operations_.empty() && !graphs_) {
+      looking_ = false;
+      return;
+    }
+    const auto is_late = [now](const auto& each) { return now >= each->deadline_; };
+    if (const auto it = std::find_if(operations_.begin(), operations_.end(), is_late); it != operations_.end()) {
+      late = *it;
+      meeting = late->last_meeting_;
+      by_flags = late->by_flags_;
+    }
+    late_in_graph = ranks_that_graphs_wait_for(now);
+  }
+  // Without the lock, because a failure of the group tells others.
+  group_->look_for_the_dead();
+  if (late && group_->failed().ok()) {
+    std::vector<std::size_t> missing;
+    for (std::size_t rank = 0; rank < group_->size(); ++rank) {
+      if (rank == group_->rank()) continue;
+      if (by_flags ? words_->kernel_waits_for(rank) != 0 : !words_->has_come(rank, meeting)) missing.push_back(rank);
+    }
+    if (by_flags) missing = ends_of_waits(*words_, std::move(missing), group_->rank(), group_->size());
+    if (missing.empty()) missing.push_back(group_->rank());  // its own stream has not passed
+    group_->fail(group_->late(late->called_, missing), true);
+  }
+  if (!late_in_graph.empty() && group_->failed().ok()) group_->fail(late_replay(*group_, late_in_graph), true);
+  const std::lock_guard lock(mutex_);
+  if (!group_->failed().ok()) {
+    if (!failed_since_) failed_since_ = now;
+    release(now >= *failed_since_ + grace);
+  }
+  schedule();
+}
+
+void DeviceWatch::release(bool all) {
+  std::vector<std::size_t> ranks;
+  bool kernels = flags_ && all;
+  for (std::size_t rank = 0; flags_ && rank < group_->size(); ++rank) {
+    kernels = kernels || (rank != group_->rank() && group_->has_ended(rank));
+  }
+  for (std::size_t rank = 0; rank < group_->size(); ++rank) {
+    if (rank == group_->rank() || words_->has_come(rank, last_meeting_)) continue;
+    if (all || group_->has_ended(rank)) ranks.push_back(rank);
+  }
+  if (ranks.empty() && !kernels) return;
+  // First the errors: a stream that is released ends its operations as if all were well.
+  const auto why = group_->failed();
+  for (const auto& each : operations_) {
+    if (!each->ended()) each->fail(why);
+  }
+  for (const auto rank : ranks) words_->release(rank, last_meeting_);
+  if (kernels) words_->end_kernels();
+}
+
+}  // namespace tensorferry::collectives::cuda

@@ -1,0 +1,84 @@
+#include "rpc/collectives/group_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rpc/collectives/raw_group.h"
+
+namespace tensorferry::collectives {
+
+GroupWork::GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline)
+    : group_(std::move(group)), run_(std::move(run)), deadline_(deadline) {}
+GroupWork::GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text)
+    : group_(std::move(group)), deadline_(deadline), text_(std::move(text)) {}
+
+bool GroupWork::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+Status GroupWork::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) {
+      told_.push_back(std::move(told));
+      return;
+    }
+  }
+  told(status_);
+}
+
+void GroupWork::before_end(UniqueFunction<void()> run) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) return before_.push_back(std::move(run));
+  }
+  run();
+}
+
+void GroupWork::end(Status status) {
+  std::vector<UniqueFunction<void()>> before;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(ending_, true)) return;
+    before = std::move(before_);
+  }
+  for (const auto& each : before) each();
+  std::vector<UniqueFunction<void(const Status&)>> told;
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = std::move(status);
+    done_ = true;
+    told = std::move(told_);
+    changed_.notify_all();
+  }
+  for (const auto& each : told) each(status_);
+}
+
+bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>& interrupted) {
+  for (;;) {
+    // Without a bound this thread may run the operation itself, which saves two changes of thread.
+    if (!delivery_ && !until && group_->run_for(*this, interrupted)) return true;
+    const auto now = std::chrono::steady_clock::now();
+    auto wake_at = std::min(now + longest_sleep, until.value_or(Deadline::max()));
+    if (delivery_) wake_at = std::min(wake_at, deadline_);
+    {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_until(lock, wake_at, [&] { return done_; })) return true;
+    }
+    if (interrupted && interrupted()) return done();
+    if (delivery_) group_->look_for_the_dead();
+    if (delivery_ && std::chrono::steady_clock::now() >= deadline_) {
+      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
+    } else if (until && std::chrono::steady_clock::now() >= *until) {
+      return done();
+    }
+  }
+}
+
+}  // namespace tensorferry::collectives

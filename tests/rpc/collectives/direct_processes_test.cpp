@@ -1,0 +1,436 @@
+// Ranks in processes that have a GPU each, two, or the eight of a hybrid cube mesh. The kernels meet by flags in memory
+// that the processes map of each other.
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/shared_memory.h"
+#include "channels/cuda/invalidate.h"
+#include "channels/cuda/pinned.h"
+#include "rpc/collectives/cuda/direct_group.h"
+#include "rpc/collectives/cuda/symmetric_memory.h"
+#include "rpc/collectives/groups.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/folder_store.h"
+#include "tests/agent/patience.h"
+#include "tests/rpc/collectives/gpu.h"
+#include "tests/rpc/collectives/world.h"
+
+namespace tensorferry::testing {
+namespace {
+
+using collectives::StartOptions;
+using collectives::cuda::DirectGroup;
+using ::testing::HasSubstr;
+
+/// One of the ranks, on the GPU of its number.
+class ProcessRank {
+ public:
+  ProcessRank(std::size_t rank, const std::string& folder, std::size_t ranks = 2)
+      : gpu_(static_cast<int>(rank), std::size_t{64} << 20) {
+    agent_ = join(std::make_shared<FolderStore>(folder), "rank" + std::to_string(rank));
+    groups_ = collectives::Groups::serve(agent_);
+    collectives::GroupSettings settings;
+    settings.timeout = std::chrono::seconds(40);
+    std::vector<std::string> names;
+    for (std::size_t each = 0; each < ranks; ++each) names.push_back("rank" + std::to_string(each));
+    auto formed = groups_->form(std::move(names), settings);
+    EXPECT_TRUE(formed.ok()) << formed.status().text();
+    group = *formed;
+    direct_ = DirectGroup::of(group);
+    const auto staged = direct_->prepare(gpu_.device, {});
+    EXPECT_TRUE(staged.ok() && staged->empty()) << (staged.ok() ? *staged : staged.status().text());
+    EXPECT_THAT(group->explain(collectives::Operation::all_reduce, 100), HasSubstr("whose kernels meet by flags"));
+  }
+  void leave() {
+    direct_->drain();
+    group->close();
+    groups_->leave();
+    agent_->leave();
+  }
+  /// Sums in place.
+  Status sum(std::span<std::byte> values) { return sum(values, values); }
+  Status sum(std::span<const std::byte> values, std::span<std::byte> to) {
+    StartOptions options;
+    options.background = false;
+    options.device = direct_->run_on(gpu_.device, gpu_.stream);
+    return ended(group->all_reduce(values, to, DType::int32, Reduction::sum, std::move(options)));
+  }
+  /// Gathers `own`, into the halves of `both`.
+  Status gather(std::span<const std::byte> own, std::span<std::byte> both) {
+    StartOptions options;
+    options.background = false;
+    options.device = direct_->run_on(gpu_.device, gpu_.stream);
+    const std::vector<std::span<std::byte>> outputs{both.first(both.size() / 2), both.subspan(both.size() / 2)};
+    return ended(group->all_gather(own, outputs, DType::int32, true, std::move(options)));
+  }
+  std::span<std::byte> put(std::size_t count, std::int32_t value) {
+    const std::vector<std::int32_t> given(count, value);
+    return gpu_.put(std::as_bytes(std::span(given)));
+  }
+  [[nodiscard]] bool holds(std::span<const std::byte> values, std::int32_t expected) {
+    const std::vector<std::int32_t> wanted(values.size() / 4, expected);
+    return std::ranges::equal(gpu_.get(values), std::as_bytes(std::span(wanted)));
+  }
+  Gpu& gpu() { return gpu_; }
+  std::shared_ptr<collectives::RawGroup> group;
+
+ private:
+  Gpu gpu_;
+  std::shared_ptr<RawAgent> agent_;
+  std::shared_ptr<collectives::Groups> groups_;
+  std::shared_ptr<DirectGroup> direct_;
+};
+
+/// Forks before the driver is loaded. `second` is what the child does as rank 1, and returns its exit status.
+class DirectProcesses : public ::testing::Test {
+ protected:
+  void start(const std::function<int(ProcessRank&)>& second) {
+    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
+    child_ = ::fork();
+    if (child_ == 0) {
+      if (!conformance::why_no_cuda(2).empty()) ::_exit(0);
+      int status = 0;
+      {
+        ProcessRank rank(1, folder_);
+        status = second(rank);
+      }  // ends its threads, which ThreadSanitizer would report at the exit
+      ::_exit(HasFailure() ? 77 : status);
+    }
+    if (const auto why = conformance::why_no_cuda(2); !why.empty()) GTEST_SKIP() << why;
+    first_ = std::make_unique<ProcessRank>(0, folder_);
+  }
+  int child_status() {
+    int status = -1;
+    ::waitpid(std::exchange(child_, -1), &status, 0);
+    return status;
+  }
+  /// Kills the second rank, for which the first one's GPU waits.
+  void kill_the_second_and_expect_release() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ::kill(child_, SIGKILL);
+    const auto began = std::chrono::steady_clock::now();
+    first_->gpu().synchronize();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+    EXPECT_EQ(first_->group->failed().code(), Code::connection_lost);
+    EXPECT_THAT(first_->group->failed().text(), HasSubstr("rank 1"));
+  }
+  void TearDown() override {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      child_status();
+    }
+    first_.reset();
+    EXPECT_TRUE(eventually([&] {  // the agent's store may still write there
+      std::error_code failed;
+      std::filesystem::remove_all(folder_, failed);
+      return !failed;
+    }));
+  }
+  std::string folder_ = "/tmp/tensorferry-direct-XXXXXX";
+  pid_t child_ = -1;
+  std::unique_ptr<ProcessRank> first_;
+};
+
+/// Reduces tensors of several sizes, and replays a graph between them.
+void reduce_and_replay(ProcessRank& rank, std::int32_t own) {
+  auto captured = rank.put(90'000, own);
+  ASSERT_TRUE(rank.sum(captured).ok());
+  EXPECT_TRUE(rank.holds(captured, 3));
+  CapturedGraph graph(rank.gpu(), [&] { ASSERT_TRUE(rank.sum(captured).ok()); });
+  std::int32_t expected = 3;
+  for (const std::size_t count : {1, 70'000, 300'001, 37, 3'000'000}) {
+    const auto values = rank.put(count, own);
+    const auto status = rank.sum(values);
+    ASSERT_TRUE(status.ok()) << status.text();
+    EXPECT_TRUE(rank.holds(values, 3)) << count;
+    graph.launch();
+    expected *= 2;
+    EXPECT_TRUE(rank.holds(captured, expected)) << count;
+  }
+}
+
+TEST_F(DirectProcesses, ReduceAndReplayGraphs) {
+  start([](ProcessRank& rank) {
+    reduce_and_replay(rank, 2);
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  reduce_and_replay(*first_, 1);
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+}
+
+/// The same with a switch that reduces, if the GPUs have one.
+class MulticastProcesses : public DirectProcesses {
+ protected:
+  static void SetUpTestSuite() {
+    ::setenv("EMULATED_GPU_MULTICAST", "1", 1);
+    if (is_emulated()) ::setenv("TENSORFERRY_CUDA_MULTICAST", "1", 1);
+  }
+  static bool is_by_switch(const ProcessRank& rank) {
+    const auto said = rank.group->explain(collectives::Operation::all_reduce, 100);
+    const bool yes = said.find("the switch reduces by multicast") != std::string::npos;
+    EXPECT_TRUE(yes || !is_emulated()) << said;
+    return yes;
+  }
+};
+
+TEST_F(MulticastProcesses, ReduceAndReplayGraphs) {
+  start([](ProcessRank& rank) {
+    reduce_and_replay(rank, 2);
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const bool by_switch = is_by_switch(*first_);
+  reduce_and_replay(*first_, 1);
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+  if (!by_switch) GTEST_SKIP() << "these GPUs have no multicast";
+}
+
+TEST_F(MulticastProcesses, ThatAreKilledReleaseTheKernelsThatWaitForThem) {
+  start([](ProcessRank& rank) {
+    const auto values = rank.put(100'000, 2);
+    EXPECT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3));
+    const CapturedGraph graph(rank.gpu(), [&] { EXPECT_TRUE(rank.sum(values).ok()); });
+    ::pause();  // it launches no graph
+    return 0;
+  });
+  if (IsSkipped()) return;
+  is_by_switch(*first_);
+  const auto values = first_->put(100'000, 1);
+  ASSERT_TRUE(first_->sum(values).ok());
+  EXPECT_TRUE(first_->holds(values, 3));
+  CapturedGraph graph(first_->gpu(), [&] { ASSERT_TRUE(first_->sum(values).ok()); });
+  graph.launch();
+  kill_the_second_and_expect_release();
+  EXPECT_THAT(first_->sum(values).text(), HasSubstr("rank 1"));
+}
+
+/// Sums symmetric memory of both ranks, in one shot and in two, and by streams that meet.
+void sum_in_place(ProcessRank& rank, std::int32_t own) {
+  for (const std::size_t count : {1000, 200'000, 3'000'000}) {
+    const auto values = rank.put(count, own), out = rank.put(count, 0);
+    collectives::cuda::mark_symmetric(rank.gpu().device, values.data(), values.size());
+    for (int turn = 0; turn < 3; ++turn) {
+      const auto status = rank.sum(values, out);
+      ASSERT_TRUE(status.ok()) << status.text();
+      EXPECT_TRUE(rank.holds(out, 3)) << count;
+      EXPECT_TRUE(rank.holds(values, own)) << count;
+    }
+    ASSERT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3)) << count;
+  }
+  EXPECT_THAT(rank.group->explain(collectives::Operation::all_reduce, 100),
+              HasSubstr("inputs in 1 allocations of other ranks are read in place"));
+}
+
+TEST_F(DirectProcesses, ReadSymmetricInputsInPlaceUntilTheyGo) {
+  start([](ProcessRank& rank) {
+    sum_in_place(rank, 2);
+    invalidate_cuda_memory(rank.put(1, 0).data(), 4);  // the allocation goes
+    const auto values = rank.put(10, 2);
+    EXPECT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3));
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  sum_in_place(*first_, 1);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto is_mapped = [&] {
+    return first_->group->explain(collectives::Operation::all_reduce, 100).find("read in place") != std::string::npos;
+  };
+  while (is_mapped() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_FALSE(is_mapped());
+  const auto values = first_->put(10, 1);
+  ASSERT_TRUE(first_->sum(values).ok());
+  EXPECT_TRUE(first_->holds(values, 3));
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+}
+
+TEST_F(DirectProcesses, ThatAreKilledEndTheExchangeOfAGraph) {
+  const auto gather = [](ProcessRank& rank, std::span<const std::byte> own, std::span<std::byte> both) {
+    EXPECT_TRUE(rank.gather(own, both).ok());
+    EXPECT_TRUE(rank.holds(both.first(4000), 1));
+    EXPECT_TRUE(rank.holds(both.subspan(4000), 2));
+  };
+  start([&](ProcessRank& rank) {
+    const auto own = rank.put(1000, 2), both = rank.put(2000, 0);
+    gather(rank, own, both);
+    CapturedGraph graph(rank.gpu(), [&] { EXPECT_TRUE(rank.gather(own, both).ok()); });
+    graph.launch();
+    EXPECT_TRUE(rank.holds(both.subspan(4000), 2));
+    ::pause();  // it launches the graph once
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto own = first_->put(1000, 1), both = first_->put(2000, 0);
+  gather(*first_, own, both);
+  CapturedGraph graph(first_->gpu(), [&] { EXPECT_TRUE(first_->gather(own, both).ok()); });
+  graph.launch();
+  EXPECT_TRUE(first_->holds(both.first(4000), 1));
+  graph.launch();
+  kill_the_second_and_expect_release();
+}
+
+TEST_F(DirectProcesses, ThatAreKilledReleaseTheKernelsThatWaitForThem) {
+  start([](ProcessRank& rank) {
+    const auto values = rank.put(1000, 2);
+    EXPECT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3));
+    const CapturedGraph graph(rank.gpu(), [&] { EXPECT_TRUE(rank.sum(values).ok()); });
+    ::pause();  // it launches no graph
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto values = first_->put(1000, 1);
+  ASSERT_TRUE(first_->sum(values).ok());
+  EXPECT_TRUE(first_->holds(values, 3));
+  CapturedGraph graph(first_->gpu(), [&] { ASSERT_TRUE(first_->sum(values).ok()); });
+  graph.launch();
+  kill_the_second_and_expect_release();
+  EXPECT_THAT(first_->sum(values).text(), HasSubstr("rank 1"));
+}
+
+TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
+  start([](ProcessRank& rank) {
+    const auto values = rank.put(1000, 2);
+    EXPECT_TRUE(rank.sum(values).ok());
+    // Its stream waits for a word that nothing writes, so its kernel never comes.
+    const cuda::Pinned page = *cuda::Pinned::lock(*SharedMemory::create(4096), rank.gpu().device);
+    {
+      const cuda::DeviceGuard here(rank.gpu().device);
+      EXPECT_EQ(cuda::word_at(page, 0).wait_on(rank.gpu().stream, 1), CUDA_SUCCESS);
+    }
+    EXPECT_TRUE(rank.sum(values).ok());
+    ::kill(::getpid(), SIGKILL);
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto values = first_->put(1000, 1);
+  ASSERT_TRUE(first_->sum(values).ok());
+  EXPECT_TRUE(first_->holds(values, 3));
+  const auto status = first_->sum(values);  // enqueued, or the rank has died before it was
+  first_->gpu().synchronize();
+  const auto began = std::chrono::steady_clock::now();
+  while (first_->group->failed().ok() && std::chrono::steady_clock::now() - began < std::chrono::seconds(10)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_THAT(first_->group->failed().text(), HasSubstr("rank 1"));
+}
+
+/// Forks before the driver is loaded. Rank 0 is this process, and its children are the others.
+class MeshProcesses : public ::testing::Test {
+ protected:
+  static constexpr std::size_t ranks = 8;
+  static constexpr std::int32_t sum_of_all = 36;  // rank r gives r + 1
+
+  /// Runs `body` at every rank. A child must return its exit status.
+  void start(const std::function<int(std::size_t rank, ProcessRank&)>& body) {
+    emulate_cube_mesh();
+    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
+    for (std::size_t rank = 1; rank < ranks; ++rank) {
+      const auto child = ::fork();
+      if (child != 0) {
+        children_.push_back(child);
+        continue;
+      }
+      if (!conformance::why_no_cuda(ranks).empty() || !is_emulated()) ::_exit(0);
+      int status = 0;
+      {
+        ProcessRank own(rank, folder_, ranks);
+        status = body(rank, own);
+      }
+      ::_exit(HasFailure() ? 77 : status);
+    }
+    if (const auto why = conformance::why_no_cuda(ranks); !why.empty()) GTEST_SKIP() << why;
+    if (!is_emulated()) GTEST_SKIP() << "needs emulated GPUs";
+    ProcessRank own(0, folder_, ranks);
+    EXPECT_EQ(body(0, own), 0);
+  }
+  int status_of(std::size_t rank) {
+    int status = -1;
+    ::waitpid(std::exchange(children_[rank - 1], -1), &status, 0);
+    return status;
+  }
+  void TearDown() override {
+    for (std::size_t rank = 1; rank <= children_.size(); ++rank) {
+      if (children_[rank - 1] <= 0) continue;
+      ::kill(children_[rank - 1], SIGKILL);
+      status_of(rank);
+    }
+    EXPECT_TRUE(eventually([&] {
+      std::error_code failed;
+      std::filesystem::remove_all(folder_, failed);
+      return !failed;
+    }));
+  }
+  std::string folder_ = "/tmp/tensorferry-mesh-XXXXXX";
+  std::vector<pid_t> children_;
+};
+
+TEST_F(MeshProcesses, ReduceAndReplayGraphs) {
+  const auto reduce_and_replay = [](ProcessRank& own, std::int32_t given) {
+    const auto captured = own.put(9000, given);
+    EXPECT_TRUE(own.sum(captured).ok());
+    EXPECT_TRUE(own.holds(captured, sum_of_all));
+    CapturedGraph graph(own.gpu(), [&] { EXPECT_TRUE(own.sum(captured).ok()); });
+    std::int32_t expected = sum_of_all;
+    for (const std::size_t count : {1, 40'000, 37, 1'200'000}) {
+      const auto values = own.put(count, given);
+      EXPECT_TRUE(own.sum(values).ok());
+      EXPECT_TRUE(own.holds(values, sum_of_all)) << count;
+      graph.launch();
+      expected *= static_cast<std::int32_t>(ranks);
+      EXPECT_TRUE(own.holds(captured, expected)) << count;
+    }
+  };
+  start([&](std::size_t rank, ProcessRank& own) {
+    reduce_and_replay(own, static_cast<std::int32_t>(rank) + 1);
+    own.leave();
+    return HasFailure() ? 1 : 0;
+  });
+  if (IsSkipped()) return;
+  for (std::size_t rank = 1; rank < ranks; ++rank) EXPECT_EQ(status_of(rank), 0) << rank;
+}
+
+TEST_F(MeshProcesses, ThatAreKilledReleaseTheKernelsOfAllOthers) {
+  constexpr std::size_t victim = 6;
+  start([&](std::size_t rank, ProcessRank& own) {
+    const auto values = own.put(1000, static_cast<std::int32_t>(rank) + 1);
+    EXPECT_TRUE(own.sum(values).ok());
+    EXPECT_TRUE(own.holds(values, sum_of_all));
+    CapturedGraph graph(own.gpu(), [&] { EXPECT_TRUE(own.sum(values).ok()); });
+    if (rank == victim) ::pause();  // it launches no graph
+    graph.launch();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the kernels of its neighbours wait for it
+    if (rank == 0) ::kill(children_[victim - 1], SIGKILL);
+    const auto began = std::chrono::steady_clock::now();
+    own.gpu().synchronize();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+    EXPECT_EQ(own.group->failed().code(), Code::connection_lost);
+    EXPECT_THAT(own.group->failed().text(), HasSubstr("rank 6"));
+    return HasFailure() ? 1 : 0;
+  });
+  if (IsSkipped()) return;
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_EQ(status_of(rank), 0) << rank;
+  }
+}
+
+}  // namespace
+}  // namespace tensorferry::testing

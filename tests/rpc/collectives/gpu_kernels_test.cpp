@@ -1,0 +1,139 @@
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rpc/collectives/cuda/compiler.h"
+#include "rpc/collectives/gpu_multicast.h"
+#include "rpc/collectives/reduce.h"
+#include "tests/agent/patience.h"
+
+namespace tensorferry::testing {
+namespace {
+
+using collectives::cuda::compile_kernels;
+using collectives::cuda::kernel_types;
+using collectives::cuda::KernelProgram;
+using ::testing::HasSubstr;
+
+/// Calls `body` with each number of a dtype and each reduction.
+void for_all(const std::function<void(DType, Reduction)>& body) {
+  for (int dtype = 0; dtype < 64; ++dtype) {
+    for (int kind = 0; kind <= static_cast<int>(Reduction::last); ++kind) {
+      body(static_cast<DType>(dtype), static_cast<Reduction>(kind));
+    }
+  }
+}
+
+TEST(GpuKernels, AreDefinedForTheSameReductionsAsThoseOfTheHost) {
+  for_all([](DType dtype, Reduction reduction) {
+    EXPECT_EQ(kernel_types(dtype, reduction).element.empty(), collectives::kernel_of(dtype, reduction) == nullptr)
+        << "dtype " << static_cast<int>(dtype) << ", reduction " << static_cast<int>(reduction);
+  });
+}
+
+/// Returns why nothing can be compiled here; empty: it can.
+std::string why_no_nvrtc() {
+  const auto first = compile_kernels(KernelProgram::reduce, kernel_types(DType::float32, Reduction::sum), 90, 2);
+  return !first.ok() && first.status().text().find("there is no NVRTC") != std::string::npos ? first.status().text()
+                                                                                             : "";
+}
+
+/// Compiles a program, or one kernel of it, for every dtype and reduction, or for one reduction alone. NVRTC needs no
+/// GPU. A sanitizer sees nothing of NVRTC, which takes minutes.
+void expect_to_compile(KernelProgram program, unsigned ranks, std::string_view kernel = {},
+                       std::optional<Reduction> only = {}) {
+  if (under_sanitizer) GTEST_SKIP() << "NVRTC is not instrumented";
+  if (const auto why = why_no_nvrtc(); !why.empty()) GTEST_SKIP() << why;
+  std::set<std::pair<std::string_view, std::string_view>> compiled;
+  for_all([&](DType dtype, Reduction reduction) {
+    if (only && reduction != *only) return;
+    const auto types = kernel_types(dtype, reduction);
+    if (types.element.empty() || !compiled.emplace(types.element, types.combination).second) return;
+    const auto image = compile_kernels(program, types, 90, ranks, kernel);
+    EXPECT_TRUE(image.ok()) << types.element << " " << types.combination << ": " << image.status().text();
+  });
+}
+
+TEST(GpuKernels, CompileForEveryDtypeAndReduction) { expect_to_compile(KernelProgram::reduce, 2); }
+
+// The other kernels reduce and copy by the same functions.
+TEST(GpuKernels, ThatMeetByFlagsCompileForEveryDtypeAndReduction) {
+  expect_to_compile(KernelProgram::flags, 2, "tensorferry_two_shot");
+}
+TEST(GpuKernels, ThatMeetByFlagsCompileForEveryDtype) {
+  expect_to_compile(KernelProgram::flags, 2, {}, Reduction::sum);
+}
+TEST(GpuKernels, OfAHybridCubeMeshCompileForEveryDtype) {
+  expect_to_compile(KernelProgram::mesh, 8, {}, Reduction::average);
+}
+
+TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
+  if (under_sanitizer) GTEST_SKIP() << "NVRTC is not instrumented";
+  if (const auto why = why_no_nvrtc(); !why.empty()) GTEST_SKIP() << why;
+  const std::vector<std::pair<KernelProgram, std::string>> kernels{
+      {KernelProgram::reduce, "tensorferry_reduce"},
+      {KernelProgram::flags, "tensorferry_one_shot"},
+      {KernelProgram::flags, "tensorferry_two_shot"},
+      {KernelProgram::flags, "tensorferry_exchange"},
+      {KernelProgram::flags, "tensorferry_reduce_pieces"},
+      {KernelProgram::multicast, "tensorferry_multicast_one_shot"},
+      {KernelProgram::multicast, "tensorferry_multicast_two_shot"},
+      {KernelProgram::mesh, "tensorferry_mesh_one_shot"},
+      {KernelProgram::mesh, "tensorferry_mesh_two_shot"},
+  };
+  for (const auto& [program, name] : kernels) {
+    const auto image = compile_kernels(program, kernel_types(DType::float32, Reduction::sum), 90, 8, name);
+    ASSERT_TRUE(image.ok()) << image.status().text();
+    const std::string_view text(image->data(), image->size());
+    for (const auto& [ignored, each] : kernels) {
+      EXPECT_EQ(text.find(".text." + each + '\0') != std::string_view::npos, each == name) << name << ", " << each;
+    }
+  }
+}
+
+// The types of multicast_kernels.h say what the switch reduces, and so does switch_reduction().
+TEST(GpuKernels, CompileForWhatTheSwitchReducesAndForNothingElse) {
+  if (const auto why = why_no_nvrtc(); !why.empty()) GTEST_SKIP() << why;
+  std::set<std::pair<std::string_view, std::string_view>> compiled;
+  for_all([&](DType dtype, Reduction reduction) {
+    const auto types = kernel_types(dtype, reduction);
+    const bool expected = collectives::switch_reduction(dtype, reduction) != collectives::SwitchReduction::none;
+    if (types.element.empty()) {
+      EXPECT_FALSE(expected);
+      return;
+    }
+    if (!compiled.emplace(types.element, types.combination).second) return;
+    const auto image = compile_kernels(KernelProgram::multicast, types, 90, 2);
+    EXPECT_EQ(image.ok(), expected) << types.element << " " << types.combination << ": " << image.status().text();
+  });
+  const auto image = compile_kernels(KernelProgram::multicast, kernel_types(DType::float32, Reduction::sum), 80, 2);
+  EXPECT_FALSE(image.ok()) << "GPUs before 9.0 have no multicast";
+}
+
+// Those of a hybrid cube mesh are for V100 (7.0) above all, which NVRTC knows up to 12.
+TEST(GpuKernels, OfAHybridCubeMeshCompileForEveryGpuThatTheCompilerKnows) {
+  const auto sum = kernel_types(DType::bfloat16, Reduction::sum);
+  std::vector<int> known;
+  for (const int capability : {70, 75, 80, 90}) {
+    if (!compile_kernels(KernelProgram::reduce, sum, capability, 8).ok()) continue;
+    known.push_back(capability);
+    const auto image = compile_kernels(KernelProgram::mesh, sum, capability, 8);
+    EXPECT_TRUE(image.ok()) << capability << ": " << image.status().text();
+  }
+  if (known.empty()) GTEST_SKIP() << compile_kernels(KernelProgram::reduce, sum, 90, 8).status().text();
+}
+
+TEST(GpuKernels, AGpuThatTheCompilerDoesNotKnowIsTheReason) {
+  const auto image = compile_kernels(KernelProgram::reduce, kernel_types(DType::float32, Reduction::sum), 12, 2);
+  ASSERT_FALSE(image.ok());
+  EXPECT_EQ(image.status().code(), Code::channel_unavailable);
+  EXPECT_THAT(image.status().text(), HasSubstr("NVRTC"));
+}
+
+}  // namespace
+}  // namespace tensorferry::testing
