@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,8 +18,9 @@
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
 #include "rpc/collectives/groups.h"
+#include "rpc/collectives/torch/device_group.h"
 #include "rpc/collectives/torch/process_group.h"
-#include "rpc/collectives/torch/tensor_group.h"
+#include "rpc/collectives/torch/symmetric.h"
 #include "rpc/tensor.h"
 
 namespace tensorferry::python {
@@ -65,17 +67,17 @@ PYBIND11_DECLARE_HOLDER_TYPE(T, tensorferry::python::IntrusiveWithoutGil<T>, tru
 namespace tensorferry::python {
 namespace {
 
+using collectives::DeviceGroup;
 using collectives::Groups;
 using collectives::GroupSettings;
-using collectives::GroupWork;
 using collectives::Mailbox;
 using collectives::RawGroup;
 using collectives::StartOptions;
 using collectives::TensorGroup;
+using collectives::TensorWork;
 using collectives::TorchGroupOptions;
 using collectives::TorchProcessGroup;
 using Tensors = std::vector<at::Tensor>;
-using Work = std::shared_ptr<GroupWork>;
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   if (!(seconds >= 0)) throw py::value_error("a time-out is at least 0");
@@ -142,32 +144,46 @@ Chosen chosen(const py::object& op, double factor, std::optional<double> timeout
   throw py::value_error("there is no reduction \"" + name + "\"");
 }
 
-/// Starts an operation without the GIL, because it may run others' callbacks.
+/// Where an operation takes place if the ranks reach one another's GPUs: there, or in host memory.
+enum class Way : std::uint8_t { direct, staged };
+/// A reduction that the program does itself takes host memory.
+Way way_of(const ReduceOp& op) { return op.kind == Reduction::custom ? Way::staged : Way::direct; }
+
+/// Starts an operation on tensors, without the GIL, because it may run others' callbacks. `start` gets the group and
+/// the options.
 template <class Start>
-Work started(const Start& start) {
-  std::optional<TensorGroup::Started> out;
+TensorWork started(const DeviceGroup& self, std::string_view operation, std::initializer_list<at::TensorList> tensors,
+                   StartOptions options, const Start& start, Way way = Way::direct) {
+  std::optional<Result<TensorWork>> out;
   {
     const GilReleased released;
-    out.emplace(start());
+    const auto on = way == Way::staged ? self.staged_on(operation, tensors) : self.on(operation, tensors, options);
+    if (on.ok()) {
+      const auto work = start(*on, std::move(options));
+      out.emplace(work.ok() ? Result<TensorWork>(TensorWork(*work, on->access())) : work.status());
+    } else {
+      out.emplace(on.status());
+    }
   }
   return value_or_raise(*std::move(out));
 }
 
-void wait_for(const Work& work, std::optional<double> timeout) {
+void wait_for(const TensorWork& work, std::optional<double> timeout) {
   const auto until = deadline_after(timeout);
-  bool ended = work->done();
+  bool ended = work.done();
   if (!ended) {
     const GilReleased released;
-    ended = work->wait(until, [&] { return interrupted(released.state()); });
+    ended = work.wait(until, [&] { return interrupted(released.state()); });
   }
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   if (!ended)
     raise(Status(Code::deadline_exceeded, "the operation did not end within the time-out of wait(); it goes on"));
-  check(work->status());
+  check(work.status());
+  work.block_current_stream();
 }
 
-void call_when_done(const Work& work, py::function callback) {
-  work->on_done([kept = share_with_any_thread(std::move(callback))](const Status&) {
+void call_when_done(const TensorWork& work, py::function callback) {
+  work.group_work()->on_done([kept = share_with_any_thread(std::move(callback))](const Status&) {
     if (closing()) return;
     const GilHeld gil;
     try {
@@ -185,12 +201,12 @@ std::shared_ptr<Groups> groups_of(PythonAgent& agent) {
 }
 
 /// Shares a group whose last owner drops it without the GIL.
-std::shared_ptr<TensorGroup> shared_without_gil(std::shared_ptr<RawGroup> group) {
-  return {new TensorGroup(std::move(group)),
-          [](TensorGroup* last) { drop_without_gil(std::unique_ptr<TensorGroup>(last)); }};
+std::shared_ptr<DeviceGroup> shared_without_gil(std::shared_ptr<DeviceGroup> group) {
+  auto* const shown = group.get();
+  return {shown, [kept = std::move(group)](DeviceGroup*) mutable { drop_without_gil(std::move(kept)); }};
 }
 
-std::shared_ptr<TensorGroup> form(Groups& groups, std::vector<std::string> names, const std::string& label,
+std::shared_ptr<DeviceGroup> form(Groups& groups, std::vector<std::string> names, const std::string& label,
                                   double timeout, const std::string& algorithms, bool board, bool memory,
                                   std::string host) {
   GroupSettings settings;
@@ -205,106 +221,144 @@ std::shared_ptr<TensorGroup> form(Groups& groups, std::vector<std::string> names
     const GilReleased released;
     formed.emplace(groups.form(std::move(names), std::move(settings)));
   }
-  return shared_without_gil(value_or_raise(*std::move(formed)));
+  return shared_without_gil(std::make_shared<DeviceGroup>(value_or_raise(*std::move(formed))));
 }
 
-void bind_operations(py::class_<TensorGroup, std::shared_ptr<TensorGroup>>& group) {
+void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
   const auto timeout = py::arg("timeout") = py::none();
   group
       .def(
-          "barrier",
-          [](const TensorGroup& self, std::optional<double> t) {
-            return started([&]() -> TensorGroup::Started { return self.raw().barrier(options_of(t)); });
-          },
-          timeout)
-      .def(
-          "broadcast",
-          [](const TensorGroup& self, const at::Tensor& tensor, std::size_t root, std::optional<double> t) {
-            return started([&] { return self.broadcast(tensor, root, options_of(t)); });
-          },
-          py::arg("tensor"), py::arg("root"), timeout)
-      .def(
           "all_reduce",
-          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
+          [](const DeviceGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
              double factor, std::optional<double> t) {
             auto [reduction, options] = chosen(op, factor, t);
-            return started([&] { return self.all_reduce(input, output, std::move(reduction), std::move(options)); });
+            const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
+              return on.all_reduce(input, output, by, std::move(with));
+            };
+            return started(self, "all_reduce", {input, output}, std::move(options), start, way_of(reduction));
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout)
       .def(
           "all_reduce_coalesced",
-          [](const TensorGroup& self, const Tensors& tensors, const py::object& op, double factor,
+          [](const DeviceGroup& self, const Tensors& tensors, const py::object& op, double factor,
              std::optional<double> t) {
             auto [reduction, options] = chosen(op, factor, t);
-            return started(
-                [&] { return self.all_reduce_coalesced(tensors, std::move(reduction), std::move(options)); });
+            const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
+              return on.all_reduce_coalesced(tensors, by, std::move(with));
+            };
+            return started(self, "all_reduce_coalesced", {tensors}, std::move(options), start, way_of(reduction));
           },
           py::arg("tensors"), py::arg("op"), py::arg("factor"), timeout)
       .def(
           "all_reduce_sparse",
-          [](const TensorGroup& self, at::Tensor tensor, std::optional<double> t) {
+          [](const DeviceGroup& self, at::Tensor tensor, std::optional<double> t) {
             Status status;
             {
               const GilReleased released;
-              status = self.all_reduce_sparse(tensor, options_of(t));
+              status = self.on_host().all_reduce_sparse(tensor, options_of(t));
             }
             check(status);
           },
           py::arg("tensor"), timeout)
       .def(
           "reduce",
-          [](const TensorGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
+          [](const DeviceGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
              double factor, std::size_t root, std::optional<double> t) {
             auto [reduction, options] = chosen(op, factor, t);
-            return started([&] { return self.reduce(input, output, std::move(reduction), root, std::move(options)); });
+            const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
+              return on.reduce(input, output, by, root, std::move(with));
+            };
+            return started(self, "reduce", {input, output}, std::move(options), start, way_of(reduction));
           },
           py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), py::arg("root"), timeout)
       .def(
+          "reduce_scatter",
+          [](const DeviceGroup& self, const Tensors& inputs, const at::Tensor& output, const py::object& op,
+             double factor, std::optional<double> t) {
+            auto [reduction, options] = chosen(op, factor, t);
+            const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
+              return on.reduce_scatter(inputs, output, by, std::move(with));
+            };
+            return started(self, "reduce_scatter", {inputs, output}, std::move(options), start, way_of(reduction));
+          },
+          py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout);
+}
+
+void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
+  const auto timeout = py::arg("timeout") = py::none();
+  group
+      .def(
+          "barrier",
+          [](const DeviceGroup& self, std::optional<double> t) {
+            return started(self, "barrier", {}, options_of(t), [](const TensorGroup& on, StartOptions with) {
+              return TensorGroup::Started(on.raw().barrier(std::move(with)));
+            });
+          },
+          timeout)
+      .def(
+          "broadcast",
+          [](const DeviceGroup& self, const at::Tensor& tensor, std::size_t root, std::optional<double> t) {
+            return started(self, "broadcast", {tensor}, options_of(t), [&](const TensorGroup& on, StartOptions with) {
+              return on.broadcast(tensor, root, std::move(with));
+            });
+          },
+          py::arg("tensor"), py::arg("root"), timeout)
+      .def(
           "all_gather",
-          [](const TensorGroup& self, const at::Tensor& input, const Tensors& outputs, std::optional<double> t) {
-            return started([&] { return self.all_gather(input, outputs, options_of(t)); });
+          [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::optional<double> t) {
+            return started(self, "all_gather", {input, outputs}, options_of(t),
+                           [&](const TensorGroup& on, StartOptions with) {
+                             return on.all_gather(input, outputs, std::move(with));
+                           });
           },
           py::arg("input"), py::arg("outputs"), timeout)
       .def(
           "gather",
-          [](const TensorGroup& self, const at::Tensor& input, const Tensors& outputs, std::size_t root,
+          [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::size_t root,
              std::optional<double> t) {
-            return started([&] { return self.gather(input, outputs, root, options_of(t)); });
+            return started(self, "gather", {input, outputs}, options_of(t),
+                           [&](const TensorGroup& on, StartOptions with) {
+                             return on.gather(input, outputs, root, std::move(with));
+                           });
           },
           py::arg("input"), py::arg("outputs"), py::arg("root"), timeout)
       .def(
           "scatter",
-          [](const TensorGroup& self, const Tensors& inputs, const at::Tensor& output, std::size_t root,
+          [](const DeviceGroup& self, const Tensors& inputs, const at::Tensor& output, std::size_t root,
              std::optional<double> t) {
-            return started([&] { return self.scatter(inputs, output, root, options_of(t)); });
+            return started(self, "scatter", {inputs, output}, options_of(t),
+                           [&](const TensorGroup& on, StartOptions with) {
+                             return on.scatter(inputs, output, root, std::move(with));
+                           });
           },
           py::arg("inputs"), py::arg("output"), py::arg("root"), timeout)
       .def(
-          "reduce_scatter",
-          [](const TensorGroup& self, const Tensors& inputs, const at::Tensor& output, const py::object& op,
-             double factor, std::optional<double> t) {
-            auto [reduction, options] = chosen(op, factor, t);
-            return started(
-                [&] { return self.reduce_scatter(inputs, output, std::move(reduction), std::move(options)); });
-          },
-          py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout)
-      .def(
           "all_to_all",
-          [](const TensorGroup& self, const Tensors& inputs, const Tensors& outputs, std::optional<double> t) {
-            return started([&] { return self.all_to_all(inputs, outputs, false, options_of(t)); });
+          [](const DeviceGroup& self, const Tensors& inputs, const Tensors& outputs, std::optional<double> t) {
+            return started(self, "all_to_all", {inputs, outputs}, options_of(t),
+                           [&](const TensorGroup& on, StartOptions with) {
+                             return on.all_to_all(inputs, outputs, false, std::move(with));
+                           });
           },
           py::arg("inputs"), py::arg("outputs"), timeout)
       .def(
           "send",
-          [](const TensorGroup& self, const at::Tensor& tensor, std::size_t to, std::uint32_t tag,
-             std::optional<double> t) { return started([&] { return self.send(tensor, to, tag, options_of(t)); }); },
+          [](const DeviceGroup& self, const at::Tensor& tensor, std::size_t to, std::uint32_t tag,
+             std::optional<double> t) {
+            const auto start = [&](const TensorGroup& on, StartOptions with) {
+              return on.send(tensor, to, tag, std::move(with));
+            };
+            return started(self, "send", {tensor}, options_of(t), start, Way::staged);
+          },
           py::arg("tensor"), py::arg("to"), py::arg("tag"), timeout)
       .def(
           "receive",
-          [](const TensorGroup& self, const at::Tensor& tensor, std::optional<std::size_t> from, std::uint32_t tag,
+          [](const DeviceGroup& self, const at::Tensor& tensor, std::optional<std::size_t> from, std::uint32_t tag,
              std::optional<double> t) {
-            const auto source = from.value_or(Mailbox::any_rank);
-            return started([&] { return self.receive(tensor, source, tag, options_of(t)); });
+            const auto start = [&](const TensorGroup& on, StartOptions with) {
+              return on.receive(tensor, from.value_or(Mailbox::any_rank), tag, std::move(with));
+            };
+            return started(self, "receive", {tensor}, options_of(t), start, Way::staged);
           },
           py::arg("tensor"), py::arg("source"), py::arg("tag"), timeout);
 }
@@ -371,7 +425,7 @@ void bind_process_group(py::module_& module) {
            py::arg("groups"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("name"),
            py::arg("timeout"), py::arg("global_ranks"))
       .def_property_readonly("group", torch::wrap_pybind_function_no_gil([](TorchProcessGroup& self) {
-                               return shared_without_gil(self.group().raw().shared_from_this());
+                               return shared_without_gil(self.shared_group());
                              }))
       // torch calls it at the ranks outside a new group if the default group is bound to a device.
       .def(
@@ -387,34 +441,49 @@ collectives::StartOptions options_of(std::optional<double> timeout) {
 }
 
 void bind_collectives(py::module_& module) {
-  py::class_<GroupWork, Work>(module, "GroupWork", "An operation of a group that has been started.")
+  py::class_<TensorWork>(module, "GroupWork", "An operation of a group that has been started.")
       .def("wait", &wait_for, py::arg("timeout") = py::none())
-      .def("done", &GroupWork::done)
-      .def("check", [](const GroupWork& self) { check(self.status()); })
-      .def_property_readonly("source", [](const GroupWork& self) { return self.letter().from; })
+      .def("done", &TensorWork::done)
+      // After the end of the GroupWork: raises its error, or orders the current stream behind the results.
+      .def("take",
+           [](const TensorWork& self) {
+             check(self.status());
+             self.block_current_stream();
+           })
+      .def_property_readonly("source", [](const TensorWork& self) { return self.group_work()->letter().from; })
       .def("on_done", &call_when_done, py::arg("callback"));
-  auto group = py::class_<TensorGroup, std::shared_ptr<TensorGroup>>(module, "Group", "A group of agents.");
-  group.def_property_readonly("rank", [](const TensorGroup& self) { return self.raw().rank(); })
-      .def_property_readonly("size", [](const TensorGroup& self) { return self.raw().size(); })
-      .def_property_readonly("names", [](const TensorGroup& self) { return self.raw().names(); })
-      .def_property_readonly("label", [](const TensorGroup& self) { return self.raw().settings().label; })
-      .def_property_readonly("progress", [](const TensorGroup& self) { return self.raw().progress(); })
+  auto group = py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>(module, "Group", "A group of agents.");
+  group.def_property_readonly("rank", [](const DeviceGroup& self) { return self.raw().rank(); })
+      .def_property_readonly("size", [](const DeviceGroup& self) { return self.raw().size(); })
+      .def_property_readonly("names", [](const DeviceGroup& self) { return self.raw().names(); })
+      .def_property_readonly("label", [](const DeviceGroup& self) { return self.raw().settings().label; })
+      .def_property_readonly("progress", [](const DeviceGroup& self) { return self.raw().progress(); })
       .def("explain",
-           [](const TensorGroup& self, const std::string& operation, std::size_t bytes) {
+           [](const DeviceGroup& self, const std::string& operation, std::size_t bytes) {
              return self.raw().explain(value_or_raise(collectives::operation_of(operation)), bytes);
            })
-      .def("check", [](const TensorGroup& self) { check(self.raw().failed()); })
+      .def(
+          "tuning_key",
+          [](const DeviceGroup& self, bool gpu) {
+            using Key = std::tuple<std::string, std::string, std::size_t, std::string>;
+            const auto key =
+                gpu ? self.raw().gpu_tuning_key() : std::optional(collectives::host_tuning_key(self.raw().size()));
+            return key ? std::optional<Key>({key->topology, key->device, key->ranks, key->version}) : std::nullopt;
+          },
+          py::arg("gpu"))
+      .def("check", [](const DeviceGroup& self) { check(self.raw().failed()); })
       .def("abort",
-           [](const TensorGroup& self, const std::string& why) {
+           [](const DeviceGroup& self, const std::string& why) {
              const GilReleased released;
              self.raw().abort(why);
            })
       .def("close",
-           [](const TensorGroup& self) {
+           [](const DeviceGroup& self) {
              const GilReleased released;
+             self.drain();  // else the others could take this rank's last operations for unfinished ones
              self.raw().close();
            })
-      .def("monitored_barrier", [](const TensorGroup& self, double timeout, bool name_all) {
+      .def("monitored_barrier", [](const DeviceGroup& self, double timeout, bool name_all) {
         Status status;
         {
           const GilReleased released;
@@ -423,6 +492,7 @@ void bind_collectives(py::module_& module) {
         check(status);
       });
   bind_operations(group);
+  bind_reductions(group);
   py::class_<Groups, std::shared_ptr<Groups>>(module, "Groups", "The groups of one agent.")
       .def(py::init(&groups_of), py::arg("agent"))
       .def("form", &form, py::arg("names"), py::arg("label"), py::arg("timeout"), py::arg("algorithms"),
@@ -432,6 +502,10 @@ void bind_collectives(py::module_& module) {
         self.leave();
       });
   bind_process_group(module);
+  module.def(
+      "mark_symmetric", [](const at::Tensor& tensor) { check(collectives::mark_symmetric(tensor)); }, py::arg("tensor"),
+      "Lets the ranks of groups read inputs in the memory of a tensor of a GPU in place.");
+  module.def("tuning_file", &collectives::tuning_file, "The path of the file in which `tensorferry tune` writes.");
 }
 
 }  // namespace tensorferry::python

@@ -19,11 +19,11 @@
 namespace tensorferry::python {
 namespace {
 
+using collectives::DeviceGroup;
 using collectives::GradBucket;
 using collectives::GradFuture;
 using collectives::GroupError;
 using collectives::GroupHook;
-using collectives::TensorGroup;
 using Tensors = std::vector<at::Tensor>;
 
 /// A hook in Python for the C++ reducer: a callable that takes a bucket and returns a future of one tensor.
@@ -65,7 +65,7 @@ void run_without_gil(const Body& body) {
   check(status);
 }
 
-void broadcast(const TensorGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
+void broadcast(const DeviceGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
                std::optional<double> timeout) {
   const auto each = options_of(timeout).timeout;
   run_without_gil([&](const auto& interrupted) {
@@ -92,7 +92,7 @@ GradFuture for_python(const GradFuture& future) {
       c10::PyObjectType::get());
 }
 
-py::object run_group_hook(std::shared_ptr<TensorGroup> group, const std::string& name, GradBucket& bucket) {
+py::object run_group_hook(std::shared_ptr<DeviceGroup> group, const std::string& name, GradBucket& bucket) {
   std::unique_ptr<GroupHook> hook;
   if (name == "all_reduce") {
     hook = collectives::all_reduce_hook(std::move(group));

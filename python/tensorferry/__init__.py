@@ -3,7 +3,7 @@
 - :mod:`tensorferry.rpc` has the names of ``torch.distributed.rpc``.
 - :mod:`tensorferry.collectives` has groups that reduce and exchange tensors.
 - :class:`Agent` has the same functions as methods, for several agents in one process.
-- :func:`empty` and :func:`share` hand memory to a peer without a copy.
+- :func:`empty` and :func:`share` hand memory to a peer without a copy; :func:`register` prepares it for network cards.
 - :mod:`tensorferry.errors` lists the errors.
 """
 
@@ -20,7 +20,7 @@ from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
 from .rendezvous import StoreServer, connect_store  # noqa: E402
-from .sharing import Shared, empty, share  # noqa: E402
+from .sharing import Registered, Shared, empty, register, share  # noqa: E402
 from .streams import Stream  # noqa: E402
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Explanation",
     "Future",
     "Peer",
+    "Registered",
     "RemoteError",
     "RemoteTraceback",
     "Shared",
@@ -44,6 +45,7 @@ __all__ = [
     "empty",
     "errors",
     "futures",
+    "register",
     "rpc",
     "share",
     "wait_all",

@@ -37,6 +37,9 @@ class Work(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Waits for the operation and returns its result.
 
+        If GPUs do the operation among themselves, this waits until it is enqueued, and the current stream waits for the
+        results. With ``timeout`` it waits for the GPU too.
+
         Args:
             timeout: seconds; the operation goes on afterwards. None: until the operation's own time-out.
 
@@ -100,7 +103,7 @@ class Work(Generic[T]):
         self._on_done(told)
         yield from ended.__await__()
         for work in self._works:
-            work.check()
+            work.take()
         return self._result()
 
 
@@ -124,8 +127,10 @@ def _parts(
 class Group:
     """An ordered list of agents that perform operations together. :func:`form_group` makes it.
 
-    Tensors are those of the CPU, strided ones included. An input must not be written, and an output not be used, until
-    the work has ended.
+    Tensors are those of the CPU or of a GPU, strided ones included; those of one operation are on one device. An input
+    must not be written, and an output not be used, until the work has ended. On a GPU, an operation reads its inputs
+    after the work that the current stream had at the call, and its results are valid in the order of the stream that is
+    current at :meth:`Work.wait` or ``await``.
     """
 
     def __init__(self, agent: Agent, group: _C.Group) -> None:
@@ -350,9 +355,9 @@ class Group:
             PermissionDenied: the agent has ``trust="registered"``, so it neither loads nor sends pickles.
         """
         mine = self._pickled(value if self.rank == root else None)
-        size = torch.tensor([len(mine)])
+        size = torch.tensor([len(mine)], device="cpu")
         self.broadcast(size, root, timeout=timeout).wait()
-        data = mine if self.rank == root else torch.empty(int(size), dtype=torch.uint8)
+        data = mine if self.rank == root else torch.empty(int(size), dtype=torch.uint8, device="cpu")
         return pickle.loads(self.broadcast(data, root, timeout=timeout).wait().numpy().tobytes())
 
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
@@ -366,8 +371,8 @@ class Group:
         :meth:`broadcast_object`."""
         mine = self._pickled(value)
         room = self._room_for(len(mine), timeout)
-        padded = torch.zeros(max(len(each) for each in room), dtype=torch.uint8)  # a gather takes tensors of one size
-        padded[: len(mine)] = mine
+        most = max(len(each) for each in room)  # a gather takes tensors of one size
+        padded = torch.nn.functional.pad(mine, (0, most - len(mine)))
         got = self.gather(padded, root, timeout=timeout).wait()
         return [pickle.loads(each[: len(of)].numpy().tobytes()) for each, of in zip(got, room)]
 
@@ -376,11 +381,12 @@ class Group:
         :meth:`broadcast_object`."""
         given = [self._pickled(value) for value in values] if self.rank == root else []
         most = max((len(each) for each in given), default=0)
-        sizes = torch.zeros(2, dtype=torch.int64)  # of this rank's object, and of the largest
-        self.scatter(sizes, [torch.tensor([len(each), most]) for each in given], root, timeout=timeout).wait()
-        size, most = sizes.tolist()
+        of_each = [torch.tensor([len(each), most], device="cpu") for each in given]
+        sizes = torch.zeros(2, dtype=torch.int64, device="cpu")  # of this rank's object, and of the largest
+        size, most = self.scatter(sizes, of_each, root, timeout=timeout).wait().tolist()
         padded = [torch.nn.functional.pad(each, (0, most - len(each))) for each in given]
-        data = self.scatter(torch.empty(most, dtype=torch.uint8), padded, root, timeout=timeout).wait()
+        room = torch.empty(most, dtype=torch.uint8, device="cpu")
+        data = self.scatter(room, padded, root, timeout=timeout).wait()
         return pickle.loads(data[:size].numpy().tobytes())
 
     def _pickled(self, value: Any) -> torch.Tensor:
@@ -390,8 +396,8 @@ class Group:
 
     def _room_for(self, mine: int, timeout: float | None) -> list[torch.Tensor]:
         """Returns bytes for as many as each rank has."""
-        sizes = self.all_gather(torch.tensor([mine]), timeout=timeout).wait()
-        return [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
+        sizes = self.all_gather(torch.tensor([mine], device="cpu"), timeout=timeout).wait()
+        return [torch.empty(int(size), dtype=torch.uint8, device="cpu") for size in sizes]
 
     def split(self, color: int | None, key: int = 0, *, timeout: float = 1800.0) -> Group | None:
         """Forms a group of the ranks with the same ``color``, ordered by ``key`` and then by rank. All ranks call it.
@@ -399,7 +405,7 @@ class Group:
         Returns:
             The group; None if ``color`` is None.
         """
-        mine = torch.tensor([color is not None, color or 0, key], dtype=torch.int64)
+        mine = torch.tensor([color is not None, color or 0, key], dtype=torch.int64, device="cpu")
         all_of_them = [each.tolist() for each in self.all_gather(mine, timeout=timeout).wait()]
         if color is None:
             return None
@@ -417,7 +423,10 @@ class Group:
         return form_group(all_of_them, agent=self._agent, label=f"{self.label}/merged", timeout=timeout)
 
     def explain(self, operation: str, bytes: int) -> str:
-        """Says which algorithm an operation such as ``"all_reduce"`` takes for so many bytes, and why."""
+        """Says which algorithm an operation such as ``"all_reduce"`` takes for so many bytes, and why.
+
+        It speaks of GPUs once the group has had an operation there.
+        """
         return self._group.explain(operation, bytes)
 
     def abort(self, why: str = "the program asked for it") -> None:
@@ -425,7 +434,8 @@ class Group:
         self._group.abort(why)
 
     def close(self) -> None:
-        """Leaves the group. Operations of the others that need this rank fail with Cancelled."""
+        """Leaves the group, after its operations on GPUs have ended at all ranks. Operations of the others that need
+        this rank fail with Cancelled."""
         self._group.close()
 
 

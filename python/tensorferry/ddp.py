@@ -59,18 +59,32 @@ def _group(given: AnyGroup) -> _C.Group:
 # ---- hooks in Python
 
 
-def _future_of(answer: Any) -> "torch._C.Future[Any]":
-    """Returns a future for what a hook's function has returned."""
+def _future_of(answer: Any, device: torch.device) -> "torch._C.Future[Any]":
+    """Returns a future for what a hook's function has returned, for gradients on ``device``."""
     if isinstance(answer, torch._C.Future):
         return answer
     if isinstance(answer, dist.Work):
         return answer.get_future()
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    if isinstance(answer, Work):
+    on_cpu = device.type == "cpu"
+    future: torch.futures.Future[Any] = torch.futures.Future(devices=None if on_cpu else [device])
+    if not isinstance(answer, Work):
+        future.set_result(answer)
+    elif on_cpu:
         answer._on_done(lambda: future.set_result(answer))  # also after an error, which wait() raises
     else:
-        future.set_result(answer)
+        answer._on_done(lambda: _hand_over(answer, future))
     return future
+
+
+def _hand_over(work: Work[Any], future: "torch.futures.Future[Any]") -> None:
+    """Completes the future of an operation that has ended on a device: its users wait for what this thread's current
+    stream waits for."""
+    try:
+        result = work.wait()
+    except Exception as error:
+        future.set_exception(error)  # type: ignore[arg-type]
+    else:
+        future.set_result(result)
 
 
 def _one_tensor(value: Any, elements: int) -> torch.Tensor:
@@ -130,7 +144,7 @@ class CommHook(Generic[S]):
     def __call__(self, state: S, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         index, elements = bucket.index(), bucket.buffer().numel()
         try:
-            future = _future_of(self._function(state, bucket))
+            future = _future_of(self._function(state, bucket), bucket.buffer().device)
             if not self._overlap:
                 future.wait()
         except Exception as error:
@@ -335,17 +349,18 @@ def reduce_gradients(
     """Reduces the gradients of parameters by a hook, without ``DistributedDataParallel``: call it after ``backward()``.
 
     It fills buckets from the gradients, in the order of the parameters, runs the hook on each, two in flight, and
-    copies the results into the gradients. It blocks until all have ended. A parameter without a gradient counts as one
-    with zeros, and has a gradient afterwards; one that requires none is left out. Every rank has the same parameters.
+    copies the results into the gradients. It blocks until all have ended; on a GPU, the gradients are then valid in
+    the order of the current stream. A parameter without a gradient counts as one with zeros, and has a gradient
+    afterwards; one that requires none is left out. Every rank has the same parameters.
 
     Args:
-        parameters: dense tensors of the CPU.
+        parameters: dense tensors of the CPU or of a GPU.
         state: the first argument of the hook.
         hook: one of this module's or torch's, a :class:`CommHook`, or a function that would do for one.
-        bucket_bytes: the most bytes of a bucket, unless a single gradient is larger. A bucket has one dtype.
+        bucket_bytes: the most bytes of a bucket, unless a single gradient is larger. A bucket has one dtype and device.
 
     Raises:
-        InvalidArgument: a parameter is not a dense tensor of the CPU, or a gradient is sparse.
+        InvalidArgument: a parameter is not a dense tensor, or a gradient is sparse.
         RuntimeError: the hook has failed; the text names the hook and the bucket. Some gradients may have been reduced,
             so do not step the optimiser.
 
@@ -384,7 +399,7 @@ def broadcast_coalesced(
         timeout: seconds for each bucket; None: the group's.
 
     Raises:
-        InvalidArgument: a tensor is not a dense one of the CPU, or the ranks gave different tensors. Other errors are
+        InvalidArgument: a tensor is not dense, or the ranks gave different tensors. Other errors are
             those of :meth:`tensorferry.collectives.Work.wait`. After an error some tensors may have arrived.
 
     Example::

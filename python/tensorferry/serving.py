@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from . import _C
@@ -27,7 +27,8 @@ def log_raised(caller: str, traceback: str) -> None:
 class HandlerLoop:
     """A thread with an event loop, which starts with the first call. Each call runs as a task of the loop.
 
-    The task is cancelled when the caller gives up the call, when the call's deadline passes, or when the agent leaves.
+    The task is cancelled when the caller gives up the call or the call's deadline passes, whichever comes first, so the
+    coroutine may await what it needs to end; and when the agent leaves.
 
     Args:
         agent: the agent's name, which becomes part of the thread's name.
@@ -99,11 +100,12 @@ class HandlerLoop:
             task = self._loop.create_task(_serve(call, coroutine))
         finally:
             _C._serving.reset(token)
+        cancel = cache(task.cancel)  # the first time alone
         left = call.time_left()
-        timer = None if left is None else self._loop.call_later(left, task.cancel)
+        timer = None if left is None else self._loop.call_later(left, cancel)
         self._tasks.add(task)
         task.add_done_callback(partial(self._end_of, call, coroutine, timer))
-        call.when_cancelled(self._inbox, task.cancel)
+        call.when_cancelled(self._inbox, cancel)
 
     def _end_of(
         self,

@@ -31,6 +31,9 @@ import torch.distributed as dist
 # Streams of CUDA share 8 hardware queues by default, and work that waits in one of them holds up all behind it.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
+# Groups use the table of algorithms, also if this user has measured other crossings.
+os.environ.setdefault("TENSORFERRY_TUNING", "/nonexistent/tuning.json")
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("any time", deadline=None)
 hypothesis.settings.load_profile("any time")
@@ -115,6 +118,9 @@ def pair(agents: Agents) -> tuple[tensorferry.Agent, tensorferry.Agent]:
 # ---- agents in worker processes
 
 
+PATIENCE = float(os.environ.get("TENSORFERRY_TEST_PATIENCE", 0))  # seconds at least, where the processor is emulated
+
+
 class WorkerFailed(Exception):
     """What a worker's function raised, as text."""
 
@@ -153,7 +159,7 @@ class Worker:
             raise BrokenPipeError(f"the worker has ended with exit code {self.process.exitcode}") from error
 
     def result(self, timeout: float = 60) -> Any:
-        if not self.control.poll(timeout):
+        if not self.control.poll(max(timeout, PATIENCE)):
             raise TimeoutError("the worker is still busy")
         ok, value = self.control.recv()
         if not ok:
@@ -171,6 +177,12 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.process.is_alive()
+
+
+def card_of_end(end: int) -> dict[str, str]:
+    """What gives end 0 or end 1 of a test a card of its own, if TENSORFERRY_TEST_RDMA names two: ``rxe0,rxe1``."""
+    cards = os.environ.get("TENSORFERRY_TEST_RDMA", "").split(",")
+    return {"TENSORFERRY_RDMA_DEVICES": cards[end]} if len(cards) == 2 else {}
 
 
 class Workers:
@@ -306,7 +318,19 @@ def run_a_part(suite: str, part: int, tmp_path: Path) -> None:
     assert report.exists()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def outputs_of(started: list[subprocess.Popen[Any]], timeout: float = 100) -> list[Any]:
+    """What the processes print, each to its pipe, once all have ended without an error."""
+    try:
+        ended = [process.communicate(timeout=timeout) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, error) in zip(started, ended, strict=True):
+        assert process.returncode == 0, error
+    return [output for output, _ in ended]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = max(10, PATIENCE)) -> bool:
     """Waits for ``condition``; returns False if it does not become true."""
     until = time.monotonic() + seconds
     while not condition():

@@ -108,10 +108,20 @@ async def call_too_late(to):
     try:
         await asyncio.sleep(LONG)
     except asyncio.CancelledError:
+        await asyncio.sleep(1)  # the deadline passes here a little later than at the caller
         try:
             await rpc.rpc_async(to, max, (1, 2), timeout=0)
         except errors.DeadlineExceeded as error:
             told.append(("not made", "not made" in str(error)))
+
+
+async def tidy_up(seconds):
+    told.append("began")
+    try:
+        await asyncio.sleep(LONG)
+    finally:
+        await asyncio.sleep(seconds)
+        told.append("tidied up")
 
 
 async def exit_():
@@ -318,7 +328,7 @@ def test_cancelling_a_call_cancels_its_coroutine(cluster, transport, ending):
         future.cancel()
     else:
         with pytest.raises(errors.DeadlineExceeded, match="sleep_long"):
-            rpc.rpc_sync("worker1", sleep_long, timeout=0.3)
+            rpc.rpc_sync("worker1", sleep_long, timeout=1)
     assert comes("worker1", ("cancelled", True))
 
 
@@ -349,13 +359,21 @@ def test_the_death_of_the_caller_cancels_its_coroutines(cluster):
 
 def test_coroutines_inherit_the_deadline(cluster):
     cluster.start(2)
-    with pytest.raises(errors.DeadlineExceeded), rpc.deadline(0.5):
+    with pytest.raises(errors.DeadlineExceeded), rpc.deadline(2):
         rpc.rpc_sync("worker1", relay, ("worker2", LONG))
     assert comes("worker1", ("ended in time", True))
     assert eventually(lambda: rpc.rpc_sync("worker1", in_flight) == 0), "its own call has ended too"
     with pytest.raises(errors.DeadlineExceeded):
-        rpc.rpc_sync("worker1", call_too_late, ("worker2",), timeout=0.5)
+        rpc.rpc_sync("worker1", call_too_late, ("worker2",), timeout=2)
     assert comes("worker1", ("not made", True))
+
+
+def test_a_coroutine_is_cancelled_once(pair):
+    take_told()
+    future = pair[0].rpc_async("b", tidy_up, (2,), timeout=1.5)  # its deadline passes while it tidies up
+    assert eventually(lambda: "began" in told)
+    future.cancel()
+    assert eventually(lambda: "tidied up" in told)
 
 
 def in_flight():

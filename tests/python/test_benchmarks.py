@@ -24,7 +24,7 @@ from benchmarks.native import Missing  # noqa: E402
 from benchmarks.placement import Placement  # noqa: E402
 from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup  # noqa: E402
 from benchmarks.rows import ROWS, Row  # noqa: E402
-from benchmarks.run import Failed, chosen, measure  # noqa: E402
+from benchmarks.run import Failed, chosen, keep_run, measure  # noqa: E402
 from benchmarks.teams import Team  # noqa: E402
 from benchmarks.units import MICROSECONDS, PERCENT, Figure, Unit  # noqa: E402
 
@@ -34,7 +34,7 @@ def measured(run: str, contestant: str, *medians: float) -> Measurement:
 
 
 def a_run() -> Run:
-    run = Run(machine={"cores": 2, "versions": {"torch": "0"}})
+    run = Run(machine={"cores": 2, "versions": {"torch": "0"}, "processor": "", "busy_before": 0, "busy_after": 0})
     both = [measured(run.id, OURS, 10, 11, 12), measured(run.id, TORCH, 200, 110, 360)]
     run.rows.append(RowResult("noop", "empty call", "us", 1e3, False, "unpinned", {TORCH: 10.0}, None, both))
     return run
@@ -72,14 +72,19 @@ def test_the_picture_of_one_run_is_the_same_each_time(tmp_path: Path) -> None:
     assert "18x" in (tmp_path / "a.svg").read_text()
 
 
-def test_the_picture_shows_every_library_on_a_logarithmic_axis(tmp_path: Path) -> None:
-    run = a_run()
+def with_peers(run: Run) -> Run:
+    """The run, with an empty call: 300 times as fast as torch's and 3 times as fast as the others."""
     others = [measured(run.id, who, 30) for who in contestants.STRANGERS]
     row = replace(run.rows[0], name="peers-empty", contestants=[measured(run.id, OURS, 10), *others])
     row.contestants.insert(1, measured(run.id, TORCH, 3000))
     row.contestants = [replace(each, row=row.name) for each in row.contestants]
     run.rows.append(row)
-    assert plot.pictured(run) == [(row, {TORCH: 300, **{who: 3 for who in contestants.STRANGERS}})]
+    return run
+
+
+def test_the_picture_shows_every_library_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    run = with_peers(a_run())
+    assert plot.pictured(run) == [(run.rows[-1], {TORCH: 300, **{who: 3 for who in contestants.STRANGERS}})]
     plot.draw(run, tmp_path / "run.svg")
     drawn = (tmp_path / "run.svg").read_text()
     assert all(text in drawn for text in (*contestants.STRANGERS, "300x", "3x", "10x", "100x", "logarithmic"))
@@ -127,10 +132,29 @@ def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
     run.rows = [row for row in run.rows if not row.name.startswith("group-")]
     of_groups.rows = []
     with_groups(of_groups)
-    assert "Beside Gloo, in another run" in " ".join(figures.readme(run, of_groups).split())
-    said = figures.results(run, of_groups)
+    assert "Beside Gloo, in another run" in " ".join(figures.readme(run, {"group": of_groups}).split())
+    said = figures.results(run, {"group": of_groups})
     assert f"\n{said}".count("\nRun `") == 2
     assert all(row.title in said for row in of_groups.rows)
+
+
+def test_a_run_of_other_libraries_alone_is_pictured_and_quoted_until_a_full_run_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, page = tmp_path / "benchmark.json", tmp_path / "page.md"
+    page.write_text("<!-- figures: -->\n<!-- end of figures -->")
+    monkeypatch.setattr(figures, "KEPT", kept)
+    monkeypatch.setattr(figures, "APART", {"peers": tmp_path / "peers.json"})
+    monkeypatch.setattr(figures, "PAGES", {page: figures.results})
+    a_run().save(kept)
+    of_peers = with_peers(a_run())
+    of_peers.rows = of_peers.rows[-1:]
+    assert keep_run(of_peers) == tmp_path / "peers.json"
+    assert "Ray" in (tmp_path / "benchmark.svg").read_text()
+    assert page.read_text().count("Run `") == 2 and "| Ray |" in page.read_text()
+    assert keep_run(with_peers(a_run())) == kept
+    assert not (tmp_path / "peers.json").exists()
+    assert page.read_text().count("Run `") == 1 and "| Ray |" in page.read_text()
 
 
 @pytest.mark.parametrize(("unit", "shown"), [(Unit("us", 1e3), 2.0), (Unit("calls/s", 256e9, rate=True), 128e6)])

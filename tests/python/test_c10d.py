@@ -70,6 +70,56 @@ def test_a_dead_rank_ends_operations_on_a_gpu_and_is_named(tmp_path: Path) -> No
     assert "survived" in ranks[0].stdout, ranks[0].stderr[-3000:]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_gpus_reduce_among_themselves_what_the_cpu_reduces(tmp_path: Path, size: int) -> None:
+    for rank in run(tmp_path, size, "direct", TEST_DEVICE="cuda"):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_dies_when_streams_wait_for_it_releases_them_and_is_named(tmp_path: Path, size: int) -> None:
+    ranks = run(tmp_path, size, "dies_on_the_device", TEST_DEVICE="cuda")
+    assert ranks[-1].returncode == 9, ranks[-1].stderr[-3000:]
+    for rank in ranks[:-1]:
+        assert "survived" in rank.stdout, rank.stderr[-3000:]
+
+
+@pytest.mark.gpu
+def test_a_stream_that_is_late_is_named_and_the_others_are_released(tmp_path: Path) -> None:
+    for rank in run(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda"):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
+@pytest.mark.gpu
+def test_ranks_whose_streams_share_queues_copy_through_the_host(tmp_path: Path) -> None:
+    for rank in run(tmp_path, 2, "dense", "staged", TEST_DEVICE="cuda", CUDA_DEVICE_MAX_CONNECTIONS="1"):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
+@pytest.mark.gpu2
+def test_ranks_with_a_gpu_each_reduce_and_replay_graphs(tmp_path: Path) -> None:
+    for rank in run(
+        tmp_path, 2, "dense", "reductions", "several", "direct", "graphs", "symmetric", TEST_DEVICE="cuda:RANK"
+    ):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
+@pytest.mark.gpu2
+@pytest.mark.parametrize("scenario", ["dies_on_the_device", "dies_in_a_graph"])
+def test_a_rank_that_dies_releases_the_kernels_that_wait_for_it(tmp_path: Path, scenario: str) -> None:
+    ranks = run(tmp_path, 2, scenario, TEST_DEVICE="cuda:RANK")
+    assert ranks[1].returncode == 9, ranks[1].stderr[-3000:]
+    assert "survived" in ranks[0].stdout, ranks[0].stderr[-3000:]
+
+
+@pytest.mark.gpu2
+def test_a_kernel_that_is_late_is_named_and_the_others_are_released(tmp_path: Path) -> None:
+    for rank in run(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda:RANK"):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_dead_rank_ends_the_operations_of_the_others_and_is_named(tmp_path: Path, size: int) -> None:
     ranks = run(tmp_path, size, "dies")

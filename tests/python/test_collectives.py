@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import tensorferry
 import torch
 from conftest import Agents, eventually
 from tensorferry import collectives, errors
+from test_c10d import run
 
 
 def at_all_ranks(agents: list[tensorferry.Agent], body: Callable[[int, tensorferry.Agent], Any]) -> list[Any]:
@@ -159,6 +161,21 @@ def test_objects_travel_pickled(three: list[tensorferry.Agent], agents: Agents) 
         strict.all_gather_object(1)
 
 
+def test_objects_travel_whatever_the_default_device_is(three: list[tensorferry.Agent]) -> None:
+    groups = form(three)
+
+    def body(rank: int, _: tensorferry.Agent) -> None:
+        group = groups[rank]
+        with torch.device("meta"):  # a tensor that is made there by mistake has no bytes
+            assert group.all_gather_object(rank) == [0, 1, 2]
+            assert group.broadcast_object("a" if rank == 1 else None, root=1) == "a"
+            assert group.gather_object(rank * "x", root=2) == (["", "x", "xx"] if rank == 2 else [])
+            assert group.scatter_object([rank, {}, "three"] if rank == 0 else ()) == [0, {}, "three"][rank]
+            assert group.split(0, -rank).rank == 2 - rank
+
+    assert at_all_ranks(three, body) == [None] * 3
+
+
 def test_work_can_be_awaited(three: list[tensorferry.Agent]) -> None:
     groups = form(three)
 
@@ -271,3 +288,32 @@ def test_tensors_that_a_group_cannot_take_are_refused(agents: Agents) -> None:
     with pytest.raises(ValueError, match="no reduction"):
         group.all_reduce(torch.ones(1), "median")
     assert group.all_reduce(torch.ones(3)).wait().eq(1).all()
+
+
+def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
+    for rank in run(folder, size, *scenarios, program="group_rank.py", **environment):
+        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+        assert [line[5:] for line in rank.stdout.splitlines() if line.startswith("done ")] == list(scenarios)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_operations_and_hooks_of_processes(tmp_path: Path, size: int) -> None:
+    check(tmp_path, size, "operations", "kinds", "waits", "hooks")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2])
+def test_operations_and_hooks_take_tensors_of_a_gpu(tmp_path: Path, size: int) -> None:
+    check(tmp_path, size, "operations", "kinds", "waits", "hooks", "stays", TEST_DEVICE="cuda")
+
+
+@pytest.mark.gpu
+def test_tensors_of_gpus_are_copied_through_the_host_if_they_cannot_stay(tmp_path: Path) -> None:
+    check(tmp_path, 2, "operations", "kinds", "waits", "hooks", TEST_DEVICE="cuda", CUDA_DEVICE_MAX_CONNECTIONS="1")
+
+
+@pytest.mark.gpu2
+@pytest.mark.parametrize("seconds", ["6", pytest.param("60", marks=pytest.mark.soak)])
+def test_calls_and_nccl_share_the_one_queue_of_a_gpu(tmp_path: Path, seconds: str) -> None:
+    environment = {"TEST_DEVICE": "cuda:RANK", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "BESIDE_SECONDS": seconds}
+    check(tmp_path, 2, "beside_nccl", **environment)

@@ -279,8 +279,8 @@ def test_errors_of_a_parameter_server_reach_the_training_step(
         ddp.GradientServer(0)
 
 
-def check(folder: Path, size: int, *scenarios: str) -> None:
-    for rank in run(folder, size, *scenarios, program="data_parallel_rank.py"):
+def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
+    for rank in run(folder, size, *scenarios, program="data_parallel_rank.py", **environment):
         assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
         assert [line[5:] for line in rank.stdout.splitlines() if line.startswith("done ")] == list(scenarios)
 
@@ -289,9 +289,19 @@ def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
     check(tmp_path, 3, "hooks", "own_hooks", "errors", "server", "without_ddp")
 
 
+@pytest.mark.gpu
+def test_hooks_in_distributed_data_parallel_take_buckets_of_a_gpu(tmp_path: Path) -> None:
+    check(tmp_path, 2, "hooks", "own_hooks", "errors", "without_ddp", TEST_DEVICE="cuda")
+
+
 def test_torchs_own_hooks_train_as_with_gloo(tmp_path: Path) -> None:
     check(tmp_path, 3, "torch_hooks")
 
 
 def test_fsdp2_trains_a_network_of_two_layers_as_one_process_does(tmp_path: Path) -> None:
     check(tmp_path, 2, "fsdp2")
+
+
+@pytest.mark.gpu2
+def test_gpus_train_as_with_nccl(tmp_path: Path) -> None:
+    check(tmp_path, 2, "as_with_nccl", TEST_DEVICE="cuda:RANK")

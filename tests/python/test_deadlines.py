@@ -106,7 +106,7 @@ class Sleeper:
 
 
 def takes(seconds):
-    """Whether ``seconds`` is plausible for a limit of 0.3 s on a busy machine."""
+    """Whether ``seconds`` is plausible for a limit of 0.3 to 1.5 s on a busy machine."""
     return 0.2 < seconds < 10
 
 
@@ -232,7 +232,7 @@ def test_the_remaining_time_travels_with_the_call(cluster, transport, by):
 
 def test_a_function_past_its_deadline_makes_no_calls(cluster):
     cluster.start(1)
-    with rpc.deadline(0.3), pytest.raises(errors.DeadlineExceeded):
+    with rpc.deadline(1), pytest.raises(errors.DeadlineExceeded):
         rpc.rpc_sync("worker1", call_twice, (LONG,))
     seen = []
     assert eventually(lambda: seen.extend(rpc.rpc_sync("worker1", take_ended)) or len(seen) > 0)
@@ -288,18 +288,18 @@ def test_a_default_timeout_bounds_one_call_alone(agents, kind):
 
 @pytest.mark.parametrize("by", ["timeout", "deadline", "ready"])
 def test_a_deadline_that_the_caller_set_bounds_nested_calls(agents, by):
-    a = agents("a", rank=0, timeout=0.4)
+    a = agents("a", rank=0, timeout=1.5)
     agents("b", rank=1)
     take_ended()
     for options in ({}, {"timeout": LONG}):
         if by == "ready":
-            a.remote("b", call_for, (LONG, "a"), options, timeout=0.3, wait_for_ready=True)
+            a.remote("b", call_for, (LONG, "a"), options, timeout=1, wait_for_ready=True)
         else:
             with pytest.raises(errors.DeadlineExceeded):
                 if by == "timeout":
-                    a.rpc_sync("b", call_for, (LONG, "a"), options, timeout=0.3)
+                    a.rpc_sync("b", call_for, (LONG, "a"), options, timeout=1)
                 else:
-                    with rpc.deadline(0.3):
+                    with rpc.deadline(1):
                         a.rpc_sync("b", call_for, (LONG, "a"), options)
         how, seconds = how_it_ended()
         assert how == "DeadlineExceeded"
@@ -320,7 +320,7 @@ def test_an_inherited_deadline_travels_on_through_default_timeouts(cluster):
     cluster.start(2)
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded):
-        rpc.rpc_sync("worker1", default_relay, (["worker2", "worker1"],), timeout=0.5)
+        rpc.rpc_sync("worker1", default_relay, (["worker2", "worker1"],), timeout=1.5)
     assert takes(time.monotonic() - start)
     for worker in ("worker1", "worker2"):
         seen = []
@@ -366,7 +366,7 @@ def test_a_function_sees_that_its_caller_cancelled(cluster, transport, ending):
         future.cancel()
     else:
         with pytest.raises(errors.DeadlineExceeded):
-            rpc.rpc_sync("worker1", work_until_cancelled, timeout=0.3)
+            rpc.rpc_sync("worker1", work_until_cancelled, timeout=1)
     assert told("worker1", "cancelled")
 
 

@@ -30,6 +30,8 @@ RAISES_NOTHING = {
     "tensorferry.rpc.cancelled": "only answers",
     "tensorferry.rpc.BackendType": "an enumeration",
     "tensorferry.Shared": "made by share() alone",
+    "tensorferry.Registered": "made by register() alone",
+    "tensorferry.Registered.release": "does nothing where it has ended",
     "tensorferry.Future": "made by calls alone",
     "tensorferry.Future.done": "only answers",
     "tensorferry.Future.cancel": "does nothing where it is too late",
@@ -46,6 +48,7 @@ RAISES_NOTHING = {
 MADE_FOR_YOU = {
     "tensorferry.Stream": "made by rpc_stream() alone",
     "tensorferry.Peer": "made by peer() alone",
+    "tensorferry.Registered": "made by register() alone",
 }
 # Examples that the tests below cannot run as they stand.
 NOT_RUN = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import outputs_of
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "behind_nat.py")]
 OUTSIDE, PUBLIC = "10.99.2.2", "10.99.2.1"  # the server, and the router's address on that side
@@ -88,14 +89,7 @@ def test_an_agent_behind_a_masquerading_router_works_in_both_directions(hosts: R
         )
         for rank, name in enumerate(("outside", "inside"))
     ]
-    try:
-        ended = [process.communicate(timeout=100) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, error) in zip(started, ended, strict=True):
-        assert process.returncode == 0, error
-    assert ended[1][0] == "both ways\n"
+    assert outputs_of(started)[1] == "both ways\n"
     translated = hosts.run("router", "iptables -t nat -L POSTROUTING -v -x -n")
     packets = [line.split()[0] for line in translated.splitlines() if "MASQUERADE" in line]
     assert int(packets[0]) > 0, "no connection went through the router"

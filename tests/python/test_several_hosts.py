@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import outputs_of
 from emulated_network import EmulatedNetwork
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/several-hosts.md"
@@ -54,14 +55,7 @@ def run_on_two_hosts(folder: Path, first: str, second: str) -> list[str]:
             )
             for host, script in (("one", first), ("two", second))
         ]
-        try:
-            ended = [process.communicate(timeout=100) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    for process, (_, error) in zip(started, ended, strict=True):
-        assert process.returncode == 0, error
-    return [out for out, _ in ended]
+        return outputs_of(started)
 
 
 def expect_the_pages_output(outputs: list[str]) -> None:

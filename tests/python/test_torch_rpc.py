@@ -413,6 +413,42 @@ def test_a_slow_call_after_quick_ones_ends() -> None:
     )
 
 
+# ---- distributed autograd
+
+
+def test_a_backward_pass_waits_for_all_gradients_of_requests_that_come_together(tmp_path: Path) -> None:
+    library = tmp_path / "slow_backward.so"
+    source = Path(__file__).parent / "programs" / "slow_backward.cpp"
+    subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    run_workers(
+        """
+        import torch.distributed.autograd as dist_autograd
+        weight = torch.ones(1, requires_grad=True)
+        def inner(values):
+            return values * weight
+        def outer(values):
+            return rpc.rpc_sync("w2", inner, args=(values,)) * weight
+        def gradient(context):
+            return dist_autograd.get_gradients(context).get(weight)
+        def work(rank):
+            os.environ["SLOW_BACKWARD_MS"] = ["0", "20", "150"][rank]
+            init(rank, world_size=3)
+            wrong = []
+            for _ in range(6 if rank == 0 else 0):
+                with dist_autograd.context() as context:
+                    calls = [rpc.rpc_async("w1", outer, args=(torch.ones(5),)) for _ in range(4)]
+                    dist_autograd.backward(context, [sum(call.wait().sum() for call in calls)])
+                    for name in ("w2", "w1"):
+                        if (found := rpc.rpc_sync(name, gradient, args=(context,))) != torch.tensor([20.0]):
+                            wrong.append((name, found))
+            rpc.shutdown()
+            assert not wrong, wrong
+        workers(work, 3)
+        """,
+        LD_PRELOAD=str(library),
+    )
+
+
 # ---- programs
 
 
@@ -420,9 +456,11 @@ def test_a_slow_call_after_quick_ones_ends() -> None:
     "program", ["parameter_server", "reinforcement_learning", "batch_updates", "split_rnn", "pipeline"]
 )
 def test_a_program_prints_the_same_on_both_backends(program: str, tmp_path: Path) -> None:
+    ours = launch(program, "torch on tensorferry", tmp_path)
+    assert ours.count("\n") >= 2
+    # Now and then TensorPipe loses gradients of micro-batches: rpc/torch/backward_passes.h says how.
     expected = launch(program, "torch", tmp_path)
-    assert expected.count("\n") >= 2
-    assert launch(program, "torch on tensorferry", tmp_path) == expected
+    assert ours == expected or ours == launch(program, "torch", tmp_path)
 
 
 def test_a_fixed_tenth_of_pytorchs_suite_passes(tmp_path: Path) -> None:

@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import tensorferry
 import torch
 import torch.distributed as dist
 from tensorferry import errors
 from tensorferry.c10d import Options, group_of
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])
-torch.set_default_device(os.environ.get("TEST_DEVICE", "cpu"))
+device = os.environ.get("TEST_DEVICE", "cpu").replace("RANK", str(rank))  # "cuda:RANK": each rank has a GPU of its own
+torch.set_default_device(device)
+if device.startswith("cuda:"):
+    torch.cuda.set_device(device)
 
 
 def mine(*shape: int, of: int = rank) -> torch.Tensor:
@@ -262,6 +266,8 @@ def many() -> None:
     ]
     for work in reversed(works):
         work.wait()
+        if torch.get_default_device().type == "cuda":
+            torch.cuda.synchronize()  # GPUs may do it among themselves: then wait() does not wait for them
         assert work.is_completed() and work.is_success()
     for i, t in enumerate(tensors):
         n = len(t)
@@ -562,6 +568,189 @@ def streams() -> None:
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         refused(dist.DistBackendError, lambda: dist.all_reduce(t), "captured")
     dist.all_reduce(t)
+
+
+def direct() -> None:
+    """On GPUs that the ranks reach, every reduction gives the bits that it gives on the CPU."""
+    dist.all_reduce(torch.ones(1))
+    assert "Tensors of GPUs go directly" in group_of().explain("all_reduce", 4), group_of().explain("all_reduce", 4)
+    reals, integers = ("SUM", "AVG", "PRODUCT", "MIN", "MAX"), ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    ):  # fmt: skip
+        for count in 1, 37, 300_001:
+            seeded = torch.Generator("cpu").manual_seed(rank)
+            whole = torch.randint(-100, 100, (count + 1,), generator=seeded, device="cpu")
+            given = (whole % 2).to(dtype) if dtype in (torch.bool, torch.uint8) else (whole / 64).to(dtype)
+            ops = reals[:2] if dtype.is_complex else reals if dtype.is_floating_point else integers
+            for op in ops:
+                for first in 0, 1:  # an address that is no multiple of 16
+                    here = given.cuda()[first : first + count]
+                    there = given[first : first + count].clone()
+                    dist.all_reduce(here, getattr(dist.ReduceOp, op))
+                    dist.all_reduce(there, getattr(dist.ReduceOp, op))
+                    assert torch.equal(here.cpu().view(torch.uint8), there.view(torch.uint8)), (dtype, count, op, first)
+    # Larger than a chunk, in place, and behind work of the current stream for which the call does not wait.
+    t = torch.full((20_000_003,), float(rank + 1))
+    torch.cuda.synchronize()
+    dist.barrier()
+    began = time.monotonic()
+    torch.cuda._sleep(1_000_000_000)  # cycles: about half a second
+    dist.all_reduce(t)
+    assert time.monotonic() - began < 0.3
+    same(t, torch.full_like(t, sum(range(1, size + 1))))
+    work = dist.all_reduce(t, async_op=True)
+    assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.is_success()
+
+
+def graphs() -> None:
+    """Operations are captured into CUDA graphs, and replayed between others."""
+    dist.all_reduce(torch.ones(1))
+    explained = group_of().explain("all_reduce", 4096)
+    assert "whose kernels meet by flags in the memory of the GPUs" in explained, explained
+    small, large, half = torch.zeros(1000), torch.zeros(5_000_011), torch.zeros(300_001, dtype=torch.bfloat16)
+    own, all_of_them, exchanged = torch.zeros(size, 3001), torch.zeros(size, size, 3001), torch.zeros(size, 3001)
+    scattered, spread = torch.zeros(3001), torch.zeros(3001)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for tensor in small, large, half:  # the kernels are compiled before
+            dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(all_of_them, own)
+        dist.reduce_scatter_tensor(scattered, own)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for tensor in small, large, half:
+            tensor.add_(rank + 1)
+            dist.all_reduce(tensor)
+        scaled = small * 2
+        own.copy_(torch.arange(size).view(-1, 1).expand_as(own) * 100.0 + rank).add_(small[0])
+        dist.all_gather_into_tensor(all_of_them, own)
+        dist.all_to_all_single(exchanged, own)
+        dist.reduce_scatter_tensor(scattered, own)
+        spread.copy_(own[0])
+        dist.broadcast(spread, src=1)
+        refused(dist.DistBackendError, lambda: dist.send(small, 1 - rank), "send cannot be captured")
+    total = sum(range(1, size + 1))
+    for turn in range(20):
+        for tensor in small, large, half:
+            tensor.fill_(turn % 3)
+        graph.replay()
+        for tensor in small, large, half:
+            same(tensor, torch.full_like(tensor, total + size * (turn % 3)))
+        same(scaled, small * 2)
+        rows, ranks = torch.arange(size) * 100.0, torch.arange(size) * 1.0
+        same(all_of_them[..., 7], (rows.view(1, -1) + ranks.view(-1, 1)) + small[0])
+        same(exchanged[:, 3000], 100.0 * rank + ranks + small[0])
+        same(scattered, torch.full_like(scattered, (100.0 * rank + ranks + small[0]).sum().item()))
+        same(spread, torch.full_like(spread, 1.0 + small[0].item()))
+        if turn % 4 == 0:  # the ranks also reduce outside of the graph, by both kinds of meetings
+            for count in 10, 4_000_000:
+                outside = torch.full((count,), rank + 1.0)
+                dist.all_reduce(outside)
+                same(outside, torch.full_like(outside, total))
+    torch.cuda.synchronize()
+    dist.barrier()
+
+
+def symmetric() -> None:
+    """Memory of tensorferry.empty() is read in place, until torch gives it back to the driver."""
+    dist.all_reduce(torch.ones(1))
+
+    def is_read_in_place() -> bool:
+        return "allocations of other ranks are read in place" in group_of().explain("all_reduce", 4)
+
+    assert not is_read_in_place()
+    tensors = [tensorferry.empty(count, device="cuda") for count in (1000, 300_001, 5_000_000)]
+    rows = tensorferry.empty((size, 3001), device="cuda")
+    for turn in range(5):
+        for tensor in tensors:
+            tensor.fill_(turn + rank)
+            dist.all_reduce(tensor)
+            same(tensor, torch.full_like(tensor, sum(turn + other for other in range(size))))
+        rows.fill_(turn + rank)
+        gathered = torch.empty(size, size, 3001)
+        dist.all_gather_into_tensor(gathered, rows)
+        rows.fill_(-1)
+        same(gathered[:, 0, 0], turn + torch.arange(size) * 1.0)
+    assert is_read_in_place()
+    torch.cuda.synchronize()
+    dist.barrier()
+    del tensors, tensor, rows, gathered
+    torch.cuda.empty_cache()
+    until = time.monotonic() + 10
+    while is_read_in_place() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_read_in_place()
+    dist.barrier()
+
+
+def dies_in_a_graph() -> None:
+    """The last rank dies when the graphs of the others wait for it."""
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(tensor)
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(9)
+    began = time.monotonic()
+    graph.replay()
+    torch.cuda.synchronize()  # released
+    assert time.monotonic() - began < 20
+    refused(dist.DistBackendError, lambda: dist.all_reduce(tensor), f"rank {size - 1}")
+    print("survived", flush=True)
+    os._exit(0)
+
+
+def staged() -> None:
+    explained = group_of().explain("all_reduce", 4)
+    assert "copied through host memory, because rank 0" in explained and "CUDA_DEVICE_MAX_CON" in explained, explained
+
+
+def dies_on_the_device() -> None:
+    """The last rank dies when the streams of the others wait for its stream."""
+    t = torch.ones(1 << 20)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == size - 1:
+        torch.cuda._sleep(20_000_000_000)
+        dist.all_reduce(t)
+        dist.barrier()
+        os._exit(9)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    dist.barrier()
+    began = time.monotonic()
+    torch.cuda.synchronize()
+    assert time.monotonic() - began < 5
+    assert work.is_completed() and not work.is_success()
+    refused(dist.DistBackendError, work.wait, "died")
+    refused(dist.DistBackendError, lambda: dist.all_reduce(t), f"rank {size - 1}")
+    print("survived", flush=True)
+    os._exit(0)
+
+
+def late_on_the_device() -> None:
+    """The stream of the last rank comes to an operation after its time-out."""
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    short = dist.new_group(timeout=timedelta(seconds=4))  # also for the first operation, which makes buffers
+    dist.all_reduce(t, group=short)
+    torch.cuda.synchronize()
+    if rank == size - 1:
+        torch.cuda._sleep(14_000_000_000)  # cycles: about 7 seconds
+    dist.all_reduce(t, group=short)
+    torch.cuda.synchronize()
+    expected = f"rank {size - 1}" if rank != size - 1 else "reached its timeout"
+    refused(dist.DistBackendError, lambda: dist.all_reduce(t, group=short), expected)
+    dist.barrier()
+    dist.all_reduce(t)  # another group is not concerned
 
 
 def absent() -> None:

@@ -1,7 +1,11 @@
-"""One rank of data-parallel training on the backend tensorferry: data_parallel_rank.py FILE RANK SIZE SCENARIO..."""
+"""One rank of data-parallel training on the backend tensorferry: data_parallel_rank.py FILE RANK SIZE SCENARIO...
+
+Its tensors are on TEST_DEVICE, in which RANK stands for the rank; without that, on the CPU.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +22,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])
+device = os.environ.get("TEST_DEVICE", "cpu").replace("RANK", str(rank))
+torch.set_default_device(device)
 STEPS = 4
 Register = Callable[[DistributedDataParallel], None]
 SEVERAL = 0.0005  # MB, so that a small network has several buckets from the second step on
@@ -30,8 +36,9 @@ def network() -> torch.nn.Sequential:
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     """Rows for all ranks, 8 each, and their labels."""
-    chosen = torch.Generator().manual_seed(1)
-    return torch.randn(8 * size, 20, generator=chosen), torch.randint(0, 3, (8 * size,), generator=chosen)
+    chosen = torch.Generator("cpu").manual_seed(1)
+    rows = torch.randn(8 * size, 20, generator=chosen, device="cpu")
+    return rows.to(device), torch.randint(0, 3, (8 * size,), generator=chosen, device="cpu").to(device)
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: slice) -> None:
@@ -67,8 +74,9 @@ def alone() -> list[torch.Tensor]:
 
 
 def close(a: list[torch.Tensor], b: list[torch.Tensor], tolerance: float = 1e-6) -> None:
+    atol = tolerance if device == "cpu" else max(tolerance, 1e-4)  # a GPU sums batches of two sizes in other orders
     for one, other in zip(a, b):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
 def same_everywhere(parameters: list[torch.Tensor]) -> None:
@@ -275,6 +283,43 @@ def fsdp2() -> None:
     close(whole, alone())
     difference = max((a - b).abs().max().item() for a, b in zip(whole, alone()))
     print(f"fsdp2: differs from one process by {difference:.1e}", flush=True)
+
+
+def as_with_nccl() -> None:
+    """DistributedDataParallel and fully_shard train as they do with NCCL."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.cuda.set_device(rank)
+    nccl = dist.new_group(backend="nccl")
+
+    def losses(parallel: Callable[[torch.nn.Sequential], torch.nn.Module]) -> list[float]:
+        model = parallel(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        out = []
+        for _ in range(STEPS):
+            step(model, optimizer, slice(8 * rank, 8 * rank + 8))
+            optimizer.step()
+            rows, labels = data()
+            out.append(torch.nn.functional.cross_entropy(model(rows), labels).item())
+        return out
+
+    def sharded(group: Any) -> Callable[[torch.nn.Sequential], torch.nn.Module]:
+        def shard(model: torch.nn.Sequential) -> torch.nn.Module:
+            mesh = DeviceMesh.from_group(group, "cuda")
+            for layer in model[0], model[2], model:
+                fully_shard(layer, mesh=mesh)
+            return model
+
+        return shard
+
+    def replicated(group: Any) -> Callable[[torch.nn.Sequential], torch.nn.Module]:
+        return lambda model: DistributedDataParallel(model, process_group=group, bucket_cap_mb=SEVERAL)  # type: ignore[arg-type]
+
+    for name, kind in ("DistributedDataParallel", replicated), ("fully_shard", sharded):
+        here, there = losses(kind(dist.group.WORLD)), losses(kind(nccl))
+        print(f"{name}: losses {here}, with NCCL {there}", flush=True)
+        assert all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(here, there)), (name, here, there)
 
 
 def without_ddp() -> None:

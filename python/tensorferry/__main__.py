@@ -1,0 +1,31 @@
+"""The command line: ``tensorferry tune``, or ``python -m tensorferry tune``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import trace, tune
+
+COMMANDS = {
+    "tune": (tune.main, "measure which algorithm of a collective operation is fastest here, and keep the result"),
+    "trace": (trace.main, "work on traces of calls"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command that the first argument names with the rest of them."""
+    parser = argparse.ArgumentParser(
+        prog="tensorferry",
+        epilog="\n".join(f"{name:8} {text}" for name, (_, text) in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    run, _ = COMMANDS[parser.parse_args(given[:1]).command]
+    run(given[1:])
+
+
+if __name__ == "__main__":
+    main()
