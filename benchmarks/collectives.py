@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tensorferry
 import torch
 import torch.distributed as dist
+from tensorferry.tune import medians_in_turns
 
 REDUCING = ("one_shot", "two_shot", "ring")
 ALGORITHMS = {
@@ -74,19 +74,10 @@ def serve(store: str, rank: int, size: int, times: int, messages: bool, only: st
         for power in range(8, 27, 2):
             number = max(5, times // (20 if power > 22 else 1))
             rewrite, run = operation(name, 1 << power, rank, size)
-            slowest: dict[str, list[float]] = {each: [] for each in algorithms}
-            for turn in range(number + 2):
-                for each, group in groups.items():
-                    rewrite()
-                    start.barrier().wait()
-                    began = time.perf_counter()
-                    run(group)
-                    took = torch.tensor([time.perf_counter() - began])
-                    worst = start.all_reduce(took, "max").wait().item()
-                    if turn >= 2:
-                        slowest[each].append(worst)
+            contestants = {each: (rewrite, partial(run, group)) for each, group in groups.items()}
+            seconds = medians_in_turns(start, contestants, number)
             if rank == 0:
-                medians = {each: statistics.median(all_) * 1e6 for each, all_ in slowest.items()}
+                medians = {each: median * 1e6 for each, median in seconds.items()}
                 row = {"operation": name, "size": f"{1 << power} B", "ranks": size, "microseconds": medians}
                 print(json.dumps(row), flush=True)
     start.barrier().wait()

@@ -154,7 +154,7 @@ def program(name: str, **options: str) -> Contestant:
     """A C++ program of this folder."""
     return Contestant(
         lambda lab: lab.programs.check(name),
-        lambda lab, placement: lab.programs.run(name, placement, lab.seconds / 4, **options),
+        lambda lab, placement: lab.programs.run(name, placement, lab.seconds / 4, None, **options),
     )
 
 
@@ -166,7 +166,7 @@ def between_hosts(name: str, **options: str) -> Contestant:
         lab.hosts()
 
     def measure(lab: Lab, placement: Placement) -> Samples:
-        return lab.programs.run(name, placement, lab.seconds, **options, **lab.hosts().options())
+        return lab.programs.run(name, placement, lab.seconds, None, **options, **lab.hosts().options())
 
     return Contestant(prepare, measure)
 

@@ -1,5 +1,6 @@
-/// Tensors over sockets between two C++ agents, by the channel basic: sent to a callee that answers with nothing, so
-/// many at a time; or empty calls beside such a transfer. The two processes may be in network namespaces of their own.
+/// Tensors between two C++ agents, over sockets by the channel basic or by the channels that are named: sent to a
+/// callee that answers with nothing, in so many calls at a time, of one tensor or of 64; or empty calls beside such a
+/// transfer. The two processes may be in network namespaces of their own, and may have RDMA cards of their own.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -13,6 +14,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "base/environment.h"
 #include "benchmarks/samples.h"
 
 namespace tensorferry::benchmarks {
@@ -43,6 +45,11 @@ void enter(const std::string& name) {
   close(fd);
 }
 
+/// Leaves this process these RDMA cards; "": all.
+void use(const std::string& cards) {
+  if (!cards.empty()) setenv(environment::rdma_devices.name, cards.c_str(), 1);
+}
+
 std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const SampleArguments& arguments) {
   RawAgentOptions options;
   options.name = name;
@@ -51,7 +58,7 @@ std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const Sampl
   options.reaches = arguments.address;
   options.unix_sockets = arguments.transport != "tcp";
   options.shared_memory = false;
-  options.channels = "basic";
+  options.channels = arguments.channels;
   return value_or_die("RawAgent::join", RawAgent::join(std::move(options)));
 }
 
@@ -61,6 +68,7 @@ void serve(int socket, const SampleArguments& arguments) {
   std::uint16_t port = 0;
   if (read(socket, &port, sizeof port) != sizeof port) return;  // the caller failed, and has said so
   enter(arguments.callee_namespace);
+  use(arguments.callee_cards);
   pin(arguments.callee_cpu);
   const auto agent = join("callee", port, arguments);
   agent->serve("take", [](Request, Reply reply) { reply.send({}); });
@@ -81,19 +89,23 @@ void finish(Call call) {
   if (const auto reply = call.take(); !reply) die("call", reply.status());
 }
 
-/// Sends the tensors, all at once, and waits until the callee has all of them.
-void send(RawAgent& agent, const std::vector<Buffer>& tensors) {
+/// Makes a call with each of the lists, all at once, whose tensors go by this channel ("": any), and waits until the
+/// callee has all of them.
+void send(RawAgent& agent, const std::vector<std::vector<Buffer>>& lists, const std::string& channel) {
   std::vector<Call> calls;
-  for (const auto& tensor : tensors) {
+  for (const auto& tensors : lists) {
     Message message;
-    message.buffers = {tensor};
-    calls.push_back(agent.call("callee", "take", std::move(message)));
+    message.buffers = tensors;
+    RawCallOptions options;
+    options.require = channel;
+    calls.push_back(agent.call("callee", "take", std::move(message), std::move(options)));
   }
   for (auto& call : calls) finish(std::move(call));
 }
 
 void call(int socket, const SampleArguments& arguments) {
   enter(arguments.caller_namespace);
+  use(arguments.caller_cards);
   const auto store = value_or_die("TcpStoreServer::listen", TcpStoreServer::listen(arguments.address, 0, key));
   const std::uint16_t port = store->port();
   if (write(socket, &port, sizeof port) != sizeof port) die("write", Status(Code::internal, "the callee is gone"));
@@ -101,15 +113,20 @@ void call(int socket, const SampleArguments& arguments) {
   const auto agent = join("caller", port, arguments);
   char serving = 0;
   if (read(socket, &serving, 1) != 1) die("read", Status(Code::internal, "the callee is gone"));
-  std::vector<Buffer> tensors;
-  for (int i = 0; i < arguments.callers; ++i) tensors.push_back(tensor_of(arguments.bytes));
-  send(*agent, tensors);
-  if (arguments.kind == "tensor") {
-    print(repeat([&] { send(*agent, tensors); }, arguments.seconds));
+  const std::size_t length = arguments.kind == "tensors" ? 64 : 1;
+  std::vector<std::vector<Buffer>> lists(static_cast<std::size_t>(arguments.callers));
+  for (auto& tensors : lists) {
+    while (tensors.size() < length) tensors.push_back(tensor_of(arguments.bytes));
+  }
+  const auto send_all = [&] { send(*agent, lists, arguments.require); };
+  send_all();
+  if (arguments.kind != "empty") {
+    const bool large = arguments.bytes * length * lists.size() >= std::size_t{64} << 20;
+    print(repeat(send_all, arguments.seconds, large ? 3 : 20));
   } else {
     std::atomic<bool> over{arguments.bytes == 0};
     std::thread transfer([&] {
-      while (!over) send(*agent, tensors);
+      while (!over) send_all();
     });
     print(repeat([&] { finish(agent->call("callee", "take", {})); }, arguments.seconds));
     over = true;

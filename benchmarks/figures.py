@@ -1,5 +1,5 @@
 """The figures in README.md and docs/performance.md: written from a kept run, never by hand. Those of process groups are
-of the same run, or of a kept run of the rows `group-*` alone.
+of the same run, or of a kept run of the rows `group-*` alone; and so are those of other libraries, the rows `peers-*`.
 
 Each page has a block between two comments that this file fills; a test compares the blocks with the kept run.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.contestants import TORCH
+from benchmarks.contestants import STRANGERS, TORCH
 from benchmarks.report import GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run, Speedup
 from benchmarks.units import ABSOLUTE, Unit
@@ -19,12 +19,28 @@ from benchmarks.units import ABSOLUTE, Unit
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "images" / "benchmark.json"
 GROUPS = KEPT.with_name("collectives.svg")
-GROUPS_KEPT = KEPT.with_name("collectives.json")  # if the run in KEPT has no groups
+# Rows that may be measured alone, by how their names begin, and the file of such a run. None, if KEPT has those rows.
+APART = {"group": KEPT.with_name("collectives.json"), "peers": KEPT.with_name("peers.json")}
 BLOCK = re.compile(r"(<!-- figures: [^\n]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
-def readme(run: Run, of_groups: Run | None = None) -> str:
-    """The pictures, and what they say in words. `of_groups`: the run of the groups, if it is another one."""
+def has(run: Run, family: str) -> bool:
+    """Whether the run has rows of a family of APART."""
+    return any(row.name.startswith(f"{family}-") for row in run.rows)
+
+
+def alone(run: Run) -> str | None:
+    """The family of APART that all rows of the run belong to."""
+    return next((f for f in APART if all(row.name.startswith(f"{f}-") for row in run.rows)), None)
+
+
+def runs_apart(run: Run) -> dict[str, Run]:
+    """The kept runs, by family, of what this run does not have."""
+    return {f: Run.load(kept) for f, kept in APART.items() if not has(run, f) and kept.exists()}
+
+
+def readme(run: Run, apart: Mapping[str, Run] = {}) -> str:
+    """The pictures, and what they say in words. `apart`: the runs of families that are other ones."""
     beside = {row.name: row.speedups()[TORCH].ratio for row in run.rows if TORCH in row.speedups()}
     tensors = [beside[name] for name in ("tensor-1mb", "tensor-16mb", "tensor-64mb")]
     torch = f"`{TORCH}` {run.machine['versions'].get('torch', '')}".strip()
@@ -35,9 +51,14 @@ def readme(run: Run, of_groups: Run | None = None) -> str:
         f"**{times(min(tensors))} to {times(max(tensors))}** faster. Run it yourself with `make bench`; "
         "[docs/performance.md](docs/performance.md) says how it is measured, and what is not reached."
     )
-    picture = f"![Times faster than {TORCH}](docs/images/benchmark.svg)\n\n{paragraph(words)}"
-    beside_gloo = group_figures(of_groups or run)
-    when = "in another run" if of_groups else "in the same run"
+    of_peers = apart.get("peers", run)
+    if has(of_peers, "peers"):
+        of, only = ("another", " --only peers") if "peers" in apart else ("the same", "")
+        words += f' The picture is of {of} run, `make bench ARGS="--peers{only}"`: tensors are sent, none returns.'
+    others = [TORCH, *(who for who in STRANGERS if any(who in row.speedups() for row in of_peers.rows))]
+    picture = f"![Times faster than {', '.join(others)}](docs/images/benchmark.svg)\n\n{paragraph(words)}"
+    beside_gloo = group_figures(apart.get("group", run))
+    when = "in another run" if "group" in apart else "in the same run"
     return picture + (f"\n{groups(beside_gloo, when)}" if beside_gloo else "")
 
 
@@ -64,12 +85,12 @@ def paragraph(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def results(run: Run, of_groups: Run | None = None) -> str:
-    """Every ratio of the run; and of the run of the groups, if that is another one."""
+def results(run: Run, apart: Mapping[str, Run] = {}) -> str:
+    """Every ratio of the run, and of the runs of families that are other ones."""
     lines = _table(run)
     lines += ["", *[_absolute(row) for row in run.rows if row.unit in ABSOLUTE]]
-    if of_groups:
-        lines += ["", *_table(of_groups)]
+    for other in apart.values():
+        lines += ["", *_table(other)]
     return "\n".join(lines) + "\n"
 
 
@@ -108,16 +129,16 @@ def _absolute(row: RowResult) -> str:
     return said + "."
 
 
-PAGES: dict[Path, Callable[[Run, Run | None], str]] = {
+PAGES: dict[Path, Callable[[Run, Mapping[str, Run]], str]] = {
     ROOT / "README.md": readme,
     ROOT / "docs" / "performance.md": results,
 }
 
 
 def filled(page: Path, run: Run) -> str:
-    """The page with its block as this run says it, and the kept run of groups if this one has none."""
-    of_groups = Run.load(GROUPS_KEPT) if not group_figures(run) and GROUPS_KEPT.exists() else None
-    text, blocks = BLOCK.subn(lambda found: found[1] + PAGES[page](run, of_groups) + found[2], page.read_text())
+    """The page with its block as this run says it, and the kept runs of the families that it does not have."""
+    apart = runs_apart(run)
+    text, blocks = BLOCK.subn(lambda found: found[1] + PAGES[page](run, apart) + found[2], page.read_text())
     if blocks != 1:
         raise ValueError(f"{page.name} has {blocks} blocks of figures, not one")
     return text

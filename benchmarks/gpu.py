@@ -17,15 +17,19 @@ from typing import Any
 
 import torch
 
+from benchmarks.lines import measure_rows
 from benchmarks.placement import Placement
 from benchmarks.results import Measurement, Round, RowResult, Run, describe_machine
 from benchmarks.teams import CALLEE, CALLER, Team
 from benchmarks.units import MICROSECONDS, Unit
+from benchmarks.units import gigabytes_sent as gigabytes
 
 OURS, TORCH, NCCL, COPY = "tensorferry", "torch.distributed.rpc", "NCCL send/recv", "cudaMemcpyPeerAsync"
 PINNED, CHUNKED = "slower of pinned D2H, H2D", "down and up in chunks, one process"
 FIXED = "tensorferry, cudaMalloc'd segments"
 GLOO = "Gloo"
+NCCL_REDUCE, SYMMETRIC = "NCCL", "torch's symmetric memory"
+AMONG = {OURS: "tensorferry", NCCL_REDUCE: "nccl", SYMMETRIC: "symmetric"}
 SECONDS = 0.4
 KILO, MEGA, GIGA = 1 << 10, 1 << 20, 1 << 30
 WORKLOADS = "benchmarks.gpu_workloads"
@@ -73,6 +77,15 @@ class Lab:
             jobs = {rank: ("group_join", {"rank": rank, "device": rank * there}) for rank in range(2)}
             team.run(HERE, jobs, 120)
         return self._teams["group", there]
+
+    def among(self, ranks: int) -> Team:
+        """Ranks with a GPU each, which have a process group of each backend."""
+        if ("among", ranks) not in self._teams:
+            team = Team("torch.distributed", ranks, joined=False, workloads=WORKLOADS)
+            self._teams["among", ranks] = team
+            jobs = {rank: ("among_join", {"rank": rank, "device": rank, "ranks": ranks}) for rank in range(ranks)}
+            team.run(HERE, jobs, 120)
+        return self._teams["among", ranks]
 
     def __enter__(self) -> Lab:
         return self
@@ -127,8 +140,16 @@ def all_reduce(backend: str, size: int, there: int) -> Measure:
     return measure
 
 
-def gigabytes(size: int) -> Unit:
-    return Unit("GB/s", float(size), rate=True)
+def among(backend: str, size: int, ranks: int, graph: bool) -> Measure:
+    count = max(5, min(200, GIGA // size))
+
+    def measure(lab: Lab) -> Samples:
+        given = {"backend": backend, "ranks": ranks, "size": size, "count": count, "graph": graph}
+        jobs = {rank: ("among", {"rank": rank, "device": rank, **given}) for rank in range(ranks)}
+        each = lab.among(ranks).run(HERE, jobs, 240)
+        return [max(samples) for samples in zip(*(each[rank] for rank in range(ranks)))]
+
+    return measure
 
 
 @dataclass(frozen=True)
@@ -227,6 +248,28 @@ def _all_reduce(name: str, size: int, target: float, there: int) -> Row:
 
 GROUP_SIZES = (("1kb", KILO, 5), ("1mb", MEGA, 10), ("64mb", 64 * MEGA, 50))
 
+# Bytes, and how many times as fast as torch's symmetric memory and as NCCL we are to be, if there is a target.
+AMONG_SIZES: list[tuple[str, int, float | None, float | None]] = [
+    ("1kb", KILO, 1.0, None),
+    ("16kb", 16 * KILO, 1.0, None),
+    ("64kb", 64 * KILO, 1.0, None),
+    ("256kb", 256 * KILO, None, None),
+    ("1mb", MEGA, None, None),
+    ("8mb", 8 * MEGA, None, 1.1),
+    ("64mb", 64 * MEGA, None, None),
+    ("256mb", 256 * MEGA, None, 1.0),
+    ("1gb", GIGA, None, None),
+]
+
+
+def _among(ranks: int, name: str, size: int, targets: list[float | None], graph: bool) -> Row:
+    contestants = {who: among(backend, size, ranks, graph) for who, backend in AMONG.items()}
+    wanted = {who: target for who, target in zip((SYMMETRIC, NCCL_REDUCE), targets) if target is not None}
+    title = f"all_reduce of {name.upper()}, {ranks} GPUs, a process each" + (", in a CUDA graph" if graph else "")
+    row = f"gpus{ranks}-all-reduce-{name}" + ("-graph" if graph else "")
+    return Row(row, title, MICROSECONDS, contestants, wanted, gpus=ranks)
+
+
 ROWS = [
     _small_call("4kb", 1),
     _beside_copies("64mb", "64 MB call", "one", "copy", 64 * MEGA, 0.9),
@@ -252,6 +295,12 @@ ROWS = [
         for prefix, there in (("", 1), ("same-", 0))
         for name, size, target in GROUP_SIZES
     ],
+    *[
+        _among(ranks, name, size, targets, graph)
+        for ranks in (2, 4, 8)
+        for name, size, *targets in AMONG_SIZES
+        for graph in (False, True)
+    ],
 ]
 
 
@@ -272,23 +321,6 @@ def measure(row: Row, lab: Lab, run: Run, rounds: int) -> RowResult:
     return RowResult(row.name, row.title, unit.text, unit.work, unit.rate, HERE.value, row.targets, None, measured)
 
 
-def show(row: RowResult) -> bool:
-    """Prints a row; whether it met its targets."""
-    unit, speedups, met = Unit(row.unit, row.work, row.rate), row.speedups(), True
-    print(f"\n{row.title}  [{row.name}]")
-    for measured in row.contestants:
-        line = f"  {measured.contestant:36} {unit.value(measured.p50):10.4g} {row.unit:5}"
-        line += f"  p99 {unit.value(measured.p99):10.4g}"
-        if (speedup := speedups.get(measured.contestant)) is not None:
-            line += f"  we are {speedup.ratio:.3g}x as fast ({speedup.least:.3g} .. {speedup.greatest:.3g})"
-            if (target := row.targets.get(measured.contestant)) is not None:
-                reached = speedup.ratio >= target
-                met = met and reached
-                line += f", target {target:.3g}x {'reached' if reached else 'MISSED'}"
-        print(line, flush=True)
-    return met
-
-
 def main() -> int:
     """0 when every row that could be measured met its targets, 1 when one failed or missed."""
     parser = argparse.ArgumentParser(description="Tensors on GPUs, beside their peers, in turns.")
@@ -303,28 +335,13 @@ def main() -> int:
     rows = [row for row in ROWS if row.name == given.only] or [row for row in ROWS if given.only in row.name]
     run = Run(machine={**describe_machine(), "gpus": [torch.cuda.get_device_name(i) for i in range(there)]})
     print(f"run {run.id[:8]}, torch {torch.__version__}, {there} x {run.machine['gpus'][0]}")
-    skipped, failed, missed = [], [], []
+    skipped = [f"{row.name}: needs {row.gpus} GPUs, {there} there" for row in rows if row.gpus > there]
+    fitting = [row for row in rows if row.gpus <= there]
+    failures = (RuntimeError, TimeoutError, AssertionError)
     with Lab() as lab:
-        for row in rows:
-            if row.gpus > there:
-                skipped.append(f"{row.name}: needs {row.gpus} GPUs, {there} there")
-                continue
-            try:
-                result = measure(row, lab, run, given.rounds)
-            except (RuntimeError, TimeoutError, AssertionError) as error:
-                failed.append(f"{row.name}: {error}")
-                continue
-            run.rows.append(result)
-            if not show(result):
-                missed.append(row.name)
-    for line in skipped:
-        print(f"skipped: {line}")
-    for line in failed:
-        print(f"failed: {line}")
-    print(f"\n{len(run.rows)} rows measured, {len(missed)} missed a target{': ' if missed else ''}{', '.join(missed)}")
-    if given.json:
-        run.save(given.json)
-    return 1 if failed or missed else 0
+        return measure_rows(
+            run, fitting, lambda row: measure(row, lab, run, given.rounds), failures, given.json, skipped
+        )
 
 
 if __name__ == "__main__":

@@ -261,3 +261,80 @@ def all_reduce(_: ModuleType, backend: str, rank: int, device: int, size: int, c
     if not bool((tensor == 3).all()):
         raise AssertionError(f"all_reduce wrote {tensor[:3].tolist()}..., not 3")
     return samples
+
+
+def among_join(_: ModuleType, rank: int, device: int, ranks: int) -> None:
+    """Forms a process group of NCCL and one of TensorFerry, of ranks with a GPU each."""
+    import tensorferry.c10d  # noqa: F401  registers the backend
+    import torch.distributed as dist
+
+    torch.cuda.set_device(device)
+    where = torch.device("cuda", device)
+    dist.init_process_group("nccl", init_method="env://", rank=rank, world_size=ranks, device_id=where)
+    _groups.update(nccl=dist.group.WORLD, tensorferry=dist.new_group(backend="tensorferry"))
+
+
+SYMMETRIC_ONE_SHOT = 256 << 10  # bytes up to which torch's symmetric memory is reduced in one shot
+
+
+def _reducing(backend: str, size: int, device: int) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+    """Returns a tensor in the memory that suits the backend, and what sums it and returns the result."""
+    import tensorferry
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        tensor = torch.empty(size // 4, device=device)
+    elif backend == "tensorferry":
+        tensor = tensorferry.empty(size // 4, device=f"cuda:{device}")
+    else:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        name = _groups["nccl"].group_name
+        tensor = symmetric_memory.empty(size // 4, device=torch.device("cuda", device))
+        symmetric_memory.rendezvous(tensor, name)
+        if size <= SYMMETRIC_ONE_SHOT:
+            return tensor, lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", name)
+        return tensor, lambda: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", name)
+
+    def reduce() -> torch.Tensor:
+        dist.all_reduce(tensor, group=_groups[backend])
+        return tensor
+
+    return tensor, reduce
+
+
+def among(
+    _: ModuleType, backend: str, rank: int, device: int, ranks: int, size: int, count: int, graph: bool
+) -> list[float]:
+    """Sums a tensor that is rewritten before: nanoseconds of each operation and its synchronisation. `graph`: of an
+    operation among ten in a CUDA graph, without the rewriting."""
+    import torch.distributed as dist
+
+    each = 10 if graph else 1
+    tensor, reduce = _reducing(backend, size, device)
+    tensor.fill_(1)
+    result = reduce()  # connects, and compiles kernels
+    torch.cuda.synchronize(device)
+    captured = torch.cuda.CUDAGraph()
+    if graph:
+        with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+            for _i in range(each):
+                result = reduce()
+    samples = []
+    for number in range(count + 3):
+        tensor.fill_(0 if graph else 1)
+        torch.cuda.synchronize(device)
+        dist.barrier(_groups["tensorferry"])
+        begin = time.perf_counter_ns()
+        if graph:
+            captured.replay()
+        else:
+            result = reduce()
+        torch.cuda.synchronize(device)
+        if number >= 3:
+            samples.append((time.perf_counter_ns() - begin) / each)
+    expected = 0 if graph else ranks
+    if not bool((result == expected).all()):
+        raise AssertionError(f"{backend} at rank {rank} wrote {result[:3].tolist()}..., not {expected}")
+    dist.barrier(_groups["tensorferry"])  # no rank lets go of memory that another one reads
+    return samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -25,14 +26,22 @@ class Programs:
             raise Missing(f"{program} is not built: cmake --build FOLDER --target {program}, --bin FOLDER/benchmarks")
         return path
 
-    def run(self, program: str, placement: Placement, seconds: float, **options: str) -> list[float]:
+    def run(
+        self,
+        program: str,
+        placement: Placement,
+        seconds: float,
+        environment: dict[str, str] | None = None,
+        **options: str,
+    ) -> list[float]:
         """Nanoseconds of single round trips. Programs place their two processes themselves."""
         cpus = placement.cpus()
         assert cpus is not None, "rows that the machine cannot place are skipped before"
         pinned = [] if placement is Placement.UNPINNED else ["--cpus", ",".join(str(min(c)) for c in cpus)]
         flags = [text for name, value in options.items() for text in (f"--{name}", value)]
         command = [str(self.check(program)), *flags, *pinned, "--seconds", str(seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
+        variables = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds, env=variables)
         if done.returncode == NOT_HERE:
             raise Missing(f"{program}: {done.stderr.strip()}")
         if done.returncode != 0:

@@ -4,7 +4,7 @@ python -m benchmarks.run [--quick] [--peers] [--only NAME] [--json FILE] [--plot
 python -m benchmarks.run --show FILE [--plot FILE]
 
 All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs. So
-are those of --only group, as docs/images/collectives.json.
+are those of --only group and of --only peers, as docs/images/collectives.json and peers.json.
 """
 
 from __future__ import annotations
@@ -161,17 +161,19 @@ def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
 
 
 def keep_run(run: Run) -> Path:
-    """Keeps, draws and quotes the run; one of groups alone takes the place of their figures. Returns its file."""
-    of_groups_alone = all(row.name.startswith("group-") for row in run.rows)
-    kept = figures.GROUPS_KEPT if of_groups_alone else figures.KEPT
+    """Keeps, draws and quotes the run; one of a family alone takes the place of its figures. Returns its file."""
+    family = figures.alone(run)
+    kept = figures.APART[family] if family else figures.KEPT
     run.save(kept)
-    if not of_groups_alone:
-        draw(run, kept.with_suffix(".svg"))
-    if group_figures(run):
-        draw_groups(run, figures.GROUPS)
-        if not of_groups_alone:
-            figures.GROUPS_KEPT.unlink(missing_ok=True)
-    figures.write(Run.load(figures.KEPT))
+    for other, file in figures.APART.items():
+        if not family and figures.has(run, other):
+            file.unlink(missing_ok=True)
+    main = Run.load(figures.KEPT)
+    apart = figures.runs_apart(main)
+    draw(apart.get("peers", main), figures.KEPT.with_suffix(".svg"))
+    if group_figures(apart.get("group", main)):
+        draw_groups(apart.get("group", main), figures.GROUPS)
+    figures.write(main)
     return kept
 
 
@@ -205,7 +207,7 @@ def main(
         run.save(json)
     if plot is not None:
         (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
-    if complete and ((show is None and not quick and only in ("", "group")) or keep):
+    if complete and ((show is None and not quick and only in ("", *figures.APART)) or keep):
         kept = keep_run(run)
         console.print(f"kept as {kept.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
     summary(run, console)

@@ -27,7 +27,7 @@ constexpr int not_here = 77;  // native.py: the machine does not let this be mea
 
 struct SampleArguments {
   std::string transport = "unix";
-  std::string kind = "empty";  // "text": 64 bytes; "tensor": of `bytes`
+  std::string kind = "empty";  // "text": 64 bytes; "tensor": of `bytes`; "tensors": 64 of them
   std::string peer = "cpp";    // "python-serves", "python-calls"
   std::string python = "python3";
   int callers = 1;
@@ -38,6 +38,9 @@ struct SampleArguments {
   // Of cpp_transfer; "": both processes stay, and use the loopback interface.
   std::string caller_namespace, callee_namespace;  // as `ip netns` names them
   std::string address = "127.0.0.1";               // of the caller
+  std::string channels = "basic";
+  std::string require;                     // the channel that must carry
+  std::string caller_cards, callee_cards;  // as TENSORFERRY_RDMA_DEVICES names them
 };
 
 /// Splits "ONE,OTHER".
@@ -51,7 +54,8 @@ inline bool split(const std::string& value, std::string& one, std::string& other
 [[noreturn]] inline void usage(const char* program) {
   std::fprintf(stderr,
                "usage: %s [--transport T] [--bytes N] [--kind K] [--peer P] [--callers N] [--python PATH] "
-               "[--cpus CALLER,CALLEE] [--namespaces CALLER,CALLEE] [--address CALLER] [--seconds S]\n",
+               "[--cpus CALLER,CALLEE] [--namespaces CALLER,CALLEE] [--address CALLER] [--channels C] "
+               "[--require CHANNEL] [--cards CALLER,CALLEE] [--seconds S]\n",
                program);
   std::exit(2);
 }
@@ -64,7 +68,7 @@ inline SampleArguments parse(int argc, char** argv, std::initializer_list<std::s
     const std::string value = argv[i + 1];
     if (flag == "--transport" && std::find(transports.begin(), transports.end(), value) != transports.end()) {
       arguments.transport = value;
-    } else if (flag == "--kind" && (value == "empty" || value == "text" || value == "tensor")) {
+    } else if (flag == "--kind" && (value == "empty" || value == "text" || value == "tensor" || value == "tensors")) {
       arguments.kind = value;
     } else if (flag == "--peer" && (value == "cpp" || value == "python-serves" || value == "python-calls")) {
       arguments.peer = value;
@@ -81,6 +85,11 @@ inline SampleArguments parse(int argc, char** argv, std::initializer_list<std::s
     } else if (flag == "--namespaces" && split(value, arguments.caller_namespace, arguments.callee_namespace)) {
     } else if (flag == "--address") {
       arguments.address = value;
+    } else if (flag == "--channels") {
+      arguments.channels = value;
+    } else if (flag == "--require") {
+      arguments.require = value;
+    } else if (flag == "--cards" && split(value, arguments.caller_cards, arguments.callee_cards)) {
     } else {
       usage(argv[0]);
     }
@@ -132,15 +141,14 @@ int run_in_two_processes(Ends ends, Callee callee, Caller caller) {
 }
 
 /// Nanoseconds of each repetition of `operation`, for `seconds` of which the first fifth is not counted, and longer
-/// where a busy machine let it run a few times only.
+/// where a busy machine let it run less than `few` times.
 template <class Operation>
-std::vector<std::int64_t> repeat(Operation operation, double seconds) {
+std::vector<std::int64_t> repeat(Operation operation, double seconds, std::size_t few = 20) {
   using Steady = std::chrono::steady_clock;
   const auto begin = Steady::now();
   const auto counted = begin + std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 0.2e9));
   const auto end = begin + std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
   std::vector<std::int64_t> samples;
-  constexpr std::size_t few = 20;
   for (auto before = Steady::now(); before < end || samples.size() < few;) {
     operation();
     const auto after = Steady::now();

@@ -38,6 +38,11 @@ def gigabytes(size: int) -> Unit:
     return Unit("GB/s", 2.0 * size, rate=True)
 
 
+def gigabytes_sent(size: int) -> Unit:
+    """Of samples that carry their bytes once."""
+    return Unit("GB/s", float(size), rate=True)
+
+
 def p99(samples: Sequence[float]) -> Sequence[float]:
     return [sorted(samples)[round((len(samples) - 1) * 0.99)]]
 

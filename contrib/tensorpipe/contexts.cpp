@@ -1,12 +1,11 @@
 #include "contrib/tensorpipe/contexts.h"
 
-#include <csignal>
 #include <exception>
 #include <utility>
 
 #include "base/fork.h"
 #include "base/text.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "contrib/tensorpipe/gpu.h"
 
 namespace tensorferry::tp {
@@ -14,15 +13,6 @@ namespace {
 
 /// TensorPipe's order of these channels, which is also that of torch.distributed.rpc.
 constexpr std::int64_t cma_priority = 1, basic_priority = 0;
-
-/// Blocks signals in the threads that TensorPipe starts in this scope: they are for the program's own threads.
-class WithoutSignals {
- public:
-  ~WithoutSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  const sigset_t before_ = block_signals_of_others();
-};
 
 }  // namespace
 
@@ -41,7 +31,7 @@ Contexts& Contexts::of_this_process() {
 Contexts::ContextEntry& Contexts::entry(DeviceType type) {
   auto& entry = entries_[type == DeviceType::cuda ? 1 : 0];
   if (entry.context || !entry.failed.ok()) return entry;
-  const WithoutSignals here;
+  const ThreadStart here;  // of those that TensorPipe starts
   try {
     auto context = std::make_unique<tensorpipe::Context>(tensorpipe::ContextOptions().name("tensorferry"));
     context->registerTransport(0, "uv", tensorpipe::transport::uv::create());

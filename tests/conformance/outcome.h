@@ -1,19 +1,26 @@
 /// A record of one operation's completion: how often it ran, and with which status. Thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "base/status.h"
 #include "channels/buffer.h"
 
 namespace tensorferry::conformance {
 
-/// How long a test waits for an event that must happen.
-inline constexpr std::chrono::seconds patience{30};
+/// How long a test waits for an event that must happen. TENSORFERRY_TEST_PATIENCE raises it, in seconds, where the
+/// processor is emulated.
+inline const std::chrono::seconds patience = [] {
+  const char* const wanted = std::getenv("TENSORFERRY_TEST_PATIENCE");
+  return std::chrono::seconds(std::max(30, wanted == nullptr ? 0 : std::atoi(wanted)));
+}();
 
 /// Counts the runs of completions and keeps the last status. Copies share their state.
 class Outcome {

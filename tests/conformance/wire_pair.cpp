@@ -100,8 +100,10 @@ void Letter::drop() {
   for (const auto& ticket : offered_) end_.channel().withdraw(ticket);
 }
 
-WireEnd::WireEnd(std::string peer, Driver& driver, DevicePair pair, DeviceMemory& memory, Sockets sockets)
+WireEnd::WireEnd(std::string peer, Driver& driver, DevicePair pair, DeviceMemory& memory, Sockets sockets,
+                 SharedState* shared)
     : peer_(std::move(peer)),
+      shared_(shared),
       memory_(memory),
       messages_(std::move(sockets.messages)),
       bulk_(std::move(sockets.bulk)),
@@ -178,6 +180,11 @@ void WireEnd::receive_bulk(std::uint64_t sequence, Buffer destination, Completio
     }
   }
   complete(std::move(landed), std::move(error));
+}
+
+std::size_t WireEnd::unacknowledged() {
+  const std::lock_guard lock(mutex_);
+  return unacknowledged_.size();
 }
 
 std::size_t WireEnd::expected_bulk() {

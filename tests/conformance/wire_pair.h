@@ -88,7 +88,9 @@ class WireEnd final : public Wire {
   struct Sockets {
     FileDescriptor messages, bulk, control;
   };
-  WireEnd(std::string peer, Driver& driver, DevicePair pair, DeviceMemory& memory, Sockets sockets);
+  /// `shared`: what it shares with the other channels of its end of a link, if there are any.
+  WireEnd(std::string peer, Driver& driver, DevicePair pair, DeviceMemory& memory, Sockets sockets,
+          SharedState* shared = nullptr);
   ~WireEnd();
 
   /// Starts the threads. If both ends are in one process, call it when both exist.
@@ -103,6 +105,7 @@ class WireEnd final : public Wire {
   void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override;
   void ready(Status probed) override;
   [[nodiscard]] std::string_view peer() const override { return peer_; }
+  [[nodiscard]] SharedState* shared() override { return shared_; }
 
   Channel& channel() { return *channel_; }
   DeviceMemory& memory() { return memory_; }
@@ -128,6 +131,8 @@ class WireEnd final : public Wire {
 
   Lane& messages() { return messages_; }
   Lane& bulk() { return bulk_; }
+  /// Returns the number of sent tickets that the other end has not acknowledged.
+  std::size_t unacknowledged();
   /// Returns the number of bulk transfers that the channel expects and whose bytes have not begun to arrive.
   std::size_t expected_bulk();
 
@@ -164,6 +169,7 @@ class WireEnd final : public Wire {
   bool read_control();
 
   const std::string peer_;
+  SharedState* const shared_;
   DeviceMemory& memory_;
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::unique_ptr<Channel> channel_;

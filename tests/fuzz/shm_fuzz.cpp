@@ -200,6 +200,7 @@ class Fuzz {
     if (mapped.empty()) return;
     auto& memory = mapped[in_.get<std::uint8_t>() % mapped.size()];
     const auto words = memory.bytes() / sizeof(std::uint64_t);
+    if (words == 0) return;                      // memory that came with a forged message
     const auto back = in_.get<std::uint16_t>();  // the words that matter: a segment's end, a ledger's beginning
     const auto at = memory.bytes() == Ledger::bytes ? back % words : words - 1 - back % words;
     word_at(memory, at * sizeof(std::uint64_t))
