@@ -3,7 +3,7 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
+.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-rdma bench-rdma test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
 
 help:
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,11 +34,15 @@ models: ## check the models of what several processes do to shared memory
 	@scripts/models.sh
 soak: ## the long tests
 	@scripts/soak.sh
+test-rdma: ## the tests that need an RDMA card, in a virtual machine that has two made of software
+	@scripts/test-rdma.sh
 test-gpu: ## the tests that need a GPU, on a machine that has one
 	@scripts/test-gpu.sh
 sanitize-gpu: ## the tests of streams and reused memory, under compute-sanitizer
 	@scripts/sanitize-gpu.sh
 bench-gpu: ## tensors on GPUs beside torch.distributed.rpc, NCCL and bare copies
 	@scripts/bench-gpu.sh $(ARGS)
+bench-rdma: ## tensors by RDMA beside perftest, in that virtual machine
+	@scripts/bench-rdma.sh $(ARGS)
 clean: ## remove what was built; .venv stays
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

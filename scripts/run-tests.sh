@@ -5,7 +5,10 @@
 folder=$1
 python=${2:-}
 labels=() marks='not soak' at_once=$((jobs + jobs / 2)) # many tests wait more than they compute
-if [ "${3:-}" = gpu ]; then labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak' at_once=$jobs; fi
+if [ "${3:-}" = gpu ]; then
+  labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak'
+  at_once=$((jobs < 12 ? jobs : 12)) # the driver makes the contexts of many processes one after another
+fi
 log=$folder/tests.log
 failed=0
 
@@ -16,6 +19,11 @@ if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
 elif ! compgen -G '/dev/nvidia1' >/dev/null; then
   without='soak|gpu2'
   say "C++ tests labelled gpu2 are left out: one GPU on this machine"
+fi
+
+if ! compgen -G '/sys/class/infiniband/*' >/dev/null; then
+  without+='|rdma'
+  say "C++ tests labelled rdma are left out: no RDMA card on this machine (make test-rdma makes one)"
 fi
 
 progress=()

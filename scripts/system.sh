@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing system packages of the given sets (build, clang, docs, format, grpc, models, network, pictures,
-# python). As root it installs them by apt. Otherwise it prints the command to type and fails.
+# python, rdma). As root it installs them by apt. Otherwise it prints the command to type and fails.
 . "$(dirname "$0")/common.sh"
 
 if ! command -v dpkg-query >/dev/null; then
@@ -20,7 +20,7 @@ packages=()
 for set in "$@"; do
   case $set in
     build)
-      packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev)
+      packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev libibverbs-dev)
       boost_is_new_enough || packages+=(boost) ;;
     clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
     docs) packages+=(doxygen) ;;
@@ -29,6 +29,9 @@ for set in "$@"; do
     network) packages+=(iproute2 iptables) ;;
     pictures) packages+=(graphviz) ;;
     models) packages+=(spin gcc libc6-dev) ;;
+    rdma) # a virtual machine with RDMA cards: scripts/rdma-vm.sh
+      packages+=(qemu-system-x86 busybox-static kmod cpio xz-utils zstd iproute2 rdma-core ibverbs-providers libibverbs-dev
+        ibverbs-utils perftest) ;;
     python) packages+=(python3 python3-venv python3-dev) ;;
     *) die "unknown set of packages: $set" ;;
   esac
