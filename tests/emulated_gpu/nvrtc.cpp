@@ -1,5 +1,6 @@
 // The emulated NVRTC: a program's image names the types that its source defines, and the emulated driver has the
 // kernel.
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -12,6 +13,8 @@ namespace {
 struct Program {
   std::string image, log;
 };
+
+std::atomic<int> compilations{0};
 
 constexpr int success = 0, compilation_failed = 6;
 
@@ -29,6 +32,9 @@ std::string_view type_in(std::string_view source, std::string_view name) {
 }  // namespace
 
 extern "C" {
+
+/// Returns how many programs this process has compiled.
+int emulatedCompilations() { return compilations; }
 
 int nvrtcVersion(int* major, int* minor) {
   *major = 13;
@@ -55,6 +61,7 @@ int nvrtcDestroyProgram(void** program) {
 }
 
 int nvrtcCompileProgram(void* program, int, const char* const*) {
+  ++compilations;
   return program_of(program).image.empty() ? compilation_failed : success;
 }
 

@@ -4,7 +4,10 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "channels/cuda/device.h"
@@ -49,15 +52,43 @@ Result<Properties> properties_of(int device) {
   return asked;
 }
 
-Result<CUfunction> load(int device, int capability, KernelProgram program, const char* name, const KernelTypes& types,
-                        unsigned ranks) {
-  auto image = compile_kernels(program, types, capability, ranks, name);
-  if (!image.ok()) return image.status();
+/// Values that are made at their first use, and kept until the process ends. Who makes one holds up only those who want
+/// the same one. A failure is not kept. Thread-safe.
+template <class Key, class Value>
+class MadeOnce {
+ public:
+  /// `make` returns a Result<Value>.
+  template <class Make>
+  Result<const Value*> get(const Key& key, const Make& make) {
+    auto& slot = slot_of(key);
+    const std::lock_guard lock(slot.mutex);
+    if (!slot.value) {
+      auto made = make();
+      if (!made.ok()) return made.status();
+      slot.value.emplace(std::move(*made));
+    }
+    return &*slot.value;
+  }
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    std::optional<Value> value;
+  };
+  Slot& slot_of(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    return slots_[key];  // stays where it is
+  }
+  std::mutex mutex_;
+  std::map<Key, Slot> slots_;
+};
+
+Result<CUfunction> load(int device, const std::vector<char>& image, const char* name) {
   const driver::DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
   CUmodule module = nullptr;
   CUfunction function = nullptr;
-  auto result = api()->module_load_data(&module, image->data());
+  auto result = api()->module_load_data(&module, image.data());
   if (result == CUDA_SUCCESS) result = api()->module_get_function(&function, module, name);
   // The driver may load a function at its first launch, and wait for the context's kernels then. One of them may wait
   // for other ranks. Asking for an attribute loads the function now.
@@ -76,9 +107,6 @@ Result<KernelLaunch> find_kernel(int device, DType dtype, const ReduceOp& op, st
     return Status(Code::invalid_argument,
                   formatted("the reduction {} of {} does not run on a GPU", name_of(op.kind), name_of(dtype)));
   }
-  using Key = std::tuple<int, std::string_view, std::string_view, std::string_view, std::size_t>;
-  static auto& mutex = *new std::mutex;
-  static auto& functions = *new std::map<Key, CUfunction>;
   const auto properties = properties_of(device);
   if (!properties.ok()) return properties.status();
   KernelLaunch out;
@@ -87,15 +115,19 @@ Result<KernelLaunch> find_kernel(int device, DType dtype, const ReduceOp& op, st
   out.ranks = static_cast<unsigned>(ranks);
   out.most_blocks = blocks_at_once * properties->processors;
   out.factor = op.factor;
-  const std::lock_guard lock(mutex);
-  const Key key(device, name, types.element, types.combination, ranks);
-  if (const auto it = functions.find(key); it != functions.end()) {
-    out.function = it->second;
-    return out;
-  }
-  auto loaded = load(device, properties->capability, program, name, types, out.ranks);
-  if (!loaded.ok()) return loaded.status();
-  out.function = functions.emplace(key, *loaded).first->second;
+  // The names are those of constants. To compile takes up to a second, so GPUs of one kind share what is compiled.
+  using Names = std::tuple<std::string_view, std::string_view, std::string_view, std::size_t>;
+  static auto& images = *new MadeOnce<std::pair<int, Names>, std::vector<char>>;
+  static auto& functions = *new MadeOnce<std::pair<int, Names>, CUfunction>;
+  const Names names(name, types.element, types.combination, ranks);
+  const auto capability = properties->capability;
+  const auto function = functions.get({device, names}, [&]() -> Result<CUfunction> {
+    const auto image =
+        images.get({capability, names}, [&] { return compile_kernels(program, types, capability, out.ranks, name); });
+    return image.ok() ? load(device, **image, name) : image.status();
+  });
+  if (!function.ok()) return function.status();
+  out.function = **function;
   return out;
 }
 

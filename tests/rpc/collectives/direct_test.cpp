@@ -1,4 +1,5 @@
 // Operations of a group on memory of GPUs, without the host. Rank r is on GPU r % devices().
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include "channels/cuda/invalidate.h"
 #include "channels/cuda/pinned.h"
 #include "rpc/collectives/cuda/direct_group.h"
+#include "rpc/collectives/cuda/reductions.h"
 #include "rpc/collectives/cuda/symmetric_memory.h"
 #include "rpc/collectives/reduce.h"
 #include "tests/rpc/collectives/direct_ranks.h"
@@ -216,6 +218,26 @@ TEST_F(Direct, ExplainNamesTheTopologyAndTheAlgorithmForTheBytes) {
     EXPECT_EQ(key->topology, "full mesh");
     EXPECT_THAT(small, HasSubstr("4 or more NVLinks join each two GPUs"));
   });
+}
+
+TEST_F(Direct, AKernelIsCompiledOnceForAllGpusOfAKind) {
+  if (!is_emulated()) GTEST_SKIP() << "needs emulated GPUs";
+  const auto find = [](int device) {
+    using collectives::cuda::FlagKernel;
+    return FlagKernel::find(device, DType::int16, Reduction::product, 5, FlagKernel::Kind::two_shot).status();
+  };
+  EXPECT_TRUE(find(0).ok()) << find(0).text();
+  auto* const library = ::dlopen("libnvrtc.so.13", RTLD_NOW | RTLD_NOLOAD);
+  ASSERT_NE(library, nullptr);
+  const auto compilations = reinterpret_cast<int (*)()>(::dlsym(library, "emulatedCompilations"));
+  ASSERT_NE(compilations, nullptr);
+  const auto before = compilations();
+  EXPECT_GE(before, 1);
+  ASSERT_GE(cuda::devices(), 2);
+  for (int device = 0; device < cuda::devices(); ++device) EXPECT_TRUE(find(device).ok()) << find(device).text();
+  EXPECT_EQ(compilations(), before);
+  EXPECT_FALSE(find(cuda::devices()).ok());
+  ::dlclose(library);
 }
 
 TEST_F(Direct, CrossingsOfRankZeroAreUsedAtEveryRank) {
