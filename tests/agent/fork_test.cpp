@@ -1,13 +1,12 @@
 // Agents across fork(). A forked child cannot use its parent's agent, and each attempt fails with that reason. The
 // parent's agent continues.
 #include <gmock/gmock.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
 #include "tests/agent/agents.h"
+#include "tests/agent/forked.h"
 #include "tests/agent/patience.h"
 
 namespace tensorferry {
@@ -16,43 +15,6 @@ namespace {
 using namespace tensorferry::testing;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
-
-/// Waits until the child ends, and returns its exit status. If it still runs at the end of the time, kills it and
-/// returns -1.
-int end_of(pid_t child, std::chrono::seconds within) {
-  int status = 0;
-  const bool ended = eventually([&] { return ::waitpid(child, &status, WNOHANG) == child; }, within);
-  if (!ended) {
-    ::kill(child, SIGKILL);
-    ::waitpid(child, &status, 0);
-    return -1;
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-/// Forks until a child ends by itself, and returns its exit status, or -1 if none does. `body` is called in each child.
-///
-/// There is one child, except under AddressSanitizer. Its allocator (clang 16) does nothing about forks, so a child
-/// waits for ever if another thread was inside that allocator at the fork.
-template <class Body>
-int forked(Body body) {
-  int status = -1;
-  for (int left = under_sanitizer ? 4 : 1; status == -1 && left > 0; --left) {
-    const auto child = ::fork();
-    if (child == 0) {
-      body();
-      return 0;
-    }
-    status = end_of(child, std::chrono::seconds(under_sanitizer ? 10 : 30));
-  }
-  return status;
-}
-
-/// Runs `life` in a forked child, and returns its exit status, or -1 if the child does not end.
-template <class Life>
-int in_child(Life life) {
-  return forked([&] { ::_exit(life()); });
-}
 
 class Forks : public ::testing::TestWithParam<Ways> {
  protected:

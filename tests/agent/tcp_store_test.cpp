@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,6 +17,7 @@
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_owner.h"
+#include "tests/agent/forked.h"
 
 namespace tensorferry {
 namespace {
@@ -25,6 +25,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using tensorferry::testing::in_child;
 using ::testing::HasSubstr;
 
 const std::string store_key = "the key of the store's tests";
@@ -227,18 +228,15 @@ TEST(TcpStore, TakesItsKeyFromTheEnvironment) {
 TEST(TcpStore, WithoutAKeyServesOnlyItsOwnUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const auto server = serve();
-  const auto child = ::fork();
-  if (child == 0) {
-    if (::setuid(12345) != 0) ::_exit(2);
-    const auto socket = start_connect_tcp("127.0.0.1", server->port());
-    if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) ::_exit(3);
-    const auto greeted =
-        handshake_as_dialler(socket->get(), {.demands_proof = false, .purpose = "store"}, deadline_after(seconds(5)));
-    ::_exit(greeted.ok() ? 1 : 0);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(in_child([&] {
+              if (::setuid(12345) != 0) return 2;
+              const auto socket = start_connect_tcp("127.0.0.1", server->port());
+              if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) return 3;
+              const auto greeted = handshake_as_dialler(socket->get(), {.demands_proof = false, .purpose = "store"},
+                                                        deadline_after(seconds(5)));
+              return greeted.ok() ? 1 : 0;
+            }),
+            0);
 }
 
 TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
@@ -347,16 +345,13 @@ TEST(TcpStore, ForkedChildOpensItsOwnConnectionsAndEndsWithoutTheServersThread) 
   auto server = serve();
   const auto store = client_of(*server);
   ASSERT_TRUE(store->set("a", view_of("parent")).ok());
-  const auto child = ::fork();
-  if (child == 0) {
-    const bool good = text(store->get("a", seconds(5))) == "parent" && store->set("b", view_of("child")).ok();
-    server.reset();
-    ::_exit(good ? 0 : 1);
-  }
+  EXPECT_EQ(in_child([&] {
+              const bool good = text(store->get("a", seconds(5))) == "parent" && store->set("b", view_of("child")).ok();
+              server.reset();
+              return good ? 0 : 1;
+            }),
+            0);
   EXPECT_EQ(text(store->get("b", seconds(10))), "child");
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
   EXPECT_EQ(text(store->get("a", seconds(5))), "parent");
 }
 

@@ -1,8 +1,6 @@
 #include "channels/copy.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -12,8 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "tests/agent/forked.h"
+
 namespace tensorferry {
 namespace {
+
+using tensorferry::testing::in_child;
 
 constexpr std::size_t kilobyte = 1 << 10;
 constexpr std::size_t megabyte = 1 << 20;
@@ -143,19 +145,13 @@ TEST(Copy, AForkedChildCopiesWithoutHelpers) {
   const auto source = noise(5 * megabyte);
   std::vector<std::byte> target(source.size());
   for (int i = 0; i < 10; ++i) copier.copy(target.data(), source.data(), source.size());
-  const auto child = ::fork();
-  if (child == 0) {
-    {
-      std::vector<std::byte> mine(source.size());
-      copier.copy(mine.data(), source.data(), source.size());
-      copier.~Copier();
-      if (mine != source) ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  int status = 1;
-  ::waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(in_child([&] {
+              std::vector<std::byte> mine(source.size());
+              copier.copy(mine.data(), source.data(), source.size());
+              copier.~Copier();
+              return mine == source ? 0 : 1;
+            }),
+            0);
 }
 
 }  // namespace

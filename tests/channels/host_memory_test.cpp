@@ -1,8 +1,6 @@
 #include "channels/host_memory.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,11 +12,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/agent/forked.h"
 #include "tests/agent/patience.h"
 
 namespace tensorferry {
 namespace {
 
+using tensorferry::testing::in_child;
 using tensorferry::testing::under_sanitizer;
 
 constexpr Device cpu{};
@@ -188,20 +188,16 @@ TEST(HostMemory, AForkedChildReleasesABlockWithoutHarm) {
   for (int round = 0; round < 20; ++round) {
     auto buffer = memory->allocate(8 * kilobyte, cpu);
     std::memset(buffer.data, 42, buffer.bytes);
-    const auto child = ::fork();
-    if (child == 0) {
-      const bool readable = buffer.data[100] == std::byte{42};
-      buffer = {};
-      const auto own = memory->allocate(8 * kilobyte, cpu);
-      std::memset(own.data, 7, own.bytes);
-      memory->trim();
-      memory.reset();
-      ::_exit(readable ? 0 : 1);
-    }
-    ASSERT_GT(child, 0);
-    int status = -1;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(in_child([&] {
+                const bool readable = buffer.data[100] == std::byte{42};
+                buffer = {};
+                const auto own = memory->allocate(8 * kilobyte, cpu);
+                std::memset(own.data, 7, own.bytes);
+                memory->trim();
+                memory.reset();
+                return readable ? 0 : 1;
+              }),
+              0);
     EXPECT_EQ(buffer.data[100], std::byte{42});
   }
   stop = true;
