@@ -1,5 +1,6 @@
 """The figures in README.md and docs/performance.md: written from a kept run, never by hand. Those of process groups are
 of the same run, or of a kept run of the rows `group-*` alone; and so are those of other libraries, the rows `peers-*`.
+Those on GPUs are of a kept run of benchmarks.gpu.
 
 Each page has a block between two comments that this file fills; a test compares the blocks with the kept run.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.contestants import STRANGERS, TORCH
+from benchmarks.gpu_figures import reductions
 from benchmarks.report import GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run, Speedup
 from benchmarks.units import ABSOLUTE, Unit
@@ -19,6 +21,7 @@ from benchmarks.units import ABSOLUTE, Unit
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "images" / "benchmark.json"
 GROUPS = KEPT.with_name("collectives.svg")
+GPUS = KEPT.with_name("gpus.json")
 # Rows that may be measured alone, by how their names begin, and the file of such a run. None, if KEPT has those rows.
 APART = {"group": KEPT.with_name("collectives.json"), "peers": KEPT.with_name("peers.json")}
 BLOCK = re.compile(r"(<!-- figures: [^\n]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -59,7 +62,8 @@ def readme(run: Run, apart: Mapping[str, Run] = {}) -> str:
     picture = f"![Times faster than {', '.join(others)}](docs/images/benchmark.svg)\n\n{paragraph(words)}"
     beside_gloo = group_figures(apart.get("group", run))
     when = "in another run" if "group" in apart else "in the same run"
-    return picture + (f"\n{groups(beside_gloo, when)}" if beside_gloo else "")
+    on_gpus = f"\n{gpus(Run.load(GPUS))}" if GPUS.exists() else ""
+    return picture + (f"\n{groups(beside_gloo, when)}" if beside_gloo else "") + on_gpus
 
 
 def groups(measured: list[GroupFigure], when: str) -> str:
@@ -79,6 +83,28 @@ def groups(measured: list[GroupFigure], when: str) -> str:
     if any(g.where == "network" for g in measured):
         words += f"; between two hosts all of them are {span('', False, but=True)} as fast"
     return f"![Times faster than Gloo](docs/images/collectives.svg)\n\n{paragraph(words + '.')}"
+
+
+def gpus(run: Run) -> str:
+    """The picture of several GPUs, and what it says in words."""
+
+    def span(who: str, graph: bool) -> str:
+        ratios = [r.ratios[who] for r in reductions(run) if r.graph == graph]
+        return f"**{times(min(ratios))} to {times(max(ratios))}**"
+
+    beside = {row.name: {who: s.ratio for who, s in row.speedups().items()} for row in run.rows}
+    machine = run.machine
+    most = max(r.gpus for r in reductions(run))
+    nccl, symmetric = "NCCL", "torch's symmetric memory"
+    words = (
+        f"On {len(machine['gpus'])} {machine['gpus'][0]} with torch {machine['versions']['torch']}, in one run of "
+        f"`make bench-gpu`: a call with a tensor of 4 KB from GPU to GPU is answered "
+        f"**{times(beside['4kb'][TORCH])}** faster than by `{TORCH}` with device maps, and one of 64 MB moves "
+        f"**{times(beside['64mb']['NCCL send/recv'])}** as fast as by NCCL's send and receive. An all_reduce of 1 KB "
+        f"to 1 GB on 2 to {most} GPUs is {span(nccl, False)} as fast as NCCL's and {span(symmetric, False)} as fast "
+        f"as {symmetric}; in a CUDA graph {span(nccl, True)} and {span(symmetric, True)}."
+    )
+    return f"![Times faster than NCCL and {symmetric}](docs/images/gpus.svg)\n\n{paragraph(words)}"
 
 
 def paragraph(text: str) -> str:

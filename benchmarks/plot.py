@@ -1,4 +1,4 @@
-"""The README's pictures, drawn from one run."""
+"""The README's pictures, each drawn from one run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import GLOO, MONARCH, PYZMQ, RAY, TORCH
+from benchmarks.gpu_figures import ReductionFigure, reductions
 from benchmarks.report import HEADLINES, GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run
 from benchmarks.rows import GROUP_SIZES
@@ -26,6 +27,7 @@ PANELS = {  # operations, by the titles of the panels that show them
     "send and receive": ("send",),
     "barrier, and a step of DDP": ("barrier", "ddp"),
 }
+REDUCERS = {"NCCL": "#3b7dd8", "torch's symmetric memory": "#b0713c"}  # beside us in the rows of several GPUs
 SIZELESS = {"barrier": "barrier", "ddp": "DDP step"}
 
 
@@ -95,7 +97,6 @@ def draw_groups(run: Run, path: Path) -> None:
     times faster than Gloo we were in that run."""
     plt = _pyplot(run)
     from matplotlib.patches import Patch
-    from matplotlib.ticker import NullLocator
 
     measured = group_figures(run)
     if not measured:
@@ -107,17 +108,7 @@ def draw_groups(run: Run, path: Path) -> None:
     for axes, (title, found) in zip(grid.flat, panels.items()):
         _draw_panel(axes, found)
         axes.set_title(title, color=INK, loc="left", fontsize=10)
-    least, greatest = (f(g.ratio for g in measured) for f in (min, max))
-    for axes in grid.flat:
-        axes.set_yscale("log")
-        axes.set_ylim(min(0.8, 0.7 * least), max(greatest, 1) * 2)
-        axes.set_yticks([x for x in (10**power for power in range(-2, 6)) if 0.7 * least <= x <= 2 * greatest])
-        axes.yaxis.set_major_formatter(lambda x, _: times(x))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.axhline(1, color=INK, linewidth=1, linestyle="--")
-        axes.tick_params(colors=INK, length=0, labelsize=9)
-        for side in axes.spines.values():
-            side.set_visible(False)
+    _common_axis(grid, [g.ratio for g in measured])
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     places = [place for place in PLACES if any(g.where == place for g in measured)]
@@ -125,7 +116,61 @@ def draw_groups(run: Run, path: Path) -> None:
     names = [PLACES[place][0] for place in places]
     figure.suptitle("times faster than Gloo", color=INK, x=0.01, ha="left", fontsize=11)
     figure.legend(handles, names, frameon=False, labelcolor=INK, fontsize=9, loc="upper right", ncol=3)
-    caption = f"run {run.id[:8]}, {run.machine['cores']} cores, all measured in turns; logarithmic; longer is better"
+    _save_panels(figure, run, f"{run.machine['cores']} cores", path)
+
+
+def draw_gpus(run: Run, path: Path) -> None:
+    """A panel for each number of GPUs, without and with a CUDA graph, with a bar for each size and peer: how many times
+    faster an all_reduce was in that run."""
+    plt = _pyplot(run)
+    from matplotlib.patches import Patch
+
+    measured = reductions(run)
+    if not measured:
+        raise ValueError(f"run {run.id[:8]} has no all_reduce on several GPUs: nothing to draw")
+    panels = sorted({(r.gpus, r.graph) for r in measured})
+    rows = len(panels) // 2
+    figure, grid = plt.subplots(rows, 2, figsize=(11.6, 2.3 * rows + 0.9), sharey=True, squeeze=False)
+    for axes, (gpus, graph) in zip(grid.flat, panels):
+        _draw_reductions(axes, [r for r in measured if (r.gpus, r.graph) == (gpus, graph)])
+        axes.set_title(f"{gpus} GPUs" + (", in a CUDA graph" if graph else ""), color=INK, loc="left", fontsize=10)
+    _common_axis(grid, [ratio for r in measured for ratio in r.ratios.values()])
+    handles = [Patch(color=colour) for colour in REDUCERS.values()]
+    figure.suptitle("all_reduce on GPUs, times faster than", color=INK, x=0.01, ha="left", fontsize=11)
+    figure.legend(handles, list(REDUCERS), frameon=False, labelcolor=INK, fontsize=9, loc="upper right", ncol=2)
+    _save_panels(figure, run, f"{len(run.machine['gpus'])} {run.machine['gpus'][0]}", path)
+
+
+def _draw_reductions(axes: Any, found: list[ReductionFigure]) -> None:
+    """The bars of one panel, in groups by size."""
+    for place, figure in enumerate(found):
+        for who, ratio in figure.ratios.items():
+            at = place + 0.36 * (list(REDUCERS).index(who) - 0.5)
+            bar = axes.bar(at, ratio - 1, bottom=1, color=REDUCERS[who], width=0.32)
+            axes.bar_label(bar, [times(ratio).removesuffix("x")], padding=2, color=INK, fontsize=7)
+    axes.set_xticks(range(len(found)), [figure.size for figure in found])
+
+
+def _common_axis(grid: Any, ratios: list[float]) -> None:
+    """A logarithmic axis of ratios for all panels, with a line at 1."""
+    from matplotlib.ticker import NullLocator
+
+    least, greatest = min(ratios), max(ratios)
+    marks = [10**power for power in range(-2, 6)] if greatest > 5 else [0.5, 1, 2, 4]
+    for axes in grid.flat:
+        axes.set_yscale("log")
+        axes.set_ylim(min(0.8, 0.7 * least), max(greatest, 1) * (2 if greatest > 5 else 1.3))
+        axes.set_yticks([x for x in marks if 0.7 * least <= x <= 2 * greatest])
+        axes.yaxis.set_major_formatter(lambda x, _: times(x))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.axhline(1, color=INK, linewidth=1, linestyle="--")
+        axes.tick_params(colors=INK, length=0, labelsize=9)
+        for side in axes.spines.values():
+            side.set_visible(False)
+
+
+def _save_panels(figure: Any, run: Run, machine: str, path: Path) -> None:
+    caption = f"run {run.id[:8]}, {machine}, all measured in turns; logarithmic; longer is better"
     figure.supxlabel(caption, color=INK, fontsize=9)
     figure.tight_layout()
     _save(figure, path)

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from benchmarks import figures
 from benchmarks.contestants import STRANGERS, Contestant, Lab
 from benchmarks.native import Missing
-from benchmarks.plot import draw, draw_groups, pictured
+from benchmarks.plot import draw, draw_gpus, draw_groups, pictured
 from benchmarks.report import group_figures, summary, table
 from benchmarks.results import Measurement, Round, RowResult, Run, busy_share, describe_machine
 from benchmarks.rows import ROWS, Row
@@ -161,7 +161,13 @@ def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
 
 
 def keep_run(run: Run) -> Path:
-    """Keeps, draws and quotes the run; one of a family alone takes the place of its figures. Returns its file."""
+    """Keeps, draws and quotes the run; one of a family alone, or of GPUs, takes the place of its figures. Returns its
+    file."""
+    if "gpus" in run.machine:
+        run.save(figures.GPUS)
+        draw_gpus(run, figures.GPUS.with_suffix(".svg"))
+        figures.write(Run.load(figures.KEPT))
+        return figures.GPUS
     family = figures.alone(run)
     kept = figures.APART[family] if family else figures.KEPT
     run.save(kept)

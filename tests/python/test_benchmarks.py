@@ -138,6 +138,43 @@ def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
     assert all(row.title in said for row in of_groups.rows)
 
 
+def a_run_of_gpus() -> Run:
+    """4 KB at 20x, 64 MB at 2x, reductions at 3x of NCCL and half of symmetric memory; in a graph at 6x and 2x."""
+    run = Run(machine={"cores": 8, "gpus": ["H"] * 4, "versions": {"torch": "0"}, "processor": "", "busy_before": 0})
+
+    def add(name: str, ours: float, **theirs: float) -> None:
+        peers = {"torch": TORCH, "nccl": "NCCL", "send": "NCCL send/recv", "symmetric": "torch's symmetric memory"}
+        each = [measured(run.id, OURS, ours), *[measured(run.id, peers[who], value) for who, value in theirs.items()]]
+        each = [replace(m, row=name) for m in each]
+        run.rows.append(RowResult(name, name, "us", 1e3, False, "unpinned", {}, None, each))
+
+    add("4kb", 10, torch=200)
+    add("64mb", 10, send=20)
+    for ranks in (2, 4):
+        for size in ("1kb", "8mb"):
+            add(f"gpus{ranks}-all-reduce-{size}", 10, nccl=30, symmetric=5)
+            add(f"gpus{ranks}-all-reduce-{size}-graph", 10, nccl=60, symmetric=20)
+    return run
+
+
+def test_a_run_on_gpus_is_kept_pictured_and_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figures: -->\n<!-- end of figures -->")
+    monkeypatch.setattr(figures, "GPUS", tmp_path / "gpus.json")
+    monkeypatch.setattr(figures, "PAGES", {page: figures.readme})
+    assert "on 2 to" not in figures.readme(Run.load(figures.KEPT))
+    run = a_run_of_gpus()
+    assert keep_run(run) == figures.GPUS
+    assert Run.load(figures.GPUS) == run
+    said = " ".join(page.read_text().split())
+    assert "On 4 H with torch 0," in said and "answered **20x** faster" in said and "moves **2x** as fast" in said
+    assert "on 2 to 4 GPUs is **3x to 3x** as fast as NCCL's and **0.5x to 0.5x**" in said
+    assert "in a CUDA graph **6x to 6x** and **2x to 2x**" in said
+    drawn = (tmp_path / "gpus.svg").read_text()
+    titles = ("2 GPUs", "4 GPUs", "2 GPUs, in a CUDA graph", "4 GPUs, in a CUDA graph", "1 KB", "8 MB", "0.5")
+    assert all(f">{text}<" in drawn for text in titles)
+
+
 def test_a_run_of_other_libraries_alone_is_pictured_and_quoted_until_a_full_run_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
