@@ -24,8 +24,8 @@ struct KernelLaunch {
 /// A kernel in a GPU's primary context. It stays loaded until the process ends.
 class ReductionKernel final {
  public:
-  /// Returns the kernel; compiles it at its first use, see compile_reduction(). InvalidArgument: `op` is not defined
-  /// for the dtype, or is a function of the host. Thread-safe.
+  /// Returns the kernel. Its first use compiles it, once for all GPUs of a kind; see compile_kernels().
+  /// InvalidArgument: `op` is not defined for the dtype, or is a function of the host. Thread-safe.
   static Result<ReductionKernel> find(int device, DType dtype, const ReduceOp& op, std::size_t ranks);
 
   /// Enqueues the kernel on `stream`. `arguments` counts elements of the dtype; this sets the factor and the number of
