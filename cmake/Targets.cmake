@@ -131,7 +131,7 @@ function(tensorferry_test_emulated name)
     return()
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
+    set(arg_TIMEOUT 300)  # a sanitizer watches the kernels of up to 8 ranks, on few cores
   endif()
   foreach(filter IN LISTS arg_FILTERS)
     add_test(NAME "emulated.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")

@@ -194,8 +194,7 @@ class ShmFork : public ::testing::Test {
  protected:
   std::shared_ptr<Arrival> carry(std::size_t bytes, std::uint32_t seed) {
     a.send(memory->filled(bytes, seed));
-    const auto arrivals = b.receive();
-    return arrivals.size() == 1 ? arrivals.front() : nullptr;
+    return sole_owner(b.receive());
   }
   ShmDriver driver, other;
   std::unique_ptr<DeviceMemory> memory = cpu_memory();

@@ -69,8 +69,7 @@ class Shm : public testing::Test {
     Letter letter(a);
     EXPECT_TRUE(letter.offer(buffer, {}, sharing)) << letter.refusal;
     letter.send();
-    const auto arrivals = b.receive();
-    return arrivals.size() == 1 ? arrivals.front() : nullptr;
+    return sole_owner(b.receive());
   }
 
   ShmDriver driver, other;

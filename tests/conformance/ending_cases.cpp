@@ -382,7 +382,15 @@ class Chain {
     }
     --nesting;
   }
-  bool wait() { return done_.get_future().wait_for(patience) == std::future_status::ready; }
+  /// Returns whether the chain ends. It may take its time, but if `patience` passes without an operation, it does not
+  /// end.
+  bool wait() {
+    const auto done = done_.get_future();
+    for (int before = left_; done.wait_for(patience) != std::future_status::ready; before = left_) {
+      if (left_ == before) return false;
+    }
+    return true;
+  }
   [[nodiscard]] int deepest() const { return deepest_; }
 
  private:

@@ -3,8 +3,10 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
 #include "channels/completion.h"
@@ -361,6 +363,16 @@ Arrivals WireEnd::receive(std::chrono::milliseconds limit) {
     if (!arrival->landed.wait(limit) || !arrival->consumed.wait(limit)) return {};
   }
   return arrivals;
+}
+
+std::shared_ptr<Arrival> sole_owner(Arrivals arrivals) {
+  if (arrivals.size() != 1) return nullptr;
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (arrivals.front().use_count() != 1) {
+    if (std::chrono::steady_clock::now() >= until) return nullptr;
+    std::this_thread::yield();
+  }
+  return std::move(arrivals.front());
 }
 
 void WireEnd::close(Status status) {

@@ -47,6 +47,10 @@ struct Arrival final : Sink {
 };
 using Arrivals = std::vector<std::shared_ptr<Arrival>>;
 
+/// Returns the buffer of a received message without another owner. The thread that has read it owns it too, until a
+/// little after its pull has completed. Null: the message has another number of buffers, or another owner stays.
+std::shared_ptr<Arrival> sole_owner(Arrivals arrivals);
+
 /// A message under construction. The test offers its buffers, then sends or drops it. One thread at a time.
 class Letter final : public Outgoing {
  public:
