@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.contestants import STRANGERS, TORCH
-from benchmarks.gpu_figures import reductions
+from benchmarks.gpu_figures import NCCL, NCCL_REDUCE, SYMMETRIC, reductions
 from benchmarks.report import GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run, Speedup
 from benchmarks.units import ABSOLUTE, Unit
@@ -95,16 +95,15 @@ def gpus(run: Run) -> str:
     beside = {row.name: {who: s.ratio for who, s in row.speedups().items()} for row in run.rows}
     machine = run.machine
     most = max(r.gpus for r in reductions(run))
-    nccl, symmetric = "NCCL", "torch's symmetric memory"
     words = (
         f"On {len(machine['gpus'])} {machine['gpus'][0]} with torch {machine['versions']['torch']}, in one run of "
         f"`make bench-gpu`: a call with a tensor of 4 KB from GPU to GPU is answered "
         f"**{times(beside['4kb'][TORCH])}** faster than by `{TORCH}` with device maps, and one of 64 MB moves "
-        f"**{times(beside['64mb']['NCCL send/recv'])}** as fast as by NCCL's send and receive. An all_reduce of 1 KB "
-        f"to 1 GB on 2 to {most} GPUs is {span(nccl, False)} as fast as NCCL's and {span(symmetric, False)} as fast "
-        f"as {symmetric}; in a CUDA graph {span(nccl, True)} and {span(symmetric, True)}."
+        f"**{times(beside['64mb'][NCCL])}** as fast as by NCCL's send and receive. An all_reduce of 1 KB "
+        f"to 1 GB on 2 to {most} GPUs is {span(NCCL_REDUCE, False)} as fast as NCCL's and {span(SYMMETRIC, False)} "
+        f"as fast as {SYMMETRIC}; in a CUDA graph {span(NCCL_REDUCE, True)} and {span(SYMMETRIC, True)}."
     )
-    return f"![Times faster than NCCL and {symmetric}](docs/images/gpus.svg)\n\n{paragraph(words)}"
+    return f"![Times faster than NCCL and {SYMMETRIC}](docs/images/gpus.svg)\n\n{paragraph(words)}"
 
 
 def paragraph(text: str) -> str:

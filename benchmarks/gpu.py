@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.lines import measure_rows
+from benchmarks.gpu_figures import NCCL, NCCL_REDUCE, SYMMETRIC
+from benchmarks.lines import measure_rows, named, take_turns
 from benchmarks.placement import Placement
-from benchmarks.results import Measurement, Round, RowResult, Run, describe_machine
+from benchmarks.results import RowResult, Run, describe_machine
 from benchmarks.teams import CALLEE, CALLER, Team
 from benchmarks.units import MICROSECONDS, Unit
 from benchmarks.units import gigabytes_sent as gigabytes
 
-OURS, TORCH, NCCL, COPY = "tensorferry", "torch.distributed.rpc", "NCCL send/recv", "cudaMemcpyPeerAsync"
+OURS, TORCH, COPY = "tensorferry", "torch.distributed.rpc", "cudaMemcpyPeerAsync"
 PINNED, CHUNKED = "slower of pinned D2H, H2D", "down and up in chunks, one process"
 FIXED = "tensorferry, cudaMalloc'd segments"
 GLOO = "Gloo"
-NCCL_REDUCE, SYMMETRIC = "NCCL", "torch's symmetric memory"
 AMONG = {OURS: "tensorferry", NCCL_REDUCE: "nccl", SYMMETRIC: "symmetric"}
 SECONDS = 0.4
 KILO, MEGA, GIGA = 1 << 10, 1 << 20, 1 << 30
@@ -305,20 +305,14 @@ ROWS = [
 
 
 def measure(row: Row, lab: Lab, run: Run, rounds: int) -> RowResult:
-    """Each contestant takes its turn in each round, every other round in the opposite order."""
+    """The row, if ours goes by the channel that the row is about."""
     if row.carried:
         options = {name: value for name, value in row.carried.items() if name not in ("channel", "here", "there")}
         team = lab.team("tensorferry.rpc", row.carried["here"], row.carried["there"], **options)
         found = team.call(HERE, "channel", here=row.carried["here"])
         if found != row.carried["channel"]:
             raise RuntimeError(f"{row.carried['channel']} does not carry, {found or 'nothing'} does")
-    turns: dict[str, list[Round]] = {who: [] for who in row.contestants}
-    for number in range(rounds):
-        for who in list(turns) if number % 2 == 0 else reversed(list(turns)):
-            turns[who].append(Round.of(row.contestants[who](lab)))
-    measured = [Measurement(run.id, row.name, who, tuple(rounds)) for who, rounds in turns.items()]
-    unit = row.unit
-    return RowResult(row.name, row.title, unit.text, unit.work, unit.rate, HERE.value, row.targets, None, measured)
+    return take_turns(row, lab, run, rounds)
 
 
 def main() -> int:
@@ -332,7 +326,7 @@ def main() -> int:
     if there == 0:
         print("no GPU that torch can use here: nothing to measure")
         return 2
-    rows = [row for row in ROWS if row.name == given.only] or [row for row in ROWS if given.only in row.name]
+    rows = named(given.only, ROWS)
     run = Run(machine={**describe_machine(), "gpus": [torch.cuda.get_device_name(i) for i in range(there)]})
     print(f"run {run.id[:8]}, torch {torch.__version__}, {there} x {run.machine['gpus'][0]}")
     skipped = [f"{row.name}: needs {row.gpus} GPUs, {there} there" for row in rows if row.gpus > there]

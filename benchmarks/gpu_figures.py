@@ -1,4 +1,4 @@
-"""What a run of benchmarks.gpu says of an all_reduce on several GPUs."""
+"""What a run of benchmarks.gpu says of an all_reduce on several GPUs, and who the peers are. It needs no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from benchmarks.results import Run
 
+NCCL = "NCCL send/recv"  # in rows of calls
+NCCL_REDUCE, SYMMETRIC = "NCCL", "torch's symmetric memory"  # in rows of an all_reduce
 NAME = re.compile(r"gpus(?P<gpus>\d+)-all-reduce-(?P<number>\d+)(?P<unit>[kmg]b)(?P<graph>-graph)?")
 
 

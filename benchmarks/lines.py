@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from benchmarks.results import RowResult, Run
+from benchmarks.placement import Placement
+from benchmarks.results import Measurement, Round, RowResult, Run
 from benchmarks.units import Unit
 
 
@@ -15,7 +16,36 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Contested(Named, Protocol):
+    """A row whose contestants each take the lab and return the samples of a turn."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def contestants(self) -> dict[str, Callable[[Any], list[float]]]: ...
+    @property
+    def targets(self) -> dict[str, float]: ...
+
+
 R = TypeVar("R", bound=Named)
+
+
+def named(text: str, rows: list[R]) -> list[R]:
+    """The row of this name, else those whose name contains it."""
+    return [row for row in rows if row.name == text] or [row for row in rows if text in row.name]
+
+
+def take_turns(row: Contested, lab: object, run: Run, rounds: int) -> RowResult:
+    """Each contestant takes its turn in each round, every other round in the opposite order."""
+    turns: dict[str, list[Round]] = {who: [] for who in row.contestants}
+    for number in range(rounds):
+        for who in list(turns) if number % 2 == 0 else reversed(list(turns)):
+            turns[who].append(Round.of(row.contestants[who](lab)))
+    measured = [Measurement(run.id, row.name, who, tuple(rounds)) for who, rounds in turns.items()]
+    unit, placement = row.unit, Placement.UNPINNED.value
+    return RowResult(row.name, row.title, unit.text, unit.work, unit.rate, placement, row.targets, None, measured)
 
 
 def measure_rows(

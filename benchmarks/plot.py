@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import GLOO, MONARCH, PYZMQ, RAY, TORCH
-from benchmarks.gpu_figures import ReductionFigure, reductions
+from benchmarks.gpu_figures import NCCL_REDUCE, SYMMETRIC, ReductionFigure, reductions
 from benchmarks.report import HEADLINES, GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run
 from benchmarks.rows import GROUP_SIZES
@@ -27,7 +27,7 @@ PANELS = {  # operations, by the titles of the panels that show them
     "send and receive": ("send",),
     "barrier, and a step of DDP": ("barrier", "ddp"),
 }
-REDUCERS = {"NCCL": "#3b7dd8", "torch's symmetric memory": "#b0713c"}  # beside us in the rows of several GPUs
+REDUCERS = {NCCL_REDUCE: "#3b7dd8", SYMMETRIC: "#b0713c"}  # beside us in the rows of several GPUs
 SIZELESS = {"barrier": "barrier", "ddp": "DDP step"}
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lines import measure_rows
+from benchmarks.lines import measure_rows, named, take_turns
 from benchmarks.native import Missing, Programs
 from benchmarks.placement import Placement
-from benchmarks.results import Measurement, Round, RowResult, Run, describe_machine
+from benchmarks.results import Run, describe_machine
 from benchmarks.units import MICROSECONDS, Unit, gigabytes_sent
 
 OURS, BASIC, READ, WRITE = "tensorferry by ibv", "tensorferry by basic", "ib_read_bw", "ib_write_bw"
@@ -214,17 +214,6 @@ ROWS = [
 ]
 
 
-def measure(row: Row, lab: Lab, run: Run, rounds: int) -> RowResult:
-    """Each contestant takes its turn in each round, every other round in the opposite order."""
-    turns: dict[str, list[Round]] = {who: [] for who in row.contestants}
-    for number in range(rounds):
-        for who in list(turns) if number % 2 == 0 else reversed(list(turns)):
-            turns[who].append(Round.of(row.contestants[who](lab)))
-    measured = [Measurement(run.id, row.name, who, tuple(rounds)) for who, rounds in turns.items()]
-    unit = row.unit
-    return RowResult(row.name, row.title, unit.text, unit.work, unit.rate, HERE.value, row.targets, None, measured)
-
-
 def main() -> int:
     """0 when every row that could be measured met its targets, 1 when one failed or missed, 2 without cards."""
     parser = argparse.ArgumentParser(description="Tensors by an RDMA card, beside perftest, in turns.")
@@ -241,11 +230,11 @@ def main() -> int:
     except Missing as missing:
         print(f"nothing to measure: {missing}")
         return 2
-    rows = [row for row in ROWS if row.name == given.only] or [row for row in ROWS if given.only in row.name]
+    rows = named(given.only, ROWS)
     run = Run(machine=describe_machine())
     print(f"run {run.id[:8]}, {one} to {other}, {run.machine['processor']}")
     failures = (RuntimeError, subprocess.TimeoutExpired)
-    return measure_rows(run, rows, lambda row: measure(row, lab, run, given.rounds), failures, given.json)
+    return measure_rows(run, rows, lambda row: take_turns(row, lab, run, given.rounds), failures, given.json)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from benchmarks import figures
 from benchmarks.contestants import STRANGERS, Contestant, Lab
+from benchmarks.lines import named
 from benchmarks.native import Missing
 from benchmarks.plot import draw, draw_gpus, draw_groups, pictured
 from benchmarks.report import group_figures, summary, table
@@ -152,7 +153,7 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
 def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
     """The row of that name, else those whose name contains it. Rows with other libraries are there with `peers`, or if
     `only` names them."""
-    rows = [row for row in ROWS if row.name == only] or [row for row in ROWS if only in row.name]
+    rows = named(only, ROWS)
     if not rows:
         raise typer.BadParameter(f"no row is named like {only!r}; there are {', '.join(row.name for row in ROWS)}")
     if only:

@@ -157,7 +157,7 @@ class Wire {
   /// Returns the peer's name, for errors.
   [[nodiscard]] virtual std::string_view peer() const = 0;
 
-  /// Returns what this link's channels share, of whatever device pair and driver (channels/shared_state.h): a driver
+  /// Returns what this link's channels share, for all device pairs and drivers (channels/shared_state.h). A driver
   /// keeps there what a link needs once, such as queue pairs. Null: the channel shares nothing.
   ///
   /// What is shared can reach its counterpart at the peer by the control messages of any channel that uses it. The two

@@ -26,8 +26,8 @@ inline int end_of(pid_t child, std::chrono::seconds within) {
 
 /// Forks until a child ends by itself, and returns its exit status, or -1 if none does. `body` is called in each child.
 ///
-/// There is one child, except under AddressSanitizer. Its allocator (clang 16) does nothing about forks, so a child
-/// waits for ever if another thread was inside that allocator at the fork.
+/// There is one child, except under a sanitizer: AddressSanitizer's allocator (clang 16) does nothing about forks, so a
+/// child waits for ever if another thread was inside that allocator at the fork.
 template <class Body>
 int forked(Body body) {
   int status = -1;
