@@ -18,6 +18,11 @@ target_compile_options(tensorferry_warnings INTERFACE -Wall -Wextra -Wpedantic -
 if(TENSORFERRY_SANITIZE)
   add_compile_options(-fsanitize=${TENSORFERRY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TENSORFERRY_SANITIZE})
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=lld TENSORFERRY_HAS_LLD)
+  if(TENSORFERRY_HAS_LLD)  # links a test in a quarter of the time of GNU ld
+    add_link_options(-fuse-ld=lld)
+  endif()
 endif()
 if(TENSORFERRY_SANITIZE MATCHES thread)
   # Tests skip cases that ThreadSanitizer does not support: a forked child that ends or starts threads.

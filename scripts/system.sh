@@ -22,7 +22,7 @@ for set in "$@"; do
     build)
       packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev libibverbs-dev)
       boost_is_new_enough || packages+=(boost) ;;
-    clang) packages+=(clang-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
+    clang) packages+=(clang-16 lld-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
     docs) packages+=(doxygen) ;;
     format) packages+=(clang-format-16) ;;
     grpc) packages+=(pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc) ;;

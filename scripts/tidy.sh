@@ -11,6 +11,6 @@ if [ "${1:-}" != all ] && base=$(git merge-base "${TIDY_BASE:-origin/main}" HEAD
   [ "$base" != "$(git rev-parse HEAD)" ] || base=$(git rev-parse --verify -q HEAD~20 || true)
   [ -z "$base" ] || since=("$base")
 fi
-cmake --preset asan -B build/lint >/dev/null
+cmake --preset asan -B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
 cmake --build build/lint --target tensorferry_published >/dev/null # the copies of headers that a source includes
 "$venv/bin/python" scripts/tidy.py "$(first_of clang-tidy-16 clang-tidy)" build/lint "$jobs" "${since[@]}"

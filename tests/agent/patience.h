@@ -34,7 +34,8 @@ inline int rounds(int full) {
   return soak != nullptr && std::string_view(soak) == "1" ? full : std::max(1, full / 100);
 }
 
-/// Whether a sanitizer's own memory counts as the process's, so that a bound of resident memory needs room for it.
+/// Whether a sanitizer watches. Its memory counts as the process's, so a bound of resident memory needs room for it;
+/// what the test computes takes several times as long.
 #if defined(__SANITIZE_ADDRESS__) || defined(TENSORFERRY_UNDER_TSAN)
 inline constexpr bool under_sanitizer = true;
 #elif defined(__has_feature)

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/emulated_gpu/grid.h"
 #include "tests/emulated_gpu/kernels.h"
 #include "tests/emulated_gpu/machines.h"
 #include "tests/emulated_gpu/memory.h"
@@ -879,30 +880,6 @@ CUresult function_attribute(int* value, CUfunction_attribute attribute, CUfuncti
   *value = 512;
   return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-
-/// The blocks of a kernel that meets other ranks, each on a thread of its own.
-class RunningGrid final {
- public:
-  /// `run_block` is called with the number of each block.
-  RunningGrid(const std::function<void(unsigned int)>& run_block, unsigned int blocks) : left_(blocks) {
-    for (unsigned int block = 0; block < blocks; ++block) {
-      threads_.emplace_back([this, run_block, block] {
-        run_block(block);
-        --left_;
-      });
-    }
-  }
-  ~RunningGrid() {
-    for (auto& thread : threads_) thread.join();
-  }
-  RunningGrid(const RunningGrid&) = delete;
-  RunningGrid& operator=(const RunningGrid&) = delete;
-  [[nodiscard]] bool done() const { return left_ == 0; }
-
- private:
-  std::atomic<unsigned int> left_;
-  std::vector<std::thread> threads_;
-};
 
 /// Runs a kernel with all of its arguments, of which `arguments` are those by which it meets the other ranks.
 template <class Kernel, class Arguments>

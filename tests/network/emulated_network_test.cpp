@@ -157,7 +157,7 @@ TEST_F(Emulated, AGigabitWithTenMillisecondsEachWayIsReached) {
   network.set_between("a", "b", {.bits_per_second = 1e9, .delay = 10ms});
   const auto rate = Connection(network).measure(500ms, 1500ms);
   std::printf("without limits %.2f Gbit/s, at 1 Gbit/s with 10 ms each way %.2f\n", alone / 1e9, rate / 1e9);
-  EXPECT_GT(rate, 0.4e9) << "0.9e9 and more on a machine that is not busy";
+  EXPECT_GT(rate, under_sanitizer ? 0.02e9 : 0.4e9) << "0.9e9 and more on a machine that is not busy";
   EXPECT_LT(rate, 1.05e9);
 }
 

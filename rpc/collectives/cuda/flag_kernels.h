@@ -24,7 +24,12 @@
 #include "rpc/collectives/cuda/reduce_kernel.h"
 
 #ifndef __CUDACC__
-#include <sched.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <ctime>
 #endif
 
 namespace tensorferry::collectives::cuda {
@@ -41,13 +46,23 @@ inline unsigned load_acquire(const unsigned* at) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
-inline void rest() {}
-constexpr unsigned long_wait = 1U << 14;  // turns of await()
+inline void rest(const unsigned*, unsigned) {}
+constexpr unsigned between_looks = 1U << 6;  // turns of await(); a look at host memory takes about 1 us
+constexpr unsigned long_wait = 1U << 14;     // turns
 #else
-inline void store_release(unsigned* at, unsigned value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+/// Also wakes who rests until the word is written: an emulated GPU has many more threads than there are cores.
+inline void store_release(unsigned* at, unsigned value) {
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
+  ::syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
-inline void rest() { ::sched_yield(); }
-constexpr unsigned long_wait = 1U << 6;  // beside busy threads a turn lasts as long as one of theirs
+/// Returns when the word is no longer `seen`, and after 20 ms at the latest.
+inline void rest(const unsigned* at, unsigned seen) {
+  const std::timespec longest = {0, 20'000'000};
+  ::syscall(SYS_futex, at, FUTEX_WAIT, seen, &longest, nullptr, 0);
+}
+constexpr unsigned between_looks = 1;
+constexpr unsigned long_wait = 2;
 #endif
 
 /// The flag of `reader` that `from` writes, for their blocks of this number.
@@ -62,17 +77,17 @@ inline void signal(const FlagArguments& a, unsigned other, unsigned block, unsig
 
 /// Waits until the block of `other` has come to `epoch`. Returns false if the kernel shall end.
 inline bool await(const FlagArguments& a, unsigned other, unsigned block, unsigned epoch) {
-  constexpr unsigned between_looks = 1U << 6;  // in turns; a look at host memory takes about 1 us
   const unsigned* const flag = flag_of(a, a.rank, other, block);
   bool told = false;
   for (unsigned turn = 1;; ++turn) {
-    if (static_cast<int>(load_acquire(flag) - epoch) >= 0) break;
+    const unsigned seen = load_acquire(flag);
+    if (static_cast<int>(seen - epoch) >= 0) break;
     if (turn % between_looks == 0 && load_acquire(a.abort) != 0) return false;
     if (turn == long_wait && block == 0) {
       store_release(a.waits + other, 2 * epoch + 1);
       told = true;
     }
-    rest();
+    rest(flag, seen);
   }
   if (told) store_release(a.waits + other, 0);
   return true;

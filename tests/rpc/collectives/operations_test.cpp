@@ -171,13 +171,14 @@ TEST_P(Operations, ReduceScatterGivesEachRankItsShare) {
 
 TEST_P(Operations, LargeTensorsGoInManyChunks) {
   const std::size_t count = 1'000'001;  // 8 MB: a ring of five has shares of more than three chunks
+  const auto sum = sum_of(ranks, count), last = values_of(ranks - 1, count);
   world->run([&](std::size_t rank, RawGroup& group) {
     auto values = values_of(rank, count);
     EXPECT_TRUE(ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::int64, Reduction::sum)).ok());
-    EXPECT_EQ(values, sum_of(ranks, count));
+    EXPECT_EQ(values, sum);
     values = values_of(rank, count);
     EXPECT_TRUE(ended(group.broadcast(bytes_in(values), DType::int64, ranks - 1)).ok());
-    EXPECT_EQ(values, values_of(ranks - 1, count));
+    EXPECT_EQ(values, last);
   });
 }
 

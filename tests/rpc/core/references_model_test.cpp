@@ -7,6 +7,7 @@
 #include <set>
 
 #include "rpc/core/references.h"
+#include "tests/agent/patience.h"
 #include "tests/rpc/core/reference_world.h"
 
 namespace tensorferry {
@@ -353,15 +354,17 @@ class Model {
   int fetching_ = 0;
 };
 
+constexpr std::uint32_t seeds = testing::under_sanitizer ? 500 : 2000;
+
 TEST(ReferencesModel, FreesNothingEarlyAndLeaksNothing) {
-  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     Model(seed, false).run(60);
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }
 }
 
 TEST(ReferencesModel, FreesNothingEarlyAndLeaksNothingWhenAgentsDie) {
-  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     Model(seed, true).run(60);
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }
