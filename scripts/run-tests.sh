@@ -26,11 +26,17 @@ if ! compgen -G '/sys/class/infiniband/*' >/dev/null; then
   say "C++ tests labelled rdma are left out: no RDMA card on this machine (make test-rdma makes one)"
 fi
 
+part=()
+if [ "${EVERY:-1}" != 1 ]; then
+  part=(-I "1,,$EVERY")
+  say "C++ tests other than every ${EVERY}th are left out: EVERY=$EVERY"
+fi
+
 progress=()
 [ ! -t 1 ] || progress=(--progress)
 
 say "C++ tests of $folder"
-ctest --test-dir "$folder" "${progress[@]}" --output-on-failure "${labels[@]}" --label-exclude "^($without)\$" -j "$at_once" | tee "$log" || failed=1
+ctest --test-dir "$folder" "${progress[@]}" --output-on-failure "${labels[@]}" "${part[@]}" --label-exclude "^($without)\$" -j "$at_once" | tee "$log" || failed=1
 cpp=$(grep -E 'tests passed|No tests were found' "$log" || true)
 
 # GoogleTest prints the reason of a skip on the line after "FILE:LINE: Skipped".

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs the torch-free tests of a sanitizer preset: scripts/sanitize.sh asan|tsan|fuzz.
+# Builds and runs the torch-free tests of a sanitizer preset: scripts/sanitize.sh asan|tsan|fuzz. With EVERY=N in the
+# environment, runs every Nth of them.
 . "$(dirname "$0")/common.sh"
 preset=$1
 scripts/system.sh build clang
