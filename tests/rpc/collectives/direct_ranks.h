@@ -10,12 +10,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "channels/cuda/device.h"
+#include "channels/cuda/event_poller.h"
 #include "rpc/collectives/cuda/direct_group.h"
 #include "rpc/collectives/reduce.h"
 #include "tests/rpc/collectives/gpu.h"
@@ -56,12 +58,20 @@ class Direct : public ::testing::Test {
     if (!algorithm.empty() && !together) settings.algorithms = "all_reduce=" + algorithm + ",reduce=" + algorithm;
     world->form(settings);
     directs.clear();
+    free_what_was_dropped();
     for (const auto& group : world->groups)
       directs.push_back(
           collectives::cuda::DirectGroup::of(group, collectives::cuda::DirectGroup::Threads::may_share_a_gpu));
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       gpus.push_back(std::make_unique<Gpu>(together ? 0 : static_cast<int>(rank) % cuda::devices(), gpu_bytes));
     }
+  }
+  /// Waits until the memory of an earlier group is freed. The driver frees it when all GPUs are idle, and launches
+  /// nothing meanwhile: a kernel that waits for another rank of this process would wait for ever.
+  static void free_what_was_dropped() {
+    std::promise<void> done;
+    cuda::background().submit([&] { done.set_value(); });  // behind the jobs that free
+    done.get_future().wait();
   }
   /// Runs `body` at all ranks at once. All are direct.
   void run(const std::function<void(Rank&)>& body) {
