@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <vector>
 
 #include "agent/engine.h"
 #include "agent/link.h"
@@ -358,6 +359,7 @@ Status Connections::on_link(std::uint64_t number) {
 }
 
 void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
+  std::vector<std::shared_ptr<Call::State>> sent;
   while (role == ConnectionRole::calls_out) {
     std::deque<UnsentCall> calls;
     std::deque<std::pair<Bytes, Descriptors>> controls;
@@ -367,12 +369,17 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
       calls.swap(unsent_.calls);
       if (calls.empty() && controls.empty()) {
         slot(role) = {State::up, stream};
-        return;
+        break;
       }
     }
     for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
-    for (auto& [call, message] : calls) link_.calls().send(stream, call, std::move(message));
+    for (auto& [call, message] : calls) {
+      link_.calls().send(stream, call, std::move(message));
+      sent.push_back(call);
+    }
   }
+  // Who gave one of them up before the slot had the stream could not tell the callee.
+  for (const auto& call : sent) link_.calls().tell_if_given_up(stream, *call);
   if (role != ConnectionRole::bulk_out) return;
   if (stream->local()) {
     constexpr int bytes = BulkStreams::unix_send_buffer;

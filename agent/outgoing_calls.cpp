@@ -170,7 +170,11 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   if (!by_ring || !built->trailing.empty() || !ring_.send(call, built->frame))
     link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
   // The frame that told of it may have gone ahead of the request, and then the callee did not know the call.
-  if (call->given_up) tell_given_up(stream, call->id);
+  tell_if_given_up(stream, *call);
+}
+
+void OutgoingCalls::tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call) {
+  if (call.given_up) tell_given_up(stream, call.id);
 }
 
 bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,

@@ -44,6 +44,9 @@ class OutgoingCalls final {
   /// Sends the request of a call that has been added: now, or when a probe that it needs has ended, or behind the
   /// earlier request of its order key that waits for a probe.
   void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message);
+  /// Tells the callee if the call, whose request has been sent, was cancelled or has expired. The thread that ends a
+  /// call tells it by the link's stream, and does not if the link has none yet.
+  void tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call);
   /// Waits until the call has ended; see Call::wait. False: `until` has passed, or `interrupted` returned true.
   bool wait(Call::State& call, std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
   /// Learns from the peer's hello whether it answers status frames.
