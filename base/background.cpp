@@ -43,7 +43,6 @@ void Background::submit(Job job, Clock::time_point at) {
   const bool first = state.jobs.empty() || at < state.jobs.begin()->first;
   state.jobs.emplace(at, std::move(job));
   if (!state.alive) {
-    if (state.thread.joinable()) state.thread.join();  // returns at once: its function is about to return
     try {
       state.thread = start_thread([kept = state_] { State::run(kept); });
       state.alive = true;
@@ -73,6 +72,7 @@ void Background::State::run(const std::shared_ptr<State>& state) {
     lock.lock();
   }
   alive = false;
+  if (!ended) thread.detach();  // nobody joins it
 }
 
 }  // namespace tensorferry
