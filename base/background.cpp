@@ -72,7 +72,7 @@ void Background::State::run(const std::shared_ptr<State>& state) {
     lock.lock();
   }
   alive = false;
-  if (!ended) thread.detach();  // nobody joins it
+  if (!ended) thread.detach();  // the destructor joins a thread only when it has ended it
 }
 
 }  // namespace tensorferry

@@ -88,7 +88,8 @@ endif()
 #   NEEDS_TORCH, ONE_PROCESS   all cases share one process
 #   TOGETHER                   the cases of each of these suites share one process ("*" in a name stands for any text)
 # A shared process saves time if loading libtorch, or making a CUDA context, takes longer than a case.
-# ALONE: no other test runs at the same time. COMPUTES: compiled with optimisation. NEEDS_TORCH: not built with TENSORFERRY_TORCH=OFF.
+# ALONE: no other test runs at the same time. COMPUTES: compiled with optimisation. NEEDS_TORCH: not built with
+# TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
   cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE;COMPUTES" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK;TOGETHER" ${ARGN})
   if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))

@@ -63,7 +63,7 @@ RunningGrid::RunningGrid(const std::function<void(unsigned int)>& run_block, uns
   }
 }
 
-void RunningGrid::wait() const {
+RunningGrid::~RunningGrid() {
   for (auto left = left_->load(); left != 0; left = left_->load()) left_->wait(left);
 }
 

@@ -14,13 +14,12 @@ class RunningGrid final {
   /// `run_block` is called with the number of each block.
   RunningGrid(const std::function<void(unsigned int)>& run_block, unsigned int blocks);
   /// Waits for the blocks.
-  ~RunningGrid() { wait(); }
+  ~RunningGrid();
   RunningGrid(const RunningGrid&) = delete;
   RunningGrid& operator=(const RunningGrid&) = delete;
   [[nodiscard]] bool done() const { return *left_ == 0; }
 
  private:
-  void wait() const;
   std::shared_ptr<std::atomic<unsigned int>> left_;
 };
 

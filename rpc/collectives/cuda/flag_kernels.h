@@ -24,12 +24,7 @@
 #include "rpc/collectives/cuda/reduce_kernel.h"
 
 #ifndef __CUDACC__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <climits>
-#include <ctime>
+#include "base/futex.h"
 #endif
 
 namespace tensorferry::collectives::cuda {
@@ -50,16 +45,19 @@ inline void rest(const unsigned*, unsigned) {}
 constexpr unsigned between_looks = 1U << 6;  // turns of await(); a look at host memory takes about 1 us
 constexpr unsigned long_wait = 1U << 14;     // turns
 #else
-/// Also wakes who rests until the word is written: an emulated GPU has many more threads than there are cores.
+inline std::atomic<std::uint32_t>& atomic_at(unsigned* at) {
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(at);
+}
+/// Also wakes the threads that rest until the word is written: an emulated GPU has many more threads than there are
+/// cores.
 inline void store_release(unsigned* at, unsigned value) {
-  __atomic_store_n(at, value, __ATOMIC_RELEASE);
-  ::syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  atomic_at(at).store(value, std::memory_order_release);
+  shared_futex_wake(atomic_at(at), INT_MAX);
 }
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 /// Returns when the word is no longer `seen`, and after 20 ms at the latest.
-inline void rest(const unsigned* at, unsigned seen) {
-  const std::timespec longest = {0, 20'000'000};
-  ::syscall(SYS_futex, at, FUTEX_WAIT, seen, &longest, nullptr, 0);
+inline void rest(unsigned* at, unsigned seen) {
+  shared_futex_wait(atomic_at(at), seen, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
 }
 constexpr unsigned between_looks = 1;
 constexpr unsigned long_wait = 2;
@@ -77,7 +75,7 @@ inline void signal(const FlagArguments& a, unsigned other, unsigned block, unsig
 
 /// Waits until the block of `other` has come to `epoch`. Returns false if the kernel shall end.
 inline bool await(const FlagArguments& a, unsigned other, unsigned block, unsigned epoch) {
-  const unsigned* const flag = flag_of(a, a.rank, other, block);
+  unsigned* const flag = flag_of(a, a.rank, other, block);
   bool told = false;
   for (unsigned turn = 1;; ++turn) {
     const unsigned seen = load_acquire(flag);
