@@ -159,6 +159,8 @@ TYPED_TEST(CudaOrder, OpeningAChannelDuringAKernelDoesNotWaitForTheGpu) {
   this->open();
   const auto released = this->pair->a->send(source);
   const auto arrivals = this->pair->b->receive();
+  ASSERT_EQ(arrivals.size(), 1U) << "the message did not come, or its pull did not end; the release: "
+                                 << released.wait_name();
   EXPECT_EQ(arrivals.at(0)->landed.wait_name(), "Ok");
   EXPECT_EQ(released.wait_name(), "Ok");
   EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
