@@ -264,7 +264,7 @@ struct Counters {
   std::uint64_t late_answers = 0;  // calls that this agent answered after their callers had given up
   std::uint64_t late_replies = 0;  // replies to this agent that came after their calls had ended
   std::map<std::string, std::uint64_t> bytes_sent, bytes_received;  // by channel; "inline" inside frames
-  std::uint64_t pinned_bytes = 0;  // page-locked host memory of the whole process, for GPUs
+  std::uint64_t pinned_bytes = 0;  // page-locked host memory of the whole process, for GPUs and network cards
 };
 
 /// The channels between one local device and one device of a peer, and the transport of calls to that peer.
@@ -348,7 +348,7 @@ class RawAgent {
   /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
 
-  /// Sets the callback that runs on a pool thread when the link to an incarnation of a peer has ended; replaces an
+  /// Sets the callback that runs on a pool thread when the session with an incarnation of a peer has ended; replaces an
   /// earlier one. Does not run while this agent leaves.
   void on_peer_lost(std::function<void(const PeerInfo&, Status)> callback);
 

@@ -43,7 +43,8 @@ inline constexpr Variable socket_dir{"TENSORFERRY_SOCKET_DIR", "abstract sockets
                                      "0700 and is made if it is missing."};
 
 inline constexpr Variable socket_ifname{"TENSORFERRY_SOCKET_IFNAME", "the interface that leads to the store's host",
-                                        "The network interface on whose address an agent listens."};
+                                        "The network interfaces on whose addresses an agent listens, in the order in "
+                                        "which peers try them."};
 
 inline constexpr Variable collectives{
     "TENSORFERRY_COLLECTIVES", "the table of algorithms",

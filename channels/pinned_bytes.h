@@ -7,7 +7,8 @@
 
 namespace tensorferry {
 
-/// Returns the bytes of host memory that the cuda channels of this process hold page-locked, unused ones included.
+/// Returns the bytes of host memory that the channels of this process hold page-locked to copy tensors of GPUs through,
+/// unused ones included, and of memory that is registered with network cards.
 inline std::atomic<std::uint64_t>& pinned_bytes() noexcept {
   static std::atomic<std::uint64_t> bytes{0};
   return bytes;

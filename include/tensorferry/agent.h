@@ -80,7 +80,8 @@ struct AgentOptions {
   /// The bound on the bytes in flight to one peer, for calls and for results each. Callers beyond it wait. When a peer
   /// does not take its results, no further function that it calls starts.
   std::size_t max_bytes_in_flight = std::size_t{1} << 30;
-  /// The network interface to listen on. "": TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
+  /// The network interfaces to listen on, in the order in which peers try them: "ib0,eth0". "":
+  /// TENSORFERRY_SOCKET_IFNAME, else the one that leads to the rendezvous.
   std::string interface {};
   /// The TCP ports to listen on: "7000" or "7000-7099". "": any.
   std::string ports{};

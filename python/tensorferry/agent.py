@@ -99,7 +99,8 @@ class Counters:
         objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
         references_given: references that peers hold on those objects now.
         references_held: references that this agent holds now on objects of peers, by the owner's name.
-        pinned_bytes: page-locked host memory that this process holds now to copy tensors of GPUs through.
+        pinned_bytes: page-locked host memory that this process holds now to copy tensors of GPUs through, and memory
+            that is registered with network cards.
 
     Example::
 

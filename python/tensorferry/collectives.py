@@ -457,7 +457,8 @@ def form_group(
     memory: bool = True,
     host: str = "",
 ) -> Group:
-    """Forms a group of agents. Every agent of the group calls it with the same arguments; blocks until all have.
+    """Forms a group of agents. Every agent of the group calls it with the same arguments, except for ``agent`` and
+    ``host``; blocks until all have.
 
     Args:
         names: the agents, in the order of their ranks; None: all of the world, if the agent has a world size.

@@ -22,7 +22,7 @@ SIZE, LARGE_SIZE = 4, 8  # ranks of a test; the second for tests that skip small
 GROUPS = ("own", "gloo", "mpi")
 
 os.environ.update(BACKEND=BACKEND, WORLD_SIZE=str(SIZE), INIT_METHOD="file:///", TEMP_DIR="")
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the backend takes tensors of the CPU
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that the report does not depend on the machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks share the processors
 
 import tensorferry.c10d  # noqa: E402, F401
