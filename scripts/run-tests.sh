@@ -8,8 +8,6 @@ labels=() marks='not soak' at_once=$((jobs + jobs / 2)) # many tests wait more t
 if [ "${3:-}" = gpu ]; then
   labels=(-L '^gpu2?$') marks='(gpu or gpu2) and not soak'
   at_once=$((jobs < 12 ? jobs : 12)) # the driver makes the contexts of many processes one after another
-  # Tests let streams wait. Streams of CUDA share 8 hardware queues by default, and one that waits holds up its queue.
-  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
 fi
 log=$folder/tests.log
 failed=0
