@@ -54,7 +54,7 @@ template <class Thing>
 void EventPoller::submit(std::vector<Thing>& incoming, Thing thing, bool closely) {
   const std::lock_guard lock(mutex_);
   incoming.push_back(std::move(thing));
-  if (closely) ++submitted_;
+  ++submitted_;
   if (closely || idle_) changed_.notify_all();
   if (alive_) return;
   start_thread([this] { run(); }).detach();
@@ -115,7 +115,7 @@ void EventPoller::run() {
     {
       std::unique_lock lock(mutex_);
       idle_ = pause >= idle;
-      const auto news = [&] { return submitted_ != seen || (idle_ && !incoming_.empty()); };
+      const auto news = [&] { return submitted_ != seen; };  // poll_now() may have taken it out of incoming_
       const bool any = pause.count() > 0 ? changed_.wait_for(lock, pause, news) : news();
       if (!any && idle_) {
         alive_ = idle_ = false;

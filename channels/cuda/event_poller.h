@@ -75,7 +75,7 @@ class EventPoller final {
   Condition changed_;
   std::vector<PolledEvent> incoming_;
   std::vector<PollFunction> incoming_functions_;
-  std::uint64_t submitted_ = 0;  // counts all poll functions and closely watched events
+  std::uint64_t submitted_ = 0;  // counts all poll functions and events
   bool idle_ = false;            // the thread sleeps until the next submission
   bool alive_ = false;
 

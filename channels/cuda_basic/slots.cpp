@@ -29,15 +29,17 @@ Result<std::byte*> Slots::lend(int device, UniqueFunction<void()> then) {
 }
 
 void Slots::give_back(std::byte* slot) {
+  std::size_t free = 0;
   {
     const std::lock_guard lock(mutex_);
     free_.push_back(slot);
+    free = free_.size();
     --lent_;
     used_ = std::chrono::steady_clock::now();
     if (lent_ == 0 && !std::exchange(timed_, true))
       cuda::background().submit([this] { drop_if_idle(); }, Background::Clock::now() + idle);
   }
-  wake(1);
+  wake(free);  // a flow that was woken for an earlier slot may have ended without it
 }
 
 void Slots::make(int device) {

@@ -113,7 +113,8 @@ std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::
     auto& here = *std::get<Export*>(looked);
     if (here.state == Export::failed) return refuse(Refusal{"the peer could not map its memory"});
     if (here.state == Export::told) {
-      if (!waits) return refuse(Refusal{"the peer is mapping its memory", true});
+      // If nobody reports the end of this memory, the use that is counted below must withdraw the export.
+      if (!waits && !untracked) return refuse(Refusal{"the peer is mapping its memory", true});
       found.after = std::max(found.after, here.told_in);
     }
     if (!here.chunk && begin + bytes > base + here.bytes) return refuse({"it lies across two allocations"});

@@ -135,17 +135,24 @@ const ArrayInterface* interface_of(const Object& capsule) {
 
 Object dtype_from(const ArrayLayout& layout, const Numpy& numpy) {
   constexpr std::size_t most = 512;
-  static auto& known = *new std::unordered_map<std::string, Object>;
-  if (const auto found = known.find(layout.dtype); found != known.end()) return borrow(found->second.get());
-  Object dtype(PyObject_CallFunction(numpy.dtype, "s", layout.dtype.c_str()));
+  struct Known {
+    Object dtype;
+    long item_bytes;
+  };
+  static auto& known = *new std::unordered_map<std::string, Known>;
+  const auto found = known.find(layout.dtype);
+  Object dtype(found != known.end() ? borrow(found->second.dtype.get())
+                                    : Object(PyObject_CallFunction(numpy.dtype, "s", layout.dtype.c_str())));
   if (!dtype) return nullptr;
-  if (number_attribute(dtype.get(), "itemsize") != static_cast<long>(layout.item_bytes)) {
+  const auto item_bytes = found != known.end() ? found->second.item_bytes : number_attribute(dtype.get(), "itemsize");
+  if (item_bytes != static_cast<long>(layout.item_bytes)) {
     PyErr_Format(PyExc_ValueError, "a received numpy array has dtype %s and elements of %u bytes", layout.dtype.c_str(),
                  layout.item_bytes);
     return nullptr;
   }
+  if (found != known.end()) return dtype;
   if (known.size() >= most) known.clear();
-  known[layout.dtype] = borrow(dtype.get());
+  known.emplace(layout.dtype, Known{borrow(dtype.get()), item_bytes});
   return dtype;
 }
 

@@ -74,11 +74,12 @@ void References::begin_running(Objects::iterator object) {
   --awaited_;
 }
 
-void References::fulfil(const RRefId& id, Outcome outcome) {
+void References::fulfil(const RRefId& id, Result<Outcome> outcome) {
   Transaction transaction(*this);
   const auto object = objects_.find(id);
   if (object == objects_.end() || object->second.state != OwnedObject::State::running) {
-    return transaction.discard(std::move(outcome.value));
+    if (outcome.ok()) transaction.discard(std::move(outcome->value));
+    return;
   }
   finish(transaction, object, std::move(outcome));
 }

@@ -164,8 +164,8 @@ class References final : public std::enable_shared_from_this<References> {
   /// not run, and is answered with that error: Cancelled (the creator has given the creation up), ConnectionLost (the
   /// creator is dead), PermissionDenied (the fork is not the creator's), ProtocolError, ResourceExhausted.
   Status create(const AgentId& creator, const Creation& ids);
-  /// Stores the outcome of an object that create() registered. Call it once.
-  void fulfil(const RRefId& object, Outcome outcome);
+  /// Stores the outcome of an object that create() registered, or the error for its users. Call it once.
+  void fulfil(const RRefId& object, Result<Outcome> outcome);
   /// Returns whether the agent `user` may use an object of this agent by its hold `fork`: Ok if a holder of the object
   /// gave that fork to this incarnation of `user`, which includes the object's creator; or if `user` is this agent.
   /// PermissionDenied, with the names of the object and the user, otherwise. The fork proves it by itself, so this

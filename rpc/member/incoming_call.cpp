@@ -28,6 +28,12 @@ void IncomingCall::keep(Outcome outcome) {
   reply_.send(out.take());
 }
 
+void IncomingCall::fail(const Status& status) {
+  if (creation_) member_->references().fulfil(creation_->object, status);
+  creation_.reset();
+  reply_.fail(status);
+}
+
 void IncomingCall::send(Message message, ReferenceTransfer transfer) {
   transfer.sent();
   transfer.replied(number_);

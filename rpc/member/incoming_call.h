@@ -28,8 +28,8 @@ class IncomingCall final {
   /// Answers with `message`, which carries the references in `transfer`. Blocks if the message has bytes and exceeds
   /// the bound on bytes in flight.
   void send(Message message, ReferenceTransfer transfer);
-  /// Fails the call. An object that the call was to create is never made.
-  void fail(const Status& status) { reply_.fail(status); }
+  /// Fails the call. Users of an object that the call was to create get the error too.
+  void fail(const Status& status);
 
   /// Reads the request of a fetch, instead of begin(). Errors: ProtocolError; those of check_use().
   Result<Fetch> begin_fetch(const Received& request);

@@ -75,10 +75,11 @@ class Timeouts final {
         changed_.wait_until(lock, first->first.first);
         continue;
       }
-      const auto expire = std::move(first->second);
+      auto expire = std::move(first->second);
       waiting_.erase(first);
       lock.unlock();
       expire();
+      expire = nullptr;  // may hold what takes other locks when it is destroyed
       lock.lock();
     }
   }
