@@ -90,7 +90,7 @@ void Call::State::wake() {
 }
 
 bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
-  link->engine().pool->about_to_block();
+  const WaitInHandler place;
   while (!done()) {
     if (until && Clock::now() >= *until) return false;
     prepare_to_sleep();

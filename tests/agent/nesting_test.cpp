@@ -80,6 +80,39 @@ TEST_P(Nesting, ChainsAroundThreeAgentsEnd) {
   run_chains(64, 7);
 }
 
+/// A wait for an idempotent call gives the handler's place up once, and takes it again.
+TEST_P(Nesting, NoMoreHandlersRunAfterWaitsForIdempotentCalls) {
+  make_ring(2);
+  agents[1]->serve("relay", [&](const Request&, Reply reply) {
+    auto options = within(seconds(60));
+    options.idempotent = true;
+    const auto answer = call_sync(*agents[1], "agent0", "hop", hops_left(0), std::move(options));
+    if (!answer) return reply.fail(answer.status());
+    reply.send({});
+  });
+  const int most = GetParam().threads;
+  std::atomic<int> running{0}, seen{0};
+  agents[1]->serve("stay", [&](const Request&, Reply reply) {
+    const int now = ++running;
+    for (int before = seen; before < now && !seen.compare_exchange_weak(before, now);) {
+    }
+    eventually([&] { return seen > most; }, std::chrono::milliseconds(200));
+    --running;
+    reply.send({});
+  });
+  for (int i = 0; i < 8; ++i) {
+    const auto reply = call_sync(*agents[0], "agent1", "relay", {}, within(seconds(60)));
+    ASSERT_TRUE(reply.ok()) << reply.status().text();
+  }
+  std::vector<Call> all;
+  for (int i = 0; i < 2 * most; ++i) all.push_back(agents[0]->call("agent1", "stay", {}, within(seconds(60))));
+  for (auto& call : all) {
+    ASSERT_TRUE(call.wait());
+    EXPECT_TRUE(call.take().ok());
+  }
+  EXPECT_LE(seen, most);
+}
+
 /// Every handler waits for a signal that only another request's handler gives.
 TEST_P(Nesting, AHandlerMayWaitForAnotherRequestOutsideACall) {
   make_ring(2);
