@@ -78,7 +78,8 @@ bool Call::State::sleep(std::optional<Clock::time_point> until) {
     return true;
   const bool uninterrupted = futex_wait(word_, sleeping, until);
   expected = sleeping;
-  word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel);
+  // Another thread may sleep on the word too: it says again that it sleeps, else complete() would not wake it.
+  if (word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel)) futex_wake(word_);
   return uninterrupted;
 }
 

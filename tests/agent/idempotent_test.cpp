@@ -170,6 +170,17 @@ TEST_P(IdempotentCalls, HaveNoOrderKey) {
   EXPECT_EQ(call_sync(*a, "b", "count", {}, options).status().code(), Code::invalid_argument);
 }
 
+TEST_P(IdempotentCalls, WakeAWaiterAfterAnotherOneHasTimedOut) {
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(60)));
+  std::atomic<bool> woken{false};
+  std::thread waiter([&] { woken = call.wait(Clock::now() + seconds(20)); });
+  EXPECT_FALSE(call.wait(Clock::now() + Milliseconds(200)));
+  counting.held = false;
+  EXPECT_TRUE(eventually([&] { return woken.load(); }, seconds(5)));
+  waiter.join();
+  EXPECT_TRUE(call.done());
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 
