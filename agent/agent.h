@@ -174,6 +174,8 @@ class Reply {
 
   /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
   bool begin();
+  /// For the agent's own use: the link has ended, so the answer cannot reach the caller.
+  [[nodiscard]] bool lost() const;
   /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 

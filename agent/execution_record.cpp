@@ -61,9 +61,14 @@ bool ExecutionRecord::admit(const wire::IdempotencyKey& key, Reply& reply, std::
   reply.on_cancelled([cancel_first = std::move(cancel_first)] { cancel_first(); });
   {
     const std::lock_guard lock(mutex_);
+  std::vector<Reply> lost;  // each keeps its link, with connections and rings; dropped after the lock is released
     const auto known = executions_.find(key.key);
     if (known != executions_.end() && !known->second.answer) {
-      known->second.waiting.push_back(std::move(reply));
+      auto& waiting = known->second.waiting;
+      const auto ended = std::partition(waiting.begin(), waiting.end(), [](const Reply& each) { return !each.lost(); });
+      lost.assign(std::move_iterator(ended), std::move_iterator(waiting.end()));
+      waiting.erase(ended, waiting.end());
+      waiting.push_back(std::move(reply));
       return false;
     }
     if (known != executions_.end()) answer = known->second.answer;

@@ -102,6 +102,8 @@ bool Reply::begin() {
   return true;
 }
 
+bool Reply::lost() const { return !state_ || state_->link->closed(); }
+
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
   state_->link->incoming_calls().on_cancelled(*state_->incoming, std::move(told));

@@ -181,6 +181,26 @@ TEST_P(IdempotentCalls, WakeAWaiterAfterAnotherOneHasTimedOut) {
   EXPECT_TRUE(call.done());
 }
 
+TEST_P(IdempotentCalls, SentAgainKeepNoDescriptorsOfLostLinks) {
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(60)));
+  const auto received = [&] { return b->counters().calls_served + b->in_flight().second; };
+  std::size_t descriptors = 0;
+  for (unsigned cut = 0; cut < 8; ++cut) {
+    ASSERT_TRUE(eventually([&] { return received() > cut; })) << "the call comes again";
+    if (cut == 3) {
+      std::this_thread::sleep_for(Milliseconds(100));  // so that all of the lost links but one have gone
+      descriptors = open_descriptors();
+    }
+    sever_connections();
+  }
+  ASSERT_TRUE(eventually([&] { return received() > 8; }));
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; }, seconds(5)))
+      << open_descriptors() << " descriptors are open, and after three cuts there were " << descriptors;
+  counting.held = false;
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  EXPECT_TRUE(call.take().ok());
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 
