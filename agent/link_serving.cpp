@@ -238,12 +238,13 @@ void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string nam
                     std::shared_ptr<IncomingRequest> incoming, Reply reply) {
   const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
   const auto deadline = incoming->deadline;
+  const bool outlives_link = incoming->key != 0;  // its caller asks for the answer over another link
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
               arguments = std::move(arguments), incoming = std::move(incoming), reply = std::move(reply)]() mutable {
     self->incoming_calls_.start(*incoming);
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
-  engine_->pool->submit_handler(std::move(job), executor, this, deadline);
+  engine_->pool->submit_handler(std::move(job), executor, this, deadline, outlives_link);
 }
 
 /// Answers a status frame: how far the request has come here.

@@ -70,12 +70,13 @@ bool Pool::submit(UniqueFunction<void()> job, bool with_executor) {
 }
 
 bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const void* sender,
-                          std::optional<Clock::time_point> deadline) {
+                          std::optional<Clock::time_point> deadline, bool outlives_sender) {
   return push({.run = std::move(job),
                .with_executor = with_executor && executor_.exists(),
                .handler = true,
                .sender = sender,
-               .deadline = deadline},
+               .deadline = deadline,
+               .outlives_sender = outlives_sender},
               false);
 }
 

@@ -31,6 +31,7 @@ class PoolJobs final {
     bool handler = false;
     const void* sender = nullptr;  // of a handler's request
     std::optional<Clock::time_point> deadline = std::nullopt;
+    bool outlives_sender = false;
   };
 
   explicit PoolJobs(int places) : places_(places) {}
@@ -99,9 +100,9 @@ class PoolJobs final {
     for (auto* queue : {&plain_, &in_executor_}) queue->handlers.resume(sender);
     count();
   }
-  /// Makes the waiting handlers of `sender` jobs that need no place.
+  /// Makes the waiting handlers of `sender` jobs that need no place, but not those that outlive it.
   void start_waiting(const void* sender) {
-    start_if([sender](const void* of, const Job&) { return of == sender; });
+    start_if([sender](const void* of, const Job& job) { return of == sender && !job.outlives_sender; });
   }
   /// Does so with waiting handlers whose deadline has passed; looks ten times a second. False: it has not looked.
   bool start_expired() {

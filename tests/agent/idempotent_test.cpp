@@ -201,6 +201,25 @@ TEST_P(IdempotentCalls, SentAgainKeepNoDescriptorsOfLostLinks) {
   EXPECT_TRUE(call.take().ok());
 }
 
+TEST_P(IdempotentCalls, WaitForPlacesAfterTheirLinkIsLost) {
+  const auto narrow = join(store, "narrow", GetParam(), [](RawAgentOptions& options) { options.max_threads = 2; });
+  counting.serve(*narrow);
+  constexpr std::size_t count = 8;
+  std::vector<Call> calls;
+  for (std::size_t i = 0; i < count; ++i)
+    calls.push_back(a->call("narrow", "hold", message_of(std::to_string(i)), idempotent(seconds(60))));
+  ASSERT_TRUE(eventually([&] { return narrow->in_flight().second == count; }));
+  sever_connections();
+  ASSERT_TRUE(eventually([&] { return narrow->in_flight().second == 2 * count; })) << "the calls come again";
+  EXPECT_FALSE(eventually([&] { return counting.runs().size() > 2; }, Milliseconds(200)));
+  counting.held = false;
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    EXPECT_TRUE(call.take().ok());
+  }
+  EXPECT_EQ(counting.runs().size(), count);
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 
