@@ -52,7 +52,11 @@ void Engine::look_after() {
   const auto now = Clock::now();
   for (const auto& link : peers.all_links()) {
     link->keep_alive(now);
-    if (const auto session = link->session()) session->executions().expire(now);
+    const auto session = link->session();
+    if (!session) continue;
+    // The owners of an answer's memory are the program's, and their ends may wait for its locks.
+    if (auto dropped = session->executions().expire(now); !dropped.empty())
+      pool->submit([held = std::move(dropped)] {});
   }
   counters.late_answers.log_if_due(now);
   memory.trim();

@@ -106,7 +106,7 @@ std::size_t ExecutionRecord::answers() const {
   return answers_;
 }
 
-void ExecutionRecord::expire(Clock::time_point now) {
+ExecutionRecord::Dropped ExecutionRecord::expire(Clock::time_point now) {
   Dropped dropped;
   const std::lock_guard lock(mutex_);
   for (auto at = executions_.begin(); at != executions_.end();) {
@@ -122,6 +122,7 @@ void ExecutionRecord::settle_below(std::uint64_t key, Dropped& dropped) {
   settled_ = key;
   for (auto at = executions_.begin(); at != executions_.end() && at->first < settled_;) {
     at = at->second.answer ? forget(at, dropped) : std::next(at);
+  return dropped;
   }
   forgotten_.erase_below(settled_);
 }

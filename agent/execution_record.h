@@ -34,8 +34,10 @@ class ExecutionRecord final {
   /// answer as soon as there is one, or with ConnectionLost if the record has forgotten the key. `cancel` cancels the
   /// execution that this request would begin; it runs if a later request of the key is cancelled.
   bool admit(const wire::IdempotencyKey& key, Reply& reply, std::function<void()> cancel);
-  /// Drops the answers to calls whose deadlines have passed: their callers send no request any more.
-  void expire(Clock::time_point now);
+  /// Answers on their way out. They are destroyed after the lock is released, because that may take long, or locks.
+  using Dropped = std::vector<std::shared_ptr<const Result<Message>>>;
+  /// Drops the answers to calls whose deadlines have passed: their callers send no request any more. Returns them.
+  [[nodiscard]] Dropped expire(Clock::time_point now);
   /// Stores the answer of the execution of `key`, and sends it to the requests that wait for it.
   void end(std::uint64_t key, Result<Message> answer);
 
@@ -51,8 +53,6 @@ class ExecutionRecord final {
   };
   using Executions = std::map<std::uint64_t, Execution>;
 
-  /// Answers on their way out. They are destroyed after the lock is released, because that may take long, or locks.
-  using Dropped = std::vector<std::shared_ptr<const Result<Message>>>;
   void settle_below(std::uint64_t key, Dropped& dropped);
   Executions::iterator forget(Executions::iterator execution, Dropped& dropped);
 

@@ -1,7 +1,9 @@
 // Idempotent calls: sent again when their connection is lost, run once, and answered from the callee's record.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -218,6 +220,28 @@ TEST_P(IdempotentCalls, WaitForPlacesAfterTheirLinkIsLost) {
     EXPECT_TRUE(call.take().ok());
   }
   EXPECT_EQ(counting.runs().size(), count);
+}
+
+TEST_P(IdempotentCalls, DestroyExpiredAnswersOnTheThreadsOfThePool) {
+  std::mutex mutex;
+  std::string destroyed_on;
+  b->serve("give", [&](const Request&, Reply reply) {
+    const auto note = [&](std::byte* memory) {
+      delete memory;
+      std::array<char, 16> name{};
+      ::pthread_getname_np(::pthread_self(), name.data(), name.size());
+      const std::lock_guard lock(mutex);
+      destroyed_on = name.data();
+    };
+    const std::shared_ptr<std::byte> owner(new std::byte{1}, note);
+    reply.send({{}, {{{}, owner.get(), 1, nullptr, owner}}, {}, {}});
+  });
+  ASSERT_TRUE(call_sync(*a, "b", "give", {}, idempotent(Milliseconds(500))).ok());
+  ASSERT_TRUE(eventually([&] {
+    const std::lock_guard lock(mutex);
+    return !destroyed_on.empty();
+  }));
+  EXPECT_EQ(destroyed_on, "tf-pool");
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
