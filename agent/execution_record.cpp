@@ -1,6 +1,7 @@
 #include "agent/execution_record.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/text.h"
@@ -25,7 +26,8 @@ void send(Reply reply, const Result<Message>& answer) {
 Status forgotten() {
   return {Code::connection_lost,
           formatted("the connection was lost, and the callee has forgotten the call since: it keeps {} answers with {} "
-                    "MiB for each caller. The call may have run once, and will not run again",
+                    "MiB for each caller, and none for a caller that it takes for dead. The call may have run once, "
+                    "and will not run again",
                     ExecutionRecord::most_answers, ExecutionRecord::most_bytes >> 20)};
 }
 
@@ -39,7 +41,8 @@ bool ExecutionRecord::admit(const wire::IdempotencyKey& key, Reply& reply, std::
     const std::lock_guard lock(mutex_);
     settle_below(key.settled, dropped);
     const auto known = executions_.find(key.key);
-    if (known == executions_.end() && key.key >= settled_ && !forgotten_.contains(key.key)) {
+    if (known == executions_.end() && !retired_ && key.key >= settled_ && !forgotten_.contains(key.key)) {
+      next_key_ = std::max(next_key_, key.key + 1);
       auto& execution = executions_[key.key];
       execution.cancel = std::move(cancel);
       execution.deadline = reply.deadline();
@@ -59,9 +62,9 @@ bool ExecutionRecord::admit(const wire::IdempotencyKey& key, Reply& reply, std::
   }
   // Before end() can take the reply.
   reply.on_cancelled([cancel_first = std::move(cancel_first)] { cancel_first(); });
+  std::vector<Reply> lost;  // each keeps its link, with connections and rings; dropped after the lock is released
   {
     const std::lock_guard lock(mutex_);
-  std::vector<Reply> lost;  // each keeps its link, with connections and rings; dropped after the lock is released
     const auto known = executions_.find(key.key);
     if (known != executions_.end() && !known->second.answer) {
       auto& waiting = known->second.waiting;
@@ -101,6 +104,12 @@ void ExecutionRecord::end(std::uint64_t key, Result<Message> answer) {
   for (auto& reply : waiting) send(std::move(reply), *kept);
 }
 
+std::uint64_t ExecutionRecord::retire() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(retired_, true) || next_key_ == 0) return 0;
+  return std::max(next_key_, settled_);
+}
+
 std::size_t ExecutionRecord::answers() const {
   const std::lock_guard lock(mutex_);
   return answers_;
@@ -114,6 +123,7 @@ ExecutionRecord::Dropped ExecutionRecord::expire(Clock::time_point now) {
     const bool over = execution.answer && execution.deadline && *execution.deadline <= now;
     at = over ? forget(at, dropped) : std::next(at);
   }
+  return dropped;
 }
 
 /// Drops the answers of keys below `key`, of which the caller sends no request any more.
@@ -122,7 +132,6 @@ void ExecutionRecord::settle_below(std::uint64_t key, Dropped& dropped) {
   settled_ = key;
   for (auto at = executions_.begin(); at != executions_.end() && at->first < settled_;) {
     at = at->second.answer ? forget(at, dropped) : std::next(at);
-  return dropped;
   }
   forgotten_.erase_below(settled_);
 }

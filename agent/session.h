@@ -28,7 +28,10 @@ enum class Loss : std::uint8_t { connection, peer };
 
 class Session final {
  public:
-  explicit Session(PeerInfo peer) : peer_(std::move(peer)) { heard(); }
+  /// `first_key`: see ExecutionRecord.
+  explicit Session(PeerInfo peer, std::uint64_t first_key = 0) : peer_(std::move(peer)), executions_(first_key) {
+    heard();
+  }
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
 

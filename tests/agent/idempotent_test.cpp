@@ -312,6 +312,19 @@ TEST_F(RepeatedRequests, OfASettledKeyNeverRunAgain) {
   EXPECT_EQ(counting.runs()["one"], 1);
 }
 
+TEST_F(RepeatedRequests, NeverRunAgainAfterTheirCallerWasTakenForDead) {
+  std::atomic<int> deaths{0};
+  b->on_peer_lost([&](const PeerInfo&, const Status&) { ++deaths; });
+  ASSERT_TRUE(call({4, 0, 0}, "four").ok());
+  ASSERT_TRUE(peer.write(plain_frame(wire::Kind::goodbye)).ok());
+  peer.close();
+  ASSERT_TRUE(eventually([&] { return deaths == 1; }));
+  peer = raw_dial(store, "b", raw_hello("raw"));
+  EXPECT_EQ(call({4, 0, 0}, "four").status().code(), Code::connection_lost);
+  EXPECT_TRUE(call({5, 0, 0}, "five").ok());
+  EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"four", 1}, {"five", 1}}));
+}
+
 TEST_F(RepeatedRequests, MeantForAnEarlierIncarnationDoNotRun) {
   EXPECT_EQ(call({1, 0, 12345}, "one").status().code(), Code::connection_lost);
   EXPECT_TRUE(call({2, 0, b->self().incarnation}, "two").ok());
