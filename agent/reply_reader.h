@@ -49,7 +49,7 @@ class ReplyReader final {
   /// Describes the reader for people; see Link::state_text.
   [[nodiscard]] std::string state_text(FrameStream& stream);
 
-  /// While one lives, this thread takes replies of the link for a call of its own, so ends of calls need not wake it.
+  /// While one lives, this thread reads the stream for a call of its own, so ends of calls need not wake it.
   class Taking {
    public:
     explicit Taking(const ReplyReader& reader) : outer_(std::exchange(reading_, &reader)) {}
@@ -77,7 +77,7 @@ class ReplyReader final {
   bool draining_ = false;               // the pool reads late replies
   std::atomic<bool> late_{false};       // a call was given up
 
-  static inline thread_local const ReplyReader* reading_ = nullptr;  // whose replies this thread takes
+  static inline thread_local const ReplyReader* reading_ = nullptr;  // whose stream this thread reads
 };
 
 }  // namespace tensorferry

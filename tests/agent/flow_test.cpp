@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <mutex>
 #include <thread>
+#include <vector>
 
+#include "channels/completion.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
@@ -32,6 +35,90 @@ class Flow : public ::testing::Test {
  protected:
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
 };
+
+// ---- Threads that wait
+
+/// The buffer of every first pull lands inside the next pull, on the thread that pulls then. No bytes move.
+struct Landings {
+  std::mutex mutex;
+  Completion kept;
+  std::atomic<int> pulls{0};
+};
+
+class LandsLater final : public Channel {
+ public:
+  explicit LandsLater(std::shared_ptr<Landings> landings) : landings_(std::move(landings)) {}
+  Offer offer(const Buffer& buffer, Sharing, Outgoing&, Completion released) override {
+    complete(std::move(released), {});
+    return Ticket{.bytes = buffer.bytes, .opaque = {}};
+  }
+  void pull(const Ticket& ticket, Sink& sink, Completion landed, Completion consumed) override {
+    (void)sink.reserve(ticket.bytes);
+    Completion earlier;
+    {
+      const std::lock_guard lock(landings_->mutex);
+      std::swap(earlier, landings_->kept);
+      if (!earlier) landings_->kept = std::move(landed);
+    }
+    ++landings_->pulls;
+    if (earlier) {
+      complete(std::move(earlier), {});
+      complete(std::move(landed), {});
+    }
+    complete(std::move(consumed), {});
+  }
+  void withdraw(const Ticket&) override {}
+  void close(Status why) noexcept override {
+    Completion left;
+    {
+      const std::lock_guard lock(landings_->mutex);
+      std::swap(left, landings_->kept);
+    }
+    if (left) complete(std::move(left), why);
+  }
+
+ private:
+  const std::shared_ptr<Landings> landings_;
+};
+
+class LandsLaterDriver final : public Driver {
+ public:
+  explicit LandsLaterDriver(std::shared_ptr<Landings> landings) : landings_(std::move(landings)) {}
+  [[nodiscard]] std::string_view name() const override { return "lands later"; }
+  [[nodiscard]] bool immediate() const override { return true; }
+  std::variant<Bytes, Refusal> descriptor(Device) override { return Bytes(); }
+  std::optional<Refusal> reaches(ByteView, ByteView) override { return std::nullopt; }
+  std::unique_ptr<Channel> open(Wire& wire, DevicePair) override {
+    wire.ready({});
+    return std::make_unique<LandsLater>(landings_);
+  }
+
+ private:
+  const std::shared_ptr<Landings> landings_;
+};
+
+TEST_F(Flow, AWaiterWakesTheOneWhoseBufferLandsInItsPull) {
+  const auto landings = std::make_shared<Landings>();
+  const auto with = [&](RawAgentOptions& options) {
+    options.registry.add("lands later", 1000, [landings] { return std::make_unique<LandsLaterDriver>(landings); });
+  };
+  const auto a = join(store, "a", {}, with), b = join(store, "b", {}, with);
+  b->serve("give", [](const Request&, Reply reply) { reply.send(large(10'000)); });
+  ASSERT_TRUE(eventually([&] {
+    const auto route = a->explain("b");
+    return route.ok() && route->transport == "ring";
+  }));
+  std::atomic<bool> ended{false};
+  std::thread first([&] {
+    EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
+    ended = true;
+  });
+  EXPECT_TRUE(eventually([&] { return landings->pulls == 1; }));
+  std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
+  EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
+  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(5)));
+  first.join();
+}
 
 // ---- Bytes in flight
 
