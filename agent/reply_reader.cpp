@@ -72,12 +72,17 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
     if (call.landing) link_.channels().progress_until([&] { return call.done(); });
     if (call.done()) return;
     pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
+    auto limit = until;
+    if (nudged.fd() < 0) {  // nothing can wake this thread when its call ends
+      const auto soon = Clock::now() + Milliseconds(10);
+      limit = until ? std::min(*until, soon) : soon;
+    }
     timespec left{};
-    if (until) {
-      const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*until - Clock::now()).count());
+    if (limit) {
+      const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*limit - Clock::now()).count());
       left = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
     }
-    const int ready = ::ppoll(sources, 2, until ? &left : nullptr, nullptr);
+    const int ready = ::ppoll(sources, 2, limit ? &left : nullptr, nullptr);
     if (ready == 0) return;
     if (ready < 0) {
       stopped = interrupted && interrupted();

@@ -1,5 +1,7 @@
 // Bounds on bytes in flight and on concurrent handlers. No call waits because another call or peer is slow.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <mutex>
@@ -118,6 +120,32 @@ TEST_F(Flow, AWaiterWakesTheOneWhoseBufferLandsInItsPull) {
   EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
   EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(5)));
   first.join();
+}
+
+TEST_F(Flow, AWaiterEndsWithItsCallIfTheProcessHasNoDescriptorToSpare) {
+  const auto a = join(store, "a", {"unix", "basic"}), b = join(store, "b", {"unix", "basic"});
+  serve_echo(*b);
+  std::vector<Reply> kept;  // no answer comes, which would wake the waiter
+  b->serve("keep", [&](const Request&, Reply reply) { kept.push_back(std::move(reply)); });
+  std::atomic<bool> linked{false}, ended{false};
+  a->call("b", "echo", {}, within(seconds(10))).on_done([&](const Result<Received>&) { linked = true; });
+  ASSERT_TRUE(eventually([&] { return linked.load(); }));
+  auto call = a->call("b", "keep", {}, within(seconds(20)));
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const FileDescriptor lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const rlimit none{static_cast<rlim_t>(lowest.get()), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::thread waiter([&] {
+    call.wait();
+    ended = true;
+  });
+  std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
+  call.cancel();
+  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(5)));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  waiter.join();
 }
 
 // ---- Bytes in flight
