@@ -23,7 +23,8 @@ bool OutgoingRing::send(SlotId slot, ByteView frame) {
 bool OutgoingRing::serve_one() {
   const auto link = link_.lock();
   bool any = false;
-  while (link && calls->any_done()) {
+  // Bounded, because a peer that breaks the protocol may list slots without end.
+  for (std::uint32_t i = 0; i < CallRing::slots && link && !link->closed() && calls->any_done(); ++i) {
     std::optional<SlotId> slot;
     {
       const std::unique_lock lock(collect_mutex_, std::try_to_lock);

@@ -242,8 +242,10 @@ bool CallRing::any_done() const {
 }
 
 std::optional<SlotId> CallRing::next_done() {
-  const auto tail = shared_.done_tail.load(std::memory_order_relaxed);
-  if (shared_.done_head.load(std::memory_order_acquire) == tail) return std::nullopt;
+  const auto head = shared_.done_head.load(std::memory_order_acquire);
+  auto tail = shared_.done_tail.load(std::memory_order_relaxed);
+  if (head == tail) return std::nullopt;
+  if (head - tail > slots) tail = head - slots;  // the others have been overwritten
   const auto entry = shared_.done[tail % slots].load(std::memory_order_relaxed);
   shared_.done_tail.store(tail + 1, std::memory_order_release);
   const SlotId slot{static_cast<std::uint32_t>(entry), static_cast<std::uint32_t>(entry >> 32)};

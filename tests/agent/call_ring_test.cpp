@@ -249,6 +249,27 @@ TEST_F(CallRings, WithInvalidContentsAreRefusedWithoutReadingOutside) {
   ::munmap(raw, static_cast<std::size_t>(bytes));
 }
 
+TEST_F(CallRings, WithAWildDoneListHoldNoMoreEntriesThanSlots) {
+  const auto descriptor = caller->share();
+  auto* raw = static_cast<std::byte*>(
+      ::mmap(nullptr, CallRing::memory_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor->get(), 0));
+  ASSERT_NE(raw, MAP_FAILED);
+  constexpr std::size_t done_head = 192;  // its place in the memory: the callee counts the entries there
+  const auto slot = send(frame_of(40, 1));
+  ASSERT_TRUE(caller->watch(slot) && pop());
+  ASSERT_EQ(callee->answer(slot, frame_of(8, 1)), Answered::must_ring);
+  std::uint64_t head = 0;
+  std::memcpy(&head, raw + done_head, sizeof head);
+  ASSERT_EQ(head, 1U) << "the list's head lies there";
+  head = std::uint64_t{1} << 60;
+  std::memcpy(raw + done_head, &head, sizeof head);
+  std::uint32_t entries = 0;
+  while (entries <= CallRing::slots && caller->next_done()) ++entries;
+  EXPECT_LE(entries, CallRing::slots);
+  EXPECT_FALSE(caller->any_done());
+  ::munmap(raw, CallRing::memory_bytes());
+}
+
 // ---- The doorbell
 
 TEST(Doorbells, NeverLoseAWakeUpInARace) {
