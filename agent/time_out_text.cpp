@@ -44,8 +44,11 @@ std::string handlers(std::uint32_t busy, std::uint32_t most) { return formatted(
 /// Describes a call by the callee's report.
 std::string reported(const Call::State& call, const CalleeReport& report, bool in_ring) {
   const auto& status = report.status;
-  const auto ago = [&](std::uint64_t microseconds) {
-    return shown(report.at - std::chrono::microseconds(microseconds) - call.made);
+  const auto known = std::max(std::chrono::microseconds(0),
+                              std::chrono::duration_cast<std::chrono::microseconds>(report.at - call.made));
+  const auto ago = [&](std::uint64_t microseconds) {  // a peer may claim any time
+    const auto most = static_cast<std::uint64_t>(known.count());
+    return shown(known - std::chrono::microseconds(std::min(microseconds, most)));
   };
   if (status.stage == Stage::unknown) {
     return in_ring ? "put into shared memory, from which the peer has not taken it yet"

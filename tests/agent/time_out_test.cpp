@@ -106,6 +106,17 @@ TEST_F(TimeOutText, TellsOfACallInTheQueueOfHandlers) {
   EXPECT_THAT(text(), HasSubstr("max_threads on \"trainer3\""));
 }
 
+TEST_F(TimeOutText, TakesTimesBeforeTheCallForItsBegin) {
+  wire::CallStatus status;
+  status.stage = Stage::running;
+  for (const std::uint64_t wild :
+       {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 62, after(milliseconds(-9))}) {
+    status.received_us = status.started_us = wild;
+    report(status);
+    EXPECT_THAT(text(), HasSubstr("received there after 0 ms, started after 0 ms")) << wild;
+  }
+}
+
 TEST_F(TimeOutText, TellsOfArgumentsThatHadNotArrived) {
   wire::CallStatus status;
   status.stage = Stage::arriving;
