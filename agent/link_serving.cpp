@@ -85,7 +85,6 @@ void Reply::tell(std::uint32_t number) {
 /// Returns whether the caller has given up by `now`.
 static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, Clock::time_point now) {
   if (incoming.cancelled || (incoming.deadline && *incoming.deadline <= now)) return true;
-  if (incoming.key != 0) return false;  // another link may ask for the answer
   return route.ring && route.ring->abandoned(route.slot);
 }
 

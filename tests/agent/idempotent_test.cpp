@@ -247,6 +247,44 @@ TEST_P(IdempotentCalls, DestroyExpiredAnswersOnTheThreadsOfThePool) {
 INSTANTIATE_TEST_SUITE_P(Over, IdempotentCalls, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 
+/// An executor that the test holds.
+class HeldExecutor final : public Executor {
+ public:
+  void* attach() override { return nullptr; }
+  void enter(void*) override { held.lock(); }
+  void leave(void*) override { held.unlock(); }
+  void detach(void*) override {}
+
+  std::mutex held;
+};
+
+TEST(IdempotentCallsByRing, DoNotRunIfTheirCancelCameBeforeThem) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto executor = std::make_shared<HeldExecutor>();
+  const auto a = join(store, "a");
+  const auto b = join(store, "b", {}, [&](RawAgentOptions& options) { options.executor = executor; });
+  std::atomic<int> runs{0};
+  const auto run = [&](const Request&, Reply reply) {
+    ++runs;
+    reply.send({});
+  };
+  b->serve("run", run, {.executor = true});
+  ASSERT_TRUE(eventually([&] {
+    const auto route = a->explain("b");
+    return route.ok() && route->transport == "ring";
+  }));
+  ASSERT_TRUE(call_sync(*a, "b", "run", {}, idempotent(seconds(10))).ok());
+  executor->held.lock();
+  auto call = a->call("b", "run", {}, idempotent(seconds(10)));
+  std::this_thread::sleep_for(Milliseconds(100));
+  EXPECT_EQ(b->in_flight().second, 0U) << "the request is in the ring";
+  call.cancel();
+  std::this_thread::sleep_for(Milliseconds(100));  // so that the cancel has been read
+  executor->held.unlock();
+  EXPECT_TRUE(eventually([&] { return b->counters().calls_served == 2; }));
+  EXPECT_EQ(runs, 1);
+}
+
 /// Makes idempotent calls frame by frame, so that a test repeats them.
 class RepeatedRequests : public ::testing::Test {
  protected:
