@@ -745,7 +745,10 @@ Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>
     pieces.most = output.size();
     pieces.given = inputs;
     pieces.taken[rank_] = output;
-    if (auto status = agree(called, pieces.lendable(rank_), ranks_ * pieces.most, limits); !status.ok()) return status;
+    // Where pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
+    // to copy them. So a thread would read what a thread of another block of a rank that does not lend copies.
+    const auto own = pieces.most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
+    if (auto status = agree(called, own, ranks_ * pieces.most, limits); !status.ok()) return status;
     if (!kernel.ok()) return kernel.status();
     return enqueue_pieces(called, *kernel, size_of(dtype), pieces, limits);
   }

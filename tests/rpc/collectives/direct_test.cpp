@@ -653,6 +653,30 @@ TEST_F(DirectLent, TheirOwnersMayWriteThemAgainInTheOrderOfTheStream) {
   });
 }
 
+TEST_F(DirectLent, ThoseInPiecesOfNoMultipleOf16BytesAreCopiedBeforeAReduceScatter) {
+  form(ranks());
+  run([&](Rank& each) {
+    const auto all = each.group.size();
+    const auto memory = each.gpu.allocate(gpu_bytes - 16);
+    each.gpu.forget();
+    if (each.rank != 1) mark(memory);  // that of one rank is ordinary
+    for (const std::size_t count : {3001, 3004}) {
+      const auto rows = inputs_of(all, DType::float32, all * count);
+      const auto in = each.gpu.put(rows[each.rank]);
+      const auto out = each.gpu.allocate(4 * count);
+      std::vector<std::span<const std::byte>> given;
+      for (std::size_t to = 0; to < all; ++to) given.emplace_back(in.subspan(to * out.size(), out.size()));
+      const auto sum = reduced(rows, DType::float32, Reduction::sum);
+      ASSERT_TRUE(ended(each.group.reduce_scatter(given, out, DType::float32, Reduction::sum, each.options())).ok());
+      EXPECT_EQ(std::memcmp(each.gpu.get(out).data(), sum.data() + each.rank * out.size(), out.size()), 0) << count;
+      // Kernels share out what is not aligned in another way than they copy it.
+      EXPECT_EQ(borrowed(each.group), count == 3001 ? 0 : all - (each.rank == 1 ? 1 : 2));
+      each.gpu.forget();
+    }
+    invalidate(memory);
+  });
+}
+
 TEST_F(DirectLent, AreUnmappedWhenTheirOwnerSaysThatTheyGoAndLentAnewAfterwards) {
   form(2);
   run([&](Rank& each) {
