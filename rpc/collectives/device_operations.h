@@ -29,13 +29,13 @@ class DeviceOperations {
   virtual Status reduce(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op, std::size_t root,
                         const WaitLimits& limits) = 0;
   virtual Status broadcast(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits) = 0;
-  /// `even`: all ranks give as many bytes. Else the ranks must tell one another how many.
+  /// `even`: all pieces have one size. Else the ranks must tell one another their sizes.
   virtual Status gather(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs,
                         std::size_t root, bool even, const WaitLimits& limits) = 0;
   virtual Status scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
                          std::size_t root, const WaitLimits& limits) = 0;
   virtual Status reduce_scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
-                                const ReduceOp& op, const WaitLimits& limits) = 0;
+                                const ReduceOp& op, bool even, const WaitLimits& limits) = 0;
   virtual Status all_to_all(const Fingerprint& called, const std::vector<InBytes>& inputs,
                             const std::vector<OutBytes>& outputs, bool even, const WaitLimits& limits) = 0;
 };

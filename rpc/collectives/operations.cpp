@@ -1,4 +1,5 @@
 // The operations of a group, as steps.
+#include <algorithm>
 #include <utility>
 
 #include "rpc/collectives/raw_group.h"
@@ -159,9 +160,12 @@ RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes ou
                                         StartOptions options) {
   const auto device = options.device;
   return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) {
-    const auto called = on(device, fingerprint_of(Operation::reduce_scatter, dtype, total(inputs), no_root, op));
-    if (device) return device->reduce_scatter(called, inputs, output, op, limits);
-    if (choose(Operation::reduce_scatter, total(inputs), reduces_in_turn(op, dtype)) == Algorithm::ring) {
+    const bool even =
+        std::all_of(inputs.begin(), inputs.end(), [&](const InBytes& piece) { return piece.size() == output.size(); });
+    const auto called =
+        on(device, fingerprint_of(Operation::reduce_scatter, dtype, even ? total(inputs) : uneven, no_root, op));
+    if (device) return device->reduce_scatter(called, inputs, output, op, even, limits);
+    if (even && choose(Operation::reduce_scatter, total(inputs), reduces_in_turn(op, dtype)) == Algorithm::ring) {
       return reduce_scatter_by_ring(performing(called, limits), inputs, output, op);
     }
     ExchangeStep step(size());

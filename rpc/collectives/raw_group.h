@@ -79,7 +79,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Work gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, std::size_t root, StartOptions options = {});
   /// `inputs` is used at `root` alone.
   Work scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, std::size_t root, StartOptions options = {});
-  /// The inputs of all ranks at index i are reduced into the output of rank i.
+  /// The inputs of all ranks at index i are reduced into the output of rank i, and have its size.
   Work reduce_scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, ReduceOp op,
                       StartOptions options = {});
   /// The input at index i goes to rank i. `even`: all have the same size, at all ranks.

@@ -146,7 +146,7 @@ class Run final : public DeviceRun {
   Status scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output, std::size_t root,
                  const WaitLimits& limits) override;
   Status reduce_scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
-                        const ReduceOp& op, const WaitLimits& limits) override;
+                        const ReduceOp& op, bool even, const WaitLimits& limits) override;
   Status all_to_all(const Fingerprint& called, const std::vector<InBytes>& inputs, const std::vector<OutBytes>& outputs,
                     bool even, const WaitLimits& limits) override;
 
@@ -207,7 +207,9 @@ class Run final : public DeviceRun {
     const std::lock_guard lock(mutex_);
     return enqueued_;
   }
-  [[nodiscard]] Status unexpected(std::size_t from, std::uint64_t gives, std::uint64_t expected) const;
+  /// Agrees on the call and on the sizes of the pieces, which every rank gives alike.
+  Status agree_on_pieces(const Fingerprint& called, const std::vector<InBytes>& inputs, const WaitLimits& limits);
+  [[nodiscard]] Status unexpected(std::size_t from, std::size_t to, std::uint64_t gives, std::uint64_t expected) const;
 
   const std::shared_ptr<Direct> direct_;
   const std::shared_ptr<GroupGpu> gpu_;
@@ -666,10 +668,24 @@ Result<std::vector<std::uint64_t>> Run::tell_sizes(const Fingerprint& called, st
   return all;
 }
 
-Status Run::unexpected(std::size_t from, std::uint64_t gives, std::uint64_t expected) const {
+Status Run::unexpected(std::size_t from, std::size_t to, std::uint64_t gives, std::uint64_t expected) const {
   const auto& group = direct_->group();
-  return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", group.named(from), gives,
-                                            group.named(rank_), expected)};
+  return {Code::invalid_argument,
+          formatted("{} gives {} bytes to {}, which expects {}", group.named(from), gives, group.named(to), expected)};
+}
+
+Status Run::agree_on_pieces(const Fingerprint& called, const std::vector<InBytes>& inputs, const WaitLimits& limits) {
+  std::vector<std::uint64_t> own;
+  for (const auto& each : inputs) own.push_back(each.size());
+  const auto sizes = tell_sizes(called, std::move(own), limits);
+  if (!sizes.ok()) return sizes.status();
+  for (std::size_t from = 0; from < ranks_; ++from) {
+    for (std::size_t to = 0; to < ranks_; ++to) {
+      const auto gives = (*sizes)[from * ranks_ + to], expected = (*sizes)[to * ranks_ + to];
+      if (gives != expected) return unexpected(from, to, gives, expected);
+    }
+  }
+  return {};
 }
 
 Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs, std::size_t root,
@@ -688,7 +704,7 @@ Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<O
     if (!sizes.ok()) return sizes.status();
     most = *std::max_element(sizes->begin(), sizes->end());
     for (std::size_t from = 0; takes && from < ranks_; ++from) {
-      if (outputs[from].size() != (*sizes)[from]) return unexpected(from, (*sizes)[from], outputs[from].size());
+      if (outputs[from].size() != (*sizes)[from]) return unexpected(from, rank_, (*sizes)[from], outputs[from].size());
     }
   }
   pieces.most = most;
@@ -737,37 +753,50 @@ Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& input
 }
 
 Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
-                           const ReduceOp& op, const WaitLimits& limits) {
+                           const ReduceOp& op, bool even, const WaitLimits& limits) {
   const auto dtype = static_cast<DType>(called.dtype);
-  if (meets_by_flags(called, ranks_ * output.size())) {
-    const auto kernel = FlagKernel::find(gpu_->device, dtype, op, ranks_, FlagKernel::Kind::reduce_pieces);
-    Pieces pieces(ranks_);
-    pieces.most = output.size();
-    pieces.given = inputs;
-    pieces.taken[rank_] = output;
+  const auto most = largest(inputs);
+  const bool by_flags = meets_by_flags(called, ranks_ * most);
+  Pieces pieces(ranks_);
+  pieces.most = most;
+  pieces.given = inputs;
+  pieces.taken[rank_] = output;
+  std::optional<Result<FlagKernel>> flag_kernel;
+  std::optional<Result<ReductionKernel>> kernel;
+  if (by_flags) {
+    flag_kernel = FlagKernel::find(gpu_->device, dtype, op, ranks_, FlagKernel::Kind::reduce_pieces);
+  } else {
+    kernel = ReductionKernel::find(gpu_->device, dtype, op, ranks_);
+  }
+  if (!even) {
+    if (auto status = agree_on_pieces(called, inputs, limits); !status.ok()) return status;
+  } else if (by_flags) {
     // Where pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
     // to copy them. So a thread would read what a thread of another block of a rank that does not lend copies.
-    const auto own = pieces.most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
-    if (auto status = agree(called, own, ranks_ * pieces.most, limits); !status.ok()) return status;
-    if (!kernel.ok()) return kernel.status();
-    return enqueue_pieces(called, *kernel, size_of(dtype), pieces, limits);
+    const auto own = most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
+    if (auto status = agree(called, own, ranks_ * most, limits); !status.ok()) return status;
+  } else {
+    if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   }
-  const auto kernel = ReductionKernel::find(gpu_->device, dtype, op, ranks_);
-  if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
-  if (!kernel.ok()) return kernel.status();
+  if (by_flags) {
+    if (!flag_kernel->ok()) return flag_kernel->status();
+    return enqueue_pieces(called, **flag_kernel, size_of(dtype), pieces, limits);
+  }
+  if (!kernel->ok()) return kernel->status();
   const auto item = size_of(dtype);
   const auto slot = slot_bytes(half_bytes, ranks_);
   return enqueue(called, limits, [&] {
-    if (ranks_ == 1) return one_shot(*kernel, item, inputs[0], output);
-    for (std::size_t at = 0; at < output.size(); at += slot) {
+    if (ranks_ == 1) return one_shot(**kernel, item, inputs[0], output);
+    for (std::size_t at = 0; at < most; at += slot) {
       take_half();
       for (std::size_t to = 0; to < ranks_; ++to) {
         const auto chunk = part_of(inputs[to], at, slot);
         if (to != rank_ || !is_aligned(chunk.data())) copy(half_of(rank_) + to * slot, chunk);
       }
       meet();
+      const auto own = part_of(inputs[rank_], at, slot);
       const auto out = part_of(output, at, slot);
-      reduce_halves(*kernel, rank_ * slot, out.size(), item, inputs[rank_].data() + at, out.data(), nullptr);
+      reduce_halves(**kernel, rank_ * slot, out.size(), item, own.data(), out.data(), nullptr);
     }
   });
 }
@@ -792,7 +821,7 @@ Status Run::all_to_all(const Fingerprint& called, const std::vector<InBytes>& in
     most = *std::max_element(sizes->begin(), sizes->end());
     for (std::size_t from = 0; from < ranks_; ++from) {
       const auto gives = (*sizes)[from * ranks_ + rank_];
-      if (outputs[from].size() != gives) return unexpected(from, gives, outputs[from].size());
+      if (outputs[from].size() != gives) return unexpected(from, rank_, gives, outputs[from].size());
     }
   }
   pieces.most = most;

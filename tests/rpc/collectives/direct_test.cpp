@@ -177,6 +177,23 @@ void run_every_operation(Direct::Rank& each, std::size_t count) {
   each.gpu.forget();
 }
 
+/// Reduces pieces of unit * (rank + 1) elements, so that each rank gets another number of them.
+void reduce_and_scatter_unevenly(Direct::Rank& each, std::size_t unit) {
+  const auto all = each.group.size();
+  const auto between = [&](std::size_t from, std::size_t to) {
+    return elements_of(DType::int32, unit * (to + 1), 100 * from + to);
+  };
+  std::vector<std::span<const std::byte>> given;
+  std::vector<Bytes> mine;
+  for (std::size_t to = 0; to < all; ++to) given.emplace_back(each.gpu.put(between(each.rank, to)));
+  for (std::size_t from = 0; from < all; ++from) mine.push_back(between(from, each.rank));
+  const auto out = each.gpu.allocate(mine[0].size());
+  const auto status = ended(each.group.reduce_scatter(given, out, DType::int32, Reduction::sum, each.options()));
+  ASSERT_TRUE(status.ok()) << status.text();
+  EXPECT_EQ(each.gpu.get(out), reduced(mine, DType::int32, Reduction::sum)) << unit;
+  each.gpu.forget();
+}
+
 class DirectOperations : public Direct, public ::testing::WithParamInterface<std::size_t> {};
 
 TEST_P(DirectOperations, GiveEachRankWhatTheOperationPromises) {
@@ -192,6 +209,14 @@ TEST_P(DirectOperations, GiveEachRankWhatTheOperationPromises) {
     for (std::size_t from = 0; from < ranks; ++from) {
       EXPECT_EQ(each.gpu.get(outputs[from]), elements_of(DType::int32, from, from));
     }
+  });
+}
+
+TEST_P(DirectOperations, EachRankGetsItsShareOfPiecesOfDifferentSizes) {
+  form(GetParam(), std::chrono::seconds(10));
+  run([&](Rank& each) {
+    // With the last one, the largest pieces go in more chunks than the smallest.
+    for (const std::size_t unit : {1, 1001, 2'000'000}) reduce_and_scatter_unevenly(each, unit);
   });
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, DirectOperations, ::testing::Values(1, 2, 3),
@@ -352,6 +377,14 @@ TEST_F(DirectFlags, PiecesOfAllSizesAreExchanged) {
       }
       each.gpu.forget();
     }
+  });
+}
+
+TEST_F(DirectFlags, PiecesOfDifferentSizesAreReduced) {
+  form(ranks(), std::chrono::seconds(10));
+  run([&](Rank& each) {
+    // With the last one, the largest pieces are more than what kernels meet for, and the smallest are not.
+    for (const std::size_t unit : {1, 1001, 100'000, 200'001}) reduce_and_scatter_unevenly(each, unit);
   });
 }
 
@@ -827,6 +860,26 @@ TEST_F(Direct, CallsThatDifferAreNamedAtEveryRankAndTheGroupGoesOn) {
     float first = 0;
     std::memcpy(&first, each.gpu.get(values).data(), sizeof first);
     EXPECT_EQ(first, 3);
+  });
+}
+
+TEST_F(Direct, CallsThatDifferInTheSizesOfTheirPiecesAreRefusedAtEveryRank) {
+  form(3);
+  run([&](Rank& each) {
+    const auto memory = each.gpu.allocate(100);
+    const auto refused = [&](std::initializer_list<std::size_t> sizes) {
+      std::vector<std::span<const std::byte>> given;
+      for (const auto size : sizes) given.emplace_back(memory.first(size));
+      const auto out = each.gpu.allocate(given[each.rank].size());
+      const auto status = ended(each.group.reduce_scatter(given, out, DType::int32, Reduction::sum, each.options()));
+      EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
+      return status.text();
+    };
+    // As many bytes in all. First one rank has even pieces.
+    EXPECT_THAT(each.rank == 1 ? refused({8, 8, 8}) : refused({4, 8, 12}), HasSubstr("rank 1"));
+    ASSERT_TRUE(ended(each.group.barrier()).ok());
+    EXPECT_THAT(each.rank == 1 ? refused({12, 8, 4}) : refused({4, 8, 12}),
+                HasSubstr("rank 1 (\"rank1\") gives 12 bytes to rank 0 (\"rank0\"), which expects 4"));
   });
 }
 

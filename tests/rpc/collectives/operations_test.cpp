@@ -169,6 +169,20 @@ TEST_P(Operations, ReduceScatterGivesEachRankItsShare) {
   });
 }
 
+TEST_P(Operations, ReduceScatterTakesPiecesOfDifferentSizes) {
+  // The piece for rank r has count + 2000 r elements.
+  each_size([&](std::size_t rank, RawGroup& group, std::size_t count) {
+    std::vector<Values> pieces;
+    std::vector<std::span<const std::byte>> inputs;
+    for (std::size_t to = 0; to < ranks; ++to) pieces.push_back(values_of(rank, count + 2000 * to, to));
+    for (auto& each : pieces) inputs.emplace_back(bytes_in(each));
+    Values out(count + 2000 * rank, -1);
+    const auto status = ended(group.reduce_scatter(inputs, bytes_in(out), DType::int64, Reduction::sum));
+    EXPECT_TRUE(status.ok()) << status.text();
+    EXPECT_EQ(out, sum_of(ranks, count + 2000 * rank, rank));
+  });
+}
+
 TEST_P(Operations, LargeTensorsGoInManyChunks) {
   const std::size_t count = 1'000'001;  // 8 MB: a ring of five has shares of more than three chunks
   const auto sum = sum_of(ranks, count), last = values_of(ranks - 1, count);
