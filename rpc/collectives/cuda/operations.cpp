@@ -692,6 +692,11 @@ Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<O
                    bool even, const WaitLimits& limits) {
   const bool takes = root == Mailbox::any_rank || root == rank_;
   std::size_t most = input.size();
+  // The calls tell the size of a rank's own piece alone. So the root refuses other sizes before it agrees to the call,
+  // and the group fails before anything is enqueued.
+  for (std::size_t from = 0; even && takes && from < ranks_; ++from) {
+    if (outputs[from].size() != most) return unexpected(from, rank_, most, outputs[from].size());
+  }
   const auto kernel = find_exchange(called, even ? ranks_ * most : 0);
   Pieces pieces(ranks_);
   pieces.one_for_all = true;
@@ -728,6 +733,9 @@ Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<O
 
 Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output, std::size_t root,
                     const WaitLimits& limits) {
+  for (std::size_t to = 0; rank_ == root && to < ranks_; ++to) {  // as in gather()
+    if (inputs[to].size() != output.size()) return unexpected(rank_, to, inputs[to].size(), output.size());
+  }
   const auto kernel = find_exchange(called, ranks_ * output.size());
   if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   if (kernel) {

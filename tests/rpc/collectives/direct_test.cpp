@@ -883,6 +883,28 @@ TEST_F(Direct, CallsThatDifferInTheSizesOfTheirPiecesAreRefusedAtEveryRank) {
   });
 }
 
+class DirectRoots : public Direct, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(DirectRoots, PiecesOfOtherSizesAtTheRootAreRefusedAtEveryRank) {
+  form(3);
+  run([&](Rank& each) {
+    const auto own = each.gpu.allocate(32);
+    // The root has 16 bytes more for rank 2.
+    std::vector<std::span<std::byte>> pieces;
+    for (const std::size_t size : {32, 32, 48}) pieces.push_back(each.gpu.allocate(size));
+    const std::vector<std::span<const std::byte>> given(pieces.begin(), pieces.end());
+    const auto status = ended(GetParam() ? each.group.scatter(given, own, DType::int32, 0, each.options())
+                                         : each.group.gather(own, pieces, DType::int32, 0, each.options()));
+    EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
+    EXPECT_THAT(status.text(), HasSubstr(GetParam() ? "rank 0 (\"rank0\") gives 48 bytes to rank 2 (\"rank2\"), which "
+                                                      "expects 32"
+                                                    : "rank 2 (\"rank2\") gives 32 bytes to rank 0 (\"rank0\"), which "
+                                                      "expects 48"));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Operations, DirectRoots, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "scatter" : "gather"; });
+
 TEST_F(Direct, TensorsOfTheHostAtOneRankAreNamedAsAnotherCall) {
   form(2);
   std::vector<float> values(10, 1);
