@@ -96,11 +96,13 @@ void DeviceWatch::drop(const Status& why) {
 }
 
 void DeviceWatch::drain() {
+  constexpr auto patience = 10 * period;  // for streams that have been released
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(operations_, [](const auto& each) { return each->ended(); });
       if (operations_.empty()) return;
+      if (failed_since_ && std::chrono::steady_clock::now() >= *failed_since_ + grace + patience) return;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

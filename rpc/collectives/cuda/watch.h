@@ -88,7 +88,8 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
   void stop_watching_graphs();
   /// The operation added last cannot be ended by its stream, because the driver fails.
   void drop(const Status& why);
-  /// Waits until all operations have ended.
+  /// Waits until all operations have ended. If the group has failed, it waits little longer than `grace`: a device that
+  /// has failed too ends none.
   void drain();
 
  private:

@@ -1023,6 +1023,37 @@ TEST_F(Direct, AnOperationThatHasItsWordsEndsWellAlthoughARankLeavesTheGroup) {
   });
 }
 
+TEST_F(Direct, ARankWhoseStreamIsStuckLeavesAFailedGroup) {
+  form(2);
+  std::atomic<int> enqueued{0};
+  std::atomic<bool> aborted{false};
+  run([&](Rank& each) {
+    const std::vector<float> ones(10, 1);
+    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    each.gpu.synchronize();
+    each.direct.drain();
+    std::optional<Gate> gate;
+    if (each.rank == 0) gate.emplace(each.gpu);
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ++enqueued;
+    if (each.rank == 1) {
+      while (enqueued < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      each.group.abort("the test says so");
+      aborted = true;
+      return;
+    }
+    // As after a fault of the device, the operation never ends.
+    while (!aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    auto left = std::async(std::launch::async, [&] { each.direct.drain(); });
+    EXPECT_EQ(left.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    EXPECT_FALSE(each.run->ended());
+    EXPECT_EQ(each.run->status().code(), Code::cancelled);
+    gate->open();
+    each.gpu.synchronize();
+  });
+}
+
 class Staged : public Direct {
  protected:
   void expect_reason(std::string_view reason) {
