@@ -139,7 +139,10 @@ void Groups::handle(Request request, Reply reply) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
   } else if (std::holds_alternative<RunOperations>(*message)) {
-    if (*from == group->rank()) group->run_queue();
+    if (*from == group->rank()) {
+      const WaitInHandler place;  // operations wait for messages, whose handlers need one
+      group->run_queue();
+    }
   } else if (const auto* unmap = std::get_if<UnmapRegion>(&*message)) {
     group->exchange().unmap_region(*from, unmap->region);
   }

@@ -192,6 +192,25 @@ TEST(Groups, SeveralOverTheSameAgentsDoNotMix) {
   });
 }
 
+TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) {
+  GroupWorld world(2, [](RawAgentOptions& options) { options.max_threads = 2; });
+  auto settings = GroupWorld::settings_of({2, "messages"});
+  settings.timeout = std::chrono::seconds(5);
+  world.form(settings);
+  auto first = world.groups;
+  settings.label = "second";
+  world.form(settings);
+  world.run([&](std::size_t rank, RawGroup& second) {
+    // Both operations of rank 0 run before it gets a message.
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const auto one = first[rank]->barrier(), two = second.barrier();
+    for (const auto& work : {one, two}) {
+      while (!work->done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(work->status().ok()) << work->status().text();
+    }
+  });
+}
+
 TEST(Groups, AMonitoredBarrierNamesAllWhoDidNotCome) {
   GroupWorld world(4);
   world.form(GroupWorld::settings_of({4, "memory"}));

@@ -29,9 +29,11 @@ inline void PrintTo(const GroupShape& shape, std::ostream* out) { *out << name_o
 
 class GroupWorld {
  public:
-  explicit GroupWorld(std::size_t ranks) : store_(std::make_shared<MemoryStore>()) {
+  /// `change` changes the options of each agent.
+  explicit GroupWorld(std::size_t ranks, const std::function<void(RawAgentOptions&)>& change = {})
+      : store_(std::make_shared<MemoryStore>()) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      agents.push_back(join(store_, "rank" + std::to_string(rank)));
+      agents.push_back(join(store_, "rank" + std::to_string(rank), {}, change));
       services.push_back(collectives::Groups::serve(agents.back()));
       names.push_back("rank" + std::to_string(rank));
     }
