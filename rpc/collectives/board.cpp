@@ -138,4 +138,15 @@ void Board::done(std::uint64_t step) {
   ring_sleepers();
 }
 
+// A reader that sees a later write of the bytes sees the withdrawal too, because of the two fences.
+void Board::withdraw(std::uint64_t step) {
+  flags(rank_).withdrawn.store(step, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool Board::withdrawn(std::size_t rank, std::uint64_t step) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return flags(rank).withdrawn.load(std::memory_order_relaxed) == step;
+}
+
 }  // namespace tensorferry::collectives

@@ -120,6 +120,11 @@ class Board final {
   [[nodiscard]] const std::byte* slot_of(std::size_t rank, std::uint64_t step) const;
   /// Says that this rank reads nothing of `step` any more.
   void done(std::uint64_t step);
+  /// Says that this rank's bytes of `step` may change from now on, although ranks may still read them.
+  void withdraw(std::uint64_t step);
+  /// Returns whether `rank` has withdrawn its bytes of `step`. A rank that has read them asks afterwards: they may have
+  /// changed meanwhile.
+  [[nodiscard]] bool withdrawn(std::size_t rank, std::uint64_t step) const;
   /// Waits until `rank` is done with `step`.
   Status await_done(std::size_t rank, std::uint64_t step, const WaitLimits& limits);
 
@@ -135,6 +140,7 @@ class Board final {
     std::atomic<std::uint64_t> done;
     std::atomic<std::uint32_t> sleeping;  // 1: the rank sleeps, or is about to, and wants its bell rung
     std::atomic<std::uint32_t> bell;
+    std::atomic<std::uint64_t> withdrawn;  // the last step whose bytes the rank has withdrawn
   };
   [[nodiscard]] Flags& flags(std::size_t rank) const;
   [[nodiscard]] std::byte* entry(std::size_t rank, std::uint64_t step) const;

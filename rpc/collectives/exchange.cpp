@@ -189,21 +189,26 @@ Status Exchange::step_on_board(const Fingerprint& called, ExchangeStep& step, co
     if (status.ok()) status = post->wait(limits);
     if (!status.ok()) mailbox_->withdraw(post, status);
   }
+  if (!status.ok()) board_->withdraw(step_);  // the caller may write its memory again
   return status;
 }
 
-Result<const std::byte*> Exchange::find_part(std::size_t rank, const Announcement& announced, const Part& part) const {
+Result<Buffer> Exchange::find_part(std::size_t rank, const Announcement& announced, const Part& part) const {
   const auto outside = [&] {
     return Status(Code::protocol_error, mailbox_->named(rank) + " announced bytes outside of its memory");
   };
+  Buffer out;
+  out.bytes = part.bytes;
   switch (announced.place) {
     case Place::slot:
       if (part.offset > Board::slot_bytes || part.bytes > Board::slot_bytes - part.offset) return outside();
-      return board_->slot_of(rank, step_) + part.offset;
+      out.data = const_cast<std::byte*>(board_->slot_of(rank, step_)) + part.offset;
+      return out;
     case Place::memory:
       if (!links_.memory) return outside();
-      if (watch_->process(rank) != nullptr) return static_cast<const std::byte*>(nullptr);
-      return reinterpret_cast<const std::byte*>(part.offset);  // of this very process
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): of this very process
+      if (watch_->process(rank) == nullptr) out.data = reinterpret_cast<std::byte*>(part.offset);
+      return out;
     case Place::region: {
       const std::lock_guard lock(mutex_);
       const auto it = regions_.find({rank, announced.region});
@@ -211,7 +216,9 @@ Result<const std::byte*> Exchange::find_part(std::size_t rank, const Announcemen
           part.bytes > it->second.bytes - part.offset) {
         return outside();
       }
-      return it->second.data + part.offset;
+      out.data = it->second.data + part.offset;
+      out.owner = it->second.owner;
+      return out;
     }
     default:
       return outside();
@@ -229,10 +236,11 @@ Status Exchange::read_memory(std::size_t rank, std::byte* to, std::uint64_t from
           formatted("cannot read the memory of {}: {}", mailbox_->named(rank), cma::text_of_refusal(error))};
 }
 
-Status Exchange::take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits) {
+Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announcement>& announced,
+                            const WaitLimits& limits) {
   std::vector<Part> parts(size());
   std::vector<const std::byte*> here(size());
-  std::vector<Buffer> mail;
+  std::vector<Buffer> memory;                  // of mail, and of regions that may end meanwhile
   for (std::size_t i = 1; i <= size(); ++i) {  // each rank begins with another one
     const auto from = (rank() + i) % size();
     if (from == rank()) {
@@ -251,7 +259,7 @@ Status Exchange::take_parts(ExchangeStep& step, const std::vector<Announcement>&
       if (to == nullptr) {
         auto working = working_memory(parts[from].bytes);
         if (!working.ok()) return working.status();
-        to = mail.emplace_back(*std::move(working)).data;
+        to = memory.emplace_back(*std::move(working)).data;
       }
       const auto delivery = mailbox_->receive(from, {false, step_}, to, parts[from].bytes);
       auto status = delivery->wait(limits);
@@ -262,7 +270,7 @@ Status Exchange::take_parts(ExchangeStep& step, const std::vector<Announcement>&
     }
     auto found = find_part(from, announced[from], parts[from]);
     if (!found.ok()) return found.status();
-    here[from] = *found;
+    here[from] = memory.emplace_back(*std::move(found)).data;
     if (step.reduction != nullptr) continue;
     if (here[from] != nullptr) {
       std::memmove(step.into[from], here[from], parts[from].bytes);
@@ -270,8 +278,15 @@ Status Exchange::take_parts(ExchangeStep& step, const std::vector<Announcement>&
       return status;
     }
   }
-  if (step.reduction != nullptr) return reduce_parts(step, here, parts);
-  take_own(step, rank());
+  if (step.reduction != nullptr) {
+    if (auto status = reduce_parts(step, here, parts); !status.ok()) return status;
+  } else {
+    take_own(step, rank());
+  }
+  for (std::size_t from = 0; from < size(); ++from) {
+    if (from == rank() || parts[from].bytes == 0 || !board_->withdrawn(from, step_)) continue;
+    return {Code::cancelled, formatted("{} of group \"{}\" has withdrawn the data", mailbox_->named(from), label_)};
+  }
   return {};
 }
 
@@ -282,7 +297,7 @@ Result<Buffer> Exchange::working_memory(std::size_t bytes) const {
                 formatted("the system has no {} bytes for an operation of group \"{}\"", bytes, label_));
 }
 
-Status Exchange::reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here,
+Status Exchange::reduce_parts(const ExchangeStep& step, const std::vector<const std::byte*>& here,
                               const std::vector<Part>& parts) {
   const auto item = size_of(step.dtype);
   const auto chunk = std::max<std::size_t>(1, chunk_bytes / item);

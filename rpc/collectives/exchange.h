@@ -86,10 +86,12 @@ class Exchange final {
   // A step on a board (exchange.cpp).
   Status step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
   Announcement place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts, std::vector<std::byte>& copy);
-  Status take_parts(ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
-  Result<const std::byte*> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
+  Status take_parts(const ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
+  /// Returns where the part is, and the owner of that memory; null data: in another process.
+  Result<Buffer> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
   Status read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const;
-  Status reduce_parts(ExchangeStep& step, const std::vector<const std::byte*>& here, const std::vector<Part>& parts);
+  Status reduce_parts(const ExchangeStep& step, const std::vector<const std::byte*>& here,
+                      const std::vector<Part>& parts);
 
   // A step by messages (doubling.cpp).
   Status step_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);

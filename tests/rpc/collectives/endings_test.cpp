@@ -3,12 +3,14 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "channels/region.h"
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
 namespace {
 
 using collectives::RawGroup;
+using collectives::StartOptions;
 using Floats = std::vector<float>;
 using ::testing::HasSubstr;
 
@@ -210,6 +212,42 @@ TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) 
     }
   });
 }
+
+/// A rank reads the memory of one that gives up.
+class TornReads : public ::testing::TestWithParam<bool> {};
+
+TEST_P(TornReads, OfARankThatGivesUpFailTheReader) {
+  GroupWorld world(2);
+  auto settings = GroupWorld::settings_of({2, "memory"});
+  settings.algorithms = "reduce=one_shot";
+  world.form(settings);
+  constexpr std::size_t count = 200'000;  // more than is reduced at once
+  std::vector<Floats> all(2, Floats(count, 1));
+  std::atomic<bool> gave_up = false;
+  world.run([&](std::size_t rank, RawGroup& group) {
+    auto bytes = bytes_in(all[rank]);
+    auto region = Regions::of_this_process().make(bytes.size());
+    ASSERT_TRUE(region.ok());
+    if (GetParam()) bytes = {region->data, region->bytes};
+    ASSERT_TRUE(ended(group.barrier()).ok());
+    ReduceOp op(Reduction::custom);
+    op.combine = [&](void* sum, const void* other, std::size_t elements, DType) {
+      for (std::size_t i = 0; i < elements; ++i) static_cast<float*>(sum)[i] += static_cast<const float*>(other)[i];
+      while (!gave_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    StartOptions options;
+    if (rank == 0) options.timeout = std::chrono::milliseconds(200);
+    const auto status = ended(group.reduce(bytes, bytes, DType::float32, op, 1, options));
+    EXPECT_TRUE(status.code() == Code::deadline_exceeded || status.code() == Code::cancelled) << status.text();
+    if (rank == 1) return;
+    std::fill_n(reinterpret_cast<float*>(bytes.data()), count, 7.0F);  // it is this rank's again
+    *region = {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until rank 1 has unmapped the region
+    gave_up = true;
+  });
+}
+INSTANTIATE_TEST_SUITE_P(, TornReads, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "inARegion" : "inItsProcess"; });
 
 TEST(Groups, AMonitoredBarrierNamesAllWhoDidNotCome) {
   GroupWorld world(4);
