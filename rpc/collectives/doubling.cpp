@@ -102,7 +102,7 @@ Result<std::vector<Told>> Exchange::tell_all(const Fingerprint& called, const To
 std::vector<std::size_t> Exchange::behind(std::uint64_t step) {
   std::vector<std::pair<std::size_t, Call>> asked;
   for (std::size_t other = 0; other < size(); ++other) {
-    if (other == rank()) continue;
+    if (other == rank() || mailbox_->has_left(other)) continue;
     Message message;
     message.payload = encode(GroupMessage(GetProgress{group_->id}));
     RawCallOptions options;

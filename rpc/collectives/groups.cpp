@@ -134,7 +134,7 @@ void Groups::handle(Request request, Reply reply) {
     return group->mailbox().serve_offer(fetch->offer, std::move(reply));
   } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
     const auto code = failed->code > 0 && failed->code < code_count ? static_cast<Code>(failed->code) : Code::internal;
-    group->fail({code, failed->text}, false);
+    group->rank_left(*from, failed->after, {code, failed->text});
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));

@@ -96,10 +96,11 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   options.timeout = Milliseconds(0);
   options.label = "a message of a group";
   auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
-  call.on_done([delivery, weak = weak_from_this(), offer = posted.offer, to](Result<Received> reply) {
+  call.on_done([delivery, weak = weak_from_this(), key, offer = posted.offer, to](Result<Received> reply) {
     if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
     const auto self = reply.ok() ? nullptr : weak.lock();
     if (!self) return delivery->complete(reply.status());
+    if (!key.by_tag && self->has_left(to)) return delivery->complete({});
     if (offer != 0) {
       const std::lock_guard lock(self->mutex_);
       const auto it = self->offers_.find(offer);
@@ -286,6 +287,16 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
   if (touched) return delivery->wait_for_end();
   delivery->complete(why);
   run_matches();
+}
+
+void Mailbox::let_go(std::size_t rank) {
+  const std::lock_guard lock(mutex_);
+  gone_.insert(rank);
+}
+
+bool Mailbox::has_left(std::size_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return gone_.contains(rank);
 }
 
 void Mailbox::fail(const Status& why) {

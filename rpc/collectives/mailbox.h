@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,6 +92,10 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   void forget_steps(std::uint64_t number);
   /// Completes `delivery` with `why` unless it has completed. Returns when no thread touches its memory any more.
   void withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why);
+  /// `rank` has left the group, and has all that it takes in the operation that runs. So a message of a step to it
+  /// counts as sent although its agent no longer answers.
+  void let_go(std::size_t rank);
+  [[nodiscard]] bool has_left(std::size_t rank) const;
   /// Ends all deliveries, and all later ones, with `why`.
   void fail(const Status& why);
 
@@ -136,7 +141,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::size_t rank_;
   const std::vector<std::string> names_;
   std::vector<std::size_t> shown_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::set<std::size_t> gone_;  // ranks that have left
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
   std::map<std::uint64_t, Offer> offers_;

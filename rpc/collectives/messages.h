@@ -109,13 +109,15 @@ struct FetchOffer {
   std::uint64_t offer = 0;
   static constexpr std::tuple fields{&FetchOffer::group, varint(&FetchOffer::offer)};
 };
-/// The group has failed at a member and is of no more use.
+/// The group has failed at a member and is of no more use; or the member has left it.
 struct GroupFailed {
   static constexpr std::uint8_t tag = 7;
   std::uint64_t group = 0;
   std::uint8_t code = 0;
   std::string text;
-  static constexpr std::tuple fields{&GroupFailed::group, &GroupFailed::code, at_most(&GroupFailed::text, 8192)};
+  std::uint64_t after = 0;  // of a member that has left: how many operations it has ended
+  static constexpr std::tuple fields{&GroupFailed::group, &GroupFailed::code, at_most(&GroupFailed::text, 8192),
+                                     varint(&GroupFailed::after)};
 };
 /// Hands over a region of the sender, as the message's shared buffer. Announcements name it by `region` from then on.
 struct MapRegion {

@@ -35,7 +35,9 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
 RawGroup::~RawGroup() { close(); }
 
 void RawGroup::close() {
-  if (size() > 1) fail({Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label)}, true);
+  if (size() == 1) return;
+  const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
+  if (const auto ended = fail_here(why)) tell_others(why, *ended);
 }
 
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
@@ -117,11 +119,17 @@ std::pair<std::uint64_t, std::uint64_t> RawGroup::progress() const {
 }
 
 void RawGroup::fail(const Status& why, bool tell) {
+  if (fail_here(why) && tell) tell_others(why, 0);
+}
+
+std::optional<std::uint64_t> RawGroup::fail_here(const Status& why) {
   std::shared_ptr<RawGroup> host, leaders;
+  std::uint64_t ended = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok()) return;
+    if (!failed_.ok()) return std::nullopt;
     failed_ = why;
+    ended = ended_;
     host = levels_.host;
     leaders = levels_.leaders;
   }
@@ -129,18 +137,46 @@ void RawGroup::fail(const Status& why, bool tell) {
   exchange_.wake();
   if (host) host->fail(why, false);
   if (leaders) leaders->fail(why, false);
-  for (std::size_t to = 0; tell && to < size(); ++to) {
+  return ended;
+}
+
+void RawGroup::tell_others(const Status& why, std::uint64_t after) {
+  const GroupFailed failed{id(), static_cast<std::uint8_t>(why.code()), std::string(why.what()), after};
+  for (std::size_t to = 0; to < size(); ++to) {
     if (to == rank()) continue;
     Message message;
-    message.payload =
-        encode(GroupMessage(GroupFailed{id(), static_cast<std::uint8_t>(why.code()), std::string(why.what())}));
+    message.payload = encode(GroupMessage(failed));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
     agent_->call(names_[to], group_function, std::move(message), std::move(options));
   }
 }
 
+// No rank ends an operation before all have begun it. So this rank runs the last one that the other rank has ended, or
+// has ended it too; and in that one it needs nothing more from the other rank.
+void RawGroup::rank_left(std::size_t rank, std::uint64_t after, const Status& why) {
+  std::shared_ptr<RawGroup> host, leaders;
+  bool now = false;
+  {
+    const std::lock_guard lock(mutex_);
+    now = ended_ >= after;
+    if (!now) {
+      mailbox_->let_go(rank);
+      left_.push_back({after, why});
+      host = levels_.host;
+      leaders = levels_.leaders;
+    }
+  }
+  if (now) return fail(why, false);
+  // These end with this group, whose operation theirs are a part of.
+  for (const auto& below : {host, leaders}) {
+    const auto there = below ? below->rank_of(names_[rank]) : std::nullopt;
+    if (there) below->rank_left(*there, ~std::uint64_t{0}, why);
+  }
+}
+
 void RawGroup::rank_died(std::size_t rank, std::string_view why) {
+  if (mailbox_->has_left(rank)) return;
   fail({Code::connection_lost, formatted("{} of group \"{}\" has died or left: {}", named(rank), settings_.label, why)},
        true);
 }
@@ -263,13 +299,18 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   }
   if (status.ok()) status = finished(work->finish_);
   bool more = false;
+  Status left;
   {
     const std::lock_guard lock(mutex_);
     running_ = false;
     ended_ = std::max(ended_, work->number_);
+    for (const auto& each : left_) {
+      if (ended_ >= each.after) left = each.why;
+    }
     more = !queue_.empty();
     changed_.notify_all();
   }
+  if (!left.ok()) fail(left, false);
   work->end(std::move(status));
   // Another thread may have found this one running, and left the rest of the queue to it.
   if (more) run_in_background();

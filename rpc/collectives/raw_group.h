@@ -96,8 +96,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
 
   /// Fails the group at every rank with Cancelled.
   void abort(const std::string& why);
-  /// Leaves the group: it fails with Cancelled, here and, for operations that this rank takes no part in, at the
-  /// others.
+  /// Leaves the group: it fails with Cancelled, here at once, and at the others when they have ended the operations
+  /// that have ended here.
   void close();
 
   // For operations on devices.
@@ -148,6 +148,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] std::optional<std::size_t> rank_of(std::string_view name) const;
   /// Fails the group here; `tell`: at the other ranks too.
   void fail(const Status& why, bool tell);
+  /// The group has failed at `rank`, or that rank has left: fails it here when this rank has ended `after` operations.
+  void rank_left(std::size_t rank, std::uint64_t after, const Status& why);
   void run_queue();
 
  private:
@@ -161,6 +163,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
   Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
+  /// Fails the group here and returns how many operations have ended; nullopt: it has failed before.
+  std::optional<std::uint64_t> fail_here(const Status& why);
+  void tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
   [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
@@ -189,7 +194,12 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::uint64_t started_ = 0, ended_ = 0;
   std::uint64_t barriers_ = 0;  // monitored ones
   Status failed_;
-  DeviceNotes devices_;  // of the GPU that was used first or last
+  struct Left {
+    std::uint64_t after;
+    Status why;
+  };
+  std::vector<Left> left_;  // ranks that have done their part in the operation that runs, and left
+  DeviceNotes devices_;     // of the GPU that was used first or last
 };
 
 }  // namespace tensorferry::collectives

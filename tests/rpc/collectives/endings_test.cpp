@@ -213,6 +213,47 @@ TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) 
   });
 }
 
+/// Rank 0 leaves when it has done its part in an operation in which rank 1 is slow, and rank 2 waits for rank 1.
+class EarlyLeavers : public ::testing::TestWithParam<bool> {};
+
+TEST_P(EarlyLeavers, FailOnlyTheOperationsInWhichTheyTakeNoPart) {
+  GroupWorld world(3);
+  auto settings = GroupWorld::settings_of({3, "messages"});
+  settings.algorithms = "reduce=two_shot";
+  world.form(settings);
+  std::atomic<bool> left = false;
+  world.run([&](std::size_t rank, RawGroup& group) {
+    Floats values(3, 1);
+    ReduceOp op(Reduction::custom);
+    op.combine = [&](void* sum, const void* other, std::size_t count, DType) {
+      for (std::size_t i = 0; i < count; ++i) static_cast<float*>(sum)[i] += static_cast<const float*>(other)[i];
+      while (rank == 1 && !left) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    ASSERT_TRUE(ended(group.barrier()).ok());
+    const auto status = ended(group.reduce(bytes_in(values), bytes_in(values), DType::float32, op, 2));
+    EXPECT_TRUE(status.ok()) << rank << ": " << status.text();
+    if (rank == 2) {
+      EXPECT_EQ(values, Floats(3, 3));
+    }
+    if (rank == 0) {
+      group.close();
+      if (GetParam()) {  // its process ends, too
+        world.services[0]->leave();
+        world.agents[0]->leave();
+      }
+      // The others hear of it, and look for dead ranks.
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      left = true;
+      return;
+    }
+    const auto next = ended(group.barrier());
+    EXPECT_EQ(next.code(), Code::cancelled) << next.text();
+    EXPECT_THAT(next.text(), HasSubstr("rank 0 (\"rank0\") has left"));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(, EarlyLeavers, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "withTheirAgent" : "alone"; });
+
 /// A rank reads the memory of one that gives up.
 class TornReads : public ::testing::TestWithParam<bool> {};
 
