@@ -223,6 +223,7 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
   } else {
     status = learn();
   }
+  if (status.ok() && step.reduction == nullptr) take_own(step, rank());
   if (status.ok()) status = take_posted(called, step, posted, inputs, working, limits);
   status = settle(posts, std::move(status), called, {}, limits);
   if (!status.ok()) return status;
@@ -236,7 +237,6 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
       std::memcpy(step.into[from], inputs[from], step.take[from]);
     }
   }
-  take_own(step, rank());
   return {};
 }
 

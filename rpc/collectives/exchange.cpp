@@ -240,8 +240,8 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
                             const WaitLimits& limits) {
   std::vector<Part> parts(size());
   std::vector<const std::byte*> here(size());
-  std::vector<Buffer> memory;                  // of mail, and of regions that may end meanwhile
-  for (std::size_t i = 1; i <= size(); ++i) {  // each rank begins with another one
+  std::vector<Buffer> memory;                 // of mail, and of regions that may end meanwhile
+  for (std::size_t i = 0; i < size(); ++i) {  // each rank goes on with another one
     const auto from = (rank() + i) % size();
     if (from == rank()) {
       here[from] = step.give[from].data();
@@ -253,6 +253,7 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
       return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", mailbox_->named(from),
                                                 parts[from].bytes, mailbox_->named(rank()), step.take[from])};
     }
+    if (from == rank() && step.reduction == nullptr) take_own(step, rank());
     if (parts[from].bytes == 0 || from == rank()) continue;
     if (announced[from].place == Place::mail) {
       auto* to = step.reduction != nullptr ? nullptr : step.into[from];
@@ -280,8 +281,6 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
   }
   if (step.reduction != nullptr) {
     if (auto status = reduce_parts(step, here, parts); !status.ok()) return status;
-  } else {
-    take_own(step, rank());
   }
   for (std::size_t from = 0; from < size(); ++from) {
     if (from == rank() || parts[from].bytes == 0 || !board_->withdrawn(from, step_)) continue;

@@ -30,7 +30,8 @@ bool overwrites_given(const ExchangeStep& step, std::size_t rank);
 /// Copies what the other ranks take, each byte once, and gives the copy.
 void copy_given(ExchangeStep& step, std::size_t rank, std::vector<std::byte>& copy);
 
-/// Copies what `rank` takes of its own to where it goes.
+/// Copies what `rank` takes of its own to where it goes. Before it takes anything from another rank, because that may
+/// go over its own bytes.
 void take_own(const ExchangeStep& step, std::size_t rank);
 
 /// Returns the elements that `rank` reduces for all: [first, second).

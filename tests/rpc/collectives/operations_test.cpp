@@ -214,6 +214,33 @@ TEST_P(Operations, AllToAllTakesPartsOfDifferentSizes) {
   });
 }
 
+TEST_P(Operations, AllToAllWritesItsOutputsOverItsInputs) {
+  // Rank a gives count + (b - a) modulo n elements to rank b: in the same memory, outputs begin where no input does.
+  const auto between = [&](std::size_t from, std::size_t to, std::size_t count) {
+    return count + (to + ranks - from) % ranks;
+  };
+  each_size([&](std::size_t rank, RawGroup& group, std::size_t count) {
+    Values memory, expected;
+    std::vector<std::span<const std::byte>> inputs;
+    std::vector<std::span<std::byte>> outputs;
+    for (std::size_t other = 0; other < ranks; ++other) {
+      const auto given = values_of(rank, between(rank, other, count), other);
+      const auto taken = values_of(other, between(other, rank, count), rank);
+      memory.insert(memory.end(), given.begin(), given.end());
+      expected.insert(expected.end(), taken.begin(), taken.end());
+    }
+    std::size_t in = 0, out = 0;
+    for (std::size_t other = 0; other < ranks; ++other) {
+      inputs.emplace_back(bytes_in(memory).subspan(in, 8 * between(rank, other, count)));
+      outputs.emplace_back(bytes_in(memory).subspan(out, 8 * between(other, rank, count)));
+      in += inputs.back().size();
+      out += outputs.back().size();
+    }
+    EXPECT_TRUE(ended(group.all_to_all(inputs, outputs, DType::int64, false)).ok());
+    EXPECT_EQ(memory, expected);
+  });
+}
+
 TEST_P(Operations, BarrierEndsWhenAllRanksHaveCome) {
   std::atomic<std::size_t> came = 0;
   for (int round = 1; round <= 20; ++round) {
