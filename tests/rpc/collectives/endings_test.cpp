@@ -213,6 +213,22 @@ TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) 
   });
 }
 
+TEST(Groups, AMemberThatJoinsAndGoesNoFurtherIsNamed) {
+  GroupWorld world(2);
+  auto settings = GroupWorld::settings_of({2, "memory"});
+  settings.timeout = std::chrono::milliseconds(300);
+  collectives::JoinGroup join{settings.label, world.names, 1, {}};
+  join.member.name = "rank1";
+  Message message;
+  message.payload = encode(collectives::GroupMessage(join));
+  auto joined =
+      world.agents[1]->call("rank0", collectives::group_function, std::move(message), within(std::chrono::seconds(10)));
+  const auto formed = world.services[0]->form(world.names, settings);
+  EXPECT_EQ(formed.status().code(), Code::deadline_exceeded);
+  EXPECT_THAT(formed.status().text(), HasSubstr("\"rank1\" joined, but was not ready"));
+  joined.wait();
+}
+
 /// Rank 0 leaves when it has done its part in an operation in which rank 1 is slow, and rank 2 waits for rank 1.
 class EarlyLeavers : public ::testing::TestWithParam<bool> {};
 
