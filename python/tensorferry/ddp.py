@@ -11,8 +11,9 @@ needs no process group of ``torch.distributed``. Buckets are ``torch.distributed
 
 # Annotations here are no texts: DistributedDataParallel compares those of a hook with the types.
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import update_wrapper
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -241,6 +242,19 @@ def bfloat16_hook(state: AnyGroup, bucket: GradBucket) -> torch.futures.Future[t
 # ---- a parameter server
 
 
+@contextlib.contextmanager
+def _in_turn(device: torch.device) -> Iterator[None]:
+    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
+    if device.type != "cuda":
+        yield
+        return
+    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    common.wait_stream(mine)
+    with torch.cuda.stream(common):
+        yield
+    mine.wait_stream(common)
+
+
 class GradientServer:
     """Averages the buckets of several trainers, in one process: the object behind :func:`parameter_server_hook`.
 
@@ -286,8 +300,9 @@ class GradientServer:
             InvalidArgument: from the future, for all who wait for this bucket: the gradients of two trainers have
                 different shapes or dtypes.
         """
-        answer: TensorFuture = torch.futures.Future()
-        with self._lock:
+        device = gradients.device
+        answer: TensorFuture = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+        with self._lock, _in_turn(device):
             total, waiting = self._rounds.setdefault(index, (torch.zeros_like(gradients), []))
             waiting.append(answer)
             alike = (total.shape, total.dtype) == (gradients.shape, gradients.dtype)
@@ -296,15 +311,16 @@ class GradientServer:
             complete = not alike or len(waiting) == self._trainers
             if complete:
                 del self._rounds[index]
+                if alike:
+                    total /= self._trainers
         if complete:  # answers everybody who waits, without the lock
             difference = errors.InvalidArgument(
                 f"bucket {index} is {list(gradients.shape)} {gradients.dtype} at one trainer, and "
                 f"{list(total.shape)} {total.dtype} at another: all need the same model and bucket size"
             )
-            mean = total.div_(self._trainers) if alike else total
             for each in waiting:
                 if alike:
-                    each.set_result(mean)
+                    each.set_result(total)
                 else:
                     each.set_exception(difference)  # type: ignore[arg-type]
         return answer

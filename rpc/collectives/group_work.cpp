@@ -12,9 +12,28 @@ GroupWork::GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(cons
 GroupWork::GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text)
     : group_(std::move(group)), deadline_(deadline), text_(std::move(text)) {}
 
-bool GroupWork::done() const {
+bool GroupWork::done() {
+  if (has_ended()) return true;
+  look_after();
+  return false;
+}
+
+bool GroupWork::has_ended() const {
   const std::lock_guard lock(mutex_);
   return done_;
+}
+
+void GroupWork::look_after() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!delivery_ || done_ || std::exchange(looked_after_, true)) return;
+  }
+  group_->look_after(shared_from_this());
+}
+
+void GroupWork::end_if_late() {
+  if (std::chrono::steady_clock::now() < deadline_) return;
+  group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
 }
 
 Status GroupWork::status() const {
@@ -23,13 +42,13 @@ Status GroupWork::status() const {
 }
 
 void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
+  bool waits = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!done_) {
-      told_.push_back(std::move(told));
-      return;
-    }
+    waits = !done_;
+    if (waits) told_.push_back(std::move(told));
   }
+  if (waits) return look_after();
   told(status_);
 }
 
@@ -72,10 +91,11 @@ bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>&
       if (changed_.wait_until(lock, wake_at, [&] { return done_; })) return true;
     }
     if (interrupted && interrupted()) return done();
-    if (delivery_) group_->look_for_the_dead();
-    if (delivery_ && std::chrono::steady_clock::now() >= deadline_) {
-      group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
-    } else if (until && std::chrono::steady_clock::now() >= *until) {
+    if (delivery_) {
+      group_->look_for_the_dead();
+      end_if_late();
+    }
+    if (until && std::chrono::steady_clock::now() >= *until) {
       return done();
     }
   }

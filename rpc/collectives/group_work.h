@@ -34,7 +34,7 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   /// operation goes on. Without `until`, the calling thread runs the group's operations if no other thread does; an
   /// interruption then ends the operation that it runs, and fails the group. A send or receive that is late ends here.
   bool wait(std::optional<Deadline> until = std::nullopt, const std::function<bool()>& interrupted = {});
-  [[nodiscard]] bool done() const;
+  [[nodiscard]] bool done();
   /// Returns the result; Ok before done().
   [[nodiscard]] Status status() const;
   /// What a receive has received; valid once done() and Ok.
@@ -50,18 +50,23 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
  private:
   friend class RawGroup;
   void end(Status status);
+  /// Makes the group end this send or receive when it is late, or when a rank has died: nobody may wait().
+  void look_after();
+  void end_if_late();
+  [[nodiscard]] bool has_ended() const;
 
   const std::shared_ptr<RawGroup> group_;
   UniqueFunction<Status(const WaitLimits&)> run_;  // used by the thread that runs the operation
   std::function<bool()> arrived_;
   std::function<void()> finish_;
+  std::shared_ptr<GroupWork> earlier_;
   std::shared_ptr<Delivery> delivery_;
   const Deadline deadline_;
   const std::string text_;
   std::uint64_t number_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool ending_ = false, done_ = false;
+  bool ending_ = false, done_ = false, looked_after_ = false;
   Status status_;
   std::vector<UniqueFunction<void()>> before_;
   std::vector<UniqueFunction<void(const Status&)>> told_;
@@ -79,6 +84,8 @@ struct StartOptions {
   std::function<bool()> arrived{};
   // The inputs and outputs are in the memory of a device, and this performs the operation. Null: they are the host's.
   std::shared_ptr<DeviceOperations> device{};
+  // An operation of the same call, started before: if it fails, so does this one, although the ranks perform both.
+  std::shared_ptr<GroupWork> earlier{};
 };
 
 }  // namespace tensorferry::collectives

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/background.h"
 #include "base/text.h"
 
 namespace tensorferry::collectives {
@@ -18,6 +19,12 @@ Status finished(const std::function<void()>& finish) {
     return {Code::invalid_argument, formatted("the result of the operation cannot be written: {}", error.what())};
   }
   return {};
+}
+
+/// The thread of this process that looks after sends and receives. Never destroyed.
+Background& watcher() {
+  static auto& background = *new Background;
+  return background;
 }
 
 }  // namespace
@@ -194,6 +201,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   work->arrived_ = std::move(options.arrived);
   work->finish_ = std::move(options.finish);
+  work->earlier_ = std::move(options.earlier);
   {
     const std::lock_guard lock(mutex_);
     work->number_ = ++started_;
@@ -268,7 +276,7 @@ void RawGroup::run_queue() {
 
 bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& interrupted) {
   for (;;) {
-    if (wanted.done()) return true;
+    if (wanted.has_ended()) return true;
     Work work;
     {
       std::unique_lock lock(mutex_);
@@ -298,6 +306,7 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
     fail(status, true);
   }
   if (status.ok()) status = finished(work->finish_);
+  if (const auto earlier = std::move(work->earlier_); status.ok() && earlier) status = earlier->status();
   bool more = false;
   Status left;
   {
@@ -333,6 +342,32 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
     work->end(std::move(status));
   });
   return work;
+}
+
+void RawGroup::look_after(const std::shared_ptr<GroupWork>& transfer) {
+  const std::lock_guard lock(mutex_);
+  transfers_.push_back(transfer);
+  if (transfers_.size() > 1) return;
+  watcher().submit(
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->look_after_transfers();
+      },
+      Background::Clock::now() + longest_sleep);
+}
+
+void RawGroup::look_after_transfers() {
+  std::vector<Work> going;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : std::exchange(transfers_, {})) {
+      if (auto work = each.lock()) going.push_back(std::move(work));
+    }
+  }
+  look_for_the_dead();
+  for (const auto& work : going) {
+    work->end_if_late();
+    if (!work->has_ended()) look_after(work);
+  }
 }
 
 RawGroup::Work RawGroup::send(InBytes data, std::size_t to, std::uint64_t tag, StartOptions options) {

@@ -146,6 +146,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
   /// Returns the rank of the agent of that name; nullopt if it is no member.
   [[nodiscard]] std::optional<std::size_t> rank_of(std::string_view name) const;
+  /// Ends this send or receive when it is late, and looks for the dead until it has ended.
+  void look_after(const std::shared_ptr<GroupWork>& transfer);
   /// Fails the group here; `tell`: at the other ranks too.
   void fail(const Status& why, bool tell);
   /// The group has failed at `rank`, or that rank has left: fails it here when this rank has ended `after` operations.
@@ -159,6 +161,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Work start(StartOptions options, Run run);
   Work transfer(StartOptions options, std::string text,
                 const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin);
+  void look_after_transfers();
   void run_in_background();
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
@@ -192,7 +195,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::deque<Work> queue_;
   bool running_ = false;
   std::uint64_t started_ = 0, ended_ = 0;
-  std::uint64_t barriers_ = 0;  // monitored ones
+  std::uint64_t barriers_ = 0;                       // monitored ones
+  std::vector<std::weak_ptr<GroupWork>> transfers_;  // to be looked after; if there are any, a job does it
   Status failed_;
   struct Left {
     std::uint64_t after;

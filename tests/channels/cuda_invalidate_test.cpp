@@ -163,7 +163,13 @@ TEST(CudaIpc, MemoryOfAnAllocatorThatReportsNoFreesIsMappedForOneTransferAlone) 
     auto other = cuda_memory(0, CudaKind::chunks);
     auto buffer = other->filled(large, seed);
     std::vector<Outcome> released;
-    for (int i = 0; i < 3; ++i) released.push_back(pair.a->send(buffer));  // several uses of one export at a time
+    for (int i = 0; i < 3; ++i) {  // several uses of one export at a time
+      Letter letter(*pair.a);
+      letter.only_channel = i != 0;  // no export is made without a use that ends it
+      ASSERT_TRUE(letter.offer(buffer)) << letter.refusal;
+      letter.send();
+      released.push_back(letter.released.front());
+    }
     for (int i = 0; i < 3; ++i) {
       const auto arrivals = pair.b->receive();
       ASSERT_EQ(arrivals.size(), 1u);

@@ -9,6 +9,7 @@
 #include <future>
 #include <thread>
 
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda/pinned.h"
 #include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
@@ -166,6 +167,29 @@ TYPED_TEST(CudaOrder, OpeningAChannelDuringAKernelDoesNotWaitForTheGpu) {
   EXPECT_FALSE(rescuer.had_to()) << "until the kernel ended";
   kernel.let_go();
   EXPECT_TRUE(this->memory_b->holds(arrivals.at(0)->buffer, 5));
+}
+
+/// poll_now() may take an event from the poller's thread that has just been woken for it.
+TEST(CudaPoller, AnEventThatIsAddedWhileItsThreadSleepsIsNotForgotten) {
+  if (const auto why = why_no_cuda(1); !why.empty()) GTEST_SKIP() << why;
+  auto& poller = cuda::EventPoller::of_this_process();
+  for (int i = 0; i < 20; ++i) {
+    const Blocked kernel;
+    std::this_thread::sleep_for(std::chrono::milliseconds(15));  // the thread has nothing to poll, and sleeps
+    std::promise<Status> polled;
+    {
+      const DeviceGuard here(0);
+      poller.when_done(cuda::Watch::loosely, 0, kernel.get(),
+                       [&](Status status) { polled.set_value(std::move(status)); });
+    }
+    poller.poll_now();
+    kernel.let_go();
+    auto done = polled.get_future();
+    const bool came = done.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    poller.poll_now();  // ends the use of `polled` if not
+    ASSERT_TRUE(came) << "in round " << i;
+    EXPECT_TRUE(done.get().ok());
+  }
 }
 
 TYPED_TEST(CudaOrder, ACapturingStreamIsRefusedAndItsCaptureContinues) {

@@ -70,6 +70,10 @@ async def sleep_long(tell=True):
         raise
 
 
+def count_objects():
+    return rpc.counters().objects
+
+
 def take_told():
     taken = told.copy()
     told.clear()
@@ -346,6 +350,17 @@ async def cancelled_task():
 
 def call_main():
     rpc.rpc_async("main", sleep_long, timeout=0)
+
+
+def test_an_object_whose_coroutine_is_cancelled_fails_and_is_freed(cluster):
+    cluster.start(1)
+    before = rpc.rpc_sync("worker1", count_objects)
+    made = rpc.remote("worker1", sleep_long, timeout=0.3)
+    with pytest.raises(errors.DeadlineExceeded):
+        made.to_here(timeout=LONG / 2)
+    assert comes("worker1", ("cancelled", True))
+    del made
+    assert eventually(lambda: rpc.rpc_sync("worker1", count_objects) == before)
 
 
 def test_the_death_of_the_caller_cancels_its_coroutines(cluster):

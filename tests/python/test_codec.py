@@ -746,6 +746,15 @@ def test_any_bytes_decode_or_raise(payload):
         pass
 
 
+def test_an_array_whose_items_are_larger_than_its_dtype_says_is_refused():
+    codec.decode(codec.encode(np.zeros(3, "<f4")))  # the codec knows the dtype from now on
+    sent = codec.encode(np.zeros(1, "<U16"))
+    payload = sent.payload.replace(b"\x04<U16", b"\x03<f4")
+    assert payload != sent.payload
+    with pytest.raises(ValueError, match="dtype <f4 and elements of 64 bytes"):
+        codec.decode(payload, [])
+
+
 def test_errors_name_the_fault_in_a_message():
     with pytest.raises(errors.ProtocolError, match="byte"):
         codec.decode(PAYLOAD[:-3], BUFFERS)

@@ -197,6 +197,18 @@ def test_a_mismatch_names_the_rank_and_the_group_goes_on(three: list[tensorferry
     assert [each[0].item() for each in ended] == [3, 3, 3]
 
 
+def test_a_receive_that_is_awaited_or_polled_ends_at_its_timeout(three: list[tensorferry.Agent]) -> None:
+    group = form(three)[0]
+
+    async def awaited() -> None:
+        await group.receive(torch.empty(1), source=1, timeout=0.3)
+
+    with pytest.raises(errors.DeadlineExceeded, match='receive from rank 1 \\("b"\\)'):
+        asyncio.run(asyncio.wait_for(awaited(), 30))
+    polled = group.receive(torch.empty(1), source=2, timeout=0.3)
+    assert eventually(polled.done)
+
+
 def test_a_late_rank_is_named_and_the_survivors_form_another_group(three: list[tensorferry.Agent]) -> None:
     groups = form(three)
     found = at_all_ranks(three[:2], lambda rank, _: groups[rank].barrier(timeout=0.3).wait())

@@ -290,6 +290,20 @@ def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+def test_a_gradient_server_adds_in_the_order_of_the_calls_although_their_streams_differ() -> None:
+    server = ddp.GradientServer(2)
+    one, three = torch.ones(1000, device="cuda"), torch.full((1000,), 3.0, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(400_000_000)  # cycles: a fifth to half of a second
+        first = server.average(0, one)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        second = server.average(0, three)
+    for each in first, second:
+        assert (each.wait() == 2).all().item()
+
+
+@pytest.mark.gpu
 def test_hooks_in_distributed_data_parallel_take_buckets_of_a_gpu(tmp_path: Path) -> None:
     check(tmp_path, 2, "hooks", "own_hooks", "errors", "without_ddp", TEST_DEVICE="cuda")
 

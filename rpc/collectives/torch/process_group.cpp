@@ -79,6 +79,19 @@ c10::IValue value_of(const std::vector<std::vector<at::Tensor>>& results) {
   return results;
 }
 
+/// Starts `count` operations, which are one call: `start(i, options)` starts each. Returns the last one, which ends
+/// after the others, and fails if one of them has.
+template <class Start>
+Started start_each(std::size_t count, StartOptions options, const Start& start) {
+  Started last(Status(Code::internal, "no operation"));
+  for (std::size_t i = 0; i < count; ++i) {
+    last = start(i, options);
+    if (!last.ok()) break;
+    options.earlier = *last;
+  }
+  return last;
+}
+
 /// Tells the other ranks the name `own`, and returns the names of all ranks when they have told them.
 std::vector<std::string> exchange_names(c10d::Store& store, const std::string& own, int rank, int size,
                                         const TorchGroupOptions& options) {
@@ -378,17 +391,14 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
   TORCH_CHECK_VALUE(!inputs.empty(), "there is no tensor to gather");
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "there are ", outputs.size(), " lists for ", ranks(), " ranks");
   const auto on = group_on("all_gather_coalesced", {inputs, outputs[0]}, start_options(opts.timeout, opts.asyncOp));
-  Started last(Status(Code::internal, ""));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    Tensors each;
-    for (auto& list : outputs) {
-      TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
-      each.push_back(list[i]);
-    }
-    last = on.all_gather(inputs[i], each, start_options(opts.timeout, opts.asyncOp));
-    if (!last.ok()) throw_status(last.status());
+  for (const auto& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
   }
-  // Operations end in their order, so the last stands for all.
+  auto last = start_each(inputs.size(), start_options(opts.timeout, opts.asyncOp), [&](std::size_t i, auto options) {
+    Tensors each;
+    for (auto& list : outputs) each.push_back(list[i]);
+    return on.all_gather(inputs[i], each, std::move(options));
+  });
   return work_of(on, std::move(last), c10d::OpType::ALLGATHER_COALESCED, "tensorferry:all_gather_coalesced", outputs,
                  inputs, opts.timeout);
 }
@@ -398,11 +408,9 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "the inputs and outputs differ in number");
   const auto on =
       group_on("all_gather_into_tensor_coalesced", {inputs, outputs}, start_options(opts.timeout, opts.asyncOp));
-  Started last(Status(Code::internal, ""));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    last = on.all_gather(inputs[i], shares(outputs[i], ranks()), start_options(opts.timeout, opts.asyncOp));
-    if (!last.ok()) throw_status(last.status());
-  }
+  auto last = start_each(inputs.size(), start_options(opts.timeout, opts.asyncOp), [&](std::size_t i, auto options) {
+    return on.all_gather(inputs[i], shares(outputs[i], ranks()), std::move(options));
+  });
   return work_of(on, std::move(last), c10d::OpType::COALESCED, "tensorferry:all_gather_into_tensor_coalesced",
                  {outputs}, inputs, opts.timeout);
 }
@@ -454,12 +462,9 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter_tensor_coalesce
   for (const auto& input : inputs) dense.push_back(input.contiguous());
   const auto on =
       group_on("reduce_scatter_tensor_coalesced", {outputs, dense}, start_options(opts.timeout, opts.asyncOp));
-  Started last(Status(Code::internal, ""));
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    last = on.reduce_scatter(shares(dense[i], ranks()), outputs[i], op_of(opts.reduceOp),
-                             start_options(opts.timeout, opts.asyncOp));
-    if (!last.ok()) throw_status(last.status());
-  }
+  auto last = start_each(dense.size(), start_options(opts.timeout, opts.asyncOp), [&](std::size_t i, auto options) {
+    return on.reduce_scatter(shares(dense[i], ranks()), outputs[i], op_of(opts.reduceOp), std::move(options));
+  });
   return work_of(on, std::move(last), c10d::OpType::COALESCED, "tensorferry:reduce_scatter_tensor_coalesced", {outputs},
                  inputs, opts.timeout);
 }

@@ -485,6 +485,19 @@ def mismatches() -> None:
     else:
         raise AssertionError("no error")
     dist.barrier()  # the group goes on
+    counts = [3 if rank != 1 else 4, 2]  # the ranks disagree on the first tensor alone
+    wholes, parts = [torch.zeros(size * n) for n in counts], [torch.zeros(n) for n in counts]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for whole, part in zip(wholes, parts):
+            dist.all_gather_into_tensor(whole, part)
+    refused(dist.DistBackendError, manager.wait, "different operations")
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for whole, part in zip(wholes, parts):
+            dist.reduce_scatter_tensor(part, whole)
+    refused(dist.DistBackendError, manager.wait, "different operations")
+    lists = [[torch.zeros(n) for n in counts] for _ in range(size)]
+    refused(dist.DistBackendError, lambda: dist.all_gather_coalesced(lists, parts), "different operations")
+    dist.barrier()
 
 
 def late() -> None:

@@ -112,6 +112,20 @@ TEST_F(ReferencesTest, AnObjectCanBeFetchedDuringItsCreation) {
   EXPECT_EQ((*late)->value, (*early)->value);
 }
 
+TEST_F(ReferencesTest, AnObjectThatIsNotMadeGivesItsUsersTheErrorAndIsFreed) {
+  auto handle = user_->references->begin_creation(owner_->id, "hint");
+  const auto early = fetch(*owner_, handle->object());
+  ASSERT_TRUE(owner_->references->create(user_->id, handle->ids()).ok());
+  owner_->references->fulfil(handle->object(), Status(Code::deadline_exceeded, "its deadline passed"));
+  ASSERT_FALSE(pending(early));
+  EXPECT_EQ(early->status().code(), Code::deadline_exceeded);
+  user_->references->end_creation(*handle, {});
+  EXPECT_EQ(fetch(*owner_, handle->object())->status().code(), Code::deadline_exceeded);
+  handle.reset();
+  settle();
+  EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
 TEST_F(ReferencesTest, AFetchEndsAtItsDeadline) {
   auto handle = user_->references->begin_creation(owner_->id);
   const auto result = fetch(*owner_, handle->object(), Clock::now() + std::chrono::seconds(10));
