@@ -173,7 +173,7 @@ class Fuzz {
       case 4:
         return create();
       case 5:
-        return references_->fulfil(object(), {std::make_shared<int>(1), false});
+        return references_->fulfil(object(), Outcome{std::make_shared<int>(1), false});
       case 6:
         return fetch();
       case 7:

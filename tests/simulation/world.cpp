@@ -78,7 +78,7 @@ void SimulatedAgent::make(const Request& request, Reply reply) {
   const auto head = read_request(in);
   const auto admitted = references->create({request.peer.name, request.peer.incarnation}, *head.creation);
   if (!admitted.ok()) return reply.fail(admitted);
-  references->fulfil(head.creation->object, {std::make_shared<ObjectValue>(world_.live_objects), false});
+  references->fulfil(head.creation->object, Outcome{std::make_shared<ObjectValue>(world_.live_objects), false});
   reply.send({});
 }
 

@@ -89,7 +89,7 @@ class Member {
     if (in.next() != Tag::integer || !head.creation) return reply.fail({Code::invalid_argument, "make(number)"});
     const auto admitted = references->create({request.peer.name, request.peer.incarnation}, *head.creation);
     if (!admitted.ok()) return reply.fail(admitted);
-    references->fulfil(head.creation->object, {std::make_shared<std::int64_t>(in.integer()), false});
+    references->fulfil(head.creation->object, Outcome{std::make_shared<std::int64_t>(in.integer()), false});
     reply.send({});
   }
   void keep(const Request& request, Reply reply) {

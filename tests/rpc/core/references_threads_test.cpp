@@ -117,7 +117,7 @@ void work(Agents& agents, unsigned seed, std::atomic<int>& alive) {
         auto handle = here.begin_creation(agents.ids[to]);
         EXPECT_TRUE(there.create(agents.ids[from], handle->ids()).ok());
         there.fetch(handle->object(), Clock::now() + std::chrono::seconds(60), [](const Result<Outcome>&) {});
-        there.fulfil(handle->object(), {std::make_shared<Counted>(alive), false});
+        there.fulfil(handle->object(), Outcome{std::make_shared<Counted>(alive), false});
         here.end_creation(*handle, {});
         held.emplace_back(from, std::move(handle));
         break;
