@@ -198,7 +198,8 @@ def test_a_mismatch_names_the_rank_and_the_group_goes_on(three: list[tensorferry
 
 
 def test_a_receive_that_is_awaited_or_polled_ends_at_its_timeout(three: list[tensorferry.Agent]) -> None:
-    group = form(three)[0]
+    groups = form(three)
+    group = groups[0]
 
     async def awaited() -> None:
         await group.receive(torch.empty(1), source=1, timeout=0.3)
