@@ -30,8 +30,8 @@ _agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()  # of all group
 class Options(_C.ProcessGroupOptions):
     """Options of a process group: ``pg_options`` of ``init_process_group``, ``new_group`` and ``split_group``.
 
-    All ranks of the group pass the same options, except for ``interface`` and ``host``. ``split_group`` without options takes those of the group that is
-    split, without the name.
+    All ranks of the group pass the same options, except for ``interface`` and ``host``. ``split_group`` without options
+    takes those of the group that is split, without the name.
 
     Args:
         name: names the group in errors; ``""``: torch's name of the group.
