@@ -197,7 +197,7 @@ TEST(Groups, SeveralOverTheSameAgentsDoNotMix) {
 TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) {
   GroupWorld world(2, [](RawAgentOptions& options) { options.max_threads = 2; });
   auto settings = GroupWorld::settings_of({2, "messages"});
-  settings.timeout = std::chrono::seconds(5);
+  settings.timeout = std::chrono::seconds(20);
   world.form(settings);
   auto first = world.groups;
   settings.label = "second";
@@ -216,7 +216,7 @@ TEST(Groups, OperationsInTheBackgroundLeavePlacesToTheMessagesForWhichTheyWait) 
 TEST(Groups, AMemberThatJoinsAndGoesNoFurtherIsNamed) {
   GroupWorld world(2);
   auto settings = GroupWorld::settings_of({2, "memory"});
-  settings.timeout = std::chrono::milliseconds(300);
+  settings.timeout = std::chrono::seconds(3);
   collectives::JoinGroup join{settings.label, world.names, 1, {}};
   join.member.name = "rank1";
   Message message;
