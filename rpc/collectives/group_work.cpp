@@ -42,14 +42,14 @@ Status GroupWork::status() const {
 }
 
 void GroupWork::on_done(UniqueFunction<void(const Status&)> told) {
-  bool waits = false;
-  {
-    const std::lock_guard lock(mutex_);
-    waits = !done_;
-    if (waits) told_.push_back(std::move(told));
+  std::unique_lock lock(mutex_);
+  if (done_) {
+    lock.unlock();
+    return told(status_);
   }
-  if (waits) return look_after();
-  told(status_);
+  told_.push_back(std::move(told));
+  lock.unlock();
+  look_after();
 }
 
 void GroupWork::before_end(UniqueFunction<void()> run) {
