@@ -60,12 +60,11 @@ class LandsLater final : public Channel {
     {
       const std::lock_guard lock(landings_->mutex);
       std::swap(earlier, landings_->kept);
-      if (!earlier) landings_->kept = std::move(landed);
+      if (!earlier) std::swap(landed, landings_->kept);
     }
     ++landings_->pulls;
-    if (earlier) {
-      complete(std::move(earlier), {});
-      complete(std::move(landed), {});
+    for (auto* each : {&earlier, &landed}) {
+      if (*each) complete(std::move(*each), {});
     }
     complete(std::move(consumed), {});
   }
