@@ -124,18 +124,14 @@ std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
 void Peers::retire(Session& session) {
   const auto first_key = session.executions().retire();
   if (first_key == 0) return;
-  std::erase_if(retired_, [&](const Retired& each) {
-    return each.incarnation == session.peer().incarnation && each.name == session.peer().name;
-  });
+  std::erase_if(retired_, [&](const Retired& each) { return each.is_of(session.peer()); });
   if (retired_.size() == most_retired) retired_.pop_front();
   retired_.push_back({session.peer().name, session.peer().incarnation, first_key});
 }
 
 /// Returns the least key of a call of this incarnation that has surely not begun in a session before. Under mutex_.
 std::uint64_t Peers::first_key_of(const PeerInfo& peer) const {
-  const auto at = std::find_if(retired_.begin(), retired_.end(), [&](const Retired& each) {
-    return each.incarnation == peer.incarnation && each.name == peer.name;
-  });
+  const auto at = std::find_if(retired_.begin(), retired_.end(), [&](const Retired& each) { return each.is_of(peer); });
   return at != retired_.end() ? at->first_key : 0;
 }
 

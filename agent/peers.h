@@ -80,6 +80,10 @@ class Peers final {
     std::string name;
     std::uint64_t incarnation;
     std::uint64_t first_key;  // greater than all keys that have begun
+
+    [[nodiscard]] bool is_of(const PeerInfo& peer) const {
+      return incarnation == peer.incarnation && name == peer.name;
+    }
   };
   static constexpr std::size_t most_retired = 4096;
 

@@ -17,8 +17,6 @@ namespace tensorferry::collectives {
 /// A group that is being formed, at its rank 0.
 struct Groups::Forming {
   std::uint64_t id = 0;
-  std::string label;
-  std::vector<std::string> names;
   Buffer board;
   std::map<std::size_t, Reply> ready;  // answered with the decision
   std::string no_board, no_memory;
@@ -259,8 +257,6 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
   formed.group = random_word();
   forming = std::make_shared<Forming>();
   forming->id = formed.group;
-  forming->label = settings.label;
-  forming->names = names;
   std::map<std::size_t, std::pair<MemberRecord, Reply>> members;
   {
     std::unique_lock lock(mutex_);
@@ -391,7 +387,7 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
 
   Decision decision;
   if (forming) {
-    auto decided = decide(*forming, ready, group.size(), until);
+    auto decided = decide(*forming, ready, group, until);
     if (!decided.ok()) return decided.status();
     decision = *std::move(decided);
   } else {
@@ -409,18 +405,19 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
   return {};
 }
 
-Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, std::size_t ranks,
+Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, const RawGroup& group,
                                 Clock::time_point until) {
+  const auto ranks = group.size();
   std::unique_lock lock(mutex_);
   const auto all_ready = [&] { return left_ || forming.ready.size() + 1 == ranks; };
   if (!changed_.wait_until(lock, until, all_ready)) {
     std::string missing;
     for (std::size_t rank = 1; rank < ranks; ++rank) {
-      if (!forming.ready.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + forming.names[rank] + "\"";
+      if (!forming.ready.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + group.names()[rank] + "\"";
     }
-    return Status(
-        Code::deadline_exceeded,
-        formatted("group \"{}\" was not formed in time: {} joined, but was not ready", forming.label, missing));
+    return Status(Code::deadline_exceeded,
+                  formatted("group \"{}\" was not formed in time: {} joined, but was not ready", group.settings().label,
+                            missing));
   }
   if (left_) return Status(Code::agent_closed, "the agent was shut down");
   Decision decision{forming.no_board.empty() ? own.no_board : forming.no_board,

@@ -64,7 +64,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
                                 Clock::time_point until, std::shared_ptr<Forming>& forming);
   Status agree_on_links(RawGroup& group, const Formed& formed, const GroupSettings& settings,
                         const std::shared_ptr<Forming>& forming, Clock::time_point until);
-  Result<Decision> decide(Forming& forming, const ReadyForGroup& own, std::size_t ranks, Clock::time_point until);
+  Result<Decision> decide(Forming& forming, const ReadyForGroup& own, const RawGroup& group, Clock::time_point until);
   Result<Received> ask_root(const std::string& root, const GroupMessage& message, Clock::time_point until);
   Result<Formed> join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
                            Clock::time_point until);
