@@ -157,10 +157,11 @@ bool RingCalls::answered(const Call::State& call) const {
 
 /// Takes the reply on the thread that waits for it.
 void RingCalls::take_as_waiter(Call::State& call) {
-  if (!call.done())
+  if (!call.done()) {
     take(call.shared_from_this());
-  else
-    give_up_slot(call);                                  // call_ended() gives the slot up only if it sees `in_ring`
+  } else {
+    give_up_slot(call);  // call_ended() gives the slot up only if it sees `in_ring`
+  }
   call.in_ring.store(false, std::memory_order_release);  // a wait for the buffers is as for a call by socket
 }
 

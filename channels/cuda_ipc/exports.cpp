@@ -113,7 +113,7 @@ std::variant<Exports::Found, Refusal> Exports::find(const std::byte* data, std::
     auto& here = *std::get<Export*>(looked);
     if (here.state == Export::failed) return refuse(Refusal{"the peer could not map its memory"});
     if (here.state == Export::told) {
-      // If nobody reports the end of this memory, the use that is counted below must withdraw the export.
+      // The end of untracked memory is not reported: the use that is counted below withdraws the export.
       if (!waits && !untracked) return refuse(Refusal{"the peer is mapping its memory", true});
       found.after = std::max(found.after, here.told_in);
     }

@@ -50,7 +50,7 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
  private:
   friend class RawGroup;
   void end(Status status);
-  /// Makes the group end this send or receive when it is late, or when a rank has died: nobody may wait().
+  /// Makes the group end this send or receive if it is late or a rank has died, also if no thread calls wait().
   void look_after();
   void end_if_late();
   [[nodiscard]] bool has_ended() const;

@@ -779,7 +779,7 @@ Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>
   if (!even) {
     if (auto status = agree_on_pieces(called, inputs, limits); !status.ok()) return status;
   } else if (by_flags) {
-    // Where pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
+    // If pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
     // to copy them. So a thread would read what a thread of another block of a rank that does not lend copies.
     const auto own = most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
     if (auto status = agree(called, own, ranks_ * most, limits); !status.ok()) return status;
