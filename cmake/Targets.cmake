@@ -83,8 +83,8 @@ endif()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
 #                  [ONE_PROCESS] [TOGETHER suites ...] [ALONE] [COMPUTES])
-# A GoogleTest binary. Each of its cases is a CTest with its own process and time-out (60 s by default; half an hour
-# under make soak), except:
+# A GoogleTest binary. Each of its cases is a CTest with its own process and time-out (180 s by default, so that a call
+# without an answer ends first, after 60 s, and says why; half an hour under make soak), except:
 #   NEEDS_TORCH, ONE_PROCESS   all cases share one process
 #   TOGETHER                   the cases of each of these suites share one process ("*" in a name stands for any text)
 # A shared process saves time if loading libtorch, or making a CUDA context, takes longer than a case.
@@ -108,7 +108,7 @@ function(tensorferry_test name)
     endif()
   endif()
 
-  set(timeout 60)
+  set(timeout 180)
   if(arg_TIMEOUT)
     set(timeout ${arg_TIMEOUT})
   endif()
