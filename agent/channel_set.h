@@ -76,12 +76,16 @@ class ChannelSet final {
   /// Ends the offers with these release ids: the peer has read their sources.
   void acknowledged(const std::vector<std::uint64_t>& releases);
 
+  /// Decides whether the buffers of a spilled message are pulled, when its records have come. `bytes`: those of the
+  /// payload and the buffers. An error discards the message, and goes to `arrived`.
+  using Admit = UniqueFunction<Status(std::size_t bytes)>;
   /// Pulls the buffers of a frame. `arrived` runs once, perhaps before the return. `into`: the caller's memory for
   /// them. `stream`: the stream that the frame came from, or null if it came by ring, where no bytes follow a frame. If
-  /// the peer breaks the protocol, closes the link.
+  /// the peer breaks the protocol, closes the link. `admit`: as in Admit.
   void receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
-               IncomingMessage::Arrived arrived);
-  /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes.
+               IncomingMessage::Arrived arrived, Admit admit = {});
+  /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes. Pulls no buffer,
+  /// except the one with the records of a spilled message.
   void discard(FrameStream* stream, const wire::Frame& frame);
   /// Lets channels complete pulls for which this thread waits (Channel::progresses), until `over` returns true or the
   /// spin limit has passed. On a machine with few CPUs it polls once: there a spinning thread takes the CPU of those
@@ -133,7 +137,9 @@ class ChannelSet final {
   std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
                                         const std::vector<Buffer>& into, IncomingMessage::Arrived arrived,
                                         bool spill = false);
-  void land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived);
+  struct SpilledMessage;
+  void land_spilled(const Received& spill, SpilledMessage& message);
+  void discard(const std::vector<wire::BufferRecord>& records);
   void want_release(std::uint64_t id);
   void warn_once(const std::string& about, const std::string& line);
 

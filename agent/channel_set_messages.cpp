@@ -305,21 +305,28 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
   return built;
 }
 
+/// What receive() was given for a message whose records are still to come.
+struct ChannelSet::SpilledMessage {
+  std::vector<Buffer> into;
+  IncomingMessage::Arrived arrived;
+  Admit admit;
+};
+
 void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
-                         IncomingMessage::Arrived arrived) {
+                         IncomingMessage::Arrived arrived, Admit admit) {
   const bool spilled = (frame.header.flags & wire::flag::spilled) != 0;
   Bytes payload(frame.payload.begin(), frame.payload.end());
   if (frame.buffers.empty()) return arrived({}, {std::move(payload), {}});
   ChannelBinding::reading = stream;
   if (spilled) {
-    auto held = std::make_shared<std::pair<std::vector<Buffer>, IncomingMessage::Arrived>>(into, std::move(arrived));
+    auto message = std::make_shared<SpilledMessage>(SpilledMessage{into, std::move(arrived), std::move(admit)});
     auto message_in = land(
         frame.buffers, {}, {},
-        [this, link = link_.shared_from_this(), held](Status status, Received spill) {
+        [this, link = link_.shared_from_this(), message](Status status, const Received& spill) {
           if (!status.ok())
-            held->second(std::move(status), {});
+            message->arrived(std::move(status), {});
           else
-            land_spilled(std::move(spill), held->first, std::move(held->second));
+            land_spilled(spill, *message);
         },
         true);
     ChannelBinding::reading = nullptr;
@@ -352,11 +359,17 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
 void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
   if ((frame.header.flags & wire::flag::spilled) != 0) {
     // The records are inside the buffer, so it must be pulled before their tickets can be ended.
-    receive(stream, frame, {}, [](const Status&, const Received&) {});
-    return;
+    return receive(
+        stream, frame, {}, [](const Status&, const Received&) {},
+        [](std::size_t) { return Status(Code::cancelled, "the call has ended"); });
   }
   ChannelBinding::reading = stream;
-  for (const auto& record : frame.buffers) {
+  discard(frame.buffers);
+  ChannelBinding::reading = nullptr;
+}
+
+void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
+  for (const auto& record : records) {
     if (record.channel == wire::BufferRecord::inline_channel) continue;
     const auto named = bindings_.of_peer(record.channel, {record.source, record.destination});
     if (!named.ok()) continue;
@@ -379,10 +392,9 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
     else
       incoming_controls_.when_received(record.after, std::move(end));
   }
-  ChannelBinding::reading = nullptr;
 }
 
-void ChannelSet::land_spilled(Received spill, const std::vector<Buffer>& into, IncomingMessage::Arrived arrived) {
+void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
   const auto& body = spill.buffers.front();
   Reader in(ByteView(body.data, body.bytes));
   const auto count = in.get<std::uint32_t>();
@@ -392,10 +404,15 @@ void ChannelSet::land_spilled(Received spill, const std::vector<Buffer>& into, I
                             : wire::BufferRecord::decode_all(in, count, records);
   if (!status.ok()) {
     link_.close(status);
-    return arrived(status, {});
+    return message.arrived(status, {});
   }
   const auto payload = in.rest();
-  land(records, Bytes(payload.begin(), payload.end()), into, std::move(arrived))->landed({});
+  if (message.admit) status = message.admit(wire::message_bytes(payload.size(), records));
+  if (!status.ok()) {
+    discard(records);
+    return message.arrived(std::move(status), {});
+  }
+  land(records, Bytes(payload.begin(), payload.end()), message.into, std::move(message.arrived))->landed({});
 }
 
 /// Runs pulls that copy, on a pool thread that neither reads messages nor is inside the executor.

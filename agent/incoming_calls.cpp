@@ -30,29 +30,25 @@ Result<std::shared_ptr<IncomingRequest>> IncomingCalls::begin(std::uint64_t call
   }
   if (requests_.size() >= most_open)
     return Status(Code::resource_exhausted, formatted("{} calls of this agent run there", most_open));
-  if (auto status = add_bytes(bytes); !status) return status;
-  incoming->bytes = bytes;
+  if (auto status = count(*incoming, bytes); !status) return status;
   requests_.emplace(call, incoming);
   if (order != 0) ordered_[order].push_back(incoming->order_ticket);
   return incoming;
 }
 
-Status IncomingCalls::add_bytes(std::size_t bytes) {
+Status IncomingCalls::count(IncomingRequest& incoming, std::size_t bytes) {
   auto queued = queued_bytes_.load(std::memory_order_relaxed);
+  auto others = queued;
   do {
-    if (queued != 0 && (bytes > bounds_.bytes || queued > bounds_.bytes - bytes)) {
+    others = queued - incoming.bytes;
+    if (others != 0 && (bytes > bounds_.bytes || others > bounds_.bytes - bytes)) {
       return {Code::resource_exhausted,
               formatted("the calls of this agent that wait there for their handlers have {} "
                         "bytes, and max_queued_bytes allows {}. Raise it or max_threads there",
-                        queued, bounds_.bytes)};
+                        others, bounds_.bytes)};
     }
-  } while (!queued_bytes_.compare_exchange_weak(queued, queued + bytes, std::memory_order_relaxed));
-  return {};
-}
-
-Status IncomingCalls::grow(IncomingRequest& incoming, std::size_t bytes) {
-  if (auto status = add_bytes(bytes); !status) return status;
-  incoming.bytes += bytes;
+  } while (!queued_bytes_.compare_exchange_weak(queued, others + bytes, std::memory_order_relaxed));
+  incoming.bytes = bytes;
   return {};
 }
 

@@ -67,8 +67,9 @@ class IncomingCalls final {
   /// this id is open. ResourceExhausted: a bound is reached, and the text says which.
   Result<std::shared_ptr<IncomingRequest>> begin(std::uint64_t call, std::optional<Clock::time_point> deadline,
                                                  std::uint32_t order, std::size_t bytes, std::uint64_t key = 0);
-  /// Counts bytes that the frame did not name, because another buffer held its records. Errors as begin().
-  Status grow(IncomingRequest& incoming, std::size_t bytes);
+  /// Counts `bytes` for a request, in place of those that it has counted. So does its receiver when a buffer has
+  /// brought the records that do not fit its frame. Errors as begin().
+  Status count(IncomingRequest& incoming, std::size_t bytes);
   /// Runs `start` now, or when all earlier requests of its order key have been answered.
   void when_in_order(const IncomingRequest& incoming, UniqueFunction<void()> start);
   /// The request's handler begins to run: it is queued no more.
@@ -88,7 +89,6 @@ class IncomingCalls final {
   void cancel_all(bool but_idempotent);
 
  private:
-  [[nodiscard]] Status add_bytes(std::size_t bytes);
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);
 
   const Bounds bounds_;

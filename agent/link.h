@@ -167,6 +167,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   Status on_request(const wire::Frame& frame, ReplyRoute route);
   Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
+  [[nodiscard]] Status busy(const Status& why) const;
   void on_requests(const std::shared_ptr<FrameStream>& stream);
   void arm_requests(const FrameStream& stream);
   void pause_handlers(bool pause);

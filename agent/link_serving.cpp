@@ -130,15 +130,6 @@ std::shared_ptr<CallRecord> Link::record_of(const wire::Frame& frame, const std:
 
 namespace {
 
-/// Adds without overflow: a peer may claim any size.
-std::size_t plus(std::size_t a, std::size_t b) { return a + std::min(b, ~std::size_t{0} - a); }
-
-std::size_t bytes_of(const Received& received) {
-  auto bytes = received.payload.size();
-  for (const auto& buffer : received.buffers) bytes = plus(bytes, buffer.bytes);
-  return bytes;
-}
-
 /// Counts a reply's buffers until the peer has taken all of them.
 struct ReplyPin {
   ReplyPin(std::shared_ptr<Link> of, std::size_t size) : link(std::move(of)), bytes(size) {
@@ -169,8 +160,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
     function = engine_->functions.find(name);
   }
   auto* stream = route.ring ? nullptr : route.stream.get();
-  auto bytes = frame.payload.size();
-  for (const auto& record : frame.buffers) bytes = plus(bytes, record.bytes);
+  const auto bytes = wire::message_bytes(frame.payload.size(), frame.buffers);
   const auto now = Clock::now();
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
@@ -185,29 +175,32 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   ++engine_->counters.serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
-  const bool spilled = (header.flags & wire::flag::spilled) != 0;
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
-  channels_.receive(stream, frame, {},
-                    [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
-                     spilled, key = frame.idempotency](Status status, Received received) mutable {
-                      if (status.ok() && spilled) status = self->incoming_calls_.grow(*incoming, bytes_of(received));
-                      if (!status.ok()) return reply->fail(std::move(status));
-                      if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
-                      incoming->stage = wire::CallStatus::Stage::queued;
-                      if (const auto& engine = *self->engine_;
-                          engine.counters.serving > static_cast<std::size_t>(engine.options.max_threads))
-                        incoming->busy_at_arrival = engine.pool->load().busy;
-                      if (incoming->traced) incoming->traced->reach(CallRecord::queued);
-                      if (!incoming->order_ticket) {
-                        return self->dispatch(std::move(function), std::move(name), std::move(received),
-                                              std::move(incoming), std::move(*reply));
-                      }
-                      self->incoming_calls_.when_in_order(
-                          *incoming, [self, function, name, received = std::move(received), incoming, reply]() mutable {
-                            self->dispatch(std::move(function), std::move(name), std::move(received),
-                                           std::move(incoming), std::move(*reply));
-                          });
-                    });
+  channels_.receive(
+      stream, frame, {},
+      [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
+       key = frame.idempotency](Status status, Received received) mutable {
+        if (!status.ok()) return reply->fail(std::move(status));
+        if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
+        incoming->stage = wire::CallStatus::Stage::queued;
+        if (const auto& engine = *self->engine_;
+            engine.counters.serving > static_cast<std::size_t>(engine.options.max_threads))
+          incoming->busy_at_arrival = engine.pool->load().busy;
+        if (incoming->traced) incoming->traced->reach(CallRecord::queued);
+        if (!incoming->order_ticket) {
+          return self->dispatch(std::move(function), std::move(name), std::move(received), std::move(incoming),
+                                std::move(*reply));
+        }
+        self->incoming_calls_.when_in_order(
+            *incoming, [self, function, name, received = std::move(received), incoming, reply]() mutable {
+              self->dispatch(std::move(function), std::move(name), std::move(received), std::move(incoming),
+                             std::move(*reply));
+            });
+      },
+      [self = shared_from_this(), incoming](std::size_t all) {
+        const auto status = self->incoming_calls_.count(*incoming, all);
+        return status.ok() ? status : self->busy(status);
+      });
   return {};
 }
 
@@ -229,8 +222,13 @@ bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<Incoming
 Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
   if (why.code() == Code::protocol_error) return why;
   channels_.discard(stream, frame);
-  refuse(route, {why.code(), "\"" + engine_->identity.self.name + "\" is busy: " + std::string(why.what())});
+  refuse(route, busy(why));
   return {};
+}
+
+/// Says why a request cannot be taken in now.
+Status Link::busy(const Status& why) const {
+  return {why.code(), "\"" + engine_->identity.self.name + "\" is busy: " + std::string(why.what())};
 }
 
 void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,

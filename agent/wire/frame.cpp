@@ -86,6 +86,12 @@ std::size_t BufferRecord::count(const std::vector<BufferRecord>& records) {
   });
 }
 
+std::uint64_t message_bytes(std::size_t payload, const std::vector<BufferRecord>& buffers) {
+  return std::accumulate(
+      buffers.begin(), buffers.end(), std::uint64_t{payload},
+      [](std::uint64_t sum, const auto& record) { return sum + std::min(record.bytes, ~std::uint64_t{0} - sum); });
+}
+
 namespace {
 
 Status read_extensions(Reader in, Frame& frame) {

@@ -15,6 +15,7 @@
 #include "agent/credits.h"
 #include "agent/fair_queue.h"
 #include "agent/incoming_calls.h"
+#include "channels/host_memory.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
@@ -113,11 +114,13 @@ TEST(QueuesOfIncomingCalls, CountCallsAndBytesUntilTheyStart) {
   calls.start(**first);
   auto second = begin(2, 60);
   ASSERT_TRUE(second.ok());
+  EXPECT_TRUE(calls.count(**second, 1000).ok()) << "alone";
+  EXPECT_TRUE(calls.count(**second, 60).ok());
   EXPECT_FALSE(begin(3, 60).ok());
   ASSERT_TRUE(begin(3, 40).ok());
   ASSERT_TRUE(begin(4, 0).ok());
   EXPECT_THAT(std::string(begin(5, 0).status().what()), HasSubstr("max_queued_calls"));
-  EXPECT_EQ(calls.grow(**second, 1).code(), Code::resource_exhausted);
+  EXPECT_EQ(calls.count(**second, 61).code(), Code::resource_exhausted);
   calls.end(2, **second);
   EXPECT_TRUE(begin(5, 60).ok()) << "a call that ended before it started counts no more";
   calls.end(1, **first);
@@ -205,6 +208,59 @@ TEST_P(Bounds, BytesBeyondTheQueueAreRefused) {
     }
   }
   EXPECT_EQ(good, 10);
+}
+
+/// Memory for received buffers that knows the largest one.
+class MeasuringMemory final : public Memory {
+ public:
+  Buffer allocate(std::size_t bytes, Device device) override {
+    std::size_t known = largest;
+    while (bytes > known && !largest.compare_exchange_weak(known, bytes)) {
+    }
+    return memory_.allocate(bytes, device);
+  }
+  std::atomic<std::size_t> largest{0};
+
+ private:
+  HostMemory memory_;
+};
+
+// A payload of 100 KB does not fit a frame, so a buffer brings it, and the records of the message's buffers.
+TEST_P(Bounds, OfARefusedRequestWithALongPayloadNoBufferIsReceived) {
+  const auto memory = std::make_shared<MeasuringMemory>();
+  const auto a = join(store, "a", GetParam());
+  const auto b = join_with("b", [&](RawAgentOptions& options) {
+    options.max_threads = 2;
+    options.max_queued_bytes = 1'000'000;
+    options.memory[DeviceType::cpu] = memory;
+  });
+  const auto long_and_large = [] {
+    auto message = large(900'000);
+    message.payload.resize(100'000);
+    return message;
+  };
+  std::vector<Call> calls;
+  for (int i = 0; i < 2; ++i) calls.push_back(a->call("b", "block", {}));
+  ASSERT_TRUE(eventually([&] { return inside == 2; }));
+  calls.push_back(a->call("b", "echo", large(200'000)));
+  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 3; }));
+  for (int i = 0; i < 3; ++i) {
+    const auto status = call_sync(*a, "b", "echo", long_and_large()).status();
+    EXPECT_EQ(status.code(), Code::resource_exhausted);
+    EXPECT_THAT(std::string(status.what()), HasSubstr("\"b\" is busy: "));
+    EXPECT_THAT(std::string(status.what()), HasSubstr("max_queued_bytes"));
+  }
+  EXPECT_LT(memory->largest, 900'000U);
+  open = true;
+  for (auto& call : calls) {
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    EXPECT_TRUE(call.take().ok());
+  }
+  const auto reply = call_sync(*a, "b", "echo", long_and_large());
+  ASSERT_TRUE(reply.ok()) << reply.status().text();
+  EXPECT_EQ(reply->payload.size(), 100'000U);
+  ASSERT_EQ(reply->buffers.size(), 1U);
+  EXPECT_TRUE(same_bytes(reply->buffers[0], patterned(900'000)));
 }
 
 TEST_P(Bounds, AQueuedCallThatExpiresIsAnsweredWithoutRunningAndLeavesTheQueue) {
