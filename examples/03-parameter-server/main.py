@@ -5,8 +5,6 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes share this machine's cores
@@ -15,7 +13,7 @@ import tensorferry.rpc as rpc
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from tensorferry import wait_all
+from tensorferry import on_default_stream, wait_all
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
@@ -42,19 +40,6 @@ def digits(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
 TEST, TRAIN = slice(0, 360), slice(360, None)
 
 
-@contextmanager
-def in_turn(device: torch.device) -> Iterator[None]:
-    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
-    if device.type == "cpu":
-        yield
-        return
-    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-    common.wait_stream(mine)
-    with torch.cuda.stream(common):
-        yield
-    mine.wait_stream(common)
-
-
 class ParameterServer:
     """Owns the network. Lives in one process; everybody else holds a remote reference to it."""
 
@@ -73,7 +58,7 @@ class ParameterServer:
         return torch.futures.Future(devices=[] if self.device.type == "cpu" else [self.device])
 
     def weights(self) -> list[torch.Tensor]:
-        with in_turn(self.device):
+        with on_default_stream(self.device):
             return [parameter.detach().clone() for parameter in self.network.parameters()]
 
     def progress(self) -> tuple[int, float]:
@@ -84,7 +69,7 @@ class ParameterServer:
     def push(server: "rpc.RRef[ParameterServer]", gradients: list[torch.Tensor], loss: float) -> Weights:
         """Adds one trainer's gradients to the step; the answer, the new weights, comes when all have pushed."""
         self = server.local_value()
-        with self.lock, in_turn(self.device):
+        with self.lock, on_default_stream(self.device):
             for parameter, gradient in zip(self.network.parameters(), gradients):
                 share = gradient / self.trainers
                 parameter.grad = share if parameter.grad is None else parameter.grad + share

@@ -5,8 +5,6 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes share this machine's cores
@@ -15,7 +13,7 @@ import tensorferry.rpc as rpc
 import torch
 from rich.console import Console
 from rich.progress import track
-from tensorferry import wait_all
+from tensorferry import on_default_stream, wait_all
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
@@ -96,19 +94,6 @@ def load(model: nn.Module, weights: Weights) -> None:
         parameter.data.copy_(newest)
 
 
-@contextmanager
-def in_turn(device: torch.device) -> Iterator[None]:
-    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
-    if device.type == "cpu":
-        yield
-        return
-    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-    common.wait_stream(mine)
-    with torch.cuda.stream(common):
-        yield
-    mine.wait_stream(common)
-
-
 class Replay:
     """The last steps of all actors. Lives in a process of its own; everybody else holds a reference to it."""
 
@@ -120,12 +105,12 @@ class Replay:
         self.dice = torch.Generator().manual_seed(0)
 
     def add(self, actor: int, steps: torch.Tensor) -> None:
-        with in_turn(self.device):
+        with on_default_stream(self.device):
             self.arrived[actor] = steps.to(self.device, copy=True)
 
     def sample(self, count: int) -> torch.Tensor:
         """Random steps. What actors have added since the last time takes its place in their order, not in time's."""
-        with in_turn(self.device):
+        with on_default_stream(self.device):
             for _, steps in sorted(self.arrived.items()):
                 places = torch.arange(self.written, self.written + len(steps), device=self.device) % CAPACITY
                 self.steps[places] = steps

@@ -4,6 +4,7 @@
 - :mod:`tensorferry.collectives` has groups that reduce and exchange tensors.
 - :class:`Agent` has the same functions as methods, for several agents in one process.
 - :func:`empty` and :func:`share` hand memory to a peer without a copy; :func:`register` prepares it for network cards.
+- :func:`on_default_stream` orders the work of calls on a GPU.
 - :mod:`tensorferry.errors` lists the errors.
 """
 
@@ -16,6 +17,7 @@ _torch_check.check()  # before _C is imported: _C links against torch's librarie
 from . import collectives, errors, futures, rpc  # noqa: E402
 from ._build_info import VERSION as __version__  # noqa: E402
 from .agent import Agent, Counters, Explanation, WorkerInfo  # noqa: E402
+from .device_streams import on_default_stream  # noqa: E402
 from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
@@ -45,6 +47,7 @@ __all__ = [
     "empty",
     "errors",
     "futures",
+    "on_default_stream",
     "register",
     "rpc",
     "share",

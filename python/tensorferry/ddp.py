@@ -11,9 +11,8 @@ needs no process group of ``torch.distributed``. Buckets are ``torch.distributed
 
 # Annotations here are no texts: DistributedDataParallel compares those of a hook with the types.
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -24,6 +23,7 @@ from torch.distributed import GradBucket
 from . import _C, errors
 from .c10d import group_of
 from .collectives import Group, Work
+from .device_streams import on_default_stream
 from .rpc import functions
 
 __all__ = [
@@ -242,19 +242,6 @@ def bfloat16_hook(state: AnyGroup, bucket: GradBucket) -> torch.futures.Future[t
 # ---- a parameter server
 
 
-@contextlib.contextmanager
-def _in_turn(device: torch.device) -> Iterator[None]:
-    """On a GPU each call runs on a stream of its own: what outlives calls is touched on the default stream alone."""
-    if device.type != "cuda":
-        yield
-        return
-    mine, common = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-    common.wait_stream(mine)
-    with torch.cuda.stream(common):
-        yield
-    mine.wait_stream(common)
-
-
 class GradientServer:
     """Averages the buckets of several trainers, in one process: the object behind :func:`parameter_server_hook`.
 
@@ -302,7 +289,7 @@ class GradientServer:
         """
         device = gradients.device
         answer: TensorFuture = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
-        with self._lock, _in_turn(device):
+        with self._lock, on_default_stream(device):
             total, waiting = self._rounds.setdefault(index, (torch.zeros_like(gradients), []))
             waiting.append(answer)
             alike = (total.shape, total.dtype) == (gradients.shape, gradients.dtype)

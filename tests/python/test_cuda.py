@@ -366,6 +366,27 @@ def test_handlers_run_on_their_own_streams(cluster: Cluster) -> None:
     assert rpc.rpc_sync("worker1", is_default_stream)
 
 
+class Total:
+    """A sum that outlives the calls that add to it."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(MEGA, device="cuda")
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        with tensorferry.on_default_stream(x.device):
+            torch.cuda._sleep(A_WHILE // 10)
+            self.total += x
+            return self.total.clone()
+
+
+def test_calls_on_the_default_stream_use_what_outlives_them_one_after_the_other(cluster: Cluster) -> None:
+    cluster.start(1)
+    total = rpc.remote("worker1", Total)
+    sums = [total.rpc_async().add(torch.full((MEGA,), i + 1.0, device="cuda")) for i in range(8)]
+    assert max(future.wait().max().item() for future in sums) == 36
+    assert all((future.wait() == future.wait()[0]).all().item() for future in sums), "no sum has a part of an addition"
+
+
 def test_handlers_on_their_own_streams_overlap(agents: Agents) -> None:
     """In one process, as kernels of two take turns on a GPU."""
     a, _ = agents("a", rank=0), agents("b", rank=1)
