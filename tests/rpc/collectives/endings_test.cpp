@@ -274,6 +274,9 @@ INSTANTIATE_TEST_SUITE_P(, EarlyLeavers, ::testing::Bool(),
 class TornReads : public ::testing::TestWithParam<bool> {};
 
 TEST_P(TornReads, OfARankThatGivesUpFailTheReader) {
+#ifdef TENSORFERRY_UNDER_TSAN
+  GTEST_SKIP() << "one rank writes what another one reads: a data race that the result has to tell";
+#endif
   GroupWorld world(2);
   auto settings = GroupWorld::settings_of({2, "memory"});
   settings.algorithms = "reduce=one_shot";
