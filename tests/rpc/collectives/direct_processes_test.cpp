@@ -232,6 +232,7 @@ void sum_in_place(ProcessRank& rank, std::int32_t own) {
   }
   EXPECT_THAT(rank.group->explain(collectives::Operation::all_reduce, 100),
               HasSubstr("inputs in 1 allocations of other ranks are read in place"));
+  ASSERT_TRUE(ended(rank.group->barrier()).ok());  // the allocations stay until both have seen that
 }
 
 TEST_F(DirectProcesses, ReadSymmetricInputsInPlaceUntilTheyGo) {
