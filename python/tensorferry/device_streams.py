@@ -22,6 +22,9 @@ def on_default_stream(device: torch.device | str) -> Iterator[None]:
     Args:
         device: the tensors' device. Unless it is a GPU, the block just runs.
 
+    Raises:
+        RuntimeError: torch does not know the device, or this machine has no such GPU.
+
     Example::
 
         class Server:
