@@ -67,8 +67,8 @@ class IncomingCalls final {
   /// this id is open. ResourceExhausted: a bound is reached, and the text says which.
   Result<std::shared_ptr<IncomingRequest>> begin(std::uint64_t call, std::optional<Clock::time_point> deadline,
                                                  std::uint32_t order, std::size_t bytes, std::uint64_t key = 0);
-  /// Counts `bytes` for a request, in place of those that it has counted. So does its receiver when a buffer has
-  /// brought the records that do not fit its frame. Errors as begin().
+  /// Counts `bytes` for a request, in place of those that it counted before: the frame of a spilled message does not
+  /// say how many bytes its buffers have. Errors as begin().
   Status count(IncomingRequest& incoming, std::size_t bytes);
   /// Runs `start` now, or when all earlier requests of its order key have been answered.
   void when_in_order(const IncomingRequest& incoming, UniqueFunction<void()> start);

@@ -1,5 +1,4 @@
 // The callee's side of a link: takes requests, dispatches them to handlers in order, and sends replies.
-#include <algorithm>
 #include <utility>
 
 #include "agent/link.h"

@@ -91,7 +91,7 @@ TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
 }
 
 TEST_F(Accepting, AMassStartOfAgentsLosesNoCall) {
-  const int agents = rounds(100) == 1 ? 40 : 500;
+  const int agents = is_soak ? 500 : 40;
   std::vector<std::shared_ptr<RawAgent>> diallers;
   for (int i = 0; i < agents; ++i) diallers.push_back(join(store, "dialler" + std::to_string(i), {"tcp", "basic"}));
   std::vector<Call> calls;

@@ -28,11 +28,13 @@ bool eventually(const Condition& holds, std::chrono::milliseconds within = std::
   return true;
 }
 
-/// Returns how often a loop runs: a hundredth of `full`, or `full` with TENSORFERRY_SOAK=1.
-inline int rounds(int full) {
+/// Whether TENSORFERRY_SOAK=1 asks for full sizes and times.
+inline const bool is_soak = [] {
   const char* soak = std::getenv("TENSORFERRY_SOAK");
-  return soak != nullptr && std::string_view(soak) == "1" ? full : std::max(1, full / 100);
-}
+  return soak != nullptr && std::string_view(soak) == "1";
+}();
+/// Returns how often a loop runs: a hundredth of `full`, or `full` if is_soak.
+inline int rounds(int full) { return is_soak ? full : std::max(1, full / 100); }
 
 /// Whether a sanitizer watches. Its memory counts as the process's, so a bound of resident memory needs room for it;
 /// what the test computes takes several times as long.

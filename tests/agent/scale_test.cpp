@@ -59,8 +59,6 @@ class Crowd {
   int ready_ = -1;
 };
 
-const bool is_soak = rounds(100) == 100;
-
 struct Cost {
   double kilobytes = 0, descriptors = 0, threads = 0;
 };

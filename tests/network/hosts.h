@@ -66,9 +66,6 @@ class HostPeer {
   pid_t pid_ = -1;
 };
 
-/// Whether TENSORFERRY_SOAK asks for full sizes and times.
-inline const bool is_soak = rounds(100) == 100;
-
 /// Returns a tensor of `bytes` bytes. Each depends on its position.
 inline Tensor patterned_tensor(std::size_t bytes) {
   auto tensor = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::uint8);

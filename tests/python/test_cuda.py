@@ -383,8 +383,9 @@ def test_calls_on_the_default_stream_use_what_outlives_them_one_after_the_other(
     cluster.start(1)
     total = rpc.remote("worker1", Total)
     sums = [total.rpc_async().add(torch.full((MEGA,), i + 1.0, device="cuda")) for i in range(8)]
-    assert max(future.wait().max().item() for future in sums) == 36
-    assert all((future.wait() == future.wait()[0]).all().item() for future in sums), "no sum has a part of an addition"
+    values = [future.wait() for future in sums]
+    assert max(value.max().item() for value in values) == 36
+    assert all((value == value[0]).all().item() for value in values), "no sum has a part of an addition"
 
 
 def test_handlers_on_their_own_streams_overlap(agents: Agents) -> None:
