@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -379,6 +380,15 @@ class MeshProcesses : public ::testing::Test {
       return !failed;
     }));
   }
+  using Count = std::atomic_ref<std::uint32_t>;
+  /// Counts the calling rank, and waits until all but one have been counted.
+  static void wait_for_survivors(const Count& count) {
+    ++count;
+    EXPECT_TRUE(eventually([&] { return count >= ranks - 1; }, std::chrono::seconds(60))) << count << " ranks are here";
+  }
+  SharedMemory page_ = *SharedMemory::create(4096, SharedMemory::InChild::inherited);
+  std::uint32_t* const counts_ = reinterpret_cast<std::uint32_t*>(page_.data());
+  const Count launched_{counts_[0]}, released_{counts_[1]};
   std::string folder_ = "/tmp/tensorferry-mesh-XXXXXX";
   std::vector<pid_t> children_;
 };
@@ -417,6 +427,7 @@ TEST_F(MeshProcesses, ThatAreKilledReleaseTheKernelsOfAllOthers) {
     CapturedGraph graph(own.gpu(), [&] { EXPECT_TRUE(own.sum(values).ok()); });
     if (rank == victim) ::pause();  // it launches no graph
     graph.launch();
+    wait_for_survivors(launched_);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the kernels of its neighbours wait for it
     if (rank == 0) ::kill(children_[victim - 1], SIGKILL);
     const auto began = std::chrono::steady_clock::now();
@@ -424,6 +435,7 @@ TEST_F(MeshProcesses, ThatAreKilledReleaseTheKernelsOfAllOthers) {
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
     EXPECT_EQ(own.group->failed().code(), Code::connection_lost);
     EXPECT_THAT(own.group->failed().text(), HasSubstr("rank 6"));
+    wait_for_survivors(released_);  // a rank that ends before would be named by the others
     return HasFailure() ? 1 : 0;
   });
   if (IsSkipped()) return;
