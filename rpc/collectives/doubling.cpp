@@ -136,7 +136,7 @@ Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step
     auto* to = step.reduction != nullptr ? nullptr : step.into[other];
     if (to == nullptr) to = memory[i].data;
     inputs[other] = to;
-    receives.push_back(mailbox_->receive(other, {false, step_}, to, step.take[other]));
+    receives.push_back(mailbox_->receive_exactly(other, step_, to, step.take[other]));
   }
   Status status;
   std::vector<std::size_t> missing;

@@ -262,7 +262,7 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
         if (!working.ok()) return working.status();
         to = memory.emplace_back(*std::move(working)).data;
       }
-      const auto delivery = mailbox_->receive(from, {false, step_}, to, parts[from].bytes);
+      const auto delivery = mailbox_->receive_exactly(from, step_, to, parts[from].bytes);
       auto status = delivery->wait(limits);
       if (!status.ok()) mailbox_->withdraw(delivery, status);
       if (!status.ok()) return status;

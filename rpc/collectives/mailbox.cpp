@@ -69,23 +69,31 @@ Status Mailbox::error_of_rank(const Status& status, std::size_t rank) const {
 std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                         const Fingerprint& fingerprint, UniqueFunction<void(Status)> told) {
   auto delivery = std::make_shared<Delivery>(std::move(told));
-  Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size(), 0};
+  const bool fetched = data.size() > most_eager;
+  Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size(),
+                fetched};
+  std::optional<Reply> asked;
   Status failed;
+  bool left = false;
   {
     const std::lock_guard lock(mutex_);
     failed = failed_;
     if (key.by_tag) posted.sequence = sent_[{to, key}].next_sent++;
-    if (failed.ok() && data.size() > most_eager) {
-      posted.offer = ++last_offer_;
-      offers_.emplace(posted.offer, Offer{data, delivery});
+    left = fetched && !key.by_tag && gone_.contains(to);
+    if (failed.ok() && fetched && !left) {
+      const Address address{to, key, posted.sequence};
+      offers_.emplace(address, Offer{data, delivery});
+      if (auto found = asked_.extract(address)) asked.emplace(std::move(found.mapped()));
     }
   }
-  if (!failed.ok()) {
+  if (left || !failed.ok()) {
     delivery->complete(std::move(failed));
     return delivery;
   }
+  if (asked) serve(to, {group_, key.by_tag, key.number, posted.sequence}, *std::move(asked));
+  if (fetched && !key.by_tag) return delivery;  // the receiver has asked, or will
   Buffer copied;
-  if (posted.offer == 0 && !data.empty()) {
+  if (!fetched && !data.empty()) {
     auto owner = std::make_shared<Bytes>(data.begin(), data.end());
     copied = {{}, owner->data(), owner->size(), nullptr, owner};
   }
@@ -96,14 +104,14 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   options.timeout = Milliseconds(0);
   options.label = "a message of a group";
   auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
-  call.on_done([delivery, weak = weak_from_this(), key, offer = posted.offer, to](Result<Received> reply) {
-    if (reply.ok() && offer != 0) return;  // ends when the receiver has read the data
+  call.on_done([delivery, weak = weak_from_this(), key, posted, to](Result<Received> reply) {
+    if (reply.ok() && posted.fetched) return;  // ends when the receiver has read the data
     const auto self = reply.ok() ? nullptr : weak.lock();
     if (!self) return delivery->complete(reply.status());
     if (!key.by_tag && self->has_left(to)) return delivery->complete({});
-    if (offer != 0) {
+    if (posted.fetched) {
       const std::lock_guard lock(self->mutex_);
-      const auto it = self->offers_.find(offer);
+      const auto it = self->offers_.find({to, key, posted.sequence});
       if (it != self->offers_.end() && it->second.reading) return;
       if (it != self->offers_.end()) self->offers_.erase(it);
     }
@@ -112,14 +120,21 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   return delivery;
 }
 
-void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
+void Mailbox::serve(std::size_t to, const Fetch& fetch, Reply reply) {
+  const Address address{to, {fetch.by_tag, fetch.number}, fetch.sequence};
   std::shared_ptr<Delivery> delivery;
   std::span<const std::byte> data;
+  std::optional<Reply> before;  // a receiver asks once
   std::string why;
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) why = formatted(": {}", failed_.what());
-    const auto it = offers_.find(number);
+    const auto it = offers_.find(address);
+    if (it == offers_.end() && !fetch.by_tag && failed_.ok() && fetch.number > forgotten_) {
+      if (auto found = asked_.extract(address)) before.emplace(std::move(found.mapped()));
+      asked_.emplace(address, std::move(reply));
+      return;
+    }
     if (it != offers_.end() && !it->second.withdrawn.ok()) {
       why = formatted(": {}", it->second.withdrawn.what());
       offers_.erase(it);
@@ -131,10 +146,10 @@ void Mailbox::serve_offer(std::uint64_t number, Reply reply) {
   }
   if (!delivery) return reply.fail({Code::cancelled, named(rank_) + " has withdrawn the data" + why});
   // The agent drops the owner when nothing reads the bytes any more.
-  const std::shared_ptr<void> reading(nullptr, [delivery, number, weak = weak_from_this()](void*) {
+  const std::shared_ptr<void> reading(nullptr, [delivery, address, weak = weak_from_this()](void*) {
     if (const auto self = weak.lock()) {
       const std::lock_guard lock(self->mutex_);
-      self->offers_.erase(number);
+      self->offers_.erase(address);
     }
     delivery->complete({});
   });
@@ -164,13 +179,31 @@ std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std:
   return delivery;
 }
 
+std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64_t step, std::byte* destination,
+                                                   std::uint64_t bytes) {
+  if (bytes <= most_eager) return receive(from, {false, step}, destination, bytes);
+  Receiver receiver{from, {false, step}, 0, destination, bytes, std::make_shared<Delivery>()};
+  Status failed;
+  {
+    const std::lock_guard lock(mutex_);
+    failed = failed_;
+    if (failed.ok()) under_way_.emplace(receiver.delivery.get(), receiver.delivery);
+  }
+  if (failed.ok()) {
+    fetch(receiver, {from, {}, bytes, true}, 0);
+  } else {
+    receiver.delivery->complete(std::move(failed));
+  }
+  return receiver.delivery;
+}
+
 void Mailbox::deliver(const Posted& posted, Buffer data) {
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok() || (!posted.by_tag && posted.number <= forgotten_)) return;
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
-    line.arrived.emplace(posted.sequence,
-                         Arrived{{posted.from, posted.fingerprint, posted.bytes, true}, std::move(data), posted.offer});
+    const Letter letter{posted.from, posted.fingerprint, posted.bytes, true};
+    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data), posted.sequence, posted.fetched});
   }
   run_matches();
 }
@@ -214,25 +247,27 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
     return end({Code::invalid_argument, formatted("\"{}\" sent {} bytes, and the receiver has room for {}",
                                                   names_[letter.from], letter.bytes, receiver.most)});
   }
-  if (arrived.offer != 0) return fetch(receiver, arrived);
+  if (arrived.fetched) return fetch(receiver, letter, arrived.sequence);
   if (arrived.data.bytes != letter.bytes) return end({Code::protocol_error, "a message of a group has other bytes"});
   if (letter.bytes != 0) std::memcpy(receiver.destination, arrived.data.data, letter.bytes);
   end({});
 }
 
-void Mailbox::fetch(const Receiver& receiver, const Arrived& arrived) {
-  const auto letter = arrived.letter;
+void Mailbox::fetch(const Receiver& receiver, const Letter& letter, std::uint64_t sequence) {
   Message message;
-  message.payload = encode(GroupMessage(FetchOffer{group_, arrived.offer}));
+  message.payload = encode(GroupMessage(Fetch{group_, receiver.key.by_tag, receiver.key.number, sequence}));
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   options.label = "the data of a message of a group";
   options.into.push_back({{}, receiver.destination, letter.bytes, nullptr, nullptr});
   auto call = agent_.call(names_[letter.from], group_function, std::move(message), std::move(options));
+  bool failed = false;
   {
     const std::lock_guard lock(mutex_);
+    failed = !failed_.ok();
     fetching_.emplace(receiver.delivery.get(), call);
   }
+  if (failed) call.cancel();  // fail() has not seen the call
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
                 letter](Result<Received> reply) {
     auto status = self->error_of_rank(reply.status(), letter.from);
@@ -290,8 +325,17 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
 }
 
 void Mailbox::let_go(std::size_t rank) {
-  const std::lock_guard lock(mutex_);
-  gone_.insert(rank);
+  std::vector<std::shared_ptr<Delivery>> sent;
+  {
+    const std::lock_guard lock(mutex_);
+    gone_.insert(rank);
+    for (auto it = offers_.begin(); it != offers_.end();) {
+      const bool unread = it->first.to == rank && !it->first.key.by_tag && !it->second.reading;
+      if (unread && it->second.delivery) sent.push_back(std::move(it->second.delivery));
+      it = unread ? offers_.erase(it) : std::next(it);
+    }
+  }
+  for (const auto& delivery : sent) delivery->complete({});
 }
 
 bool Mailbox::has_left(std::size_t rank) const {
@@ -302,10 +346,12 @@ bool Mailbox::has_left(std::size_t rank) const {
 void Mailbox::fail(const Status& why) {
   std::vector<std::shared_ptr<Delivery>> ended;
   std::vector<Call> calls;
+  std::map<Address, Reply> asked;
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return;
     failed_ = why;
+    asked.swap(asked_);
     for (auto& receiver : receivers_) ended.push_back(std::move(receiver.delivery));
     receivers_.clear();
     for (auto it = offers_.begin(); it != offers_.end();) {
@@ -320,6 +366,9 @@ void Mailbox::fail(const Status& why) {
     lines_.clear();
   }
   for (auto& call : calls) call.cancel();
+  for (auto& [address, reply] : asked) {
+    reply.fail({Code::cancelled, formatted("{} has withdrawn the data: {}", named(rank_), why.what())});
+  }
   for (const auto& delivery : ended) delivery->complete(why);
 }
 

@@ -1,5 +1,6 @@
 /// The messages of one group: `post` sends bytes to a rank, `receive` takes them. Small data travels with the message.
-/// The receiver fetches larger data by a call, whose reply lands in the receiver's own memory.
+/// The receiver fetches larger data by a call, whose reply lands in the receiver's own memory. A receiver of a step
+/// knows that large data comes, so it makes that call at once, and the sender answers it when it posts.
 #pragma once
 
 #include <condition_variable>
@@ -68,7 +69,7 @@ class Delivery final {
 /// Thread-safe. All functions return at once.
 class Mailbox final : public std::enable_shared_from_this<Mailbox> {
  public:
-  /// Larger data is fetched by the receiver.
+  /// The receiver fetches larger data.
   static constexpr std::size_t most_eager = std::size_t{64} << 10;
   static constexpr std::size_t any_rank = ~std::size_t{0};
 
@@ -88,6 +89,10 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
   std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
                                     UniqueFunction<void(Status)> told = {});
+  /// Takes data of a step, of which `bytes` bytes come. If they are more than most_eager, this rank tells the sender at
+  /// once where it wants them. InvalidArgument: other bytes came.
+  std::shared_ptr<Delivery> receive_exactly(std::size_t from, std::uint64_t step, std::byte* destination,
+                                            std::uint64_t bytes);
   /// Drops the data of steps up to `number`, also data that arrives later: this rank receives none of it any more.
   void forget_steps(std::uint64_t number);
   /// Completes `delivery` with `why` unless it has completed. Returns when no thread touches its memory any more.
@@ -101,14 +106,21 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   /// Handles a Posted.
   void deliver(const Posted& posted, Buffer data);
-  /// Handles a FetchOffer from `rank`.
-  void serve_offer(std::uint64_t offer, Reply reply);
+  /// Handles a Fetch from rank `to`.
+  void serve(std::size_t to, const Fetch& fetch, Reply reply);
 
  private:
+  struct Address {  // of a message that this rank sends
+    std::size_t to = 0;
+    LetterKey key;
+    std::uint64_t sequence = 0;
+    auto operator<=>(const Address&) const = default;
+  };
   struct Arrived {
     Letter letter;
     Buffer data;
-    std::uint64_t offer = 0;
+    std::uint64_t sequence = 0;
+    bool fetched = false;
   };
   struct Receiver {
     std::size_t from = 0;
@@ -134,7 +146,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::optional<std::pair<Receiver, Arrived>> match();
   void run_matches();
   void take(const Receiver& receiver, Arrived arrived);
-  void fetch(const Receiver& receiver, const Arrived& arrived);
+  void fetch(const Receiver& receiver, const Letter& letter, std::uint64_t sequence);
 
   RawAgent& agent_;
   const std::uint64_t group_;
@@ -145,10 +157,10 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::set<std::size_t> gone_;  // ranks that have left
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
-  std::map<std::uint64_t, Offer> offers_;
+  std::map<Address, Offer> offers_;  // data that the receivers fetch
+  std::map<Address, Reply> asked_;   // data of steps that this rank has not posted yet
   std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
   std::map<const Delivery*, Call> fetching_;
-  std::uint64_t last_offer_ = 0;
   std::uint64_t forgotten_ = 0;
   Status failed_;
 };

@@ -87,7 +87,7 @@ struct Decision {
                                      at_most(&Decision::crossings, 8192)};
 };
 
-/// Data of a step, or of a send. It is in the message's buffer, or the receiver fetches it by `offer`.
+/// Data of a step, or of a send. It is in the message's buffer, or the receiver fetches it.
 struct Posted {
   static constexpr std::uint8_t tag = 5;
   std::uint64_t group = 0;
@@ -97,17 +97,20 @@ struct Posted {
   std::uint64_t sequence = 0;  // of the send among those of its tag to this receiver, from 0
   Fingerprint fingerprint;
   std::uint64_t bytes = 0;
-  std::uint64_t offer = 0;  // 0: none
+  bool fetched = false;  // the receiver fetches the data
   static constexpr std::tuple fields{&Posted::group,         varint(&Posted::from),     &Posted::by_tag,
                                      &Posted::number,        varint(&Posted::sequence), &Posted::fingerprint,
-                                     varint(&Posted::bytes), varint(&Posted::offer)};
+                                     varint(&Posted::bytes), &Posted::fetched};
 };
-/// Asks the sender of a Posted for the data. The reply has one buffer.
-struct FetchOffer {
+/// Asks a rank for the data of a step, which it may post later, or of a send that it has announced. The reply has one
+/// buffer.
+struct Fetch {
   static constexpr std::uint8_t tag = 6;
   std::uint64_t group = 0;
-  std::uint64_t offer = 0;
-  static constexpr std::tuple fields{&FetchOffer::group, varint(&FetchOffer::offer)};
+  bool by_tag = false;
+  std::uint64_t number = 0;
+  std::uint64_t sequence = 0;
+  static constexpr std::tuple fields{&Fetch::group, &Fetch::by_tag, &Fetch::number, varint(&Fetch::sequence)};
 };
 /// The group has failed at a member and is of no more use; or the member has left it.
 struct GroupFailed {
@@ -154,7 +157,7 @@ struct Progress {
   static constexpr std::tuple fields{&Progress::step};
 };
 
-using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, FetchOffer, GroupFailed, MapRegion,
+using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, Fetch, GroupFailed, MapRegion,
                                   UnmapRegion, RunOperations, GetProgress>;
 
 /// What a rank tells all others at the beginning of a step without a board: its call, and its bytes if they are few.
