@@ -121,35 +121,32 @@ std::vector<std::size_t> Exchange::behind(std::uint64_t step) {
   return out;
 }
 
-Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                             std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory,
-                             const WaitLimits& limits) {
-  for (const auto other : from) {
-    const bool elsewhere = step.reduction != nullptr || step.into[other] == nullptr;
-    auto working = working_memory(elsewhere ? step.take[other] : 0);
+Status Exchange::receive_into(const ExchangeStep& step, std::size_t from, std::uint64_t number, Arriving& arriving) {
+  auto* to = step.reduction != nullptr ? nullptr : step.into[from];
+  if (to == nullptr) {
+    auto working = working_memory(step.take[from]);
     if (!working.ok()) return working.status();
-    memory.push_back(*std::move(working));
+    to = arriving.memory.emplace_back(*std::move(working)).data;
   }
-  std::vector<std::shared_ptr<Delivery>> receives;
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    const auto other = from[i];
-    auto* to = step.reduction != nullptr ? nullptr : step.into[other];
-    if (to == nullptr) to = memory[i].data;
-    inputs[other] = to;
-    receives.push_back(mailbox_->receive_exactly(other, step_, to, step.take[other]));
+  arriving.at[from] = to;
+  arriving.receives[from] = mailbox_->receive_exactly(from, number, to, step.take[from]);
+  return {};
+}
+
+Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
+                             Arriving& arriving, const WaitLimits& limits) {
+  for (const auto other : from) {
+    if (arriving.receives[other]) continue;
+    if (auto status = receive_into(step, other, step_, arriving); !status.ok()) return status;
   }
   Status status;
   std::vector<std::size_t> missing;
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    const auto ended = receives[i]->wait(limits);
-    if (!receives[i]->done()) missing.push_back(from[i]);
+  for (const auto other : from) {
+    const auto ended = arriving.receives[other]->wait(limits);
+    if (!arriving.receives[other]->done()) missing.push_back(other);
     if (!ended.ok() && status.ok()) status = ended;
   }
-  if (time_is_over(status)) status = late(called, missing);
-  for (const auto& receive : receives) {
-    if (!status.ok()) mailbox_->withdraw(receive, status);
-  }
-  return status;
+  return time_is_over(status) ? late(called, missing) : status;
 }
 
 Status Exchange::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Status status, const Fingerprint& called,
@@ -163,8 +160,8 @@ Status Exchange::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Sta
 }
 
 Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
-  std::deque<Bytes> memory;     // what has been told, and few bytes that are reduced
-  std::vector<Buffer> working;  // more of them
+  std::deque<Bytes> memory;  // what has been told, and few bytes that are reduced
+  Arriving arriving{std::vector<std::shared_ptr<Delivery>>(size()), std::vector<const std::byte*>(size()), {}};
   Bytes few, copy;
   Told own;
   own.posted = step.agreed;
@@ -182,7 +179,18 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
     }
   }
 
-  std::vector<const std::byte*> inputs(size());
+  // Large data may come before the ranks have agreed. It may go over this rank's own.
+  const bool own_fits = step.give[rank()].size() == step.take[rank()];  // else learn() refuses the call
+  if (step.reduction == nullptr && own_fits) take_own(step, rank());
+  const auto expect = [&]() -> Status {
+    for (std::size_t i = 1; i < size(); ++i) {
+      const auto from = (rank() + i) % size();
+      if (step.take[from] <= Mailbox::most_eager) continue;
+      if (auto status = receive_into(step, from, step_ + rounds, arriving); !status.ok()) return status;
+    }
+    return {};
+  };
+  auto& inputs = arriving.at;
   std::vector<std::size_t> posted;
   const auto learn = [&]() -> Status {
     auto told = tell_all(called, own, memory, limits);
@@ -215,16 +223,18 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
     }
     return {};
   };
-  Status status;
+  auto status = expect();
   if (step.agreed) {
     for (std::size_t i = 1; i < size(); ++i) {
       if (step.take[(rank() + i) % size()] != 0) posted.push_back((rank() + i) % size());
     }
-  } else {
+  } else if (status.ok()) {
     status = learn();
   }
-  if (status.ok() && step.reduction == nullptr) take_own(step, rank());
-  if (status.ok()) status = take_posted(called, step, posted, inputs, working, limits);
+  if (status.ok()) status = take_posted(called, step, posted, arriving, limits);
+  for (const auto& receive : arriving.receives) {
+    if (receive && !status.ok()) mailbox_->withdraw(receive, status);
+  }
   status = settle(posts, std::move(status), called, {}, limits);
   if (!status.ok()) return status;
   if (step.reduction != nullptr) {

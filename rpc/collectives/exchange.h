@@ -97,8 +97,15 @@ class Exchange final {
   Status step_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
   Result<std::vector<Told>> tell_all(const Fingerprint& called, const Told& own, std::deque<Bytes>& memory,
                                      const WaitLimits& limits);
+  struct Arriving {  // by rank
+    std::vector<std::shared_ptr<Delivery>> receives;
+    std::vector<const std::byte*> at;
+    std::vector<Buffer> memory;  // of what is reduced
+  };
+  /// Begins to receive what `from` gives in the step of this number.
+  Status receive_into(const ExchangeStep& step, std::size_t from, std::uint64_t number, Arriving& arriving);
   Status take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                     std::vector<const std::byte*>& inputs, std::vector<Buffer>& memory, const WaitLimits& limits);
+                     Arriving& arriving, const WaitLimits& limits);
   std::vector<std::size_t> behind(std::uint64_t step);
   /// Waits until all posts have ended, unless `status` is an error; withdraws what is left after one. Returns the first
   /// error. One of a time that is over names `receivers`.

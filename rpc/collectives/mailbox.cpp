@@ -287,12 +287,21 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter, std::uint64_
 }
 
 void Mailbox::forget_steps(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
-  forgotten_ = number;
-  std::erase_if(lines_, [number](const auto& line) {
-    const auto& key = line.first.second;
-    return !key.by_tag && key.number <= number;
-  });
+  std::vector<Reply> asked;
+  {
+    const std::lock_guard lock(mutex_);
+    forgotten_ = number;
+    std::erase_if(lines_, [number](const auto& line) {
+      const auto& key = line.first.second;
+      return !key.by_tag && key.number <= number;
+    });
+    for (auto it = asked_.begin(); it != asked_.end();) {
+      const bool is_old = it->first.key.number <= number;
+      if (is_old) asked.push_back(std::move(it->second));
+      it = is_old ? asked_.erase(it) : std::next(it);
+    }
+  }
+  for (auto& reply : asked) reply.fail({Code::cancelled, named(rank_) + " has withdrawn the data"});
 }
 
 void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why) {
