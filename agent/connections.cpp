@@ -168,21 +168,54 @@ void Connections::write_controls() {
   if (!written.empty()) complete_apart(std::move(written));
 }
 
+thread_local Connections::FrameFirst* Connections::FrameFirst::innermost = nullptr;
+
+Connections::FrameFirst::FrameFirst(Connections& connections)
+    : connections_(connections), outer_(std::exchange(innermost, this)) {}
+
+Connections::FrameFirst::~FrameFirst() {
+  innermost = outer_;
+  if (holds_bulk_) connections_.write_waiting_bulk();
+}
+
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
-  std::unique_lock lock(mutex_);
-  if (closed()) {
-    const auto ended = status_;
-    lock.unlock();
-    return complete(std::move(part.written), ended);
+  {
+    std::unique_lock lock(mutex_);
+    if (closed()) {
+      const auto ended = status_;
+      lock.unlock();
+      return complete(std::move(part.written), ended);
+    }
+    unsent_.buffers.emplace_back(std::move(frame), std::move(part));
   }
-  if (const auto stream = bulk_.take_idle()) {
-    lock.unlock();
-    return write_bulk(stream, std::move(frame), std::move(part));
+  for (auto* first = FrameFirst::innermost; first != nullptr; first = first->outer_) {
+    if (&first->connections_ != this) continue;
+    first->holds_bulk_ = true;
+    return;
   }
-  unsent_.buffers.emplace_back(std::move(frame), std::move(part));
-  const bool begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
-  lock.unlock();
+  write_waiting_bulk();
+}
+
+/// Writes buffers until the socket is full. Then a pool thread does.
+void Connections::write_waiting_bulk() {
+  Stream stream;
+  bool begin = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed() || unsent_.buffers.empty()) return;
+    stream = bulk_.take_idle();
+    if (!stream) begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
+  }
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  if (!stream) return;
+  std::vector<FrameStream::Written> written;
+  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+  bool more = true;
+  do {
+    more = go_on_writing(stream, apart);
+  } while (more && stream->write_some(apart));
+  if (!written.empty()) complete_apart(std::move(written));
+  if (more) finish_writes(stream);
 }
 
 /// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
@@ -192,22 +225,6 @@ bool Connections::begin_another_bulk_dial() {
   if (state != State::up) return false;
   state = State::dialling;
   return bulk_.attempt_due = true;
-}
-
-/// Writes a buffer on a bulk connection that the caller has taken. A pool thread writes the rest if the socket is full,
-/// and the buffers that have come meanwhile.
-void Connections::write_bulk(const Stream& stream, Bytes frame, FrameStream::Part part) {
-  std::vector<FrameStream::Part> parts;
-  parts.push_back(std::move(part));
-  std::vector<FrameStream::Written> written;
-  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
-  const bool done = stream->send(std::move(frame), std::move(parts), {}, true, apart);
-  if (!written.empty()) complete_apart(std::move(written));
-  if (done) {
-    const std::lock_guard lock(mutex_);
-    if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
-  }
-  finish_writes(stream);
 }
 
 bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
@@ -257,13 +274,13 @@ void Connections::finish_writes(const Stream& stream) {
         pollfd writable{stream->fd(), POLLOUT, 0};
         ::poll(&writable, 1, 1000);
       }
-    } while (go_on_writing(stream));
+    } while (go_on_writing(stream, nullptr));
   });
 }
 
 /// Queues the next buffer that waits, if this is a bulk connection. False: the stream has nothing to write, and another
 /// thread may write it.
-bool Connections::go_on_writing(const Stream& stream) {
+bool Connections::go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart) {
   std::optional<std::pair<Bytes, FrameStream::Part>> next;
   bool begin = false;
   {
@@ -283,7 +300,7 @@ bool Connections::go_on_writing(const Stream& stream) {
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
   std::vector<FrameStream::Part> parts;
   parts.push_back(std::move(next->second));
-  stream->send(std::move(next->first), std::move(parts), {}, true);
+  stream->send(std::move(next->first), std::move(parts), {}, true, apart);
   return true;
 }
 

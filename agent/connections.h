@@ -98,6 +98,24 @@ class Connections final {
   /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
   /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
+  /// While this object exists, bulk data that its thread sends on these connections waits: the frame that announces it
+  /// goes first. The receiver then knows the destination when the bytes come. On one thread, the objects nest.
+  class FrameFirst {
+   public:
+    explicit FrameFirst(Connections& connections);
+    ~FrameFirst();
+    FrameFirst(const FrameFirst&) = delete;
+    FrameFirst& operator=(const FrameFirst&) = delete;
+    /// Returns whether bulk data waits, so that the frame must not.
+    [[nodiscard]] bool holds_bulk() const noexcept { return holds_bulk_; }
+
+   private:
+    friend class Connections;
+    Connections& connections_;
+    FrameFirst* const outer_;
+    bool holds_bulk_ = false;
+    static thread_local FrameFirst* innermost;
+  };
   /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. False: the socket is full, and a
   /// pool thread writes the rest.
   bool transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
@@ -182,8 +200,8 @@ class Connections final {
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   bool begin_dialling(ConnectionRole role);
   bool begin_another_bulk_dial();
-  bool go_on_writing(const Stream& stream);
-  void write_bulk(const Stream& stream, Bytes frame, FrameStream::Part part);
+  bool go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
+  void write_waiting_bulk();
   void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;

@@ -183,7 +183,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   void drop_rings();
   [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
                                                       const ReplyRoute& route) const;
-  void send_answer(const ReplyRoute& route, ChannelSet::Built built);
+  void send_answer(const ReplyRoute& route, ChannelSet::Built built, bool at_once);
   bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);

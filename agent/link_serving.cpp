@@ -340,10 +340,11 @@ void Link::answer(const ReplyRoute& route, Message message) {
   const auto bytes = message.bytes();
   // Buffers of so few bytes are copied into the frame.
   auto held = bytes > inline_bytes ? std::make_shared<ReplyPin>(shared_from_this(), bytes) : nullptr;
+  const Connections::FrameFirst frame_first(connections_);
   auto built = channels_.build(header, std::move(extensions), std::move(message), {}, route.placement, held);
   held.reset();
   if (!built) return refuse(route, built.status());
-  send_answer(route, std::move(*built));
+  send_answer(route, std::move(*built), frame_first.holds_bulk());
 }
 
 void Link::refuse(const ReplyRoute& route, const Status& status) {
@@ -351,10 +352,10 @@ void Link::refuse(const ReplyRoute& route, const Status& status) {
   Bytes extensions;
   auto header = reply_to(route, extensions);
   header.flags = wire::flag::error;
-  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}, -1});
+  send_answer(route, {wire::assemble(header, extensions, {}, wire::encode_status(status)), {}, -1}, false);
 }
 
-void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {
+void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built, bool at_once) {
   if (route.ring) {
     const bool fits = built.trailing.empty() && built.frame.size() <= CallRing::most_reply;
     // If the caller has given up, the frame goes by socket all the same: it may hold tickets, which must end.
@@ -362,7 +363,7 @@ void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built) {
     if (!fits) route.ring->answer_by_socket(route.slot);
   }
   // Replies of consecutive handlers share a system call: the last one flushes, and so does the tick.
-  transmit(route.stream, std::move(built.frame), std::move(built.trailing), engine_->pool->caught_up());
+  transmit(route.stream, std::move(built.frame), std::move(built.trailing), at_once || engine_->pool->caught_up());
 }
 
 }  // namespace tensorferry

@@ -158,6 +158,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
   call->sent_at = now;
+  const Connections::FrameFirst frame_first(link_.connections());
   auto built = status.ok() ? link_.channels().build(header, std::move(extensions), std::move(message),
                                                     call->options.require, call->options.arguments, held)
                            : Result<ChannelSet::Built>(status);
@@ -168,7 +169,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   }
   if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
   if (!by_ring || !built->trailing.empty() || !ring_.send(call, built->frame))
-    link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush);
+    link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush || frame_first.holds_bulk());
   // The frame that told of it may have gone ahead of the request, and then the callee did not know the call.
   tell_if_given_up(stream, *call);
 }
