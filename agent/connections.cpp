@@ -175,7 +175,7 @@ Connections::FrameFirst::FrameFirst(Connections& connections)
 
 Connections::FrameFirst::~FrameFirst() {
   innermost = outer_;
-  if (holds_bulk_) connections_.write_waiting_bulk();
+  if (held_ != 0) connections_.write_waiting_bulk(held_);
 }
 
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -190,14 +190,14 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
   }
   for (auto* first = FrameFirst::innermost; first != nullptr; first = first->outer_) {
     if (&first->connections_ != this) continue;
-    first->holds_bulk_ = true;
+    ++first->held_;
     return;
   }
-  write_waiting_bulk();
+  write_waiting_bulk(1);
 }
 
-/// Writes buffers until the socket is full. Then a pool thread does.
-void Connections::write_waiting_bulk() {
+/// Writes up to `count` buffers that wait, until the socket is full. A pool thread writes the rest.
+void Connections::write_waiting_bulk(std::size_t count) {
   Stream stream;
   bool begin = false;
   {
@@ -210,11 +210,16 @@ void Connections::write_waiting_bulk() {
   if (!stream) return;
   std::vector<FrameStream::Written> written;
   auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
-  bool more = true;
-  do {
+  bool more = true, room = true;
+  for (; more && room && count != 0; --count) {
     more = go_on_writing(stream, apart);
-  } while (more && stream->write_some(apart));
+    room = !more || stream->write_some(apart);
+  }
   if (!written.empty()) complete_apart(std::move(written));
+  if (more && room) {
+    const std::lock_guard lock(mutex_);
+    if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
+  }
   if (more) finish_writes(stream);
 }
 

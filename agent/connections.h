@@ -107,13 +107,13 @@ class Connections final {
     FrameFirst(const FrameFirst&) = delete;
     FrameFirst& operator=(const FrameFirst&) = delete;
     /// Returns whether bulk data waits, so that the frame must not.
-    [[nodiscard]] bool holds_bulk() const noexcept { return holds_bulk_; }
+    [[nodiscard]] bool holds_bulk() const noexcept { return held_ != 0; }
 
    private:
     friend class Connections;
     Connections& connections_;
     FrameFirst* const outer_;
-    bool holds_bulk_ = false;
+    std::size_t held_ = 0;  // buffers
     static thread_local FrameFirst* innermost;
   };
   /// Sends a frame on `stream`; `flush` false: the tick, or a later frame, may do it. False: the socket is full, and a
@@ -201,7 +201,7 @@ class Connections final {
   bool begin_dialling(ConnectionRole role);
   bool begin_another_bulk_dial();
   bool go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
-  void write_waiting_bulk();
+  void write_waiting_bulk(std::size_t count);
   void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;

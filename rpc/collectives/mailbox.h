@@ -90,7 +90,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
                                     UniqueFunction<void(Status)> told = {});
   /// Takes data of a step, of which `bytes` bytes come. If they are more than most_eager, this rank tells the sender at
-  /// once where it wants them. InvalidArgument: other bytes came.
+  /// once where it wants them, and a ProtocolError says that another number came.
   std::shared_ptr<Delivery> receive_exactly(std::size_t from, std::uint64_t step, std::byte* destination,
                                             std::uint64_t bytes);
   /// Drops the data of steps up to `number`, also data that arrives later: this rank receives none of it any more.
@@ -157,8 +157,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::set<std::size_t> gone_;  // ranks that have left
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
-  std::map<Address, Offer> offers_;  // data that the receivers fetch
-  std::map<Address, Reply> asked_;   // data of steps that this rank has not posted yet
+  std::map<Address, Offer> offers_;                                 // data that the receivers fetch
+  std::map<Address, Reply> asked_;                                  // data of steps that this rank has not posted yet
   std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
   std::map<const Delivery*, Call> fetching_;
   std::uint64_t forgotten_ = 0;

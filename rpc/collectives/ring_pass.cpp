@@ -35,7 +35,8 @@ Status Exchange::pass_around(const Fingerprint& called, const RingPass& pass, co
     const auto into = pass.arrives(block);
     const auto [begin, end] = range_of(into.size(), chunk);
     if (begin != end) {
-      receives[chunk] = mailbox_->receive_exactly(before, key_of(block, chunk).number, into.data() + begin, end - begin);
+      receives[chunk] =
+          mailbox_->receive_exactly(before, key_of(block, chunk).number, into.data() + begin, end - begin);
     }
   };
 

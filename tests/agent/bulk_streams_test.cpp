@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <thread>
 #include <vector>
 
 #include "agent/transport/long_slice.h"
@@ -83,6 +84,30 @@ TEST_F(BulkConnections, SmallerBuffersShareOne) {
   const auto requests = accept(peer, wire::Hello::Purpose::calls);
   auto only = accept(peer, wire::Hello::Purpose::bulk);
   for (std::uint64_t sequence = 1; sequence <= 5; ++sequence) EXPECT_EQ(read_buffer(only, bytes), sequence);
+}
+
+TEST_F(BulkConnections, ABufferComesAfterTheFrameThatAnnouncesIt) {
+  constexpr std::size_t bytes = std::size_t{600} << 10;
+  RawPeer peer(store, "raw", hello_with(0));
+  auto calls = send_buffers(*agent, 1, bytes);
+  auto requests = accept(peer, wire::Hello::Purpose::calls);
+  auto bulk = accept(peer, wire::Hello::Purpose::bulk);
+  EXPECT_EQ(read_buffer(bulk, bytes), 1U);
+  ASSERT_TRUE(requests.read(wire::Kind::request).ok());
+  for (unsigned seed = 2; seed <= 20; ++seed) {
+    std::thread reader([&] {  // beside the caller, which writes
+      pollfd came{bulk.fd(), POLLIN, 0};
+      EXPECT_EQ(::poll(&came, 1, 10'000), 1);
+      char first = 0;
+      EXPECT_EQ(::recv(requests.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT), 1) << seed;
+    });
+    auto message = message_of("m");
+    message.buffers = {patterned(bytes, seed)};
+    calls.push_back(agent->call("raw", "f", std::move(message)));
+    reader.join();
+    ASSERT_TRUE(requests.read(wire::Kind::request).ok());
+    EXPECT_EQ(read_buffer(bulk, bytes), seed);
+  }
 }
 
 TEST_F(BulkConnections, ACallFailsIfItsLinkEndsWhileItsBufferWaits) {
