@@ -298,7 +298,7 @@ def test_a_process_that_ends_without_shutdown_keeps_its_exit_code(tmp_path, body
         [sys.executable, str(script)], env=dict(os.environ), capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 7, result.stderr
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 50  # with the import of torch; the calls take 60 s
     assert "Fatal" not in result.stderr
     assert "terminate" not in result.stderr
 

@@ -257,12 +257,14 @@ def test_a_task_that_is_cancelled_closes_the_stream(cluster):
 
     async def main():
         stream = rpc.rpc_stream("worker1", async_stalls, ("cancelled",))
+        came = asyncio.Event()
 
         async def read():
             async for _ in stream:
-                pass
+                came.set()
 
         task = asyncio.ensure_future(read())
+        await came.wait()  # a generator that has not begun has no finally to run
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
