@@ -130,7 +130,7 @@ void Groups::handle(Request request, Reply reply) {
     if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
     auto& buffers = request.arguments.buffers;
     group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
-  } else if (const auto* fetch = std::get_if<Fetch>(&*message)) {
+  } else if (const auto* fetch = std::get_if<FetchData>(&*message)) {
     return group->mailbox().serve(*from, *fetch, std::move(reply));
   } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
     const auto code = failed->code > 0 && failed->code < code_count ? static_cast<Code>(failed->code) : Code::internal;

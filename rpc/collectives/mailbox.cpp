@@ -120,7 +120,7 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   return delivery;
 }
 
-void Mailbox::serve(std::size_t to, const Fetch& fetch, Reply reply) {
+void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
   const Address address{to, {fetch.by_tag, fetch.number}, fetch.sequence};
   std::shared_ptr<Delivery> delivery;
   std::span<const std::byte> data;
@@ -255,7 +255,7 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
 
 void Mailbox::fetch(const Receiver& receiver, const Letter& letter, std::uint64_t sequence) {
   Message message;
-  message.payload = encode(GroupMessage(Fetch{group_, receiver.key.by_tag, receiver.key.number, sequence}));
+  message.payload = encode(GroupMessage(FetchData{group_, receiver.key.by_tag, receiver.key.number, sequence}));
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   options.label = "the data of a message of a group";

@@ -106,8 +106,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   /// Handles a Posted.
   void deliver(const Posted& posted, Buffer data);
-  /// Handles a Fetch from rank `to`.
-  void serve(std::size_t to, const Fetch& fetch, Reply reply);
+  /// Handles a FetchData from rank `to`.
+  void serve(std::size_t to, const FetchData& fetch, Reply reply);
 
  private:
   struct Address {  // of a message that this rank sends

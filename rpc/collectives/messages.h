@@ -104,13 +104,14 @@ struct Posted {
 };
 /// Asks a rank for the data of a step, which it may post later, or of a send that it has announced. The reply has one
 /// buffer.
-struct Fetch {
+struct FetchData {
   static constexpr std::uint8_t tag = 6;
   std::uint64_t group = 0;
   bool by_tag = false;
   std::uint64_t number = 0;
   std::uint64_t sequence = 0;
-  static constexpr std::tuple fields{&Fetch::group, &Fetch::by_tag, &Fetch::number, varint(&Fetch::sequence)};
+  static constexpr std::tuple fields{&FetchData::group, &FetchData::by_tag, &FetchData::number,
+                                     varint(&FetchData::sequence)};
 };
 /// The group has failed at a member and is of no more use; or the member has left it.
 struct GroupFailed {
@@ -157,7 +158,7 @@ struct Progress {
   static constexpr std::tuple fields{&Progress::step};
 };
 
-using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, Fetch, GroupFailed, MapRegion,
+using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, FetchData, GroupFailed, MapRegion,
                                   UnmapRegion, RunOperations, GetProgress>;
 
 /// What a rank tells all others at the beginning of a step without a board: its call, and its bytes if they are few.
