@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def run(folder: str, *arguments: str, timeout: float = 120) -> str:
+def run(folder: str, *arguments: str, timeout: float = 300) -> str:
     """Returns the example's output; fails with all of it if the exit code is not 0."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     environment["COLUMNS"] = "200"  # no line of the output is folded
