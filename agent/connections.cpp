@@ -210,17 +210,14 @@ void Connections::write_waiting_bulk(std::size_t count) {
   if (!stream) return;
   std::vector<FrameStream::Written> written;
   auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
-  bool more = true, room = true;
-  for (; more && room && count != 0; --count) {
-    more = go_on_writing(stream, apart);
-    room = !more || stream->write_some(apart);
-  }
+  auto next = NextBuffer::written;
+  for (; next == NextBuffer::written && count != 0; --count) next = go_on_writing(stream, apart);
   if (!written.empty()) complete_apart(std::move(written));
-  if (more && room) {
+  if (next == NextBuffer::written) {
     const std::lock_guard lock(mutex_);
     if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
   }
-  if (more) finish_writes(stream);
+  if (next != NextBuffer::none) finish_writes(stream);
 }
 
 /// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
@@ -279,19 +276,19 @@ void Connections::finish_writes(const Stream& stream) {
         pollfd writable{stream->fd(), POLLOUT, 0};
         ::poll(&writable, 1, 1000);
       }
-    } while (go_on_writing(stream, nullptr));
+    } while (go_on_writing(stream, nullptr) != NextBuffer::none);
   });
 }
 
-/// Queues the next buffer that waits, if this is a bulk connection. False: the stream has nothing to write, and another
-/// thread may write it.
-bool Connections::go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart) {
+/// Writes the next buffer that waits, if this is a bulk connection. unfinished: the socket is full, or another sender
+/// has queued something. none: the stream has nothing to write, and another thread may write it.
+Connections::NextBuffer Connections::go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart) {
   std::optional<std::pair<Bytes, FrameStream::Part>> next;
   bool begin = false;
   {
     const std::lock_guard lock(mutex_);
     // A sender that met a full socket just now found the stream in writing_ and left the writing to this thread.
-    if (!stream->closed() && stream->corked()) return true;
+    if (!stream->closed() && stream->corked()) return NextBuffer::unfinished;
     if (stream->use() == FrameStream::Use::bulk && !unsent_.buffers.empty()) {
       next = std::move(unsent_.buffers.front());
       unsent_.buffers.pop_front();
@@ -299,14 +296,14 @@ bool Connections::go_on_writing(const Stream& stream, std::vector<FrameStream::W
     } else {
       bulk_.give_back(stream.get());
       std::erase(writing_, stream);
-      return false;
+      return NextBuffer::none;
     }
   }
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
   std::vector<FrameStream::Part> parts;
   parts.push_back(std::move(next->second));
-  stream->send(std::move(next->first), std::move(parts), {}, true, apart);
-  return true;
+  const bool done = stream->send(std::move(next->first), std::move(parts), {}, true, apart);
+  return done ? NextBuffer::written : NextBuffer::unfinished;
 }
 
 void Connections::say_goodbye() {

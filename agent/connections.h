@@ -200,7 +200,8 @@ class Connections final {
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   bool begin_dialling(ConnectionRole role);
   bool begin_another_bulk_dial();
-  bool go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
+  enum class NextBuffer : std::uint8_t { none, written, unfinished };
+  NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);
   void complete_apart(std::vector<FrameStream::Written> written);
 
