@@ -179,20 +179,17 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
     }
   }
 
-  // Large data may come before the ranks have agreed. It may go over this rank's own.
+  // What arrives may go over this rank's own.
   const bool own_fits = step.give[rank()].size() == step.take[rank()];  // else learn() refuses the call
   if (step.reduction == nullptr && own_fits) take_own(step, rank());
-  const auto expect = [&]() -> Status {
-    for (std::size_t i = 1; i < size(); ++i) {
+  auto& inputs = arriving.at;
+  std::vector<std::size_t> posted;
+  const auto learn = [&]() -> Status {
+    for (std::size_t i = 1; i < size(); ++i) {  // large data may come before the ranks have agreed
       const auto from = (rank() + i) % size();
       if (step.take[from] <= Mailbox::most_eager) continue;
       if (auto status = receive_into(step, from, step_ + rounds, arriving); !status.ok()) return status;
     }
-    return {};
-  };
-  auto& inputs = arriving.at;
-  std::vector<std::size_t> posted;
-  const auto learn = [&]() -> Status {
     auto told = tell_all(called, own, memory, limits);
     if (!told.ok()) return told.status();
     std::vector<Fingerprint> calls;
@@ -223,12 +220,12 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
     }
     return {};
   };
-  auto status = expect();
+  Status status;
   if (step.agreed) {
     for (std::size_t i = 1; i < size(); ++i) {
       if (step.take[(rank() + i) % size()] != 0) posted.push_back((rank() + i) % size());
     }
-  } else if (status.ok()) {
+  } else {
     status = learn();
   }
   if (status.ok()) status = take_posted(called, step, posted, arriving, limits);

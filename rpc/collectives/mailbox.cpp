@@ -66,12 +66,25 @@ Status Mailbox::error_of_rank(const Status& status, std::size_t rank) const {
   return {Code::connection_lost, formatted("{} has died or left: {}", named(rank), status.what())};
 }
 
+Status Mailbox::withdrawn(const Status& why) const {
+  return {Code::cancelled, named(rank_) + " has withdrawn the data" + (why.ok() ? "" : ": " + std::string(why.what()))};
+}
+
+template <class Wanted>
+void Mailbox::take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out) {
+  std::erase_if(offers_, [&](auto& each) {
+    auto& [address, offer] = each;
+    const bool unread = !offer.reading && wanted(address);
+    if (unread && offer.delivery) out.push_back(std::move(offer.delivery));  // unless it was withdrawn
+    return unread;
+  });
+}
+
 std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                         const Fingerprint& fingerprint, UniqueFunction<void(Status)> told) {
   auto delivery = std::make_shared<Delivery>(std::move(told));
   const bool fetched = data.size() > most_eager;
-  Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size(),
-                fetched};
+  Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size()};
   std::optional<Reply> asked;
   Status failed;
   bool left = false;
@@ -104,19 +117,20 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   options.timeout = Milliseconds(0);
   options.label = "a message of a group";
   auto call = agent_.call(names_[to], group_function, std::move(message), std::move(options));
-  call.on_done([delivery, weak = weak_from_this(), key, posted, to](Result<Received> reply) {
-    if (reply.ok() && posted.fetched) return;  // ends when the receiver has read the data
-    const auto self = reply.ok() ? nullptr : weak.lock();
-    if (!self) return delivery->complete(reply.status());
-    if (!key.by_tag && self->has_left(to)) return delivery->complete({});
-    if (posted.fetched) {
-      const std::lock_guard lock(self->mutex_);
-      const auto it = self->offers_.find({to, key, posted.sequence});
-      if (it != self->offers_.end() && it->second.reading) return;
-      if (it != self->offers_.end()) self->offers_.erase(it);
-    }
-    delivery->complete(self->error_of_rank(reply.status(), to));
-  });
+  call.on_done(
+      [delivery, weak = weak_from_this(), key, fetched, sequence = posted.sequence, to](Result<Received> reply) {
+        if (reply.ok() && fetched) return;  // ends when the receiver has read the data
+        const auto self = reply.ok() ? nullptr : weak.lock();
+        if (!self) return delivery->complete(reply.status());
+        if (!key.by_tag && self->has_left(to)) return delivery->complete({});
+        if (fetched) {
+          const std::lock_guard lock(self->mutex_);
+          const auto it = self->offers_.find({to, key, sequence});
+          if (it != self->offers_.end() && it->second.reading) return;
+          if (it != self->offers_.end()) self->offers_.erase(it);
+        }
+        delivery->complete(self->error_of_rank(reply.status(), to));
+      });
   return delivery;
 }
 
@@ -125,10 +139,10 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
   std::shared_ptr<Delivery> delivery;
   std::span<const std::byte> data;
   std::optional<Reply> before;  // a receiver asks once
-  std::string why;
+  Status why;
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok()) why = formatted(": {}", failed_.what());
+    why = failed_;
     const auto it = offers_.find(address);
     if (it == offers_.end() && !fetch.by_tag && failed_.ok() && fetch.number > forgotten_) {
       if (auto found = asked_.extract(address)) before.emplace(std::move(found.mapped()));
@@ -136,7 +150,7 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
       return;
     }
     if (it != offers_.end() && !it->second.withdrawn.ok()) {
-      why = formatted(": {}", it->second.withdrawn.what());
+      why = it->second.withdrawn;
       offers_.erase(it);
     } else if (it != offers_.end() && !it->second.reading) {
       it->second.reading = true;
@@ -144,7 +158,7 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
       data = it->second.data;
     }
   }
-  if (!delivery) return reply.fail({Code::cancelled, named(rank_) + " has withdrawn the data" + why});
+  if (!delivery) return reply.fail(withdrawn(why));
   // The agent drops the owner when nothing reads the bytes any more.
   const std::shared_ptr<void> reading(nullptr, [delivery, address, weak = weak_from_this()](void*) {
     if (const auto self = weak.lock()) {
@@ -190,7 +204,7 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
     if (failed.ok()) under_way_.emplace(receiver.delivery.get(), receiver.delivery);
   }
   if (failed.ok()) {
-    fetch(receiver, {from, {}, bytes, true}, 0);
+    fetch(receiver, {from, {}, bytes, true});
   } else {
     receiver.delivery->complete(std::move(failed));
   }
@@ -203,7 +217,7 @@ void Mailbox::deliver(const Posted& posted, Buffer data) {
     if (!failed_.ok() || (!posted.by_tag && posted.number <= forgotten_)) return;
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     const Letter letter{posted.from, posted.fingerprint, posted.bytes, true};
-    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data), posted.sequence, posted.fetched});
+    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data)});
   }
   run_matches();
 }
@@ -220,6 +234,7 @@ std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
       if (found == line->second.arrived.end()) continue;
       if (it->from == any_rank) ++line->second.next_claimed;
       std::pair<Receiver, Arrived> out(*it, std::move(found->second));
+      out.first.sequence = sequence;
       line->second.arrived.erase(found);
       if (!it->key.by_tag) lines_.erase(line);  // a step comes once
       under_way_.emplace(it->delivery.get(), it->delivery);
@@ -247,15 +262,16 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
     return end({Code::invalid_argument, formatted("\"{}\" sent {} bytes, and the receiver has room for {}",
                                                   names_[letter.from], letter.bytes, receiver.most)});
   }
-  if (arrived.fetched) return fetch(receiver, letter, arrived.sequence);
+  if (letter.bytes > most_eager) return fetch(receiver, letter);
   if (arrived.data.bytes != letter.bytes) return end({Code::protocol_error, "a message of a group has other bytes"});
   if (letter.bytes != 0) std::memcpy(receiver.destination, arrived.data.data, letter.bytes);
   end({});
 }
 
-void Mailbox::fetch(const Receiver& receiver, const Letter& letter, std::uint64_t sequence) {
+void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
   Message message;
-  message.payload = encode(GroupMessage(FetchData{group_, receiver.key.by_tag, receiver.key.number, sequence}));
+  const auto& [by_tag, number] = receiver.key;
+  message.payload = encode(GroupMessage(FetchData{group_, by_tag, number, receiver.sequence}));
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   options.label = "the data of a message of a group";
@@ -301,7 +317,7 @@ void Mailbox::forget_steps(std::uint64_t number) {
       it = is_old ? asked_.erase(it) : std::next(it);
     }
   }
-  for (auto& reply : asked) reply.fail({Code::cancelled, named(rank_) + " has withdrawn the data"});
+  for (auto& reply : asked) reply.fail(withdrawn({}));
 }
 
 void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& why) {
@@ -338,11 +354,7 @@ void Mailbox::let_go(std::size_t rank) {
   {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
-    for (auto it = offers_.begin(); it != offers_.end();) {
-      const bool unread = it->first.to == rank && !it->first.key.by_tag && !it->second.reading;
-      if (unread && it->second.delivery) sent.push_back(std::move(it->second.delivery));
-      it = unread ? offers_.erase(it) : std::next(it);
-    }
+    take_unread([rank](const Address& address) { return address.to == rank && !address.key.by_tag; }, sent);
   }
   for (const auto& delivery : sent) delivery->complete({});
 }
@@ -363,21 +375,12 @@ void Mailbox::fail(const Status& why) {
     asked.swap(asked_);
     for (auto& receiver : receivers_) ended.push_back(std::move(receiver.delivery));
     receivers_.clear();
-    for (auto it = offers_.begin(); it != offers_.end();) {
-      if (it->second.reading) {
-        ++it;
-      } else {
-        if (it->second.delivery) ended.push_back(std::move(it->second.delivery));  // unless it was withdrawn
-        it = offers_.erase(it);
-      }
-    }
+    take_unread([](const Address&) { return true; }, ended);
     for (const auto& [delivery, call] : fetching_) calls.push_back(call);
     lines_.clear();
   }
   for (auto& call : calls) call.cancel();
-  for (auto& [address, reply] : asked) {
-    reply.fail({Code::cancelled, formatted("{} has withdrawn the data: {}", named(rank_), why.what())});
-  }
+  for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
   for (const auto& delivery : ended) delivery->complete(why);
 }
 

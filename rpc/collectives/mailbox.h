@@ -119,13 +119,11 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   struct Arrived {
     Letter letter;
     Buffer data;
-    std::uint64_t sequence = 0;
-    bool fetched = false;
   };
   struct Receiver {
     std::size_t from = 0;
     LetterKey key;
-    std::uint64_t sequence = 0;  // unless `from` is any_rank
+    std::uint64_t sequence = 0;  // with any_rank, from the match on
     std::byte* destination = nullptr;
     std::uint64_t most = 0;
     std::shared_ptr<Delivery> delivery;
@@ -143,10 +141,15 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
   /// there when the group was formed: its agent has left, or it has left the group.
   [[nodiscard]] Status error_of_rank(const Status& status, std::size_t rank) const;
+  /// Returns what a receiver learns that asks for data which never comes; `why`: Ok if there is no more to say.
+  [[nodiscard]] Status withdrawn(const Status& why) const;
+  /// Takes the data that no receiver reads, if `wanted` its address, and puts its deliveries into `out`. Under mutex_.
+  template <class Wanted>
+  void take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out);
   std::optional<std::pair<Receiver, Arrived>> match();
   void run_matches();
   void take(const Receiver& receiver, Arrived arrived);
-  void fetch(const Receiver& receiver, const Letter& letter, std::uint64_t sequence);
+  void fetch(const Receiver& receiver, const Letter& letter);
 
   RawAgent& agent_;
   const std::uint64_t group_;

@@ -87,7 +87,7 @@ struct Decision {
                                      at_most(&Decision::crossings, 8192)};
 };
 
-/// Data of a step, or of a send. It is in the message's buffer, or the receiver fetches it.
+/// Data of a step, or of a send: in the message's buffer if it is small. The receiver fetches more.
 struct Posted {
   static constexpr std::uint8_t tag = 5;
   std::uint64_t group = 0;
@@ -97,10 +97,9 @@ struct Posted {
   std::uint64_t sequence = 0;  // of the send among those of its tag to this receiver, from 0
   Fingerprint fingerprint;
   std::uint64_t bytes = 0;
-  bool fetched = false;  // the receiver fetches the data
-  static constexpr std::tuple fields{&Posted::group,         varint(&Posted::from),     &Posted::by_tag,
-                                     &Posted::number,        varint(&Posted::sequence), &Posted::fingerprint,
-                                     varint(&Posted::bytes), &Posted::fetched};
+  static constexpr std::tuple fields{&Posted::group,        varint(&Posted::from),     &Posted::by_tag,
+                                     &Posted::number,       varint(&Posted::sequence), &Posted::fingerprint,
+                                     varint(&Posted::bytes)};
 };
 /// Asks a rank for the data of a step, which it may post later, or of a send that it has announced. The reply has one
 /// buffer.
