@@ -81,6 +81,13 @@ def carried_into_a_container(device: str, environment: dict[str, str] | None = N
     return done.stdout.strip()
 
 
+def empty_caches() -> None:
+    """Gives back the memory of GPUs that this process does not use any more. The processes of several tests live side
+    by side, and each stream has a cache of its own."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 # ---- several agents in this process
 
 
@@ -99,6 +106,7 @@ class Agents:
     def leave(self) -> None:
         for agent in self._made:
             agent.leave()
+        empty_caches()
 
 
 @pytest.fixture
@@ -227,6 +235,7 @@ def join(name: str, rank: int, world_size: int | None, port: int, options: dict[
 def leave() -> None:
     if rpc._is_current_rpc_agent_set():
         rpc.shutdown(graceful=False)
+    empty_caches()
 
 
 class Cluster:

@@ -41,6 +41,19 @@ def run(
     return done
 
 
+def told(ranks: list[subprocess.CompletedProcess[str]]) -> str:
+    """What each rank printed. The rank that failed first may not be the one whose failure is seen."""
+    return "".join(f"rank {i} ended with {r.returncode}:\n{r.stderr[-3000:]}{r.stdout}\n" for i, r in enumerate(ranks))
+
+
+def check(folder: Path, size: int, *scenarios: str, **options: str) -> None:
+    """All scenarios of ``run()`` pass at each rank."""
+    ranks = run(folder, size, *scenarios, **options)
+    assert not any(rank.returncode for rank in ranks), told(ranks)
+    for rank in ranks:
+        assert [line[5:] for line in rank.stdout.splitlines() if line.startswith("done ")] == list(scenarios)
+
+
 of_tensors = (
     "dense", "strided", "uneven", "reductions", "several", "sparse", "shapes", "many", "refusals", "objects", "groups",
 )  # fmt: skip
@@ -51,17 +64,14 @@ together = (*alone, *of_several_ranks, "late", "absent")
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_operations_give_what_torch_promises(tmp_path: Path, size: int) -> None:
-    for rank in run(tmp_path, size, *(together if size > 1 else alone)):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
-        assert rank.stdout.split("\n").count("done dense") == 1
+    check(tmp_path, size, *(together if size > 1 else alone))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_operations_on_a_gpu_give_what_torch_promises(tmp_path: Path, size: int) -> None:
     scenarios = ("streams", *of_tensors, *(of_several_ranks if size > 1 else ()))
-    for rank in run(tmp_path, size, *scenarios, TEST_DEVICE="cuda"):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, size, *scenarios, TEST_DEVICE="cuda")
 
 
 @pytest.mark.gpu
@@ -73,51 +83,44 @@ def test_a_dead_rank_ends_operations_on_a_gpu_and_is_named(tmp_path: Path) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_gpus_reduce_among_themselves_what_the_cpu_reduces(tmp_path: Path, size: int) -> None:
-    for rank in run(tmp_path, size, "direct", TEST_DEVICE="cuda"):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, size, "direct", TEST_DEVICE="cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_dies_when_streams_wait_for_it_releases_them_and_is_named(tmp_path: Path, size: int) -> None:
     ranks = run(tmp_path, size, "dies_on_the_device", TEST_DEVICE="cuda")
-    assert ranks[-1].returncode == 9, ranks[-1].stderr[-3000:]
+    assert ranks[-1].returncode == 9, told(ranks)
     for rank in ranks[:-1]:
         assert "survived" in rank.stdout, rank.stderr[-3000:]
 
 
 @pytest.mark.gpu
 def test_a_stream_that_is_late_is_named_and_the_others_are_released(tmp_path: Path) -> None:
-    for rank in run(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda"):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda")
 
 
 @pytest.mark.gpu
 def test_ranks_whose_streams_share_queues_copy_through_the_host(tmp_path: Path) -> None:
-    for rank in run(tmp_path, 2, "dense", "staged", TEST_DEVICE="cuda", CUDA_DEVICE_MAX_CONNECTIONS="1"):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, 2, "dense", "staged", TEST_DEVICE="cuda", CUDA_DEVICE_MAX_CONNECTIONS="1")
 
 
 @pytest.mark.gpu2
 def test_ranks_with_a_gpu_each_reduce_and_replay_graphs(tmp_path: Path) -> None:
-    for rank in run(
-        tmp_path, 2, "dense", "reductions", "several", "direct", "graphs", "symmetric", TEST_DEVICE="cuda:RANK"
-    ):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, 2, "dense", "reductions", "several", "direct", "graphs", "symmetric", TEST_DEVICE="cuda:RANK")
 
 
 @pytest.mark.gpu2
 @pytest.mark.parametrize("scenario", ["dies_on_the_device", "dies_in_a_graph"])
 def test_a_rank_that_dies_releases_the_kernels_that_wait_for_it(tmp_path: Path, scenario: str) -> None:
     ranks = run(tmp_path, 2, scenario, TEST_DEVICE="cuda:RANK")
-    assert ranks[1].returncode == 9, ranks[1].stderr[-3000:]
+    assert ranks[1].returncode == 9, told(ranks)
     assert "survived" in ranks[0].stdout, ranks[0].stderr[-3000:]
 
 
 @pytest.mark.gpu2
 def test_a_kernel_that_is_late_is_named_and_the_others_are_released(tmp_path: Path) -> None:
-    for rank in run(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda:RANK"):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
+    check(tmp_path, 2, "late_on_the_device", TEST_DEVICE="cuda:RANK")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -130,8 +133,7 @@ def test_a_dead_rank_ends_the_operations_of_the_others_and_is_named(tmp_path: Pa
 
 
 def test_debug_level_detail_names_the_rank_that_calls_another_operation(tmp_path: Path) -> None:
-    for rank in run(tmp_path, 3, "detail", TORCH_DISTRIBUTED_DEBUG="DETAIL"):
-        assert rank.returncode == 0, rank.stderr[-3000:]
+    check(tmp_path, 3, "detail", TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
 
 def test_options_of_the_agent_are_refused_if_init_rpc_has_made_it() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import tensorferry
+import test_c10d
 import torch
 from conftest import Agents, eventually
 from tensorferry import collectives, errors
-from test_c10d import run
 
 
 def at_all_ranks(agents: list[tensorferry.Agent], body: Callable[[int, tensorferry.Agent], Any]) -> list[Any]:
@@ -304,9 +304,7 @@ def test_tensors_that_a_group_cannot_take_are_refused(agents: Agents) -> None:
 
 
 def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
-    for rank in run(folder, size, *scenarios, program="group_rank.py", **environment):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
-        assert [line[5:] for line in rank.stdout.splitlines() if line.startswith("done ")] == list(scenarios)
+    test_c10d.check(folder, size, *scenarios, program="group_rank.py", **environment)
 
 
 @pytest.mark.parametrize("size", [1, 3])

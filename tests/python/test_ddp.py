@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import tensorferry
+import test_c10d
 import torch
 from conftest import Agents
 from tensorferry import collectives, ddp, errors
-from test_c10d import run
 from test_collectives import at_all_ranks, form
 
 
@@ -280,9 +280,7 @@ def test_errors_of_a_parameter_server_reach_the_training_step(
 
 
 def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
-    for rank in run(folder, size, *scenarios, program="data_parallel_rank.py", **environment):
-        assert rank.returncode == 0, rank.stderr[-3000:] + rank.stdout
-        assert [line[5:] for line in rank.stdout.splitlines() if line.startswith("done ")] == list(scenarios)
+    test_c10d.check(folder, size, *scenarios, program="data_parallel_rank.py", **environment)
 
 
 def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
