@@ -1,6 +1,8 @@
 #include "python/csrc/codec_reader.h"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include <algorithm>
 #include <array>
@@ -40,6 +42,19 @@ Object bytes_object(ByteView from) {
 }
 Object bytearray_object(ByteView from) {
   return copied(Object(PyByteArray_FromStringAndSize(nullptr, length(from))), from, &PyByteArray_AsString);
+}
+
+/// Tells torch's Python side that this process uses the tensor's type of device. A process whose first tensor of a GPU
+/// is received has not called torch.cuda, which until then holds back the seeds that it is given, and empties no cache.
+/// Returns false with a Python error if torch refuses, as after a fork.
+bool initialised_for(const at::Tensor& tensor) {
+  try {
+    torch::utils::maybe_initialize_device(tensor.options());
+    return true;
+  } catch (python_error& error) {
+    error.restore();
+    return false;
+  }
 }
 
 /// Caches the strings of short dict keys, because the same keys come with message after message. Each place of the hash
@@ -252,6 +267,7 @@ Object PythonValueReader::read_tensor(Tag tag) {
     set_error(tensor.status());
     return nullptr;
   }
+  if (!initialised_for(*tensor)) return nullptr;
   auto* const type = parameter ? ParameterClass : THPVariableClass;
   return numbered(number, Object(THPVariable_Wrap(*tensor, reinterpret_cast<PyTypeObject*>(type))));
 }

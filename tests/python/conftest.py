@@ -53,9 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker, needed in ("gpu", 1), ("gpu2", 2):
-        if item.get_closest_marker(marker) and (there := torch.cuda.device_count()) < needed:
-            pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
+    needed = 2 if item.get_closest_marker("gpu2") else 1 if item.get_closest_marker("gpu") else 0
+    if (there := torch.cuda.device_count() if needed else 0) < needed:
+        pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
+    if needed and "cluster" not in item.fixturenames:
+        POOL.close()  # such a test starts its own processes, and a GPU takes a limited number of them
 
 
 def carried_into_a_container(device: str, environment: dict[str, str] | None = None) -> str:
@@ -84,8 +86,7 @@ def carried_into_a_container(device: str, environment: dict[str, str] | None = N
 def empty_caches() -> None:
     """Gives back the memory of GPUs that this process does not use any more. The processes of several tests live side
     by side, and each stream has a cache of its own."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # nothing, if this process has used no GPU
 
 
 # ---- several agents in this process
@@ -194,7 +195,7 @@ def card_of_end(end: int) -> dict[str, str]:
 
 
 class Workers:
-    """Processes that are kept from test to test, but for those that a test killed."""
+    """Processes that are kept from test to test, unless a test killed them."""
 
     def __init__(self) -> None:
         self._idle: list[Worker] = []
@@ -216,13 +217,16 @@ class Workers:
     def close(self) -> None:
         for worker in self._idle:
             worker.kill()
+        self._idle = []
+
+
+POOL = Workers()
 
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
-    pool = Workers()
-    yield pool
-    pool.close()
+    yield POOL
+    POOL.close()
 
 
 def join(name: str, rank: int, world_size: int | None, port: int, options: dict[str, Any]) -> int:

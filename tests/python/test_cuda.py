@@ -850,6 +850,19 @@ def test_a_process_that_sends_no_gpu_tensor_makes_no_context(cluster: Cluster) -
     assert rpc.rpc_sync("worker1", has_context_after_calls, args=(rpc.get_worker_info().name,)) is False
 
 
+def test_a_seed_given_before_the_first_received_tensor_counts(cluster: Cluster) -> None:
+    cluster.start(1, environment={"TENSORFERRY_TEST": "seed"})  # a process that has not used torch.cuda
+    cluster.workers[0].run(seed, 7)
+    sent = torch.zeros(1000, device="cuda")
+    drawn = rpc.rpc_sync("worker1", torch.Tensor.normal_, args=(sent,))
+    seed(7)
+    assert torch.equal(drawn, torch.zeros(1000, device="cuda").normal_())
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+
+
 async def has_context_after_calls(peer: str) -> bool:
     """Calls in each way that has callbacks, as torch runs a callback on new streams of all GPUs of its future."""
     call = partial(rpc.rpc_async, peer, double, args=(torch.ones(3),))
