@@ -70,7 +70,7 @@ def test_operations_give_what_torch_promises(tmp_path: Path, size: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_operations_on_a_gpu_give_what_torch_promises(tmp_path: Path, size: int) -> None:
-    scenarios = ("streams", *of_tensors, *(of_several_ranks if size > 1 else ()))
+    scenarios = ("streams", *of_tensors, "direct", *(of_several_ranks if size > 1 else ()))
     check(tmp_path, size, *scenarios, TEST_DEVICE="cuda")
 
 
@@ -78,12 +78,6 @@ def test_operations_on_a_gpu_give_what_torch_promises(tmp_path: Path, size: int)
 def test_a_dead_rank_ends_operations_on_a_gpu_and_is_named(tmp_path: Path) -> None:
     ranks = run(tmp_path, 2, "dies", TEST_DEVICE="cuda")
     assert "survived" in ranks[0].stdout, ranks[0].stderr[-3000:]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_gpus_reduce_among_themselves_what_the_cpu_reduces(tmp_path: Path, size: int) -> None:
-    check(tmp_path, size, "direct", TEST_DEVICE="cuda")
 
 
 @pytest.mark.gpu
