@@ -1,6 +1,5 @@
 #include "python/csrc/codec_reader.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 
@@ -48,13 +47,10 @@ Object bytearray_object(ByteView from) {
 /// is received has not called torch.cuda, which until then holds back the seeds that it is given, and empties no cache.
 /// Returns false with a Python error if torch refuses, as after a fork.
 bool initialised_for(const at::Tensor& tensor) {
-  try {
+  return guarded([&] {
     torch::utils::maybe_initialize_device(tensor.options());
     return true;
-  } catch (python_error& error) {
-    error.restore();
-    return false;
-  }
+  });
 }
 
 /// Caches the strings of short dict keys, because the same keys come with message after message. Each place of the hash

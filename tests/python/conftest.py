@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = 2 if item.get_closest_marker("gpu2") else 1 if item.get_closest_marker("gpu") else 0
-    if (there := torch.cuda.device_count() if needed else 0) < needed:
+    if needed and (there := torch.cuda.device_count()) < needed:
         pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, and torch sees {there} on this machine")
     if needed and "cluster" not in item.fixturenames:
         POOL.close()  # such a test starts its own processes, and a GPU takes a limited number of them

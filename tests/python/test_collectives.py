@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,8 +304,7 @@ def test_tensors_that_a_group_cannot_take_are_refused(agents: Agents) -> None:
     assert group.all_reduce(torch.ones(3)).wait().eq(1).all()
 
 
-def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
-    test_c10d.check(folder, size, *scenarios, program="group_rank.py", **environment)
+check = partial(test_c10d.check, program="group_rank.py")
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,8 +280,7 @@ def test_errors_of_a_parameter_server_reach_the_training_step(
         ddp.GradientServer(0)
 
 
-def check(folder: Path, size: int, *scenarios: str, **environment: str) -> None:
-    test_c10d.check(folder, size, *scenarios, program="data_parallel_rank.py", **environment)
+check = partial(test_c10d.check, program="data_parallel_rank.py")
 
 
 def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
