@@ -199,24 +199,31 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
 }
 
 void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
-  if (requests_held_) {
-    engine_->pool->disarm(stream->fd());
-    if (!has_ended(*stream)) return;  // else reads what the peer sent before it ended
-  }
+  // What the peer sent before it ended is read all the same.
+  if (requests_held_ && keep_held(*stream) && !has_ended(*stream)) return;
   if (!stream->begin_read()) {
-    // A thread reads, and something in a frame holds it up. It arms the stream again, because `requests_missed_` is
-    // set; until then the stream must not be reported again and again.
-    requests_missed_ = true;
+    // A thread reads, and something in a frame holds it up. The stream must not be reported again and again meanwhile.
+    // The thread that reads arms it again, because `requests_missed_` is set, and may do so at once: so the stream is
+    // disarmed first.
     engine_->pool->disarm(stream->fd());
+    requests_missed_ = true;
     if (!stream->begin_read()) return;
-    requests_missed_ = true;  // the thread that read may have armed the stream before it was disarmed here
   }
   if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
   stream->end_read();
   if (requests_missed_.exchange(false)) arm_requests(*stream);
 }
 
+/// Disarms the stream of requests if they are still held: resume_requests() arms it, before or after this. Returns
+/// whether they are.
+bool Link::keep_held(const FrameStream& stream) {
+  const std::lock_guard lock(ring_mutex_);
+  if (requests_held_) engine_->pool->disarm(stream.fd());
+  return requests_held_;
+}
+
 void Link::arm_requests(const FrameStream& stream) {
+  const std::lock_guard lock(ring_mutex_);
   if (!requests_held_) engine_->pool->arm(stream.fd());
 }
 

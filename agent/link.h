@@ -169,6 +169,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
   [[nodiscard]] Status busy(const Status& why) const;
   void on_requests(const std::shared_ptr<FrameStream>& stream);
+  bool keep_held(const FrameStream& stream);
   void arm_requests(const FrameStream& stream);
   void pause_handlers(bool pause);
   void hold_requests();
@@ -195,7 +196,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Credits credits_;
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
-  std::atomic<bool> requests_held_{false};    // the peer's requests are not read: it reads no replies
+  // The peer's requests are not read: it reads no replies. Changes under ring_mutex_, as does with it whether the pool
+  // watches the stream of requests.
+  std::atomic<bool> requests_held_{false};
   std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
   std::atomic<bool> leaving_{false};          // the peer said goodbye
   std::atomic<bool> active_{false};           // the engine's tick ticks this link

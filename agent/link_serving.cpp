@@ -285,31 +285,25 @@ void Link::pause_handlers(bool pause) {
 
 /// Stops to read the peer's requests, because it does not read its replies.
 void Link::hold_requests() {
-  std::shared_ptr<FrameStream> stream;
-  std::shared_ptr<IncomingRing> ring;
   {
     const std::lock_guard lock(ring_mutex_);
     if (requests_held_.exchange(true)) return;
-    stream = connections_.stream(ConnectionRole::calls_in);
-    ring = ring_in_;
     pause_handlers(true);
-    if (ring) ring->hold(true);
+    if (ring_in_) ring_in_->hold(true);
+    if (const auto stream = connections_.stream(ConnectionRole::calls_in)) engine_->pool->disarm(stream->fd());
   }
-  if (stream) engine_->pool->disarm(stream->fd());
   activate();
   if (closed()) resume_requests();
 }
 
 void Link::resume_requests() {
-  std::shared_ptr<FrameStream> stream;
   {
     const std::lock_guard lock(ring_mutex_);
     if (!requests_held_.exchange(false)) return;
-    stream = connections_.stream(ConnectionRole::calls_in);
     pause_handlers(false);
     if (ring_in_) ring_in_->hold(false);
+    if (const auto stream = connections_.stream(ConnectionRole::calls_in)) engine_->pool->arm(stream->fd());
   }
-  if (stream) engine_->pool->arm(stream->fd());
   engine_->pool->doorbell().ring();
 }
 

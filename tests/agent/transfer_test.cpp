@@ -84,7 +84,7 @@ TEST_P(Transfers, InBothDirectionsFromManyThreads) {
         for (unsigned n = random() % 4 + 1; n > 0; --n) buffers.push_back(patterned(random() % 400'000, random()));
         const auto status = echo(t % 2 == 0 ? *a : *b, t % 2 == 0 ? "b" : "a", buffers);
         const std::lock_guard lock(mutex);
-        if (!status.ok()) wrong = status.text();
+        if (!status.ok() && wrong.empty()) wrong = status.text();
       }
     });
   }
