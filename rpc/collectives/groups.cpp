@@ -281,7 +281,6 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
     }
     members = std::move(waiting);
     joining_.erase(key);
-    forming_.emplace(formed.group, forming);
   }
   formed.members.push_back(own_record(settings));
   for (const auto& [rank, member] : members) formed.members.push_back(member.first);
@@ -291,6 +290,10 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
     } else {
       forming->no_board = board.status().what();
     }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    forming_.emplace(formed.group, forming);  // whole: the others may ask for the board from now on
   }
   for (auto& [rank, member] : members) member.second.send(message_of(formed));
   return formed;
