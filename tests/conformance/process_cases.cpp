@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -31,6 +32,32 @@ constexpr std::size_t megabyte = 1 << 20;
 enum class Step { offer_made, ticket_delivered, while_pulling, bytes_half_there, before_acknowledgement };
 constexpr Step steps[] = {Step::offer_made, Step::ticket_delivered, Step::while_pulling, Step::bytes_half_there,
                           Step::before_acknowledgement};
+
+/// One way for a peer to die: at `step` of a transfer of `bytes` bytes.
+struct Death {
+  Step step;
+  std::size_t bytes;
+  WireEnd::Sockets mine;
+  std::unique_ptr<Child> child;  // sleeps until its start()
+};
+
+/// Returns all deaths. Each child runs `life`. They are forked together: after the first of them, this process may have
+/// used a GPU, and could not fork any more.
+std::vector<Death> all_deaths(const std::function<int(WireEnd::Sockets, Step, std::size_t)>& life) {
+  std::vector<Death> all;
+  for (const auto step : steps) {
+    for (const auto bytes : {kilobyte, 4 * megabyte}) {
+      auto [mine, theirs] = connected_sockets();
+      const auto in_child = [&](WireEnd::Sockets sockets) {
+        for (auto& earlier : all) earlier.mine = {};
+        return life(std::move(sockets), step, bytes);
+      };
+      auto child = std::make_unique<Child>(std::move(theirs), mine, in_child, Child::Begins::at_start);
+      all.push_back({step, bytes, std::move(mine), std::move(child)});
+    }
+  }
+  return all;
+}
 
 /// Waits until half of the bytes have arrived. If the channel moves none over the link's sockets, waits until they have
 /// landed.
@@ -103,99 +130,93 @@ TEST_P(ChannelProcessSuite, CarriesBetweenProcessesInBothDirections) {
 }
 
 TEST_P(ChannelProcessSuite, AReceiverKilledAtAnyStepReleasesTheSource) {
-  for (const auto step : steps) {
-    for (const auto bytes : {kilobyte, 4 * megabyte}) {
+  in_a_process_that_may_fork([&] {
+    auto deaths = all_deaths([&](WireEnd::Sockets sockets, Step step, std::size_t bytes) {
+      make_drivers();
+      WireEnd end("parent", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
+                  std::move(sockets));
+      receive_and_die(end, step, bytes);
+      return 0;
+    });
+    make_drivers();
+    for (auto& [step, bytes, mine, child] : deaths) {
       SCOPED_TRACE(testing::Message() << "step " << static_cast<int>(step) << ", " << bytes << " bytes");
-      drop_drivers();
-      in_a_process_that_may_fork([&] {
-        auto [mine, theirs] = connected_sockets();
-        Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
-          make_drivers();
-          WireEnd end("parent", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
-                      std::move(sockets));
-          receive_and_die(end, step, bytes);
-          return 0;
-        });
-        make_drivers();
-        WireEnd end("child", driver_a(), GetParam().devices, memory_a(), std::move(mine));
-        end.start();
-        Letter letter(end);
-        const bool offered = end.wait_ready()->ok() && letter.offer(memory_a().filled(bytes, 1));
-        if (step == Step::offer_made) child.kill();
-        letter.send();
-        if (offered) expect_once(letter.released.front(), "released");
-        child.kill();
-        end.finish();
-        for (const auto& released : letter.released) expect_once(released, "released");
-      });
+      child->start();
+      WireEnd end("child", driver_a(), GetParam().devices, memory_a(), std::move(mine));
+      end.start();
+      Letter letter(end);
+      const bool offered = end.wait_ready()->ok() && letter.offer(memory_a().filled(bytes, 1));
+      if (step == Step::offer_made) child->kill();
+      letter.send();
+      if (offered) expect_once(letter.released.front(), "released");
+      child->kill();
+      end.finish();
+      for (const auto& released : letter.released) expect_once(released, "released");
     }
-  }
+  });
 }
 
 TEST_P(ChannelProcessSuite, ASenderKilledAtAnyStepCompletesThePull) {
-  for (const auto step : steps) {
-    for (const auto bytes : {kilobyte, 4 * megabyte}) {
-      SCOPED_TRACE(testing::Message() << "step " << static_cast<int>(step) << ", " << bytes << " bytes");
-      drop_drivers();
-      in_a_process_that_may_fork([&] {
-        auto [mine, theirs] = connected_sockets();
-        Child child(std::move(theirs), mine, [&](WireEnd::Sockets sockets) {
-          make_drivers();
-          WireEnd end("parent", driver_a(), GetParam().devices, memory_a(), std::move(sockets));
-          end.start();
-          (void)end.wait_ready();
-          Letter letter(end);
-          (void)letter.offer(memory_a().filled(bytes, 1));
-          if (step == Step::offer_made) die();
-          letter.send();
-          end.messages().wait_ended();
-          return 0;
-        });
-        make_drivers();
-        WireEnd end("child", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
-                    std::move(mine));
-        std::atomic<bool> landed{false};
-        std::mutex mutex;
-        Arrivals pulled;
-        end.behave({.on_message =
-                        [&](Arrivals& arrivals) {
-                          if (step == Step::ticket_delivered) child.kill();
-                          for (auto& arrival : arrivals) {
-                            if (step == Step::while_pulling) {
-                              arrival->may_adopt = false;
-                              arrival->on_reserve = [&] { child.kill(); };
-                            }
-                            end.pull(arrival);
-                            std::lock_guard lock(mutex);
-                            pulled.push_back(arrival);
+  in_a_process_that_may_fork([&] {
+    auto deaths = all_deaths([&](WireEnd::Sockets sockets, Step step, std::size_t bytes) {
+      make_drivers();
+      WireEnd end("parent", driver_a(), GetParam().devices, memory_a(), std::move(sockets));
+      end.start();
+      (void)end.wait_ready();
+      Letter letter(end);
+      (void)letter.offer(memory_a().filled(bytes, 1));
+      if (step == Step::offer_made) die();
+      letter.send();
+      end.messages().wait_ended();
+      return 0;
+    });
+    make_drivers();
+    for (auto& death : deaths) {
+      SCOPED_TRACE(testing::Message() << "step " << static_cast<int>(death.step) << ", " << death.bytes << " bytes");
+      death.child->start();
+      WireEnd end("child", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
+                  std::move(death.mine));
+      std::atomic<bool> landed{false};
+      std::mutex mutex;
+      Arrivals pulled;
+      end.behave({.on_message =
+                      [&](Arrivals& arrivals) {
+                        if (death.step == Step::ticket_delivered) death.child->kill();
+                        for (auto& arrival : arrivals) {
+                          if (death.step == Step::while_pulling) {
+                            arrival->may_adopt = false;
+                            arrival->on_reserve = [&] { death.child->kill(); };
                           }
-                        },
-                    .on_landed = [&](Arrival&) { landed = true; },
-                    .acknowledges = step != Step::before_acknowledgement});
-        if (step == Step::bytes_half_there) {
-          end.messages().hold_after(bytes / 2);
-          end.bulk().hold_after(bytes / 2);
+                          end.pull(arrival);
+                          std::lock_guard lock(mutex);
+                          pulled.push_back(arrival);
+                        }
+                      },
+                  .on_landed = [&](Arrival&) { landed = true; },
+                  .acknowledges = death.step != Step::before_acknowledgement});
+      if (death.step == Step::bytes_half_there) {
+        end.messages().hold_after(death.bytes / 2);
+        end.bulk().hold_after(death.bytes / 2);
+      }
+      end.start();
+      if (death.step == Step::bytes_half_there || death.step == Step::before_acknowledgement) {
+        wait_half(end, landed);
+        death.child->kill();
+      }
+      end.messages().resume();
+      end.bulk().resume();
+      end.messages().wait_ended();  // the child died by itself, or was killed above
+      end.finish();
+      for (const auto& arrival : pulled) {
+        expect_once(arrival->landed, "landed");
+        expect_once(arrival->consumed, "consumed");
+        if (arrival->landed.wait_name() == "Ok") {
+          arrival->buffer.bytes = death.bytes;
+          EXPECT_TRUE(memory_b().holds(arrival->buffer, 1)) << "said to have landed, and has not";
         }
-        end.start();
-        if (step == Step::bytes_half_there || step == Step::before_acknowledgement) {
-          wait_half(end, landed);
-          child.kill();
-        }
-        end.messages().resume();
-        end.bulk().resume();
-        end.messages().wait_ended();  // the child died by itself, or was killed above
-        end.finish();
-        for (const auto& arrival : pulled) {
-          expect_once(arrival->landed, "landed");
-          expect_once(arrival->consumed, "consumed");
-          if (arrival->landed.wait_name() == "Ok") {
-            arrival->buffer.bytes = bytes;
-            EXPECT_TRUE(memory_b().holds(arrival->buffer, 1)) << "said to have landed, and has not";
-          }
-        }
-      });
+      }
     }
-  }
+  });
 }
 
 }  // namespace tensorferry::conformance
