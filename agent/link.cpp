@@ -214,8 +214,7 @@ void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
   if (requests_missed_.exchange(false)) arm_requests(*stream);
 }
 
-/// Disarms the stream of requests if they are still held: resume_requests() arms it, before or after this. Returns
-/// whether they are.
+/// Disarms the stream of requests if they are still held; resume_requests() will arm it. Returns whether they are.
 bool Link::keep_held(const FrameStream& stream) {
   const std::lock_guard lock(ring_mutex_);
   if (requests_held_) engine_->pool->disarm(stream.fd());

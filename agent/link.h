@@ -196,7 +196,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Credits credits_;
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
-  // The peer's requests are not read: it reads no replies. Changes under ring_mutex_, as does with it whether the pool
+  // The peer's requests are not read: it reads no replies. Under ring_mutex_ it changes together with whether the pool
   // watches the stream of requests.
   std::atomic<bool> requests_held_{false};
   std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
