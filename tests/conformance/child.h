@@ -38,7 +38,7 @@ class Child {
   /// Wakes the child, once it sleeps.
   void start() {
     int status = 0;
-    if (::waitpid(pid_, &status, WUNTRACED) == pid_ && WIFSTOPPED(status)) ::kill(pid_, SIGCONT);
+    if (pid_ > 0 && ::waitpid(pid_, &status, WUNTRACED) == pid_ && WIFSTOPPED(status)) ::kill(pid_, SIGCONT);
   }
   /// Kills the child and waits until it is dead.
   void kill() {

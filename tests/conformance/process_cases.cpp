@@ -42,16 +42,14 @@ struct Death {
 };
 
 /// Returns all deaths. Each child runs `life`. They are forked together: after the first of them, this process may have
-/// used a GPU, and could not fork any more.
+/// used a GPU, and could not fork any more. No child sees this process close a link, because later children have a copy
+/// of its socket: kill the child.
 std::vector<Death> all_deaths(const std::function<int(WireEnd::Sockets, Step, std::size_t)>& life) {
   std::vector<Death> all;
   for (const auto step : steps) {
     for (const auto bytes : {kilobyte, 4 * megabyte}) {
       auto [mine, theirs] = connected_sockets();
-      const auto in_child = [&](WireEnd::Sockets sockets) {
-        for (auto& earlier : all) earlier.mine = {};
-        return life(std::move(sockets), step, bytes);
-      };
+      const auto in_child = [&](WireEnd::Sockets sockets) { return life(std::move(sockets), step, bytes); };
       auto child = std::make_unique<Child>(std::move(theirs), mine, in_child, Child::Begins::at_start);
       all.push_back({step, bytes, std::move(mine), std::move(child)});
     }
