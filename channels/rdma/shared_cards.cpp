@@ -1,13 +1,8 @@
 #include "channels/rdma/shared_cards.h"
 
 #include <string>
-#include <utility>
 
 namespace tensorferry::rdma {
-
-SharedCards::~SharedCards() {
-  if (auto opened = std::exchange(cards_, nullptr)) opened->end();
-}
 
 std::shared_ptr<SharedCards> SharedCards::of(SharedState& agent) {
   return agent.find_or_make<SharedCards>(nullptr, [] { return std::make_shared<SharedCards>(); });
@@ -32,9 +27,9 @@ Result<std::shared_ptr<LocalCards>> SharedCards::open() {
   const auto found = usable_ports();
   if (const auto* refusal = std::get_if<Refusal>(&found)) return Status(Code::channel_unavailable, refusal->reason);
   const std::lock_guard lock(mutex_);
-  if (cards_ != nullptr) return cards_;
+  if (opened_.cards != nullptr) return opened_.cards;
   auto opened = LocalCards::open(std::get<std::vector<Port>>(found), prescribed_, staging_bytes_);
-  if (opened.ok()) cards_ = *opened;
+  if (opened.ok()) opened_.cards = *opened;
   return opened;
 }
 

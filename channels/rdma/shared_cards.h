@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -21,8 +22,8 @@ namespace tensorferry::rdma {
 
 /// Finds the usable ports once, and opens their cards once. Thread-safe.
 ///
-/// The drivers hold it, and outlive their channels. So a channel may refer to it until it is destroyed. Its end
-/// destroys the queue pairs that are left, and completes their work with an error.
+/// The drivers hold it, and outlive their channels. So a channel may refer to it until it is destroyed. Its end waits
+/// for the job that runs, then destroys the queue pairs that are left, and completes their work with an error.
 class SharedCards final {
  public:
   static constexpr std::size_t usual_staging_bytes = std::size_t{32} << 20;
@@ -30,7 +31,7 @@ class SharedCards final {
   /// `options`: nullopt for those of the environment. `staging_bytes`: the size of the staging memory.
   explicit SharedCards(std::optional<Options> options = std::nullopt, std::size_t staging_bytes = usual_staging_bytes)
       : options_(std::move(options)), staging_bytes_(staging_bytes) {}
-  ~SharedCards();
+  ~SharedCards() = default;
   SharedCards(const SharedCards&) = delete;
   SharedCards& operator=(const SharedCards&) = delete;
 
@@ -48,13 +49,24 @@ class SharedCards final {
   Background& registering() noexcept { return registering_; }
 
  private:
+  /// The open cards, or nullptr.
+  struct Opened {
+    Opened() = default;
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+    ~Opened() {
+      if (cards != nullptr) cards->end();
+    }
+    std::shared_ptr<LocalCards> cards;
+  };
+
   const std::optional<Options> options_;
   const std::size_t staging_bytes_;
   Mutex mutex_;  // guards the next three
   std::optional<std::variant<std::vector<Port>, Refusal>> ports_;
   Options prescribed_;
-  std::shared_ptr<LocalCards> cards_;
-  // Destroyed first. Their jobs use what is above.
+  Opened opened_;
+  // Destroyed first. Their jobs use what is above, and one may be opening the cards.
   Background connecting_;
   Background registering_;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "channels/rdma/local_cards.h"
 #include "channels/rdma/queue_pair.h"
+#include "channels/rdma/shared_cards.h"
 #include "tests/conformance/outcome.h"
 
 namespace tensorferry::rdma {
@@ -112,6 +114,21 @@ TEST_F(RdmaQueuePair, ACompletionMayEndTheThreadOnWhichItRuns) {
   for (int i = 0; i < 10'000 && !thread.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(thread.expired()) << "the thread has ended, and has destroyed the queue pair";
   near->cards->completions = std::make_shared<CompletionThread>(near->cards->cards);  // for the end of the test
+}
+
+TEST_F(RdmaQueuePair, CardsThatAreBeingOpenedWhenTheDriversEndTakeNoQueuePairLater) {
+  auto shared = std::make_unique<SharedCards>();
+  std::promise<void> begun;
+  std::shared_ptr<LocalCards> opened;
+  shared->connecting().submit([&, &cards = *shared] {
+    begun.set_value();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the drivers end meanwhile
+    opened = made(cards.open());
+  });
+  begun.get_future().wait();
+  shared.reset();
+  ASSERT_NE(opened, nullptr) << "the end waits for the job";
+  EXPECT_EQ(opened->completions->add(near->pair).code(), Code::agent_closed);
 }
 
 TEST_F(RdmaQueuePair, TheEndWhoseCardRefusedAReadLearnsItToo) {
