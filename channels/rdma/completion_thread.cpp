@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -173,44 +174,43 @@ void CompletionThread::on_completions(OpenCard& card) {
 void CompletionThread::on_events(OpenCard& card) {
   ibv_async_event event{};
   while (card.verbs().get_async_event(card.context(), &event) == 0) {
-    on_event(card, event);
-    card.verbs().ack_async_event(&event);
+    const auto failure = failure_of(card, event);
+    card.verbs().ack_async_event(&event);  // first: what follows may destroy the queue pair, which waits for this
+    if (failure) fail(card, *failure);
   }
 }
 
-void CompletionThread::on_event(OpenCard& card, const ibv_async_event& event) {
-  const void* pair = nullptr;  // the one that has failed; null: those of the port, or of the card
-  int port = 0;
-  std::string why;
+std::optional<CompletionThread::Failure> CompletionThread::failure_of(const OpenCard& card,
+                                                                      const ibv_async_event& event) {
   switch (event.event_type) {
     case IBV_EVENT_QP_FATAL:
-      pair = event.element.qp->qp_context;
-      why = formatted("the card {} reports an error of a queue pair", card.name());
-      break;
+      return Failure{event.element.qp->qp_context, 0,
+                     formatted("the card {} reports an error of a queue pair", card.name())};
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
-      pair = event.element.qp->qp_context;
-      why = formatted("the card {} refused a read or write of the peer's", card.name());
-      break;
+      return Failure{event.element.qp->qp_context, 0,
+                     formatted("the card {} refused a read or write of the peer's", card.name())};
     case IBV_EVENT_CQ_ERR:
-      pair = event.element.cq->cq_context;
-      why = formatted("a completion queue of the card {} overran", card.name());
-      break;
+      return Failure{event.element.cq->cq_context, 0,
+                     formatted("a completion queue of the card {} overran", card.name())};
     case IBV_EVENT_PORT_ERR:
-      port = event.element.port_num;
-      why = formatted("port {} of the card {} went down", port, card.name());
-      break;
+      return Failure{nullptr, event.element.port_num,
+                     formatted("port {} of the card {} went down", event.element.port_num, card.name())};
     case IBV_EVENT_DEVICE_FATAL:
-      why = formatted("the card {} has failed", card.name());
-      break;
+      return Failure{nullptr, 0, formatted("the card {} has failed", card.name())};
     default:
-      return;
+      return std::nullopt;
   }
-  const Status status(Code::channel_unavailable, why);
+}
+
+void CompletionThread::fail(OpenCard& card, const Failure& failure) {
+  const Status status(Code::channel_unavailable, failure.why);
   take_over();  // it may be of a queue pair that was added since this round began
   std::vector<std::shared_ptr<QueuePair>> failed;
   for (const auto& [number, each] : pairs_) {
-    const bool meant = pair != nullptr ? number == pair : &each->card() == &card && (port == 0 || each->port() == port);
+    const bool meant = failure.pair != nullptr
+                           ? number == failure.pair
+                           : &each->card() == &card && (failure.port == 0 || each->port() == failure.port);
     if (meant) failed.push_back(each);
   }
   for (const auto& each : failed) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -49,6 +51,12 @@ class CompletionThread final : public std::enable_shared_from_this<CompletionThr
     std::shared_ptr<QueuePair> pair;
     Clock::time_point until;
   };
+  /// What a card reports.
+  struct Failure {
+    const void* pair = nullptr;  // the one that has failed; null: those of the port
+    int port = 0;                // 0: all ports of the card
+    std::string why;
+  };
 
   Status start();
   void wake() noexcept;
@@ -56,7 +64,8 @@ class CompletionThread final : public std::enable_shared_from_this<CompletionThr
   void take_over();
   void on_completions(OpenCard& card);
   void on_events(OpenCard& card);
-  void on_event(OpenCard& card, const ibv_async_event& event);
+  static std::optional<Failure> failure_of(const OpenCard& card, const ibv_async_event& event);
+  void fail(OpenCard& card, const Failure& failure);
   bool poll_busy();
   void destroy_retired();
 

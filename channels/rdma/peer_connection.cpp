@@ -74,8 +74,11 @@ struct PeerConnection::Probe {
   std::atomic<std::size_t> left{0};
 };
 
+/// The background thread may end when the connection has been closed. So it is used under the lock that closes it.
 template <class Job>
 void PeerConnection::submit(Job job, Clock::time_point at) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
   background_.submit(
       [weak = weak_from_this(), job = std::move(job)]() mutable {
         const auto self = weak.lock();
@@ -163,11 +166,10 @@ void PeerConnection::handle() {
 }
 
 void PeerConnection::start(std::uint32_t attempt, bool follows) {
-  std::vector<Lane> old;
   std::vector<bool> taken(most_ports);
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& pair : std::exchange(pairs_, {})) old.push_back(pair.lane);
+    for (const auto& pair : std::exchange(pairs_, {})) leaving_.push_back(pair.lane);
     if (lanes_ != nullptr) {
       for (const auto& lane : *lanes_) taken[lane.my_port] = true;
     } else {
@@ -175,7 +177,7 @@ void PeerConnection::start(std::uint32_t attempt, bool follows) {
     }
     update_ports();
   }
-  drop(old, {Code::channel_unavailable, "the queue pairs are being connected anew"});
+  drop_leaving({Code::channel_unavailable, "the queue pairs are being connected anew"});
   attempt_ = attempt;
   joined_ = probing_ = over_ = false;
   challenge_ = random_word();
@@ -353,8 +355,9 @@ void PeerConnection::probed(const Probe& probe) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_ || pairs_.empty()) return;
+    leaving_ = std::move(unused);
     for (const auto& pair : std::exchange(pairs_, {})) {
-      if (!pair.connected) unused.push_back(pair.lane);
+      if (!pair.connected) leaving_.push_back(pair.lane);
     }
     first = lanes_ == nullptr;
     auto lanes = first ? std::vector<Lane>() : *lanes_;
@@ -363,7 +366,7 @@ void PeerConnection::probed(const Probe& probe) {
     update_ports();
     why_down_.clear();
   }
-  drop(unused, why);
+  drop_leaving(why);
   for (const auto& lane : fresh) missing_.erase(lane.my_port);
   if (first) listener_.changed({});
   if (missing_.empty()) {
@@ -410,16 +413,15 @@ void PeerConnection::tell_lost(const Lane& lane) {
 }
 
 void PeerConnection::attempt_failed(const Status& why) {
-  std::vector<Lane> dropped;
   bool is_up = false;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& pair : std::exchange(pairs_, {})) dropped.push_back(pair.lane);
+    for (const auto& pair : std::exchange(pairs_, {})) leaving_.push_back(pair.lane);
     update_ports();
     is_up = lanes_ != nullptr;
     if (!is_up) why_down_ = std::string(why.what());
   }
-  drop(dropped, why);
+  drop_leaving(why);
   joined_ = true;  // a message of this attempt that comes late changes nothing
   probing_ = over_ = true;
   if (!is_up) listener_.changed(why);
@@ -460,6 +462,17 @@ void PeerConnection::drop(const std::vector<Lane>& lanes, const Status& why) noe
     lane.pair->fail(why);
     cards->completions->retire(lane.pair);
   }
+}
+
+void PeerConnection::drop_leaving(const Status& why) {
+  std::vector<Lane> lanes;
+  {
+    const std::lock_guard lock(mutex_);
+    lanes = leaving_;
+  }
+  drop(lanes, why);
+  const std::lock_guard lock(mutex_);
+  leaving_.clear();
 }
 
 PeerConnection::Lanes PeerConnection::lanes() const {
@@ -516,7 +529,8 @@ void PeerConnection::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
-    if (lanes_ != nullptr) dropped = *lanes_;
+    dropped = leaving_;
+    if (lanes_ != nullptr) dropped.insert(dropped.end(), lanes_->begin(), lanes_->end());
     for (const auto& pair : std::exchange(pairs_, {})) dropped.push_back(pair.lane);
     lanes_.reset();
     ports_.reset();

@@ -129,7 +129,10 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   void attempt_failed(const Status& why);
   void begin_later();
   void update_ports();
+  /// Fails these queue pairs, and hands them over to be destroyed.
   void drop(const std::vector<Lane>& lanes, const Status& why) noexcept;
+  /// Drops those that leave. Until they have failed, close() finds them, because the peer can read by them.
+  void drop_leaving(const Status& why);
 
   Background& background_;
   const std::uint32_t born_in_ = forks();
@@ -143,7 +146,8 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   std::optional<PortsConnected> connected_;
   std::array<std::uint32_t, most_ports> lost_{};  // the attempts of lanes that the peer has lost, by its port
   std::shared_ptr<LocalCards> cards_;
-  std::vector<Pair> pairs_;  // of the present attempt, until its probe is done
+  std::vector<Pair> pairs_;    // of the present attempt, until its probe is done
+  std::vector<Lane> leaving_;  // were in `pairs_`, and have not failed yet
   Lanes lanes_;
   Ports ports_;
   std::string why_down_ = "its probe is under way";

@@ -1,10 +1,11 @@
-/// Tests of two connected queue pairs (channels/rdma/queue_pair.h), on different cards if there are two: on emulated
-/// cards, or on real verbs (make test-rdma).
+/// Tests of two connected queue pairs (channels/rdma/queue_pair.h), on different cards if there are two, and of how the
+/// threads that serve them end: on emulated cards, or on real verbs (make test-rdma).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -12,7 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/background.h"
 #include "channels/rdma/local_cards.h"
+#include "channels/rdma/peer_connection.h"
 #include "channels/rdma/queue_pair.h"
 #include "channels/rdma/shared_cards.h"
 #include "tests/conformance/outcome.h"
@@ -35,7 +38,11 @@ T made(Result<T> result) {
 struct End {
   End(const Port& port, const Options& options)
       : cards(made(LocalCards::open({port}, options, 64 * kilobyte))),
-        pair(made(QueuePair::make(cards->cards.front(), port, options, failed.completion()))),
+        pair(made(QueuePair::make(cards->cards.front(), port, options,
+                                  [this, told = failed.completion()](const Status& why) mutable {
+                                    if (on_failure) on_failure();
+                                    told(why);
+                                  }))),
         registration(made(cards->registrations->make(memory.data(), memory.size(), Access::lands, {0}))),
         offered(made(cards->registrations->make(memory.data(), memory.size(), Access::offered, {0}))) {
     EXPECT_TRUE(cards->completions->add(pair).ok());
@@ -53,6 +60,7 @@ struct End {
 
   std::vector<std::byte> memory = std::vector<std::byte>(64 * kilobyte);
   Outcome failed;
+  std::function<void()> on_failure;
   std::shared_ptr<LocalCards> cards;
   std::shared_ptr<QueuePair> pair;
   std::shared_ptr<Registration> registration, offered;
@@ -131,11 +139,29 @@ TEST_F(RdmaQueuePair, CardsThatAreBeingOpenedWhenTheDriversEndTakeNoQueuePairLat
   EXPECT_EQ(opened->completions->add(near->pair).code(), Code::agent_closed);
 }
 
+TEST_F(RdmaQueuePair, AClosedConnectionSubmitsNoJobToAThreadThatMayHaveEnded) {
+  auto background = std::make_unique<Background>();
+  const auto connection = std::make_shared<PeerConnection>(*background, PeerConnection::Listener());
+  connection->close();
+  background.reset();
+  connection->begin([] { return Result<std::shared_ptr<LocalCards>>(Status(Code::internal, "opened")); });
+  EXPECT_EQ(connection->lanes(), nullptr);
+}
+
 TEST_F(RdmaQueuePair, TheEndWhoseCardRefusedAReadLearnsItToo) {
   const auto refused = read(key() ^ 0x5a5a);
   EXPECT_THAT(std::string(refused.wait()->what()), HasSubstr("access"));
   EXPECT_EQ(near->failed.wait_name(), "ChannelUnavailable");
   EXPECT_EQ(far->failed.wait_name(), "ChannelUnavailable") << "its queue pair answers nothing any more";
+}
+
+TEST_F(RdmaQueuePair, AFailureThatTheCardReportsMayEndTheThreadAndDestroyTheQueuePair) {
+  far->on_failure = [this] {
+    far->cards->end();
+    far->leave();
+  };
+  (void)read(key() ^ 0x5a5a);
+  EXPECT_EQ(far->failed.wait_name(), "ChannelUnavailable");
 }
 
 TEST_F(RdmaQueuePair, AReadFromAPeerThatDoesNotAnswerFailsAfterAFewRepeats) {
