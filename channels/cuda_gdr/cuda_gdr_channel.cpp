@@ -130,12 +130,13 @@ constexpr int most_failures = 3;  // of probes: each may break the connection fo
 // ---- The sender
 
 void GdrEnd::source_reached(std::uint64_t offer, const Status& status) {
-  {
-    const std::lock_guard lock(mutex);
-    if (unreached.erase(offer) == 0) return;  // withdrawn, or closed
-  }
   wire.with([&](Wire& to) {
-    to.control(encode(SourceReady{offer, status.ok()}), {});
+    {
+      const std::lock_guard lock(mutex);
+      if (unreached.erase(offer) == 0) return;  // withdrawn, or closed
+      // Under the lock, so that no SourceWithdrawn of this offer comes before it.
+      to.control(encode(SourceReady{offer, status.ok()}), {});
+    }
     if (!status.ok()) to.ready(status);
   });
 }
