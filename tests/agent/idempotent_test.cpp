@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -351,12 +352,12 @@ TEST_F(RepeatedRequests, OfASettledKeyNeverRunAgain) {
 }
 
 TEST_F(RepeatedRequests, NeverRunAgainAfterTheirCallerWasTakenForDead) {
-  std::atomic<int> deaths{0};
-  b->on_peer_lost([&](const PeerInfo&, const Status&) { ++deaths; });
+  const auto deaths = std::make_shared<std::atomic<int>>(0);  // the caller dies again at the end of the test
+  b->on_peer_lost([deaths](const PeerInfo&, const Status&) { ++*deaths; });
   ASSERT_TRUE(call({4, 0, 0}, "four").ok());
   ASSERT_TRUE(peer.write(plain_frame(wire::Kind::goodbye)).ok());
   peer.close();
-  ASSERT_TRUE(eventually([&] { return deaths == 1; }));
+  ASSERT_TRUE(eventually([&] { return *deaths == 1; }));
   peer = raw_dial(store, "b", raw_hello("raw"));
   EXPECT_EQ(call({4, 0, 0}, "four").status().code(), Code::connection_lost);
   EXPECT_TRUE(call({5, 0, 0}, "five").ok());
