@@ -356,6 +356,7 @@ void Connections::resume_bulk() {
 Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
                                         const std::shared_ptr<Session>& session) {
   const auto role = role_of(hello.purpose, dialled);
+  std::shared_ptr<Session> earlier;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   if (closed() || !other_.is_of(hello, dialled)) return nullptr;
   auto& slot = this->slot(role);
@@ -367,7 +368,7 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
   slot.state = is_out(role) ? State::attaching : State::up;
   if (role == ConnectionRole::calls_in) slot.stream = stream;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
-  other_.meet(hello, dialled, session);
+  earlier = other_.meet(hello, dialled, session);
   return stream;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -28,12 +29,13 @@ class Functions final {
  public:
   /// Makes `name` callable; replaces an earlier function of that name.
   std::shared_ptr<const RawFunction> serve(std::string name, Handler handler, HandlerOptions options) {
+    std::shared_ptr<const RawFunction> replaced;  // destroyed after the lock is released: it runs users' code
     const std::lock_guard lock(mutex_);
     auto [it, fresh] = numbers_.try_emplace(std::move(name), static_cast<std::uint32_t>(by_number_.size()));
     if (fresh) by_number_.emplace_back();
     auto function =
         std::make_shared<const RawFunction>(RawFunction{it->first, it->second, std::move(handler), options});
-    by_number_[it->second] = function;
+    replaced = std::exchange(by_number_[it->second], function);
     return function;
   }
   /// Returns the function, or null if it was never served here.

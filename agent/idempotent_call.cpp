@@ -64,10 +64,6 @@ void IdempotentCall::attempt() {
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options));
   attempt->link = link;
   attempt->idempotency = {key_, 0, reached_ ? reached_->peer().incarnation : 0};
-  {
-    const std::lock_guard lock(mutex_);
-    if (!cancelled_) attempt_ = attempt;
-  }
   const auto bytes = message_.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));
@@ -80,6 +76,7 @@ void IdempotentCall::attempt() {
   bool cancelled = false;
   {
     const std::lock_guard lock(mutex_);
+    attempt_ = attempt;  // not earlier: cancel() reads the number that start() gives it
     cancelled = cancelled_;
   }
   if (cancelled) handle.cancel();

@@ -39,14 +39,17 @@ class OtherEnd final {
     const bool stale = hello.other_link != 0 && hello.other_link != number_;
     return !stale && (other_number() == 0 || other_number() == hello.link);
   }
-  /// Learns what the hello of such a connection says.
-  void meet(const wire::Hello& hello, bool dialled, std::shared_ptr<Session> session) {
-    session_ = std::move(session);
+  /// Learns what the hello of such a connection says. Returns the session that it had. The caller drops that after it
+  /// has released the mutex.
+  [[nodiscard]] std::shared_ptr<Session> meet(const wire::Hello& hello, bool dialled,
+                                              std::shared_ptr<Session> session) {
+    session.swap(session_);
     if (!dialled) other_number_.store(hello.link, std::memory_order_release);
-    if (incarnation() != 0) return;
+    if (incarnation() != 0) return session;
     peer_.rank = hello.rank;
     peer_.incarnation = hello.incarnation;
     incarnation_.store(hello.incarnation, std::memory_order_release);
+    return session;
   }
   /// Learns the peer's number of its end. False: another one is known, so the peer has given one of two links up.
   bool pair(std::uint64_t number) {

@@ -209,9 +209,11 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
     // The link's channels are closed at its end, and then the callee fails because it cannot read the arguments. That
     // is no answer: an idempotent call is sent again.
-    call->refused = !link_.closed();
-    if (!call->refused) status = link_.status();
-    if (pending_.remove(call->id)) finish(call, std::move(status));
+    const bool refused = !link_.closed();
+    if (!refused) status = link_.status();
+    if (!pending_.remove(call->id)) return {};
+    call->refused = refused;  // only the thread that ends the call writes it
+    finish(call, std::move(status));
     return {};
   }
   link_.channels().receive(

@@ -190,8 +190,9 @@ void Peers::on_lost(std::function<void(const PeerInfo&, Status)> callback) {
 }
 
 void Peers::forget_sessions() {
+  decltype(sessions_) forgotten;  // destroyed after the lock is released: the answers that they keep hold users' memory
   const std::lock_guard lock(mutex_);
-  sessions_.clear();
+  forgotten.swap(sessions_);
 }
 
 std::optional<PeerInfo> Peers::linked(std::string_view name) const {

@@ -194,7 +194,7 @@ void FrameStream::end_read() noexcept {
   if (closed_.load(std::memory_order_acquire)) fail_reads();
   reading_.store(false, std::memory_order_seq_cst);
   // A close() between the two lines above found a reader and left the destinations to it.
-  if (closed_.load(std::memory_order_acquire) && begin_read()) {
+  if (closed_.load(std::memory_order_seq_cst) && begin_read()) {
     fail_reads();
     reading_.store(false, std::memory_order_release);
   }
@@ -400,7 +400,7 @@ void FrameStream::close(Status status) {
     why = status_ = std::move(status);
     unsent.swap(queue_);
     unwritten_ = 0;
-    closed_.store(true, std::memory_order_release);
+    closed_.store(true, std::memory_order_seq_cst);  // before begin_read() below: see end_read()
   }
   ::shutdown(fd_.get(), SHUT_RDWR);
   for (auto& out : unsent) {

@@ -62,6 +62,13 @@ TEST_P(AgentCalls, OfThousandsOfBuffersArriveWhole) {
   for (std::size_t i = 0; i < 3000; ++i) ASSERT_TRUE(same_bytes(reply->buffers[i], message.buffers[i])) << i;
 }
 
+TEST_P(AgentCalls, FindWhatAReplacedHandlerServesAsItIsDestroyed) {
+  std::shared_ptr<void> end(nullptr, [this](void*) { serve_echo(*b); });
+  b->serve("f", [end = std::move(end)](const Request&, Reply reply) { reply.send({}); });
+  b->serve("f", [](const Request&, Reply reply) { reply.send({}); });
+  EXPECT_TRUE(call_sync(*a, "b", "echo", {}).ok());
+}
+
 TEST_P(AgentCalls, AreRefusedByTheResolverUntilTheNameIsServed) {
   int asked = 0;
   b->resolve_with([&](std::string_view name) -> Result<std::optional<std::pair<Handler, HandlerOptions>>> {

@@ -134,6 +134,24 @@ TEST_P(IdempotentCalls, FailWhenTheirCalleeIsRestarted) {
   EXPECT_EQ(next.runs(), (std::map<std::string, int>{{"two", 1}})) << "the next incarnation does not run the call";
 }
 
+TEST_P(IdempotentCalls, HaveAnswersWhoseMemoryMayUseTheAgentWhenItIsFreed) {
+  std::atomic<bool> freed{false};
+  b->serve("kept", [&, agent = std::weak_ptr(b)](const Request&, Reply reply) {
+    auto buffer = patterned(100'000);
+    buffer.owner = std::shared_ptr<void>(nullptr, [&freed, agent, memory = buffer.owner](void*) {
+      if (const auto here = agent.lock()) (void)here->linked("a");
+      freed = true;
+    });
+    Message answer;
+    answer.buffers = {std::move(buffer)};
+    reply.send(std::move(answer));
+  });
+  ASSERT_TRUE(call_sync(*a, "b", "kept", {}, idempotent(seconds(30))).ok());
+  EXPECT_FALSE(freed) << "the record keeps the answer";
+  b->leave();
+  EXPECT_TRUE(eventually([&] { return freed.load(); }));
+}
+
 TEST_P(IdempotentCalls, CancelReachesTheExecutionOverTheNextLink) {
   auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(30)));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));

@@ -31,13 +31,14 @@ TEST(OtherEnd, IsTheIncarnationThatSaysHelloFirst) {
   const auto session = std::make_shared<Session>(PeerInfo{"peer", 1, 7});
   EXPECT_EQ(other.incarnation(), 0U);
   EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
-  other.meet(hello(7, 5, 0), true, session);
+  EXPECT_EQ(other.meet(hello(7, 5, 0), true, session), nullptr);
   EXPECT_EQ(other.incarnation(), 7U);
   EXPECT_EQ(other.peer().rank, 1);
   EXPECT_EQ(other.peer().incarnation, 7U);
   EXPECT_EQ(other.session(), session);
   EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
   EXPECT_FALSE(other.is_of(hello(8, 5, 0), true));
+  EXPECT_EQ(other.meet(hello(7, 5, 0), true, nullptr), session) << "the caller drops it";
 }
 
 TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
@@ -45,7 +46,7 @@ TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
   EXPECT_TRUE(other.is_of(hello(7, 5, 0), false));
   EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
   EXPECT_FALSE(other.is_of(hello(7, 5, number + 1), false));
-  other.meet(hello(7, 5, 0), false, nullptr);
+  (void)other.meet(hello(7, 5, 0), false, nullptr);
   EXPECT_EQ(other.other_number(), 5U);
   EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
   EXPECT_FALSE(other.is_of(hello(7, 6, number), false));
@@ -53,7 +54,7 @@ TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
 
 TEST(OtherEnd, HasOneNumber) {
   auto other = unknown();
-  other.meet(hello(7, 0, 0), true, nullptr);  // an acceptor's hello names no link
+  (void)other.meet(hello(7, 0, 0), true, nullptr);  // an acceptor's hello names no link
   EXPECT_EQ(other.other_number(), 0U);
   EXPECT_TRUE(other.pair(5));
   EXPECT_TRUE(other.pair(5));
