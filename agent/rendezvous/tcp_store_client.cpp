@@ -20,6 +20,7 @@
 #include "agent/rendezvous/tcp_store.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/fork.h"
+#include "base/per_process.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -83,7 +84,7 @@ class Client final : public Store {
   const Key key_;
   bool loopback_ = false;  // written by open() alone
 
-  std::mutex mutex_;
+  PerProcess<std::mutex> mutex_;  // guards the members below
   std::uint32_t forks_ = forks();
   std::vector<FileDescriptor> idle_;
 };
@@ -210,7 +211,7 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
 }
 
 FileDescriptor Client::take_idle() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   if (forks_ != forks()) {  // a forked child must not speak on its parent's connections
     idle_.clear();
     forks_ = forks();
@@ -224,7 +225,7 @@ FileDescriptor Client::take_idle() {
 }
 
 void Client::give_back(FileDescriptor socket) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   if (idle_.size() < most_idle) idle_.push_back(std::move(socket));
 }
 

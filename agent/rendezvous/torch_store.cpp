@@ -20,6 +20,7 @@
 #include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
 #include "base/fork.h"
+#include "base/per_process.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -78,7 +79,7 @@ class TorchStore final : public Store {
   const TorchStoreOptions options_;
   const bool loopback_;
 
-  std::mutex mutex_;  // guards the members below; held during a request
+  PerProcess<std::mutex> mutex_;  // guards the members below; held during a request
   std::uint32_t forks_ = forks();
   FileDescriptor socket_;
 };
@@ -87,7 +88,7 @@ Status TorchStore::open() {
   const auto deadline = deadline_after(options_.timeout);
   Status status;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_.get());
     for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
       status = connect(deadline);
       if (status.ok()) break;
@@ -179,7 +180,7 @@ Status TorchStore::set(std::string_view key, ByteView value) {
   out.put(Query::ping);
   out.put(magic);
   std::array<std::byte, sizeof magic> pong{};
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   return exchange(request, pong);
 }
 
@@ -194,7 +195,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
   const auto until = deadline_after(timeout);
   for (auto pause = first_pause;; pause = std::min(2 * pause, longest_pause)) {
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(mutex_.get());
       std::array<std::byte, 1> missing{};
       if (auto status = exchange(check, missing); !status) return status;
       if (missing[0] == std::byte{0}) {
@@ -228,7 +229,7 @@ Result<std::int64_t> TorchStore::add(std::string_view key, std::int64_t amount) 
   put_key(out, key);
   out.put(amount);
   std::int64_t sum = 0;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
   if (!status.ok()) return status;
   return sum;
@@ -240,7 +241,7 @@ Status TorchStore::erase(std::string_view key) {
   out.put(Query::erase);
   put_key(out, key);
   std::int64_t erased = 0;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   return exchange(request, std::as_writable_bytes(std::span(&erased, 1)));
 }
 
@@ -252,7 +253,7 @@ Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amou
   out.raw(view_of(key));
   out.put(amount);
   std::int64_t sum = 0;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.get());
   auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
   if (!status.ok()) return status;
   return sum;

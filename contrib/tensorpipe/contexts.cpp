@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/fork.h"
+#include "base/per_process.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "contrib/tensorpipe/gpu.h"
@@ -17,15 +17,8 @@ constexpr std::int64_t cma_priority = 1, basic_priority = 0;
 }  // namespace
 
 Contexts& Contexts::of_this_process() {
-  static std::mutex mutex;
-  static Contexts* contexts = nullptr;
-  static std::uint32_t born_in = 0;
-  const std::lock_guard lock(mutex);
-  if (contexts == nullptr || born_in != forks()) {
-    contexts = new Contexts;
-    born_in = forks();
-  }
-  return *contexts;
+  static auto& contexts = *new PerProcess<Contexts>;
+  return contexts.get();
 }
 
 Contexts::ContextEntry& Contexts::entry(DeviceType type) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/background.h"
+#include "base/per_process.h"
 #include "base/text.h"
 
 namespace tensorferry::collectives {
@@ -23,8 +24,8 @@ Status finished(const std::function<void()>& finish) {
 
 /// The thread of this process that looks after sends and receives. Never destroyed.
 Background& watcher() {
-  static auto& background = *new Background;
-  return background;
+  static auto& background = *new PerProcess<Background>;
+  return background.get();
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
 RawGroup::~RawGroup() { close(); }
 
 void RawGroup::close() {
-  if (size() == 1) return;
+  if (size() == 1 || !agent_->usable_here().ok()) return;  // in a forked child the group is the parent's
   const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
   if (const auto ended = fail_here(why)) tell_others(why, *ended);
 }
