@@ -18,12 +18,11 @@ void TypedReply::send(Encoder& out, ObjectMarshaller& marshaller) {
   if (call_.creates()) {
     if (!marshaller.kept()) return call_.keep({std::make_shared<KeptReply>(std::move(message)), false});
     // The result is an object already: the caller's reference becomes one more reference to it.
-    std::shared_ptr<RemoteValue> thing;
-    core_->tables().fetch(marshaller.kept().reference()->object(), Clock::now(), [&](const Result<Outcome>& found) {
-      if (found.ok()) thing = std::static_pointer_cast<RemoteValue>(found->value);
-    });
-    if (!thing) throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
-    return call_.keep({std::move(thing), false});
+    const auto& object = *marshaller.kept().reference();
+    if (!object.is_owner())
+      throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
+    auto outcome = core_->outcome_of(object.object(), call_.reply().deadline());
+    return outcome.ok() ? call_.keep(*std::move(outcome)) : fail(outcome.status());
   }
   call_.send(std::move(message), marshaller.take());
 }

@@ -172,6 +172,17 @@ def test_remote_keeps_a_result_in_cpp(agent: tensorferry.Agent) -> None:
         agent.remote("cpp", "add", args=("x",)).to_here()
 
 
+def test_a_result_that_is_an_object_still_under_way_stays_in_cpp(agent: tensorferry.Agent) -> None:
+    slow = agent.remote("cpp", "later", args=(7, 0.3))
+    assert agent.remote("cpp", "same", args=(slow,)).to_here() == 7
+    failed = agent.remote("cpp", "fail")
+    with pytest.raises(tensorferry.RemoteError, match="no such level"):
+        agent.remote("cpp", "same", args=(failed,)).to_here()
+    here = agent.remote("py", scale, args=(torch.ones(1), 2.0))
+    with pytest.raises(errors.InvalidArgument, match="object of another agent cannot stay here"):
+        agent.remote("cpp", "same", args=(here,)).to_here()
+
+
 def test_cpp_uses_an_object_of_python(agent: tensorferry.Agent) -> None:
     import tensorferry.rpc as rpc
 

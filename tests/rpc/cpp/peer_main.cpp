@@ -80,12 +80,16 @@ void serve(Agent& agent) {
   agent.serve("values", [](const std::map<std::string, std::vector<std::tuple<int, double>>>& map,
                            std::optional<std::vector<std::byte>> bytes) { return std::tuple(map, bytes); });
   agent.serve("fail", []() -> int { throw std::out_of_range("no such level"); });
-  agent.serve("later", [](int n) {
+  agent.serve("later", [](int n, std::optional<double> seconds) {
     Promise<int> promise;
     auto future = promise.future();
-    std::thread([promise = std::move(promise), n]() mutable { promise.set(n); }).detach();
+    std::thread([promise = std::move(promise), n, seconds]() mutable {
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds.value_or(0)));
+      promise.set(n);
+    }).detach();
     return future;
   });
+  agent.serve("same", [](Object object) { return object; });
   agent.serve("counter", [&agent] {
     return agent.share_object("Counter", std::make_shared<Counter>(), method("add", &Counter::add, {"n"}),
                               method("history", &Counter::history), method("fail", &Counter::fail));
