@@ -12,11 +12,12 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
   options.timeout = Milliseconds(10000);
   Message request;
   request.payload = std::move(message);
-  auto call = agent_.call(peer.name, reference_function, std::move(request), std::move(options));
-  call.on_done([&agent = agent_, peer, done = std::move(done)](Result<Received> reply) {
+  auto call = agent_->call(peer.name, reference_function, std::move(request), std::move(options));
+  call.on_done([weak = std::weak_ptr(agent_), peer, done = std::move(done)](Result<Received> reply) {
     if (reply.status().code() == Code::connection_lost) {
       // If the session goes on, it alone knows when its peer is dead: the loss must not count towards `give_up`.
-      const auto linked = agent.linked(peer.name);
+      const auto agent = weak.lock();
+      const auto linked = agent ? agent->linked(peer.name) : std::nullopt;
       if (linked && linked->incarnation == peer.incarnation)
         return done(Status(Code::deadline_exceeded, std::string(reply.status().what())));
     }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "agent/agent.h"
 #include "base/background.h"
@@ -13,17 +14,18 @@ namespace tensorferry {
 /// The function under which an agent receives its peers' reference messages.
 inline constexpr std::string_view reference_function = "tf:ref";
 
-/// Sends the messages of References as calls of an agent. Thread-safe. The agent must outlive it: close the References
-/// first, then let the agent leave. A forked child may destroy it.
+/// Sends the messages of References as calls of an agent, and keeps the agent alive, because a message may be on its
+/// way to it when the References have been closed. Thread-safe. Close the References first, then let the agent leave. A
+/// forked child may destroy it.
 class AgentNetwork final : public References::Network {
  public:
-  explicit AgentNetwork(RawAgent& agent) : agent_(agent) {}
+  explicit AgentNetwork(std::shared_ptr<RawAgent> agent) : agent_(std::move(agent)) {}
 
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override;
   void after(Milliseconds delay, UniqueFunction<void()> what) override;
 
  private:
-  RawAgent& agent_;
+  const std::shared_ptr<RawAgent> agent_;
   Background timer_;
 };
 

@@ -36,7 +36,7 @@ Member::Member(std::shared_ptr<RawAgent> agent, std::shared_ptr<Store> store, st
       prefix_(std::move(prefix)),
       world_size_(world_size),
       lock_(lock),
-      references_(References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(*agent_),
+      references_(References::make({self().name, self().incarnation}, std::make_shared<AgentNetwork>(agent_),
                                    reference_options)) {}
 
 Member::~Member() { end(); }

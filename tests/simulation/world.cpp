@@ -40,7 +40,7 @@ std::size_t number_in(ByteView payload) {
 SimulatedAgent::SimulatedAgent(World& world, std::size_t index, bool warm) : world_(world), index_(index) {
   agent = join(world.store(), std::string(1, static_cast<char>('a' + index)), {"tcp", "basic"},
                [](RawAgentOptions& options) { options.max_threads = 64; });
-  network_ = std::make_shared<AgentNetwork>(*agent);
+  network_ = std::make_shared<AgentNetwork>(agent);
   References::Options options;
   options.retry = Milliseconds(5);
   options.most_retry = Milliseconds(50);

@@ -20,7 +20,7 @@ namespace {
 class Member {
  public:
   Member(const std::shared_ptr<Store>& store, const std::string& name) : agent_(testing::join(store, name)) {
-    network_ = std::make_shared<AgentNetwork>(*agent_);
+    network_ = std::make_shared<AgentNetwork>(agent_);
     references = References::make(id(), network_, {.retry = Milliseconds(20), .ask_after = Milliseconds(200)});
     serve_references(*agent_, references);
     agent_->on_peer_lost([weak = std::weak_ptr(references)](const PeerInfo& peer, const Status& why) {
@@ -165,7 +165,7 @@ TEST(AgentNetworkOverLostConnections, TakesNoPeerForDeadWhoseSessionGoesOn) {
   options.give_up = Milliseconds(50);
   const AgentId owner_id{owner->self().name, owner->self().incarnation};
   const auto references =
-      References::make({user->self().name, user->self().incarnation}, std::make_shared<AgentNetwork>(*user), options);
+      References::make({user->self().name, user->self().incarnation}, std::make_shared<AgentNetwork>(user), options);
   const auto kept = references->begin_creation(owner_id);
   references->end_creation(*kept, {});
   references->end_creation(*references->begin_creation(owner_id), {});  // and drops it, which the owner is told
