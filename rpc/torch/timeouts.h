@@ -71,8 +71,8 @@ class Timeouts final {
         continue;
       }
       const auto first = waiting_.begin();
-      if (Clock::now() < first->first.first) {
-        changed_.wait_until(lock, first->first.first);
+      if (const auto due = first->first.first; Clock::now() < due) {  // a copy: remove() frees the entry meanwhile
+        changed_.wait_until(lock, due);
         continue;
       }
       auto expire = std::move(first->second);
