@@ -205,9 +205,8 @@ Result<Buffer> Exchange::find_part(std::size_t rank, const Announcement& announc
       out.data = const_cast<std::byte*>(board_->slot_of(rank, step_)) + part.offset;
       return out;
     case Place::memory:
-      if (!links_.memory) return outside();
-      // NOLINTNEXTLINE(performance-no-int-to-ptr): of this very process
-      if (watch_->process(rank) == nullptr) out.data = reinterpret_cast<std::byte*>(part.offset);
+      // Also if that is this very process: read_memory() fails, and does not crash, if the rank gives up and frees it.
+      if (!links_.memory || watch_->process(rank) == nullptr) return outside();
       return out;
     case Place::region: {
       const std::lock_guard lock(mutex_);
@@ -228,12 +227,17 @@ Result<Buffer> Exchange::find_part(std::size_t rank, const Announcement& announc
 Status Exchange::read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const {
   const auto error = watch_->process(rank)->read(to, from, bytes);
   if (error == 0) return {};
+  if (board_->withdrawn(rank, step_)) return withdrawn_by(rank);
   if (error == ESRCH || watch_->has_ended(rank)) {
     return {Code::connection_lost,
             formatted("{} of group \"{}\" has died or left: its process has ended", mailbox_->named(rank), label_)};
   }
   return {Code::channel_unavailable,
           formatted("cannot read the memory of {}: {}", mailbox_->named(rank), cma::text_of_refusal(error))};
+}
+
+Status Exchange::withdrawn_by(std::size_t rank) const {
+  return {Code::cancelled, formatted("{} of group \"{}\" has withdrawn the data", mailbox_->named(rank), label_)};
 }
 
 Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announcement>& announced,
@@ -284,7 +288,7 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
   }
   for (std::size_t from = 0; from < size(); ++from) {
     if (from == rank() || parts[from].bytes == 0 || !board_->withdrawn(from, step_)) continue;
-    return {Code::cancelled, formatted("{} of group \"{}\" has withdrawn the data", mailbox_->named(from), label_)};
+    return withdrawn_by(from);
   }
   return {};
 }

@@ -87,9 +87,11 @@ class Exchange final {
   Status step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
   Announcement place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts, std::vector<std::byte>& copy);
   Status take_parts(const ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
-  /// Returns where the part is, and the owner of that memory; null data: in another process.
+  /// Returns where the part is, and the owner of that memory; null data: in a process, for read_memory().
   Result<Buffer> find_part(std::size_t rank, const Announcement& announced, const Part& part) const;
   Status read_memory(std::size_t rank, std::byte* to, std::uint64_t from, std::size_t bytes) const;
+  /// The error of a rank that gave up while this one read its memory.
+  [[nodiscard]] Status withdrawn_by(std::size_t rank) const;
   Status reduce_parts(const ExchangeStep& step, const std::vector<const std::byte*>& here,
                       const std::vector<Part>& parts);
 

@@ -334,7 +334,7 @@ std::string Groups::why_unreadable(const Formed& formed, std::size_t rank) {
       return formatted("\"{}\" cannot read the memory of \"{}\": {}", formed.members[rank].name, member.name, text);
     };
     if (host.process.pid == 0) return why("/proc does not tell its pid");
-    if (host.process == own.process) continue;
+    if (&member == &formed.members[rank]) continue;
     if (host.uid != own.uid) return why("it has another user");
     if (host.pid_namespace != own.pid_namespace) return why("it has another pid namespace");
     if (host.user_namespace != own.user_namespace) return why("it has another user namespace");

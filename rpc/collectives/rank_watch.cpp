@@ -26,7 +26,7 @@ void RankWatch::find_processes() {
   const auto& own = group_->members[group_->rank].host;
   for (std::size_t other = 0; other < group_->size(); ++other) {
     const auto& host = group_->members[other].host;
-    if (host.process == own.process || host.process.pid == 0 || host.boot_id != own.boot_id ||
+    if (other == group_->rank || host.process.pid == 0 || host.boot_id != own.boot_id ||
         host.pid_namespace != own.pid_namespace) {
       continue;
     }

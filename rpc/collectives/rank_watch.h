@@ -30,7 +30,7 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
 
   /// Tells of dead ranks; asks at most every 50 ms. Never blocks. A thread that waits calls it every 100 ms.
   void look();
-  /// Returns the process of a rank that is another one of this host; null for the others.
+  /// Returns the process of another rank of this host, which may be this process; null for the others.
   [[nodiscard]] const cma::Process* process(std::size_t rank) const noexcept;
   /// Returns whether the process of the rank, on this host, has ended.
   [[nodiscard]] bool has_ended(std::size_t rank) const noexcept;
