@@ -211,10 +211,13 @@ ibv_qp* another_pair(End& end) {
 
 TEST(EmulatedCards, AQueuePairThatFailsWhileItIsDestroyedLeavesNoEvent) {
   End end;
-  std::atomic<bool> over{false};
+  std::atomic<bool> over{false}, failed{false};
   std::thread failing([&] {
-    while (!over) controls().fail_queue_pairs(2);
+    while (!over) {
+      if (controls().fail_queue_pairs(2) > 0) failed = true;
+    }
   });
+  while (!failed) std::this_thread::yield();
   for (int round = 0; round < 2000; ++round) end.verbs().destroy_qp(another_pair(end));
   over = true;
   failing.join();

@@ -30,10 +30,10 @@ Reply QueuePair::begin(const Request& request) {
   const auto& path = attributes_.ah_attr;
   const bool expected = answers(epoch_) && attributes_.dest_qp_num == request.source &&
                         attributes_.rq_psn == request.first_psn && path.grh.sgid_index % 2 == request.roce_v2;
+  // A queue pair that is destroyed, whose context may be closed by now, answers nothing.
+  if (!expected) return {Answer::dropped, 0};
   const auto mine = home().card().gid(attributes_.port_num, path.grh.sgid_index);
-  if (!expected || !std::equal(std::begin(mine.raw), std::end(mine.raw), std::begin(request.gid.raw))) {
-    return {Answer::dropped, 0};
-  }
+  if (!std::equal(std::begin(mine.raw), std::end(mine.raw), std::begin(request.gid.raw))) return {Answer::dropped, 0};
   const auto answer = check_remote(request, {pd, request.key, request.address, request.bytes});
   if (answer == Answer::access || answer == Answer::invalid || answer == Answer::operation) {
     enter_error();
