@@ -279,7 +279,8 @@ TEST_P(Bounds, AQueuedCallThatExpiresIsAnsweredWithoutRunningAndLeavesTheQueue) 
   ASSERT_TRUE(eventually([&] { return inside == 2; }));
   for (int round = 0; round < 3; ++round) {
     std::vector<Call> expiring;
-    for (int i = 0; i < 4; ++i) expiring.push_back(a->call("b", "count", {}, within(milliseconds(100))));
+    for (int i = 0; i < 4; ++i) expiring.push_back(a->call("b", "count", {}, within(seconds(1))));
+    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6; })) << "the queue is full";
     for (auto& call : expiring) {
       ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
       EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded) << round;

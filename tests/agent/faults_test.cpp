@@ -284,27 +284,27 @@ TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
 
 TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process exists, and may continue";
-  const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(100); };
+  const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(300); };
   me->leave();
   me = join_as("me", short_beat);
-  const auto b = start("b", 100);
+  const auto b = start("b", 300);
   std::atomic<int> cancelled{0};
   me->serve("hang", [&](const Request&, Reply reply) {
     if (eventually([&] { return reply.cancelled(); }, seconds(20))) ++cancelled;
   });
   ASSERT_TRUE(call_sync(*me, "b", "call me", message_of("hang")).ok());
-  std::this_thread::sleep_for(milliseconds(1000));  // idle for ten heartbeats: no peer is lost
+  std::this_thread::sleep_for(milliseconds(3000));  // idle for ten heartbeats: no peer is lost
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   EXPECT_EQ(cancelled, 0);
   auto call = me->call("b", "hang", {});
-  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(600))) << "busy is not silent";
+  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(1800))) << "busy is not silent";
   b->signal(SIGSTOP);
   const Since since;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
-  EXPECT_GE(since.passed(), milliseconds(200));
-  EXPECT_LT(since.passed(), seconds(3));
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  EXPECT_GE(since.passed(), milliseconds(300));
+  EXPECT_LT(since.passed(), seconds(9));
   EXPECT_THAT(what(call.take().status()), HasSubstr("\"b\" has ended: it sent nothing for "));
-  EXPECT_TRUE(eventually([&] { return cancelled == 1; }, seconds(3))) << "it is lost as a caller, too";
+  EXPECT_TRUE(eventually([&] { return cancelled == 1; }, seconds(9))) << "it is lost as a caller, too";
   b->signal(SIGCONT);
   EXPECT_TRUE(eventually([&] { return call_sync(*me, "b", "echo", {}).ok(); }))
       << "and is reached again when it continues";

@@ -112,11 +112,12 @@ void serve_endings(RawAgent& agent) {
     die();
   });
   agent.serve("die soon", [](const Request& request, Reply reply) {
-    std::thread([after = std::chrono::microseconds(std::stoi(payload_of(request)))] {
+    const std::chrono::microseconds after(std::stoi(payload_of(request)));
+    reply.send({});
+    std::thread([after] {
       std::this_thread::sleep_for(after);
       die();
     }).detach();
-    reply.send({});
   });
   agent.serve("fork", [](const Request&, Reply reply) {  // forks a child that keeps every socket open
     if (::fork() == 0) {

@@ -201,6 +201,7 @@ TEST_P(Calls, ThatAreCancelledNotifyTheirHandlerOnce) {
     reply.on_cancelled([&] { at_once = true; });
     EXPECT_TRUE(at_once) << "it has happened";
   }
+  EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; })) << "a handler that runs uses `replies`";
 }
 
 // While a link is new, one thread sends a call and another may cancel it at the same moment.
@@ -215,6 +216,7 @@ TEST(CancelledCalls, OfNewLinksAreReportedToTheirHandlers) {
     ASSERT_TRUE(eventually([&] { return replies.told == replies.count(); }))
         << replies.told << " of " << replies.count() << " in round " << round;
     replies.take();
+    ASSERT_TRUE(eventually([&] { return b->in_flight().second == 0; })) << "a handler that runs uses `replies`";
   }
 }
 

@@ -362,6 +362,22 @@ def comes_back(a, agents):
 # ---- the limit of handlers
 
 
+BEGUN = threading.Semaphore(0)
+
+
+def sleep_begun(seconds):
+    BEGUN.release()
+    time.sleep(seconds)
+
+
+def occupy(agent, seconds):
+    """Two calls that run at "b" for that long. Until they run, they wait in the queue too."""
+    calls = [agent.rpc_async("b", sleep_begun, (seconds,)) for _ in range(2)]
+    for _ in calls:
+        assert BEGUN.acquire(timeout=30)
+    return calls
+
+
 def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
     a = agents("a")
     agents("b", max_threads=4)
@@ -372,8 +388,7 @@ def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
 def test_calls_beyond_the_queue_are_refused(agents):
     a = agents("a")
     agents("b", max_threads=2, max_queued_calls=4)
-    futures = [a.rpc_async("b", time.sleep, (2,)) for _ in range(2)]
-    time.sleep(0.5)  # until they run, they wait too
+    futures = occupy(a, 2)
     futures += [a.rpc_async("b", time.sleep, (0,)) for _ in range(4)]
     late = a.rpc_async("b", time.sleep, (1,))
     with pytest.raises(errors.ResourceExhausted, match=r"max_queued_calls"):
@@ -384,8 +399,7 @@ def test_calls_beyond_the_queue_are_refused(agents):
 def test_bytes_beyond_the_queue_are_refused(agents):
     a = agents("a")
     agents("b", max_threads=2, max_queued_bytes=1_000_000)
-    running = [a.rpc_async("b", time.sleep, (1,)) for _ in range(2)]
-    time.sleep(0.2)
+    running = occupy(a, 1)
     waiting = a.rpc_async("b", identity, (torch.ones(200_000),))
     late = a.rpc_async("b", identity, (torch.ones(100_000),))
     with pytest.raises(errors.ResourceExhausted, match=r"max_queued_bytes"):
@@ -398,8 +412,7 @@ def test_a_waiting_call_that_expires_does_not_run(agents):
     a = agents("a")
     agents("b", max_threads=2)
     RAN.clear()
-    running = [a.rpc_async("b", time.sleep, (1,)) for _ in range(2)]
-    time.sleep(0.2)
+    running = occupy(a, 1)
     with pytest.raises(errors.DeadlineExceeded):
         a.rpc_sync("b", note_that_it_ran, timeout=0.1)
     assert tensorferry.wait_all(running) == [None] * 2

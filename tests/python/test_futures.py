@@ -276,7 +276,7 @@ def test_as_completed_gives_failed_futures(pair):
 
 
 def test_as_completed_can_end_before_the_calls(pair):
-    slow = pair[0].rpc_async("b", time.sleep, (0.6,))
+    slow = pair[0].rpc_async("b", time.sleep, (2,))
     quick = pair[0].rpc_async("b", power, (2, 2))
     came = tensorferry.as_completed([slow, quick], timeout=0.3)
     assert next(came) is quick

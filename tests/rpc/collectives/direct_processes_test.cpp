@@ -411,6 +411,7 @@ TEST_F(MeshProcesses, ReduceAndReplayGraphs) {
   };
   start([&](std::size_t rank, ProcessRank& own) {
     reduce_and_replay(own, static_cast<std::int32_t>(rank) + 1);
+    EXPECT_TRUE(ended(own.group->barrier()).ok());  // no rank ends while another one replays
     own.leave();
     return HasFailure() ? 1 : 0;
   });

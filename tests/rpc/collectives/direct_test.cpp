@@ -825,7 +825,7 @@ TEST_F(DirectFlags, AGraphThatWaitsForARankIsReleasedWhenTheGroupFails) {
 }
 
 TEST_F(DirectFlags, AReplayThatWaitsLongerThanTheTimeoutNamesTheRank) {
-  form(2, std::chrono::seconds(1));
+  form(2, std::chrono::seconds(4));  // also for the capture, which loads kernels
   std::atomic<bool> released{false};
   run([&](Rank& each) {
     const auto values = each.gpu.allocate(400);
