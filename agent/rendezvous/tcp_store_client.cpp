@@ -19,7 +19,6 @@
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "agent/transport/tcp_liveness.h"
-#include "base/fork.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
@@ -84,9 +83,11 @@ class Client final : public Store {
   const Key key_;
   bool loopback_ = false;  // written by open() alone
 
-  PerProcess<std::mutex> mutex_;  // guards the members below
-  std::uint32_t forks_ = forks();
-  std::vector<FileDescriptor> idle_;
+  struct Idle {
+    std::mutex mutex;
+    std::vector<FileDescriptor> sockets;
+  };
+  PerProcess<Idle> idle_;  // a forked child must not speak on its parent's connections
 };
 
 Status Client::open(milliseconds timeout) {
@@ -211,22 +212,20 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
 }
 
 FileDescriptor Client::take_idle() {
-  const std::lock_guard lock(mutex_.get());
-  if (forks_ != forks()) {  // a forked child must not speak on its parent's connections
-    idle_.clear();
-    forks_ = forks();
-  }
-  while (!idle_.empty()) {
-    auto socket = std::move(idle_.back());
-    idle_.pop_back();
+  auto& [mutex, sockets] = idle_.get();
+  const std::lock_guard lock(mutex);
+  while (!sockets.empty()) {
+    auto socket = std::move(sockets.back());
+    sockets.pop_back();
     if (!spoiled(socket.get())) return socket;
   }
   return {};
 }
 
 void Client::give_back(FileDescriptor socket) {
-  const std::lock_guard lock(mutex_.get());
-  if (idle_.size() < most_idle) idle_.push_back(std::move(socket));
+  auto& [mutex, sockets] = idle_.get();
+  const std::lock_guard lock(mutex);
+  if (sockets.size() < most_idle) sockets.push_back(std::move(socket));
 }
 
 }  // namespace

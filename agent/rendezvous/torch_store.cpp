@@ -19,7 +19,6 @@
 
 #include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
-#include "base/fork.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
@@ -52,7 +51,7 @@ class TorchStore final : public Store {
 
  private:
   /// Sends `request` and reads `answer`. If the connection breaks, reconnects and repeats the request once, unless
-  /// `once`. The caller holds mutex_.
+  /// `once`. The caller holds the mutex.
   Status exchange(ByteView request, std::span<std::byte> answer, bool once = false);
   Status exchange_once(ByteView request, std::span<std::byte> answer);
   Status connect(Deadline deadline);
@@ -79,16 +78,19 @@ class TorchStore final : public Store {
   const TorchStoreOptions options_;
   const bool loopback_;
 
-  PerProcess<std::mutex> mutex_;  // guards the members below; held during a request
-  std::uint32_t forks_ = forks();
-  FileDescriptor socket_;
+  struct Connection {
+    std::mutex mutex;  // held during a request
+    FileDescriptor socket;
+  };
+  [[nodiscard]] FileDescriptor& own_socket() { return connection_.get().socket; }
+  PerProcess<Connection> connection_;  // a forked child must not speak on its parent's
 };
 
 Status TorchStore::open() {
   const auto deadline = deadline_after(options_.timeout);
   Status status;
   {
-    const std::lock_guard lock(mutex_.get());
+    const std::lock_guard lock(connection_.get().mutex);
     for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
       status = connect(deadline);
       if (status.ok()) break;
@@ -128,7 +130,7 @@ Status TorchStore::connect(Deadline deadline) {
       failure = {Code::protocol_error, "the server there is not a store of torch"};
     }
     if (!failure.ok()) continue;
-    socket_ = *std::move(socket);
+    own_socket() = *std::move(socket);
     return {};
   }
   return failure;
@@ -146,17 +148,13 @@ Result<FileDescriptor> TorchStore::dial(const std::string& address, Deadline dea
 }
 
 Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool once) {
-  if (forks_ != forks()) {  // a forked child must not speak on its parent's connection
-    socket_ = {};
-    forks_ = forks();
-  }
-  const bool fresh = !socket_ || spoiled(socket_.get());
+  const bool fresh = !own_socket() || spoiled(own_socket().get());
   if (fresh) {
     if (auto status = connect(deadline_after(operation_patience)); !status) return failed(status);
   }
   auto status = exchange_once(request, answer);
   if (status.ok()) return {};
-  socket_ = {};
+  own_socket() = {};
   if (once || fresh || status.code() != Code::connection_lost) return failed(status);
   if (auto again = connect(deadline_after(operation_patience)); !again) return failed(again);
   status = exchange_once(request, answer);
@@ -165,8 +163,8 @@ Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool 
 
 Status TorchStore::exchange_once(ByteView request, std::span<std::byte> answer) {
   const auto deadline = deadline_after(operation_patience);
-  if (auto status = write_all(socket_.get(), request, deadline); !status) return status;
-  return answer.empty() ? Status() : read_exactly(socket_.get(), answer, deadline);
+  if (auto status = write_all(own_socket().get(), request, deadline); !status) return status;
+  return answer.empty() ? Status() : read_exactly(own_socket().get(), answer, deadline);
 }
 
 Status TorchStore::set(std::string_view key, ByteView value) {
@@ -180,7 +178,7 @@ Status TorchStore::set(std::string_view key, ByteView value) {
   out.put(Query::ping);
   out.put(magic);
   std::array<std::byte, sizeof magic> pong{};
-  const std::lock_guard lock(mutex_.get());
+  const std::lock_guard lock(connection_.get().mutex);
   return exchange(request, pong);
 }
 
@@ -195,7 +193,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
   const auto until = deadline_after(timeout);
   for (auto pause = first_pause;; pause = std::min(2 * pause, longest_pause)) {
     {
-      const std::lock_guard lock(mutex_.get());
+      const std::lock_guard lock(connection_.get().mutex);
       std::array<std::byte, 1> missing{};
       if (auto status = exchange(check, missing); !status) return status;
       if (missing[0] == std::byte{0}) {
@@ -203,12 +201,12 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
         if (auto status = exchange(request, std::as_writable_bytes(std::span(&length, 1)), true); !status)
           return status;
         if (length > longest_value) {
-          socket_ = {};
+          own_socket() = {};
           return named({Code::protocol_error, formatted("a value of {} bytes", length)});
         }
         Bytes value(length);
-        if (auto status = read_exactly(socket_.get(), value, deadline_after(operation_patience)); !status) {
-          socket_ = {};
+        if (auto status = read_exactly(own_socket().get(), value, deadline_after(operation_patience)); !status) {
+          own_socket() = {};
           return failed(status);
         }
         return value;
@@ -229,7 +227,7 @@ Result<std::int64_t> TorchStore::add(std::string_view key, std::int64_t amount) 
   put_key(out, key);
   out.put(amount);
   std::int64_t sum = 0;
-  const std::lock_guard lock(mutex_.get());
+  const std::lock_guard lock(connection_.get().mutex);
   auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
   if (!status.ok()) return status;
   return sum;
@@ -241,7 +239,7 @@ Status TorchStore::erase(std::string_view key) {
   out.put(Query::erase);
   put_key(out, key);
   std::int64_t erased = 0;
-  const std::lock_guard lock(mutex_.get());
+  const std::lock_guard lock(connection_.get().mutex);
   return exchange(request, std::as_writable_bytes(std::span(&erased, 1)));
 }
 
@@ -253,7 +251,7 @@ Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amou
   out.raw(view_of(key));
   out.put(amount);
   std::int64_t sum = 0;
-  const std::lock_guard lock(mutex_.get());
+  const std::lock_guard lock(connection_.get().mutex);
   auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
   if (!status.ok()) return status;
   return sum;

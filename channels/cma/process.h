@@ -1,4 +1,4 @@
-/// Another process of this host: reads its memory, and checks that it is still the same process.
+/// A process of this host: reads its memory, and checks that it is still the same process.
 #pragma once
 
 #include <cstddef>

@@ -82,14 +82,14 @@ void PeerConnection::submit(Job job, Clock::time_point at) {
   background_.submit(
       [weak = weak_from_this(), job = std::move(job)]() mutable {
         const auto self = weak.lock();
-        if (self == nullptr) return;
-        {
-          const std::lock_guard lock(self->mutex_);
-          if (self->closed_) return;
-        }
-        job(*self);
+        if (self != nullptr && !self->closed()) job(*self);
       },
       at);
+}
+
+bool PeerConnection::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
 }
 
 void PeerConnection::begin(OpenCards open) {

@@ -115,6 +115,7 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   /// Runs `job(*this)` on the background thread, unless the connection has been closed by then.
   template <class Job>
   void submit(Job job, Clock::time_point at = Clock::time_point::min());
+  [[nodiscard]] bool closed() const;
   void submit_handling();
   void handle();
   void start(std::uint32_t attempt, bool follows);

@@ -33,7 +33,11 @@ void GroupWork::look_after() {
 
 void GroupWork::end_if_late() {
   if (std::chrono::steady_clock::now() < deadline_) return;
-  group_->mailbox().withdraw(delivery_, {Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
+  withdraw({Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
+}
+
+void GroupWork::withdraw(const Status& why) {
+  if (delivery_) group_->mailbox().withdraw(delivery_, why);
 }
 
 Status GroupWork::status() const {

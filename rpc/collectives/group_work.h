@@ -34,6 +34,8 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   /// operation goes on. Without `until`, the calling thread runs the group's operations if no other thread does; an
   /// interruption then ends the operation that it runs, and fails the group. A send or receive that is late ends here.
   bool wait(std::optional<Deadline> until = std::nullopt, const std::function<bool()>& interrupted = {});
+  /// Ends a send or a receive with `why`, unless it has ended. When this returns, nothing uses its memory any more.
+  void withdraw(const Status& why);
   [[nodiscard]] bool done();
   /// Returns the result; Ok before done().
   [[nodiscard]] Status status() const;

@@ -73,6 +73,7 @@ MemberRecord Groups::own_record(const GroupSettings& settings) const {
 }
 
 void Groups::leave() {
+  if (!agent_->usable_here().ok()) return;  // in a forked child the groups are the parent's
   std::vector<std::shared_ptr<RawGroup>> groups;
   {
     const std::lock_guard lock(mutex_);

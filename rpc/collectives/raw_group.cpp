@@ -43,7 +43,7 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
 RawGroup::~RawGroup() { close(); }
 
 void RawGroup::close() {
-  if (size() == 1 || !agent_->usable_here().ok()) return;  // in a forked child the group is the parent's
+  if (size() == 1) return;
   const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
   if (const auto ended = fail_here(why)) tell_others(why, *ended);
 }
@@ -131,6 +131,7 @@ void RawGroup::fail(const Status& why, bool tell) {
 }
 
 std::optional<std::uint64_t> RawGroup::fail_here(const Status& why) {
+  if (!agent_->usable_here().ok()) return std::nullopt;  // in a forked child the group is the parent's
   std::shared_ptr<RawGroup> host, leaders;
   std::uint64_t ended = 0;
   {

@@ -11,18 +11,19 @@ namespace tensorferry::collectives {
 namespace {
 
 /// Runs an operation of a group below, on this thread and within the limits of the operation above. Both groups fail
-/// together, so the wait ends if the group above fails. When it returns, nothing uses the operation's memory any more.
+/// together, so the wait ends if the group above fails. When this returns, nothing uses the operation's memory any
+/// more.
 template <class Start>
-Status within(const WaitLimits& limits, RawGroup& group, const Start& start) {
+Status within(const WaitLimits& limits, const Start& start) {
   const auto left = std::chrono::ceil<Milliseconds>(limits.until - std::chrono::steady_clock::now());
   StartOptions options;
   options.timeout = std::max(left, Milliseconds(1));
   options.background = false;
   const auto work = start(std::move(options));
   if (work->wait(std::nullopt, limits.interrupted)) return work->status();
-  group.abort("a signal ended the wait");
-  work->wait(std::nullopt);  // bytes may be landing in the operation's memory
-  return work->status();
+  const Status why(Code::cancelled, "a signal ended the wait");
+  work->withdraw(why);  // bytes may be landing in its memory
+  return why;
 }
 
 /// Returns the rank of `root` in the group of this rank's host; nullopt: it is on another host.
@@ -50,27 +51,25 @@ Status reduce_two_level(const Performing& now, const Levels& levels, InBytes inp
   auto& host = *levels.host;
 
   auto status =
-      within(now.limits, host, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });
+      within(now.limits, [&](auto options) { return host.reduce(input, sum, dtype, op, 0, std::move(options)); });
   if (status.ok() && leads) {
-    status = within(now.limits, *levels.leaders, [&](auto options) {
+    status = within(now.limits, [&](auto options) {
       return everywhere ? levels.leaders->all_reduce(sum, sum, dtype, op, std::move(options))
                         : levels.leaders->reduce(sum, sum, dtype, op, levels.host_of[root], std::move(options));
     });
   }
   if (!status.ok()) return status;
   if (everywhere) {
-    return within(now.limits, host, [&](auto options) { return host.broadcast(output, dtype, 0, std::move(options)); });
+    return within(now.limits, [&](auto options) { return host.broadcast(output, dtype, 0, std::move(options)); });
   }
   // The leader of the root's host has the result.
   const auto root_here = place_on_host(levels, now.rank(), root);
   if (!root_here || *root_here == 0) return {};
   if (leads) {
-    return within(now.limits, host,
-                  [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
+    return within(now.limits, [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
   }
   if (root != now.rank()) return {};
-  return within(now.limits, host,
-                [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
+  return within(now.limits, [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
 }
 
 Status broadcast_two_level(const Performing& now, const Levels& levels, OutBytes data, std::size_t root) {
@@ -80,16 +79,16 @@ Status broadcast_two_level(const Performing& now, const Levels& levels, OutBytes
   const auto root_here = place_on_host(levels, now.rank(), root);
   Status status;
   if (root_here) {
-    status = within(now.limits, host,
-                    [&](auto options) { return host.broadcast(data, dtype, *root_here, std::move(options)); });
+    status =
+        within(now.limits, [&](auto options) { return host.broadcast(data, dtype, *root_here, std::move(options)); });
   }
   if (status.ok() && levels.leaders) {
-    status = within(now.limits, *levels.leaders, [&](auto options) {
+    status = within(now.limits, [&](auto options) {
       return levels.leaders->broadcast(data, dtype, levels.host_of[root], std::move(options));
     });
   }
   if (!status.ok() || root_here) return status;
-  return within(now.limits, host, [&](auto options) { return host.broadcast(data, dtype, 0, std::move(options)); });
+  return within(now.limits, [&](auto options) { return host.broadcast(data, dtype, 0, std::move(options)); });
 }
 
 }  // namespace tensorferry::collectives

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,9 +32,6 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   [[nodiscard]] RawAgent& raw() const noexcept { return member->agent(); }
   [[nodiscard]] References& tables() const noexcept { return member->references(); }
   [[nodiscard]] const PeerInfo& self() const { return member->self(); }
-
-  /// Returns the outcome of an object of this agent. Blocks until the object has been created, or until `deadline`.
-  [[nodiscard]] Result<Outcome> outcome_of(const RRefId& object, std::optional<Clock::time_point> deadline) const;
 
   /// Fails the groups, then leaves.
   void leave() {

@@ -51,7 +51,14 @@ void answer_method(Reading& reading, const RequestHead& head, TypedReply& answer
   }
   const auto target = answer.call().target_of(reading.take().view());
   if (!target.ok()) return answer.fail(target.status());
-  const auto outcome = answer.core().outcome_of(target->object, answer.call().reply().deadline());
+  // If the object is still being created, fetch() completes later, on the thread that runs the creation.
+  Result<Outcome> outcome = Status(Code::internal, "");
+  Event there;
+  answer.core().tables().fetch(target->object, answer.call().reply().deadline(), [&](Result<Outcome> found) {
+    outcome = std::move(found);
+    there.set();
+  });
+  there.wait(std::nullopt);
   if (!outcome.ok()) return answer.fail(outcome.status());
   run_method(static_cast<const RemoteValue*>(outcome->value.get()), *target, reading, head, std::move(answer));
 }
@@ -76,18 +83,6 @@ void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request
 }
 
 }  // namespace
-
-Result<Outcome> AgentCore::outcome_of(const RRefId& object, std::optional<Clock::time_point> deadline) const {
-  // If the object is still being created, fetch() completes later, on the thread that runs the creation.
-  Result<Outcome> outcome = Status(Code::internal, "");
-  Event there;
-  tables().fetch(object, deadline, [&](Result<Outcome> found) {
-    outcome = std::move(found);
-    there.set();
-  });
-  there.wait(std::nullopt);
-  return outcome;
-}
 
 void serve_objects(const std::shared_ptr<AgentCore>& core) {
   core->raw().serve(std::string(method_function), reading_handler(core, &answer_method));

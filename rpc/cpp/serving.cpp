@@ -19,10 +19,15 @@ void TypedReply::send(Encoder& out, ObjectMarshaller& marshaller) {
     if (!marshaller.kept()) return call_.keep({std::make_shared<KeptReply>(std::move(message)), false});
     // The result is an object already: the caller's reference becomes one more reference to it.
     const auto& object = *marshaller.kept().reference();
-    if (!object.is_owner())
+    if (object.owner().incarnation != core_->self().incarnation)
       throw InvalidArgument("a reference to an object of another agent cannot stay here as a result");
-    auto outcome = core_->outcome_of(object.object(), call_.reply().deadline());
-    return outcome.ok() ? call_.keep(*std::move(outcome)) : fail(outcome.status());
+    auto& tables = core_->tables();
+    const auto deadline = call_.reply().deadline();
+    // If the object is still being created, this answers later, on the thread that runs the creation.
+    tables.fetch(object.object(), deadline, [self = std::move(*this)](Result<Outcome> outcome) mutable {
+      outcome.ok() ? self.call_.keep(*std::move(outcome)) : self.fail(outcome.status());
+    });
+    return;
   }
   call_.send(std::move(message), marshaller.take());
 }

@@ -30,6 +30,7 @@ class TypedReply final {
   /// later. Passes on exceptions of `write`; the call is not answered then.
   template <class Write>
   void value(Write write) {
+    const auto core = core_;  // send() may move it away
     Encoder out;
     begin_reply(out, ReplyKind::value);
     auto marshaller = call_.creates() ? ObjectMarshaller::keeping(*core_->member)
@@ -46,6 +47,7 @@ class TypedReply final {
   [[nodiscard]] IncomingCall& call() noexcept { return call_; }
 
  private:
+  /// May move this away, to answer later.
   void send(Encoder& out, ObjectMarshaller& marshaller);
 
   std::shared_ptr<AgentCore> core_;
