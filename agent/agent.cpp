@@ -104,6 +104,7 @@ void RawAgent::Impl::leave() {
   }
   engine->peers.forget_sessions();
   if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  engine->functions.clear();
   if (recording) {
     write_trace(trace_path(engine->options.trace, engine->identity.self.name),
                 engine->trace.stop(*recording, engine->identity.self, engine->identity.record.boot_id));

@@ -168,8 +168,8 @@ class Reply {
   [[nodiscard]] std::optional<Clock::time_point> deadline() const;
   /// Runs `told` once if the caller cancels, or the link ends, before the answer. `told` runs on a thread of the agent
   /// and under none of its locks; it must not block. If the request is cancelled already, `told` runs at once on the
-  /// calling thread. The passing of the deadline does not run it: the handler compares deadline() with the clock.
-  /// Replaces an earlier `told`.
+  /// calling thread. The passing of the deadline does not run it: the handler compares deadline() with the clock. If
+  /// several are given, they run in that order.
   void on_cancelled(UniqueFunction<void()> told);
 
   /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.

@@ -38,6 +38,15 @@ class Functions final {
     replaced = std::exchange(by_number_[it->second], function);
     return function;
   }
+  /// Drops all functions, and the resolver: they may hold what holds this agent. A running handler keeps its own.
+  void clear() {
+    RawAgent::Resolver resolver;  // these are destroyed after the lock is released
+    std::vector<std::shared_ptr<const RawFunction>> functions(1);
+    const std::lock_guard lock(mutex_);
+    resolver_.swap(resolver);
+    by_number_.swap(functions);
+    numbers_.clear();
+  }
   /// Returns the function, or null if it was never served here.
   [[nodiscard]] std::shared_ptr<const RawFunction> find(std::uint32_t number) const {
     const std::lock_guard lock(mutex_);

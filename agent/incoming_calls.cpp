@@ -126,7 +126,7 @@ void IncomingCalls::on_cancelled(IncomingRequest& incoming, UniqueFunction<void(
   {
     const std::lock_guard lock(mutex_);
     if (!incoming.cancelled) {
-      std::swap(incoming.on_cancelled, told);
+      incoming.on_cancelled.push_back(std::move(told));
       return;
     }
   }
@@ -134,13 +134,13 @@ void IncomingCalls::on_cancelled(IncomingRequest& incoming, UniqueFunction<void(
 }
 
 void IncomingCalls::cancel(IncomingRequest& incoming) {
-  UniqueFunction<void()> on_cancelled;
+  std::vector<UniqueFunction<void()>> told;
   {
     const std::lock_guard lock(mutex_);
     incoming.cancelled = true;
-    on_cancelled = std::move(incoming.on_cancelled);
+    told.swap(incoming.on_cancelled);
   }
-  if (on_cancelled) on_cancelled();
+  for (auto& each : told) each();
 }
 
 void IncomingCalls::cancel(std::uint64_t call) {

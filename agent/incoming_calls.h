@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
@@ -34,7 +35,7 @@ struct OrderTicket {
 /// A request that the callee has not answered yet.
 struct IncomingRequest {
   std::atomic<bool> cancelled{false};
-  UniqueFunction<void()> on_cancelled;  // set by Reply::on_cancelled; under the lock of IncomingCalls
+  std::vector<UniqueFunction<void()>> on_cancelled;  // of Reply::on_cancelled; under the lock of IncomingCalls
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
@@ -80,7 +81,7 @@ class IncomingCalls final {
   /// Returns how far a request has come at `now`, without the counts of handlers.
   [[nodiscard]] wire::CallStatus status(std::uint64_t call, Clock::time_point now);
 
-  /// Sets the callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
+  /// Adds a callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(IncomingRequest& incoming, UniqueFunction<void()> told);
   /// Marks the request as cancelled, and runs its callback. An unknown id: does nothing.
   void cancel(IncomingRequest& incoming);

@@ -10,6 +10,7 @@
 #include "python/csrc/devices.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/exceptions.h"
+#include "python/csrc/inbox.h"
 #include "python/csrc/out.h"
 #include "python/csrc/references.h"
 #include "python/csrc/serve.h"
@@ -126,7 +127,11 @@ void PythonAgent::wait_for_world(double timeout) {
   for (const auto& peer : member_->world()) names_by_rank_[peer.rank] = python_text(peer.name);
 }
 
-void PythonAgent::finish(double timeout) { check_wait(member_->finish(long_wait(timeout))); }
+void PythonAgent::finish(double timeout) {
+  finishing_ = true;
+  LoopInbox::complete_posted(*this);
+  check_wait(member_->finish(long_wait(timeout)));
+}
 
 void PythonAgent::expose(const std::string& name, const py::object& callable) {
   exposed_.add(name, callable);
@@ -153,6 +158,7 @@ void PythonAgent::check_usable_here() const { check(agent().usable_here()); }
 void PythonAgent::leave() {
   if (!agent().usable_here() || std::exchange(left_, true)) return;
   member_->leave();
+  if (member_->in_flight().served == 0) exposed_ = {};  // else a handler may use it now
   loop_.attr("stop")();
   std::erase(living(), shared_from_this());
 }

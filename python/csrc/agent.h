@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -151,6 +152,8 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   /// Does nothing in a forked child.
   void leave();
   [[nodiscard]] bool left() const { return left_; }
+  /// Returns whether finish() has begun. Any thread.
+  [[nodiscard]] bool finishing() const noexcept { return finishing_; }
   /// Raises AgentClosed in a forked child of the process that made the agent. The child must not use the agent for
   /// anything else.
   void check_usable_here() const;
@@ -190,6 +193,7 @@ class PythonAgent final : public std::enable_shared_from_this<PythonAgent> {
   DeviceMaps device_maps_;
   std::vector<c10::Device> gpus_;
   bool left_ = false;
+  std::atomic<bool> finishing_{false};
 
   py::object loop_;
   std::map<int, py::object> names_by_rank_;

@@ -27,9 +27,16 @@ void set_error_of_exception() {
   }
 }
 
+std::string utf8_of(py::handle text) {
+  const auto bytes =
+      py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes) throw py::error_already_set();
+  return std::string(bytes);
+}
+
 std::string text_attribute(py::handle object, const char* name) {
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object.ptr(), name));
-  if (found && PyUnicode_Check(found.ptr())) return found.cast<std::string>();
+  if (found && PyUnicode_Check(found.ptr())) return utf8_of(found);
   PyErr_Clear();
   return {};
 }

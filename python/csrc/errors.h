@@ -39,6 +39,8 @@ auto guarded(const Body& body) -> decltype(body()) {
 
 /// Returns an attribute that is a str, for example `__qualname__`; "" if there is none.
 std::string text_attribute(py::handle object, const char* name);
+/// Returns a str as UTF-8. A lone surrogate, which has no UTF-8, becomes an escape such as \\udcff. Throws MemoryError.
+std::string utf8_of(py::handle text);
 
 /// Returns a class or function of a Python module. Imports the module at the first call for each name, then uses a
 /// cache.

@@ -9,7 +9,7 @@ namespace {
 
 std::string text_of_object(py::handle object) {
   try {
-    return py::str(object).cast<std::string>();
+    return utf8_of(py::str(object));
   } catch (py::error_already_set&) {
     return "<no text: __str__ raised>";
   }
@@ -66,7 +66,7 @@ RemoteException describe_exception(const py::error_already_set& error, const std
   try {
     const auto lines = attribute_of("traceback", "format_exception")(
         error.type(), error.value(), error.trace() ? error.trace() : py::object(py::none()));
-    described.traceback = py::str("").attr("join")(lines).cast<std::string>();
+    described.traceback = utf8_of(py::str("").attr("join")(lines));
   } catch (py::error_already_set&) {
     described.traceback = described.qualname + ": " + described.text;
   }

@@ -140,7 +140,9 @@ void PythonFuture::arrive_at(const std::shared_ptr<LoopInbox>& inbox) {
       gates.swap(future->gates_);
     }
     for (const auto& gate : gates) gate->open();
-    if (inbox->post(future)) return;
+    // If the agent is finishing, it waits for this reply, and the loop may not run: perhaps its thread is the one that
+    // waits. finish() looks for posted replies after it has said so.
+    if (inbox->post(future) && !future->agent_->finishing()) return;
     GilHeld gil;
     future->complete_arrived();
   });
@@ -185,27 +187,30 @@ void PythonFuture::complete(Result<Received> reply) {
 void PythonFuture::let_go() { complete_on_arrival(); }
 
 py::object PythonFuture::wait(std::optional<double> timeout) {
-  if (!fut->completed()) {
-    const auto until = deadline_after(timeout);
-    if (claim()) {
-      bool done = false;
-      {
-        GilReleased gil;
-        done = call().wait(until, [&] { return interrupted(gil.state()); });
-      }
-      if (!done) {
-        describe_interruption(pending_.text());
-        const Interruption interruption;
-        let_go();
-        interruption.rethrow();
-        raise_time_out("the future has not completed within wait(timeout=); its call continues");
-      }
-      complete(call().take());
-    } else if (!wait_completed(until)) {
-      raise_time_out("the future has not completed within wait(timeout=)");
-    }
-  }
+  await(timeout);
   return value();
+}
+
+void PythonFuture::await(std::optional<double> timeout) {
+  if (fut->completed()) return;
+  const auto until = deadline_after(timeout);
+  if (!claim()) {
+    if (!wait_completed(until)) raise_time_out("the future has not completed within wait(timeout=)");
+    return;
+  }
+  bool done = false;
+  {
+    GilReleased gil;
+    done = call().wait(until, [&] { return interrupted(gil.state()); });
+  }
+  if (!done) {
+    describe_interruption(pending_.text());
+    const Interruption interruption;
+    let_go();
+    interruption.rethrow();
+    raise_time_out("the future has not completed within wait(timeout=); its call continues");
+  }
+  complete(call().take());
 }
 
 void PythonFuture::escalate() {
@@ -250,10 +255,10 @@ py::object PythonFuture::value() {
 }
 
 py::object PythonFuture::exception(std::optional<double> timeout) {
+  await(timeout);
   try {
-    wait(timeout);
+    value();
   } catch (py::error_already_set& error) {
-    if (!fut->completed()) throw;  // a time-out of this wait, or a signal: not the call's error
     return error.value();
   }
   return py::none();
@@ -313,15 +318,14 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
     bool claimed = false;
     bool done = false;
   };
+  const auto until = deadline_after(timeout);
   std::vector<Waited> all;
   for (const auto future : futures) {
     auto& waited = all.emplace_back(Waited{py::reinterpret_borrow<py::object>(future)});
-    if (py::isinstance<PythonFuture>(future)) {
-      waited.future = future.cast<PythonFuture*>();
-      waited.claimed = waited.future->claim();
-    }
+    if (py::isinstance<PythonFuture>(future)) waited.future = future.cast<PythonFuture*>();
   }
-  const auto until = deadline_after(timeout);
+  // From here on nothing throws before each claimed call has been completed or let go.
+  for (auto& waited : all) waited.claimed = waited.future != nullptr && waited.future->claim();
   bool stopped = false;
   const PythonFuture* waited_for = nullptr;  // the future whose wait was stopped
   {

@@ -66,6 +66,8 @@ class PythonFuture final : public TorchFuture, private SecondSharedBase {
   void arrive_at(const std::shared_ptr<LoopInbox>& inbox);
   /// Completes the future with the posted reply, unless another thread has taken it. Called by the inbox.
   void complete_arrived();
+  /// Returns whether it is the future of a call of `agent`.
+  [[nodiscard]] bool is_of(const PythonAgent& agent) const noexcept { return agent_.get() == &agent; }
 
   /// Returns a future of None that completes when the caller may overwrite the arguments' memory; the same object each
   /// time. InvalidArgument if this future belongs to no call.
@@ -95,6 +97,8 @@ class PythonFuture final : public TorchFuture, private SecondSharedBase {
   std::shared_ptr<PythonFuture> shared();
   void complete_on_arrival();
   void escalate();
+  /// Waits until the future has completed. Throws DeadlineExceeded, or what a signal's handler raised.
+  void await(std::optional<double> timeout);
   bool wait_completed(std::optional<Clock::time_point> until);
   std::optional<Result<Received>> take_arrived();
 

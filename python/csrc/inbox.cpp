@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <set>
 #include <utility>
 
+#include "base/per_process.h"
 #include "python/csrc/future.h"
 
 namespace tensorferry::python {
@@ -14,6 +16,15 @@ namespace {
 /// The inbox that this thread is draining. The running drain() finds items posted from this thread, so they need no
 /// wake-up.
 thread_local const LoopInbox* draining = nullptr;
+
+struct Inboxes {
+  std::mutex mutex;
+  std::set<LoopInbox*> all;
+};
+Inboxes& inboxes() {
+  static auto& of_this_process = *new PerProcess<Inboxes>;
+  return of_this_process.get();
+}
 
 void call(const py::object& callable) {
   try {
@@ -28,6 +39,30 @@ void call(const py::object& callable) {
 
 LoopInbox::LoopInbox() : eventfd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!eventfd_) throw std::runtime_error("no file descriptor is left for an event loop's inbox");
+  auto& [mutex, all] = inboxes();
+  const std::lock_guard lock(mutex);
+  all.insert(this);
+}
+
+LoopInbox::~LoopInbox() {
+  auto& [mutex, all] = inboxes();
+  const std::lock_guard lock(mutex);
+  all.erase(this);
+}
+
+void LoopInbox::complete_posted(const PythonAgent& agent) {
+  std::vector<std::shared_ptr<PythonFuture>> posted;
+  {
+    auto& [mutex, all] = inboxes();
+    const std::lock_guard lock(mutex);
+    for (auto* const inbox : all) {
+      const std::lock_guard lock_items(inbox->mutex_);
+      for (const auto& item : inbox->items_) {
+        if (item.arrived && item.arrived->is_of(agent)) posted.push_back(item.arrived);
+      }
+    }
+  }
+  for (const auto& future : posted) future->complete_arrived();
 }
 
 bool LoopInbox::post(std::shared_ptr<PythonFuture> future) { return post(Item{std::move(future), nullptr}); }

@@ -14,6 +14,7 @@
 
 namespace tensorferry::python {
 
+class PythonAgent;
 class PythonFuture;
 
 /// The inbox of one event loop. Any thread may post, and posting never blocks. Only the loop's thread calls the other
@@ -21,6 +22,12 @@ class PythonFuture;
 class LoopInbox final {
  public:
   LoopInbox();
+  ~LoopInbox();
+  LoopInbox(const LoopInbox&) = delete;
+  LoopInbox& operator=(const LoopInbox&) = delete;
+
+  /// Completes the futures of calls of `agent` whose replies are posted to any inbox. Any thread, with the GIL.
+  static void complete_posted(const PythonAgent& agent);
 
   /// Returns the descriptor that the loop watches.
   [[nodiscard]] int fd() const { return eventfd_.get(); }

@@ -32,6 +32,22 @@ void log_raised(const std::string& caller, const RemoteException& described) {
   }
 }
 
+/// Runs `body`, which answers, or answers with the error that it throws.
+template <class Body>
+void answer_or_fail(PythonReply& answer, Body body) {
+  try {
+    return body();
+  } catch (py::error_already_set& raised) {
+    return answer.error(raised);
+  } catch (const py::builtin_exception& raised) {
+    raised.set_error();
+  } catch (const std::exception& raised) {
+    PyErr_SetString(PyExc_RuntimeError, raised.what());
+  }
+  py::error_already_set error;
+  answer.error(error);
+}
+
 }  // namespace
 
 void PythonReply::value(py::handle result) {
@@ -97,14 +113,10 @@ void PythonReply::future(py::object future) {
         if (closing()) return;
         GilHeld gil;
         auto& answer = pending->answer;
+        const std::shared_ptr<void> read(nullptr, [&](void*) { --answer.agent().member().unread; });
         const ServingScope serving(&answer.agent(), answer.call());
         const CallbackStreams streams(completed);
-        try {
-          answer.value(pending->future.attr("value")());
-        } catch (py::error_already_set& raised) {
-          answer.error(raised);
-        }
-        --answer.agent().member().unread;
+        answer_or_fail(answer, [&] { answer.value(pending->future.attr("value")()); });
       },
       /*uses_future=*/false);
 }
@@ -238,23 +250,15 @@ Handler handler(const std::shared_ptr<PythonAgent>& agent, Body body) {
     PythonReply answer(self, request.peer, std::move(reply));
     const ServingScope serving(self.get(), answer.call());
     const CurrentStreams streams(self->codec().converters(), request.arguments.buffers);
-    try {
-      body(request.arguments, answer);
-      return;
-    } catch (const Refused& refused) {
-      const Status why(Code::permission_denied, "\"" + self->self().name + "\" refuses this call: " + refused.what());
-      log_refusal(request.peer.name, request.function, why);
-      return answer.refuse(why);
-    } catch (py::error_already_set& raised) {
-      answer.error(raised);
-      return;
-    } catch (const py::builtin_exception& raised) {
-      raised.set_error();
-    } catch (const std::exception& raised) {
-      PyErr_SetString(PyExc_RuntimeError, raised.what());
-    }
-    py::error_already_set error;
-    answer.error(error);
+    answer_or_fail(answer, [&] {
+      try {
+        body(request.arguments, answer);
+      } catch (const Refused& refused) {
+        const Status why(Code::permission_denied, "\"" + self->self().name + "\" refuses this call: " + refused.what());
+        log_refusal(request.peer.name, request.function, why);
+        answer.refuse(why);
+      }
+    });
   };
 }
 

@@ -100,8 +100,15 @@ class _Queue:
             if self._running:
                 self._changed.notify()
                 return
+            thread = threading.Thread(
+                target=self._serve, args=(function,), name=f"tensorferry {self._name}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no thread: the call fails, and the next one tries again
+                self._waiting.pop()
+                raise
             self._running = True
-        threading.Thread(target=self._serve, args=(function,), name=f"tensorferry {self._name}", daemon=True).start()
 
     def _serve(self, function: Callable[..., Any]) -> None:
         while batch := self._take():

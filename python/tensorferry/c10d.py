@@ -101,7 +101,7 @@ def _agent(store: Any, options: _C.ProcessGroupOptions) -> Agent:
     if options.max_threads:
         wanted["max_threads"] = options.max_threads
     default = _C.default_agent()
-    if default is not None and not default._left:
+    if default is not None and not default._left and default._usable_here:
         if wanted:
             raise errors.InvalidArgument(
                 f"Options sets {' and '.join(wanted)}, but the backend uses the agent of init_rpc(): "

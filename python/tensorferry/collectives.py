@@ -482,7 +482,7 @@ def form_group(
     """
     if agent is None:
         found = _C.default_agent()
-        if found is None:
+        if found is None or not found._usable_here:
             raise errors.InvalidArgument("form_group() needs an agent: call init_rpc() first, or pass agent=")
         assert isinstance(found, Agent)
         agent = found

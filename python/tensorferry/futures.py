@@ -122,7 +122,13 @@ class _Loops:
             loop.add_reader(inbox.fileno(), inbox.drain)
             weakref.finalize(loop, inbox.close)
             with self._lock:  # other threads add their loops at the same time
+                # What waits in the inbox of a closed loop holds that loop.
+                closed = [(other, left) for other, left in self._inboxes.items() if other.is_closed()]
+                for other, _ in closed:
+                    del self._inboxes[other]
                 self._inboxes[loop] = inbox
+            for _, left in closed:
+                left.close()
         return inbox
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import threading
+import weakref
 
 import pytest
 import tensorferry
@@ -131,3 +133,20 @@ def test_one_agent_may_leave_while_the_others_continue(agents):
     thread.join(30)
     assert failed == []
     assert b.rpc_sync("c", whoami) == "c"
+
+
+def test_an_agent_that_has_left_keeps_no_exposed_method_alive(agents):
+    class Server:
+        def __init__(self, agent):
+            self.agent = agent
+            agent.expose(self.answer, name="answer")
+
+        def answer(self):
+            return 42
+
+    server = Server(agents("server"))
+    assert agents("caller").rpc_sync("server", "answer") == 42
+    gone = weakref.ref(server)
+    server.agent.shutdown()
+    del server
+    assert eventually(lambda: gc.collect() >= 0 and gone() is None)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import pytest
 import tensorferry
@@ -259,6 +260,47 @@ def test_a_future_outlives_the_loop_that_awaited_it(pair):
     assert futures[0].wait(20) is None
 
 
+def test_a_shutdown_on_the_loops_thread_waits_for_no_task(pair):
+    a, _ = pair
+
+    async def call():
+        return await a.rpc_async("b", slow_double, (4,))
+
+    async def main():
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0.05)
+        a.shutdown(timeout=30)  # the task's reply comes meanwhile, and its loop does not run
+        return await task
+
+    assert asyncio.run(main()) == 8
+
+
+def test_a_shutdown_waits_for_no_loop_that_was_closed(pair):
+    a, _ = pair
+    gone = []
+
+    async def call():
+        await a.rpc_async("b", slow_double, (4,))
+
+    async def main():
+        task = asyncio.ensure_future(call())
+        gone.append(weakref.ref(task))
+        await asyncio.sleep(0.05)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    a.shutdown(timeout=30)
+    del loop
+    asyncio.run(asyncio.sleep(0))
+    asyncio.run(use_an_inbox(pair[1]))
+    assert eventually(lambda: gc.collect() >= 0 and gone[0]() is None)
+
+
+async def use_an_inbox(agent):
+    assert await agent.rpc_async(agent.name, double, (1,)) == 2
+
+
 def test_the_loop_can_await_torchs_futures(pair):
     async def main():
         both = torch.futures.collect_all([pair[0].rpc_async("b", pow, (2, i)) for i in range(2)])
@@ -346,6 +388,24 @@ async def cancelled_task():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@rpc.batch()
+def in_batches(value):
+    return value
+
+
+async def sleep_after_a_batch():
+    await tensorferry.awaitable(in_batches(1))
+    await sleep_long()
+
+
+def test_a_coroutine_that_has_used_a_batch_is_cancelled(pair):
+    take_told()
+    future = pair[0].rpc_async("b", sleep_after_a_batch, timeout=0)
+    assert eventually(lambda: told == ["began"])
+    future.cancel()
+    assert eventually(lambda: told == ["began", ("cancelled", True)])
 
 
 def call_main():

@@ -160,6 +160,21 @@ def test_a_local_call_returns_a_future():
     assert add.__name__ == "add"
 
 
+def test_a_batch_function_whose_thread_could_not_start_serves_the_next_call(monkeypatch):
+    @rpc.batch()
+    def same(value):
+        return value
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            same(1)
+    assert same(2).wait() == 2
+
+
 def test_unsupported_functions_are_refused():
     for limits in ((0, 0), (1, -1)):
         with pytest.raises(ValueError, match="batch"):

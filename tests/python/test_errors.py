@@ -359,6 +359,33 @@ def comes_back(a, agents):
         return False
 
 
+UNDECODABLE = "a name with \udcff"  # as os.fsdecode gives for a byte that is no UTF-8
+
+
+def raise_undecodable():
+    raise ValueError(UNDECODABLE)
+
+
+@rpc.functions.async_execution
+def undecodable_later():
+    future = torch.futures.Future()
+    future.set_exception(ValueError(UNDECODABLE))
+    return future
+
+
+@rpc.functions.async_execution
+def undecodable_in_a_callback():
+    return rpc.rpc_async("b", identity, (1,)).then(lambda _: raise_undecodable())
+
+
+@pytest.mark.parametrize("function", [raise_undecodable, undecodable_later, undecodable_in_a_callback])
+def test_a_text_without_utf_8_arrives(pair, function):
+    with pytest.raises(ValueError, match="a name with "):
+        pair[0].rpc_sync("b", function)
+    assert pair[0].rpc_sync("b", identity, (5,)) == 5
+    pair[1].shutdown(timeout=30)
+
+
 # ---- the limit of handlers
 
 

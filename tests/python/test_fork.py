@@ -117,6 +117,16 @@ def test_a_child_gets_an_error_at_its_first_use(pair):
     over.set()
 
 
+def test_a_group_in_a_child_needs_an_agent_of_the_childs(pair):
+    before = tensorferry._C.default_agent()
+    tensorferry._C.set_default_agent(pair[0])
+    try:
+        said = in_child(lambda: tensorferry.collectives.form_group(["a", "b"]))
+    finally:
+        tensorferry._C.set_default_agent(before)
+    assert "InvalidArgument: form_group() needs an agent" in said
+
+
 def test_ends_of_a_child_do_not_disturb_the_parents_agent(pair):
     a, b = pair
     thing = a.remote("b", Thing)

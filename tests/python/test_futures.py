@@ -268,6 +268,20 @@ def test_as_completed_gives_each_future_once(pair):
     assert list(tensorferry.as_completed(iter(futures[:1]))) == futures[:1]
 
 
+def test_wait_all_that_raises_before_it_waits_leaves_the_futures_as_they_are(pair):
+    def futures():
+        yield future
+        raise KeyError("no more")
+
+    future = pair[0].rpc_async("b", power, (2, 3))
+    with pytest.raises(KeyError, match="no more"):
+        tensorferry.wait_all(futures())
+    with pytest.raises(ValueError, match="time-out"):
+        tensorferry.wait_all([future], timeout=-1)
+    assert future.wait(30) == 8
+    pair[0].shutdown(timeout=30)
+
+
 def test_as_completed_gives_failed_futures(pair):
     failed = pair[0].rpc_async("b", fail, ("as completed",))
     (came,) = tensorferry.as_completed([failed])
