@@ -322,11 +322,12 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
     auto message = std::make_shared<SpilledMessage>(SpilledMessage{into, std::move(arrived), std::move(admit)});
     auto message_in = land(
         frame.buffers, {}, {},
-        [this, link = link_.shared_from_this(), message](Status status, const Received& spill) {
-          if (!status.ok())
-            message->arrived(std::move(status), {});
-          else
-            land_spilled(spill, *message);
+        [this, link = link_.shared_from_this(), message](const Status& status, const Received& spill) {
+          if (status.ok()) return land_spilled(spill, *message);
+          // Nobody knows the tickets in it, so they can end only with the link.
+          link_.close({Code::connection_lost,
+                       formatted("the rest of a message could not be received: {}", std::string(status.what()))});
+          message->arrived(status, {});
         },
         true);
     ChannelBinding::reading = nullptr;
@@ -407,7 +408,9 @@ void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
     return message.arrived(status, {});
   }
   const auto payload = in.rest();
-  if (message.admit) status = message.admit(wire::message_bytes(payload.size(), records));
+  // A record of an empty buffer takes memory, too.
+  if (message.admit)
+    status = message.admit(wire::message_bytes(payload.size(), records) + records.size() * sizeof(Buffer));
   if (!status.ok()) {
     discard(records);
     return message.arrived(std::move(status), {});

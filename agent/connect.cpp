@@ -362,7 +362,9 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
       const auto session = link->session();
       if (session ? dial_known(*engine, dialling, session) : dial_stranger(*engine, dialling)) return;
       if (purpose == Purpose::bulk && Clock::now() - since > longest_bulk_dial) {
-        return link->connections().give_up_bulk(
+        // The peer waits for bytes that cannot come, so their calls could not end otherwise.
+        if (!link->connections().awaits_bulk()) return;
+        return link->close(
             {Code::connection_lost, formatted("neither agent could dial the bulk connection to \"{}\" in {} s",
                                               link->peer().name, longest_bulk_dial.count())});
       }

@@ -366,6 +366,7 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
   auto stream = std::make_shared<FrameStream>(std::move(fd), local,
                                               is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
   slot.state = is_out(role) ? State::attaching : State::up;
+  slot.dialled = dialled;
   if (role == ConnectionRole::calls_in) slot.stream = stream;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
   earlier = other_.meet(hello, dialled, session);
@@ -388,7 +389,8 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
       controls.swap(unsent_.controls);
       calls.swap(unsent_.calls);
       if (calls.empty() && controls.empty()) {
-        slot(role) = {State::up, stream};
+        slot(role).state = State::up;
+        slot(role).stream = stream;
         break;
       }
     }
@@ -475,16 +477,15 @@ void Connections::dialled_back(Purpose purpose) {
   if (state == State::dialling) state = State::absent;
 }
 
-void Connections::give_up_bulk(const Status& why) {
-  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
-  {
-    const std::lock_guard lock(mutex_);
-    auto& state = slot(ConnectionRole::bulk_out).state;
-    if (state != State::dialling) return;  // the peer has dialled it at this moment
-    state = State::absent;
-    buffers.swap(unsent_.buffers);
-  }
-  for (auto& [frame, part] : buffers) complete(std::move(part.written), why);
+bool Connections::peer_has_dialled() const {
+  const std::lock_guard lock(mutex_);
+  const auto& calls_in = slot(ConnectionRole::calls_in);
+  return calls_in.stream && !calls_in.dialled;
+}
+
+bool Connections::awaits_bulk() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::bulk_out).state == State::dialling;
 }
 
 void Connections::fail_impatient(const Status& why, bool may_answer) {

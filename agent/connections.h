@@ -160,8 +160,10 @@ class Connections final {
   Status on_dial(ByteView payload);
   /// The attempt to answer that question has ended: dialling -> absent, unless it succeeded.
   void dialled_back(wire::Hello::Purpose purpose);
-  /// Gives up the bulk connection: fails what waits for it with `why`. The next bulk data dials again.
-  void give_up_bulk(const Status& why);
+  /// Returns whether the peer has dialled the connection of its calls, so that it has no reason to dial it again.
+  [[nodiscard]] bool peer_has_dialled() const;
+  /// Returns whether the bulk connection is still being dialled; false: the peer has dialled it at this moment.
+  [[nodiscard]] bool awaits_bulk() const;
   /// Fails the calls that wait for the connection, except those that may wait longer: all if `may_answer` (the peer may
   /// answer the next attempt), else those with `wait_for_ready`.
   void fail_impatient(const Status& why, bool may_answer);
@@ -194,7 +196,8 @@ class Connections final {
   enum class State : std::uint8_t { absent, dialling, attaching, up };
   struct Slot {
     State state = State::absent;
-    Stream stream;  // null unless it is up; the streams for bulk data are in bulk_
+    Stream stream;         // null unless it is up; the streams for bulk data are in bulk_
+    bool dialled = false;  // by this side
   };
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }

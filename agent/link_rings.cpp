@@ -126,9 +126,15 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     const std::lock_guard lock(ring_mutex_);
     have = ring_in_ != nullptr;
   }
+  // At RLIMIT_NOFILE the system drops descriptors, and the frame comes without any.
+  constexpr std::string_view dropped = "no descriptor came: this process, or the peer's, may have no more (ulimit -n)";
   if (incoming.get() == &stream) {
-    if (operation != offered || descriptors.size() != 2 || have || !stream.local())
+    if (operation != offered || (!descriptors.empty() && descriptors.size() != 2) || have || !stream.local())
       return {Code::protocol_error, "a ring frame arrived out of order"};
+    if (descriptors.empty()) {
+      transmit(incoming, ring_frame(declined, nonce, dropped, 0), {}, true);
+      return {};
+    }
     return on_ring_offered(incoming, nonce, std::move(descriptors));
   }
   std::shared_ptr<CallRing> ring;
@@ -142,8 +148,13 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     withdraw_ring();
     return {};
   }
-  if (operation != accepted || descriptors.size() != 1)
+  if (operation != accepted || descriptors.size() > 1)
     return {Code::protocol_error, "a ring frame arrived out of order"};
+  if (descriptors.empty()) {
+    no_ring_because(std::string(dropped));
+    withdraw_ring();
+    return {};
+  }
   auto bell = Doorbell::map(std::move(descriptors[0]));
   if (!bell) return bell.status();
   ring->close_descriptor();

@@ -66,9 +66,10 @@ std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone) {
       const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
       const auto paired = it->second->connections().other_number();
       const bool same = known == peer.incarnation;
-      // A peer that dials again has given its link up, even if this side has not seen the end yet.
+      // A peer that dials again has given its link up, even if this side has not seen the end yet. One that has asked
+      // to be dialled, and dials too, has not.
       const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls &&
-                         it->second->connections().stream(ConnectionRole::calls_in);
+                         it->second->connections().peer_has_dialled();
       if (known == 0 || (same && peer.link == paired && !twice) || (same && paired == 0)) return it->second;
       if (gone || (same && peer.link < paired)) return nullptr;
       old = std::move(it->second);

@@ -372,7 +372,8 @@ class CudaIpcChannel final : public Channel {
   void on(const cuda_ipc::Words&, Descriptors descriptors) {
     if (descriptors.size() != 1)
       return shared_->ready(
-          {Code::channel_unavailable, "file descriptors cannot be passed: the link has no unix socket"});
+          {Code::channel_unavailable,
+           "no file descriptor came: the link has no unix socket, or a process has no more descriptors (ulimit -n)"});
     cuda::background().submit(
         [shared = shared_, page = std::move(descriptors.front())]() mutable { map_words(shared, std::move(page)); });
   }

@@ -188,7 +188,8 @@ class ShmChannel final : public Channel {
   void on(const shm::LedgerOffer& hello, FileDescriptor descriptor) {
     std::string failure;
     if (!descriptor) {
-      failure = "file descriptors cannot be passed: the link has no unix socket";
+      failure =
+          "no file descriptor came: the link has no unix socket, or a process has no more descriptors (ulimit -n)";
     } else if (const auto status = mappings_.map_ledger(std::move(descriptor), hello.nonce); !status.ok()) {
       failure = std::string(status.what());
     }

@@ -114,5 +114,37 @@ TEST_F(Accepting, ADiallerThatIsRefusedForNowTriesAgainWithinItsDeadline) {
   EXPECT_TRUE(call.take().ok());
 }
 
+// It has asked to be dialled because it could not dial, and then it can.
+TEST_F(Accepting, APeerThatAskedToBeDialledAndDialsTooKeepsItsLink) {
+  auto hello = raw_hello("peer");
+  hello.features = wire::feature::link;
+  RawPeer peer(store, "peer", hello);
+  const auto b = join(store, "b", {"unix", "basic"});
+  auto call = b->call("peer", "f", {}, within(seconds(20)));
+  auto calls = peer.accept();
+  const auto request = calls.connection.read(wire::Kind::request);
+  ASSERT_TRUE(request.ok()) << request.status().text();
+
+  wire::Header header;
+  header.kind = wire::Kind::link;
+  header.link = 5;
+  ASSERT_TRUE(calls.connection.write(wire::assemble(header, {}, {}, {})).ok());
+  header.kind = wire::Kind::dial;
+  header.link = 0;
+  ASSERT_TRUE(calls.connection.write(wire::assemble(header, {}, {}, encode(wire::DialRequest()))).ok());
+  auto dialled = peer.accept();
+  ASSERT_EQ(dialled.hello.purpose, wire::Hello::Purpose::calls_back);
+  ASSERT_TRUE(dialled.connection.write(request_frame(1, "none")).ok());
+  ASSERT_TRUE(dialled.connection.read(wire::Kind::reply).ok()) << "it is attached";
+
+  auto again = peer.hello();
+  again.link = 5;
+  EXPECT_TRUE(raw_dial(store, "b", again).ended()) << "one connection is enough";
+  ASSERT_TRUE(calls.connection.write(reply_frame(request->header.call)).ok());
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  const auto reply = call.take();
+  EXPECT_TRUE(reply.ok()) << reply.status().text();
+}
+
 }  // namespace
 }  // namespace tensorferry

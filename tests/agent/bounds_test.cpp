@@ -499,6 +499,39 @@ class GatedMemory final : public Memory {
   std::atomic<bool> waiting{false}, open{false};
 };
 
+/// Fails to allocate so many bytes, once.
+class FailingMemory final : public Memory {
+ public:
+  explicit FailingMemory(std::size_t least) : least_(least) {}
+  Buffer allocate(std::size_t bytes, Device device) override {
+    if (bytes >= least_ && armed.exchange(false)) return {device, nullptr, bytes, nullptr, nullptr};
+    return memory_.allocate(bytes, device);
+  }
+  std::atomic<bool> armed{true};
+
+ private:
+  const std::size_t least_;
+  HostMemory memory_;
+};
+
+// The payload and the records of its buffers come in a buffer: without that, nobody knows the tickets of the others.
+TEST_P(Bounds, AMessageWhoseRecordsCannotBeReceivedEndsItsLinkAndTheNextOneGoesOn) {
+  const auto a = join(store, "a", GetParam());
+  const auto memory = std::make_shared<FailingMemory>(100'000);
+  const auto b = join_with("b", [&](RawAgentOptions& options) { options.memory[DeviceType::cpu] = memory; });
+  auto message = large(1 << 20);
+  message.payload.resize(100'000);
+  const auto reply = call_sync(*a, "b", "echo", message, within(seconds(20)));
+  EXPECT_FALSE(memory->armed);
+  EXPECT_EQ(reply.status().code(), Code::connection_lost) << reply.status().text();
+  EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
+  for (int i = 0; i < 3; ++i) {
+    const auto next = call_sync(*a, "b", "echo", message, within(seconds(20)));
+    ASSERT_TRUE(next.ok()) << next.status().text();
+    EXPECT_TRUE(same_bytes(next->buffers.at(0), message.buffers.at(0)));
+  }
+}
+
 /// Returns the clock ticks that this process's pool threads have used.
 long pool_ticks() {
   long ticks = 0;

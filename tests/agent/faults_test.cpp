@@ -282,6 +282,19 @@ TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
 }
 
+TEST(LostPeer, IsOneWhoseBulkConnectionNobodyCanDial) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {"unix", "basic"});
+  RawPeer deaf(store, "deaf");
+  auto call = a->call("deaf", "f", with_buffer(1 << 20));
+  auto calls = deaf.accept();
+  deaf.stop_listening();
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(120)));  // after 30 s
+  const auto status = call.take().status();
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_THAT(what(status), HasSubstr("neither agent could dial the bulk connection"));
+}
+
 TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
   if (GetParam().transport != "tcp") GTEST_SKIP() << "on one host its process exists, and may continue";
   const auto short_beat = [](RawAgentOptions& options) { options.heartbeat = milliseconds(300); };
