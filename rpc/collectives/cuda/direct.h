@@ -71,8 +71,9 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   std::uint32_t next_meeting() { return ++meetings_; }
   /// Returns which of a rank's slots the next operation by the host uses.
   std::size_t next_slot() { return slot_uses_++ % 2; }
-  /// Makes `stream` wait for the last operation, unless it was on the same stream.
-  CUresult follow_last(CUstream stream);
+  /// Makes `stream` of `device` wait for the last operation, unless it was on the same stream. The default streams of
+  /// two devices have one handle.
+  CUresult follow_last(int device, CUstream stream);
   /// The last operation on `stream` of `device` is enqueued.
   void ends_on(int device, CUstream stream);
 
@@ -94,6 +95,7 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   std::uint32_t meetings_ = 0;
   std::size_t slot_uses_ = 0;
   tensorferry::cuda::GpuEvent last_end_;
+  int last_device_ = 0;
   CUstream last_stream_ = nullptr;
 };
 

@@ -303,13 +303,14 @@ void Direct::drain() {
   }
 }
 
-CUresult Direct::follow_last(CUstream stream) {
-  if (!last_end_ || last_stream_ == stream) return CUDA_SUCCESS;
+CUresult Direct::follow_last(int device, CUstream stream) {
+  if (!last_end_ || (last_device_ == device && last_stream_ == stream)) return CUDA_SUCCESS;
   return api()->stream_wait_event(stream, last_end_.get(), CU_EVENT_WAIT_DEFAULT);
 }
 
 void Direct::ends_on(int device, CUstream stream) {
   last_end_ = driver::GpuEvent::record(device, stream);
+  last_device_ = device;
   last_stream_ = stream;
 }
 

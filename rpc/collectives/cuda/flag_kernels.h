@@ -123,8 +123,9 @@ class ThreadBlock {
     }
     return __syncthreads_and(good) != 0;
   }
-  /// The block has no more to do.
+  /// The block has no more to do. All its threads call this.
   void end(const FlagArguments& a, unsigned epoch) const {
+    __syncthreads();  // a launch that only takes has met nobody, and a late thread may still read its epoch
     if (threadIdx.x != 0) return;
     for (unsigned i = blockIdx.x; i < most_flag_blocks; i += gridDim.x) a.epochs[i] = epoch;
   }

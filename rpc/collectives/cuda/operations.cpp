@@ -132,7 +132,9 @@ class Run final : public DeviceRun {
   [[nodiscard]] bool ended() const override {
     if (!begun_.load(std::memory_order_acquire)) return false;
     if (captured_) return true;
-    return ranks_ == 1 ? end_.done().has_value() : enqueued()->ended();
+    if (ranks_ > 1) return enqueued()->ended();
+    const driver::CaptureModeGuard outside;  // the query belongs to no CUDA graph
+    return end_.done().has_value();
   }
   [[nodiscard]] Status status() const override {
     return ranks_ > 1 && !captured_ && begun_.load(std::memory_order_acquire) ? enqueued()->status() : Status();
@@ -251,7 +253,7 @@ Status Run::enqueue(const Fingerprint& called, const WaitLimits& limits, const E
     begun_.store(true, std::memory_order_release);
     return driver::status_of(result_, "recording an operation in a CUDA graph");
   }
-  then(direct_->follow_last(stream_));
+  then(direct_->follow_last(gpu_->device, stream_));
   if (ranks_ == 1) {
     enqueue();
     end_ = driver::GpuEvent::record(gpu_->device, stream_);

@@ -321,6 +321,44 @@ TEST_F(DirectFlags, ExplainSaysHowTheRanksMeet) {
   });
 }
 
+// The default streams of all GPUs have one handle.
+TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) {
+  if (cuda::devices() < 4) GTEST_SKIP() << "needs two GPUs for each rank";
+  form(2);
+  run([&](Rank& each) {
+    Gpu other(each.gpu.device + 2, 1 << 20);
+    const auto staged = each.direct.prepare(other.device, {});
+    ASSERT_TRUE(staged.ok() && staged->empty()) << staged.status().text();
+    const std::vector<float> ones(10, 1);
+    const auto sum_on = [&](Gpu& gpu, std::span<std::byte> values) {
+      auto run = each.direct.run_on(gpu.device, nullptr);
+      collectives::StartOptions options;
+      options.background = false;
+      options.device = run;
+      EXPECT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, options)).ok());
+      return run;
+    };
+    const auto first = each.gpu.put(std::as_bytes(std::span(ones))), second = other.put(std::as_bytes(std::span(ones)));
+    sum_on(each.gpu, first);  // the first operations load kernels, and the driver may wait for the streams then
+    sum_on(other, second);
+    each.direct.drain();
+    const auto page = *cuda::Pinned::lock(*SharedMemory::create(4096), each.gpu.device);
+    if (each.rank == 0) {
+      const cuda::DeviceGuard here(each.gpu.device);
+      ASSERT_EQ(cuda::word_at(page, 0).wait_on(nullptr, 1), CUDA_SUCCESS);
+    }
+    const auto held = sum_on(each.gpu, first), behind = sum_on(other, second);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_FALSE(held->ended() || behind->ended());
+    cuda::word_at(page, 0).set(1);
+    each.direct.drain();
+    EXPECT_TRUE(held->ended() && behind->ended());
+    for (const auto& sum : {each.gpu.get(first), other.get(second)}) {
+      EXPECT_EQ(*reinterpret_cast<const float*>(sum.data()), 4);
+    }
+  });
+}
+
 TEST_F(DirectFlags, OperationsOfAllSizesAndAlignmentsFollowOneAnother) {
   form(ranks());
   run([&](Rank& each) {

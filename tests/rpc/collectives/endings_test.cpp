@@ -286,7 +286,7 @@ TEST_P(TornReads, OfARankThatGivesUpFailTheReader) {
   settings.algorithms = "reduce=one_shot";
   world.form(settings);
   constexpr std::size_t count = 200'000;  // more than is reduced at once
-  constexpr std::size_t size = count * sizeof(float);
+  static constexpr std::size_t size = count * sizeof(float);
   std::atomic<bool> gave_up = false;
   world.run([&](std::size_t rank, RawGroup& group) {
     auto region = Regions::of_this_process().make(size);
