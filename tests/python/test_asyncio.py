@@ -390,7 +390,7 @@ async def cancelled_task():
         await task
 
 
-@rpc.batch()
+@rpc.batch(max_size=8)
 def in_batches(value):
     return value
 

@@ -161,7 +161,7 @@ def test_a_local_call_returns_a_future():
 
 
 def test_a_batch_function_whose_thread_could_not_start_serves_the_next_call(monkeypatch):
-    @rpc.batch()
+    @rpc.batch(max_size=8)
     def same(value):
         return value
 
