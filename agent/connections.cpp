@@ -485,7 +485,7 @@ bool Connections::peer_has_dialled() const {
 
 bool Connections::awaits_bulk() const {
   const std::lock_guard lock(mutex_);
-  return slot(ConnectionRole::bulk_out).state == State::dialling;
+  return slot(ConnectionRole::bulk_out).state == State::dialling && bulk_.out.empty();
 }
 
 void Connections::fail_impatient(const Status& why, bool may_answer) {

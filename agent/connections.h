@@ -162,7 +162,8 @@ class Connections final {
   void dialled_back(wire::Hello::Purpose purpose);
   /// Returns whether the peer has dialled the connection of its calls, so that it has no reason to dial it again.
   [[nodiscard]] bool peer_has_dialled() const;
-  /// Returns whether the bulk connection is still being dialled; false: the peer has dialled it at this moment.
+  /// Returns whether there is no bulk connection yet, and it is being dialled. False: the peer has dialled one at this
+  /// moment.
   [[nodiscard]] bool awaits_bulk() const;
   /// Fails the calls that wait for the connection, except those that may wait longer: all if `may_answer` (the peer may
   /// answer the next attempt), else those with `wait_for_ready`.

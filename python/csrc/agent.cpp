@@ -158,8 +158,8 @@ void PythonAgent::check_usable_here() const { check(agent().usable_here()); }
 void PythonAgent::leave() {
   if (!agent().usable_here() || std::exchange(left_, true)) return;
   member_->leave();
-  if (member_->in_flight().served == 0) exposed_ = {};  // else a handler may use it now
   loop_.attr("stop")();
+  if (member_->in_flight().served == 0) (void)exposed_.take_functions();  // else a handler may use them now
   std::erase(living(), shared_from_this());
 }
 

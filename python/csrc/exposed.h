@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "python/csrc/interpreter.h"
 
@@ -27,6 +28,8 @@ class Exposed final {
   void add(const std::string& name, const py::object& callable);
 
   [[nodiscard]] const std::map<std::string, py::object, std::less<>>& functions() const { return functions_; }
+  /// Parts with the callables: they may hold what holds this. The classes stay, because a late reply may need them.
+  std::map<std::string, py::object, std::less<>> take_functions() { return std::exchange(functions_, {}); }
   /// Returns the exposed callable whose name in a request is `wire_name`, when the caller passes the callable itself.
   /// Null: none.
   [[nodiscard]] py::object known_as(std::string_view wire_name) const;

@@ -29,7 +29,8 @@ struct SecondSharedBase : std::enable_shared_from_this<SecondSharedBase> {};
 /// - A thread that waits for the future takes the reply off the link and decodes it.
 /// - If no thread waits, a pool thread of the agent completes it, as torch's functions (then, collect_all) need.
 /// - If an asyncio task awaits the future, the pool thread posts the raw reply to the task's event loop, which decodes
-///   it. A thread that waits at the same time may take the posted reply before the loop does.
+///   it. A thread that waits at the same time may take the posted reply before the loop does. So does a thread of an
+///   agent that is finishing, because the loop may not run any more.
 ///
 /// Lazy completion: until a callback is added or a task awaits it, a future whose reply has come may complete some
 /// milliseconds later.

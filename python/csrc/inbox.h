@@ -17,8 +17,8 @@ namespace tensorferry::python {
 class PythonAgent;
 class PythonFuture;
 
-/// The inbox of one event loop. Any thread may post, and posting never blocks. Only the loop's thread calls the other
-/// functions, with the GIL.
+/// The inbox of one event loop. Any thread may post, and posting never blocks. Only the loop's thread drains, with the
+/// GIL. Any thread with the GIL may close the inbox of a loop that has ended.
 class LoopInbox final {
  public:
   LoopInbox();

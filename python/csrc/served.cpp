@@ -83,9 +83,8 @@ void bind_served(py::module_& module) {
   py::class_<Flag, std::shared_ptr<Flag>>(
       module, "_GivenUp", "Whether the caller has given up the call that this thread serves. Any thread may read it.")
       .def(py::init([] {
-        auto flag = std::make_shared<Flag>(false);
-        if (auto* call = ServingScope::call()) call->reply().on_cancelled([flag] { *flag = true; });
-        return flag;
+        auto* const call = ServingScope::call();
+        return call != nullptr ? call->given_up() : std::make_shared<Flag>(false);
       }))
       .def("__bool__", [](const Flag& flag) { return flag.load(); });
   py::class_<ServedCall, std::shared_ptr<ServedCall>>(module, "_ServedCall", "A call that a coroutine serves.")

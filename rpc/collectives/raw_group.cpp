@@ -204,6 +204,10 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   work->arrived_ = std::move(options.arrived);
   work->finish_ = std::move(options.finish);
   work->earlier_ = std::move(options.earlier);
+  if (auto usable = agent_->usable_here(); !usable.ok()) {  // in a forked child the board is the parent's
+    work->end(std::move(usable));
+    return work;
+  }
   {
     const std::lock_guard lock(mutex_);
     work->number_ = ++started_;
@@ -335,8 +339,10 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
   auto work =
       std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
-  if (auto status = await_inputs(options.arrived, limits_of(work->deadline_, {})); !status.ok()) {
-    work->end(std::move(status));
+  auto ready = agent_->usable_here();
+  if (ready.ok()) ready = await_inputs(options.arrived, limits_of(work->deadline_, {}));
+  if (!ready.ok()) {
+    work->end(std::move(ready));
     return work;
   }
   work->delivery_ = begin([work, finish = std::move(options.finish)](Status status) {

@@ -34,6 +34,14 @@ void IncomingCall::fail(const Status& status) {
   reply_.fail(status);
 }
 
+std::shared_ptr<std::atomic<bool>> IncomingCall::given_up() {
+  if (!given_up_) {
+    given_up_ = std::make_shared<std::atomic<bool>>(false);
+    reply_.on_cancelled([flag = given_up_] { *flag = true; });
+  }
+  return given_up_;
+}
+
 void IncomingCall::send(Message message, ReferenceTransfer transfer) {
   transfer.sent();
   transfer.replied(number_);

@@ -1,7 +1,9 @@
 /// A call of a peer, as the agent that serves it answers it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -36,6 +38,9 @@ class IncomingCall final {
   /// Reads the first argument of `tf:method` and `tf:next`. Errors: as begin_fetch().
   [[nodiscard]] Result<MethodTarget> target_of(ByteView argument) const;
 
+  /// Returns a flag that becomes true when the caller gives the call up; the same one each time.
+  std::shared_ptr<std::atomic<bool>> given_up();
+
   [[nodiscard]] const AgentId& caller() const noexcept { return caller_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] Reply& reply() noexcept { return reply_; }
@@ -61,6 +66,7 @@ class IncomingCall final {
   std::uint64_t number_ = 0;
   bool timed_ = false;
   std::optional<Creation> creation_;
+  std::shared_ptr<std::atomic<bool>> given_up_;  // null: nobody has asked
 };
 
 }  // namespace tensorferry

@@ -110,7 +110,7 @@ class Member final : public std::enable_shared_from_this<Member> {
   RuntimeLock* const lock_;
   const std::shared_ptr<References> references_;
   std::vector<PeerInfo> world_;
-  std::mutex leaving_;
+  std::recursive_mutex leaving_;  // what a handler owns, which is destroyed meanwhile, may call leave() too
   std::atomic<std::uint64_t> peers_lost_{0};
   mutable std::mutex lost_mutex_;
   std::map<std::uint64_t, std::string> lost_;  // by incarnation: why it was lost; kept with a world only

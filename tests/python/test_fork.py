@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -125,6 +126,23 @@ def test_a_group_in_a_child_needs_an_agent_of_the_childs(pair):
     finally:
         tensorferry._C.set_default_agent(before)
     assert "InvalidArgument: form_group() needs an agent" in said
+
+
+def test_a_child_has_no_part_in_its_parents_group(pair):
+    names = [agent.name for agent in pair]
+    with ThreadPoolExecutor() as pool:
+        forming = [pool.submit(tensorferry.collectives.form_group, names, agent=agent) for agent in pair]
+        groups = [each.result() for each in forming]
+    mine = torch.ones(3)
+    for said in (
+        in_child(lambda: groups[0].all_reduce(mine).wait()),
+        in_child(lambda: groups[0].send(mine, 1).wait()),
+    ):
+        assert re.search(TOLD, said), said
+    assert in_child(groups[0].close) == "None"
+    works = [group.all_reduce(torch.ones(3)) for group in groups]
+    for work in works:
+        assert work.wait().tolist() == [2.0] * 3
 
 
 def test_ends_of_a_child_do_not_disturb_the_parents_agent(pair):

@@ -85,7 +85,18 @@ void DeviceWatch::watch_graphs(std::chrono::steady_clock::duration timeout) {
 
 void DeviceWatch::stop_watching_graphs() {
   const std::lock_guard lock(mutex_);
-  graphs_ = false;
+  if (graphs_) dropped_since_ = std::chrono::steady_clock::now();
+}
+
+/// Returns whether a kernel of a graph may wait, or come to. When the group's GPUs are dropped, replays may be under
+/// way, and a kernel tells for which ranks it waits only when it has waited for a while.
+bool DeviceWatch::replays_may_wait(std::chrono::steady_clock::time_point now) const {
+  if (!graphs_ || kernels_ended_) return graphs_ && !dropped_since_;
+  if (!dropped_since_ || now < *dropped_since_ + grace) return true;
+  for (std::size_t rank = 0; rank < group_->size(); ++rank) {
+    if (words_->kernel_waits_for(rank) != 0) return true;
+  }
+  return false;
 }
 
 void DeviceWatch::drop(const Status& why) {
@@ -134,7 +145,7 @@ void DeviceWatch::look() {
   {
     const std::lock_guard lock(mutex_);
     while (!operations_.empty() && operations_.front()->ended()) operations_.pop_front();
-    if (operations_.empty() && !graphs_) {
+    if (operations_.empty() && !replays_may_wait(now)) {
       looking_ = false;
       return;
     }
@@ -185,6 +196,7 @@ void DeviceWatch::release(bool all) {
   }
   for (const auto rank : ranks) words_->release(rank, last_meeting_);
   if (kernels) words_->end_kernels();
+  kernels_ended_ = kernels_ended_ || kernels;
 }
 
 }  // namespace tensorferry::collectives::cuda

@@ -55,8 +55,9 @@ class Enqueued final {
   Status status_;
 };
 
-/// Looks after the enqueued operations of one group, on one thread of the process, every 20 ms while there is one. It
-/// reads the words, so it makes no call to the driver, and nothing that the driver does holds it up.
+/// Looks after the enqueued operations of one group, on one thread of the process, every 20 ms while there is one, or
+/// while a kernel may have to be released. It reads the words, so it makes no call to the driver, and nothing that the
+/// driver does holds it up.
 ///
 /// - A rank whose process has ended fails the group, and streams that wait for it are released at once.
 /// - An operation that reaches its deadline fails the group; the error names the ranks whose streams have not come.
@@ -94,6 +95,7 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
 
  private:
   void look();
+  [[nodiscard]] bool replays_may_wait(std::chrono::steady_clock::time_point now) const;
   std::vector<std::size_t> ranks_that_graphs_wait_for(std::chrono::steady_clock::time_point now);
   void release(bool all);
   void schedule();
@@ -104,15 +106,16 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
   std::deque<std::shared_ptr<Enqueued>> operations_;
   std::uint32_t last_meeting_ = 0;
   bool looking_ = false;
-  bool flags_ = false;   // a kernel may wait by flags
-  bool graphs_ = false;  // and may be launched again
+  bool flags_ = false;          // a kernel may wait by flags
+  bool graphs_ = false;         // and may be launched again, unless `dropped_since_`
+  bool kernels_ended_ = false;  // the word that ends them has been written
   std::chrono::steady_clock::duration graph_timeout_{0};
   struct Waited {
     std::uint32_t meeting = 0;
     std::chrono::steady_clock::time_point since;
   };
   std::vector<Waited> waited_;  // by rank: for which kernels of graphs wait
-  std::optional<std::chrono::steady_clock::time_point> failed_since_;
+  std::optional<std::chrono::steady_clock::time_point> failed_since_, dropped_since_;
 };
 
 /// The thread of this process that watches. Never destroyed.

@@ -20,6 +20,7 @@
 #include "channels/cuda/event_poller.h"
 #include "rpc/collectives/cuda/direct_group.h"
 #include "rpc/collectives/reduce.h"
+#include "tests/agent/patience.h"
 #include "tests/rpc/collectives/gpu.h"
 #include "tests/rpc/collectives/world.h"
 
@@ -49,7 +50,7 @@ class Direct : public ::testing::Test {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
   /// `algorithm`: "one_shot" and "two_shot" are prescribed; for "by_one" all ranks have one GPU.
-  void form(std::size_t ranks, std::chrono::milliseconds timeout = std::chrono::seconds(40),
+  void form(std::size_t ranks, std::chrono::milliseconds timeout = std::chrono::seconds(under_sanitizer ? 150 : 40),
             const std::string& algorithm = "") {
     world = std::make_unique<GroupWorld>(ranks);
     auto settings = GroupWorld::settings_of({ranks});

@@ -325,6 +325,7 @@ TEST_F(DirectFlags, ExplainSaysHowTheRanksMeet) {
 TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) {
   if (cuda::devices() < 4) GTEST_SKIP() << "needs two GPUs for each rank";
   form(2);
+  std::atomic<int> looked{0};
   run([&](Rank& each) {
     Gpu other(each.gpu.device + 2, 1 << 20);
     const auto staged = each.direct.prepare(other.device, {});
@@ -350,6 +351,8 @@ TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) 
     const auto held = sum_on(each.gpu, first), behind = sum_on(other, second);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_FALSE(held->ended() || behind->ended());
+    ++looked;
+    while (looked < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     cuda::word_at(page, 0).set(1);
     each.direct.drain();
     EXPECT_TRUE(held->ended() && behind->ended());
@@ -880,6 +883,30 @@ TEST_F(DirectFlags, AReplayThatWaitsLongerThanTheTimeoutNamesTheRank) {
       EXPECT_THAT(each.group.failed().text(), Not(HasSubstr("rank 0")));
     } else {
       while (!released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+}
+
+TEST_F(DirectFlags, AReplayThatWaitsIsReleasedAlsoIfTheGroupsGpusHaveBeenDropped) {
+  form(2);
+  std::atomic<bool> dropped{false};
+  world->run([&](std::size_t rank, RawGroup& group) {
+    ASSERT_TRUE(directs[rank]->prepare(gpus[rank]->device, {}).ok());
+    Rank each{rank, group, *directs[rank], *gpus[rank]};
+    const auto values = each.gpu.allocate(400);
+    CapturedGraph graph(each.gpu, [&] {
+      ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::int32, Reduction::sum, each.options())).ok());
+    });
+    if (rank == 0) {  // rank 1 launches no graph
+      graph.launch();
+      each.run.reset();
+      directs[0].reset();
+      dropped = true;
+      each.gpu.synchronize();
+      EXPECT_EQ(each.group.failed().code(), Code::cancelled);
+    } else {
+      while (!dropped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      each.group.abort("the test says so");
     }
   });
 }
