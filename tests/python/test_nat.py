@@ -23,10 +23,15 @@ class Routed:
 
     def __init__(self) -> None:
         self._hosts = {
-            name: subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+            name: subprocess.Popen(
+                ["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
             for name in ("inside", "router", "outside")
         }
         try:
+            for host in self._hosts.values():
+                assert host.stdout is not None
+                host.stdout.readline()  # it is in its namespace now
             self._join("inside", INSIDE, "router", PRIVATE)
             self._join("outside", OUTSIDE, "router", PUBLIC)
             self.run("inside", f"ip route add default via {PRIVATE}")

@@ -391,9 +391,10 @@ def lazy() -> None:
     assert group_of(group).names == group_of().names
     never = dist.new_group(pg_options=Options(lazy=True))
     if size > 1:
-        group = dist.new_group(pg_options=Options(lazy=True), timeout=timedelta(seconds=1))
+        group = dist.new_group(pg_options=Options(lazy=True), timeout=timedelta(seconds=3))
+        dist.barrier()
         if rank < size - 1:
-            error = f"within 1 s: of its {size} ranks, {size - 1} did not come to its first operation"
+            error = f"within 3 s: of its {size} ranks, {size - 1} did not come to its first operation"
             refused(dist.DistBackendError, lambda: dist.barrier(group), error)
     dist.destroy_process_group(never)
     dist.barrier()
@@ -768,9 +769,10 @@ def late_on_the_device() -> None:
 
 def absent() -> None:
     """The last rank does not call new_group()."""
+    dist.barrier()
     if rank < size - 1:
-        error = f"within 1 s: of its {size} ranks, {size - 1} did not come"
-        refused(dist.DistBackendError, lambda: dist.new_group(timeout=timedelta(seconds=1)), error)
+        error = f"within 3 s: of its {size} ranks, {size - 1} did not come"
+        refused(dist.DistBackendError, lambda: dist.new_group(timeout=timedelta(seconds=3)), error)
 
 
 def dies() -> None:

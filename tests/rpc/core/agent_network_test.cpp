@@ -124,8 +124,9 @@ TEST_F(AgentNetworkTest, AnObjectLivesUntilItsLastHolderReleasesIt) {
   ASSERT_EQ(third_.kept().size(), 1U);
   auto theirs = third_.kept()[0];
   third_.forget();
-  EXPECT_TRUE(testing::eventually([&] { return theirs->confirmed() && user_.references->settled(); }));
-  EXPECT_EQ(user_.references->counts(), References::Counts());
+  EXPECT_TRUE(testing::eventually([&] {
+    return theirs->confirmed() && user_.references->settled() && user_.references->counts() == References::Counts();
+  }));
 
   std::promise<std::int64_t> value;
   owner_.references->fetch(theirs->object(), std::nullopt, [&](const Result<Outcome>& outcome) {
