@@ -211,11 +211,11 @@ def test_the_remaining_time_travels_with_the_call(cluster, transport, by):
     way = ["worker1", "worker2", "main", "worker1"]
     rpc.rpc_sync("worker2", max, (1, 2))
     start = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded):  # after a second: on a busy machine the last peer is reached before
+    with pytest.raises(errors.DeadlineExceeded):  # after 2 s: on a busy machine the last peer is reached before
         if by == "timeout":
-            rpc.rpc_sync(way[0], relay, (way[1:],), timeout=1)
+            rpc.rpc_sync(way[0], relay, (way[1:],), timeout=2)
         else:
-            with rpc.deadline(1):
+            with rpc.deadline(2):
                 rpc.rpc_sync(way[0], relay, (way[1:],))
     assert takes(time.monotonic() - start)
     ended_there = []
@@ -271,8 +271,8 @@ def test_a_default_timeout_bounds_one_call_alone(agents, kind):
     a = agents("a", rank=0, timeout=0.4)
     agents("b", rank=1)
     take_ended()
-    sleeper = a.remote("b", Sleeper)
-    sleeper.to_here()
+    sleeper = a.remote("b", Sleeper, timeout=LONG)  # also for the connection
+    sleeper.to_here(timeout=LONG)
     if kind == "remote":
         a.remote("b", call_for, (1.2, "a"))
     elif kind == "ready":
