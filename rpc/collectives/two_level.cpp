@@ -21,7 +21,7 @@ Status within(const WaitLimits& limits, const Start& start) {
   options.background = false;
   const auto work = start(std::move(options));
   if (work->wait(std::nullopt, limits.interrupted)) return work->status();
-  const Status why(Code::cancelled, "a signal ended the wait");
+  Status why(Code::cancelled, "a signal ended the wait");
   work->withdraw(why);  // bytes may be landing in its memory
   return why;
 }
