@@ -311,8 +311,10 @@ Status Exchange::reduce_parts(const ExchangeStep& step, const std::vector<const 
     const auto n = std::min(chunk, step.count - at);
     auto* next = scratch_.data();
     for (std::size_t from = 0; from < size(); ++from) {
-      inputs[from] = here[from] + at * item;
-      if (here[from] != nullptr) continue;
+      if (here[from] != nullptr) {
+        inputs[from] = here[from] + at * item;
+        continue;
+      }
       if (auto status = read_memory(from, next, parts[from].offset + at * item, n * item); !status.ok()) return status;
       inputs[from] = next;
       next += chunk * item;
