@@ -325,7 +325,7 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
         [this, link = link_.shared_from_this(), message](const Status& status, const Received& spill) {
           if (status.ok()) return land_spilled(spill, *message);
           message->arrived(status, {});
-          // Nobody knows the tickets in it, so they can end only with the link.
+          // The tickets in it are lost with it. So they can end only with the link.
           link_.close({Code::connection_lost,
                        formatted("the rest of a message could not be received: {}", std::string(status.what()))});
         },

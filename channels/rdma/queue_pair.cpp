@@ -302,8 +302,8 @@ void QueuePair::fail(const Status& why) {
         attributes.qp_state = IBV_QPS_ERR;  // the card gives all work back, and answers no read of the peer
         (void)card_->verbs().modify_qp(pair_, &attributes, IBV_QP_STATE);
       }
-      live_.store(false,
-                  std::memory_order_release);  // last: who sees it may take the pair for one that answers nothing
+      // After the card has been told: who sees this takes the pair for one that answers nothing.
+      live_.store(false, std::memory_order_release);
       for (auto& each : waiting_) dropped.push_back(std::move(each.done));
       outstanding_ -= waiting_.size();
       waiting_.clear();

@@ -66,7 +66,7 @@ class IncomingCall final {
   std::uint64_t number_ = 0;
   bool timed_ = false;
   std::optional<Creation> creation_;
-  std::shared_ptr<std::atomic<bool>> given_up_;  // null: nobody has asked
+  std::shared_ptr<std::atomic<bool>> given_up_;  // null: given_up() has not been called
 };
 
 }  // namespace tensorferry

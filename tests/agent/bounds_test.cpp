@@ -514,7 +514,7 @@ class FailingMemory final : public Memory {
   HostMemory memory_;
 };
 
-// The payload and the records of its buffers come in a buffer: without that, nobody knows the tickets of the others.
+// A buffer brings the payload and the records. If it is lost, the receiver does not know the tickets of the others.
 TEST_P(Bounds, AMessageWhoseRecordsCannotBeReceivedEndsItsLinkAndTheNextOneGoesOn) {
   const auto a = join(store, "a", GetParam());
   const auto memory = std::make_shared<FailingMemory>(100'000);

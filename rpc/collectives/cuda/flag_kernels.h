@@ -125,7 +125,7 @@ class ThreadBlock {
   }
   /// The block has no more to do. All its threads call this.
   void end(const FlagArguments& a, unsigned epoch) const {
-    __syncthreads();  // a launch that only takes has met nobody, and a late thread may still read its epoch
+    __syncthreads();  // if a launch only takes, its threads have not met, and one may still read the epoch
     if (threadIdx.x != 0) return;
     for (unsigned i = blockIdx.x; i < most_flag_blocks; i += gridDim.x) a.epochs[i] = epoch;
   }
