@@ -17,7 +17,8 @@
 /// An epoch is the number of a meeting. A launch uses two, also if it meets once, so launches use the two halves in
 /// turn; without halves it uses four.
 /// The meeting of the launch in between proves that all ranks have read a half before it is written again. Epochs stay
-/// in device memory, so a CUDA graph can replay a launch. Comparisons are cyclic.
+/// in device memory, so a CUDA graph can replay a launch. Comparisons are cyclic, so a flag that no launch has written
+/// for long must not fall half a cycle behind: see keep_up().
 #pragma once
 
 #include "rpc/collectives/cuda/flag_arguments.h"
@@ -41,6 +42,14 @@ inline unsigned load_acquire(const unsigned* at) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
+/// Writes the word if it still is `seen`.
+inline void replace_if(unsigned* at, unsigned seen, unsigned value) {
+  unsigned was;
+  asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(was)
+               : "l"(at), "r"(seen), "r"(value)
+               : "memory");
+}
 inline void rest(const unsigned*, unsigned) {}
 constexpr unsigned between_looks = 1U << 6;  // turns of await(); a look at host memory takes about 1 us
 constexpr unsigned long_wait = 1U << 14;     // turns
@@ -55,6 +64,9 @@ inline void store_release(unsigned* at, unsigned value) {
   shared_futex_wake(atomic_at(at), INT_MAX);
 }
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline void replace_if(unsigned* at, unsigned seen, unsigned value) {
+  atomic_at(at).compare_exchange_strong(seen, value);
+}
 /// Returns when the word is no longer `seen`, and after 20 ms at the latest.
 inline void rest(unsigned* at, unsigned seen) {
   shared_futex_wait(atomic_at(at), seen, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
@@ -89,6 +101,19 @@ inline bool await(const FlagArguments& a, unsigned other, unsigned block, unsign
   }
   if (told) store_release(a.waits + other, 0);
   return true;
+}
+
+/// Launches of few blocks leave the flags of the others as they are, and those of ranks that do not meet. This raises
+/// the ones of block `i` to `epoch`, the end of a launch, if they are far behind. Does so a few times in each 2^28
+/// epochs. A rank that is ahead may be writing its flag of the next launch, which stays.
+inline void keep_up(const FlagArguments& a, unsigned i, unsigned epoch) {
+  constexpr unsigned cadence = 1U << 28, widest_launch = 8;  // in epochs
+  if (epoch % cadence >= widest_launch) return;
+  for (unsigned from = 0; from < a.ranks; ++from) {
+    unsigned* const flag = flag_of(a, a.rank, from, i);
+    const unsigned seen = load_acquire(flag);
+    if (static_cast<int>(epoch - seen) > static_cast<int>(cadence / 2)) replace_if(flag, seen, epoch);
+  }
 }
 
 // ---- a block of threads
@@ -127,7 +152,10 @@ class ThreadBlock {
   void end(const FlagArguments& a, unsigned epoch) const {
     __syncthreads();  // if a launch only takes, its threads have not met, and one may still read the epoch
     if (threadIdx.x != 0) return;
-    for (unsigned i = blockIdx.x; i < most_flag_blocks; i += gridDim.x) a.epochs[i] = epoch;
+    for (unsigned i = blockIdx.x; i < most_flag_blocks; i += gridDim.x) {
+      a.epochs[i] = epoch;
+      keep_up(a, i, epoch);
+    }
   }
 };
 #else
@@ -161,7 +189,10 @@ class ThreadBlock {
     return good;
   }
   void end(const FlagArguments& a, unsigned epoch) const {
-    for (unsigned i = index_; i < most_flag_blocks; i += blocks_) a.epochs[i] = epoch;
+    for (unsigned i = index_; i < most_flag_blocks; i += blocks_) {
+      a.epochs[i] = epoch;
+      keep_up(a, i, epoch);
+    }
   }
 
  private:

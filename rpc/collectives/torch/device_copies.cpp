@@ -62,7 +62,7 @@ void DeviceCopies::to_host(const at::Tensor& to, const at::Tensor& from) {
 
 bool DeviceCopies::arrived() const {
   const std::lock_guard lock(mutex_);
-  return copied_.query();
+  return has_happened(copied_);
 }
 
 void DeviceCopies::to_device(const at::Tensor& to, const at::Tensor& from) {

@@ -518,6 +518,13 @@ def late() -> None:
     short = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 0:
         refused(dist.DistBackendError, lambda: dist.barrier(short, timeout=timedelta(seconds=0.1)), " timeout ")
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+    t = torch.ones(4)
+    work = dist.all_reduce(t, async_op=True)
+    work.synchronize()
+    same(t, torch.full((4,), float(size)))
 
 
 def ddp() -> None:

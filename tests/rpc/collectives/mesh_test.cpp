@@ -171,14 +171,21 @@ class MeshKernels : public ::testing::TestWithParam<collectives::cuda::MeshKerne
   void SetUp() override {
     const auto missing = conformance::why_no_cuda(1);
     if (!missing.empty()) GTEST_SKIP() << missing;
-    const std::vector<std::byte> zeros(collectives::cuda::flag_words * 4 + 1024);
+    const Words zeros(words_of_rank);
     page_.emplace(*cuda::Pinned::lock(*SharedMemory::create(4096), 0));
     for (std::size_t rank = 0; rank < all_ranks; ++rank) {
       auto& gpu = *gpus_.emplace_back(std::make_unique<Gpu>(0, std::size_t{4} << 20));
       halves_.push_back(gpu.allocate(2 * half_bytes).data());
-      flags_.push_back(reinterpret_cast<unsigned*>(gpu.put(zeros).data()));
-      gpu.synchronize();
+      flags_.push_back(put(gpu, zeros));
     }
+  }
+  /// A rank's flags, and behind them its epochs.
+  using Words = std::vector<unsigned>;
+  static constexpr std::size_t words_of_rank = collectives::cuda::flag_words + 256;
+  static unsigned* put(Gpu& gpu, const Words& words) {
+    auto* const at = gpu.put(std::as_bytes(std::span(words))).data();
+    gpu.synchronize();
+    return reinterpret_cast<unsigned*>(at);
   }
   /// Returns the arguments of a rank: its quad has the ranks of its parity.
   collectives::cuda::MeshArguments arguments_of(std::size_t rank) {
@@ -202,6 +209,14 @@ class MeshKernels : public ::testing::TestWithParam<collectives::cuda::MeshKerne
     out.flags.waits = reinterpret_cast<unsigned*>(words + 64 + rank * 64);  // NOLINT(performance-no-int-to-ptr)
     out.flags.rank = static_cast<unsigned>(rank);
     return out;
+  }
+  /// Launches it for all ranks.
+  void launch(const collectives::cuda::MeshKernel& kernel,
+              const std::vector<collectives::cuda::MeshArguments>& arguments) {
+    const cuda::DeviceGuard here(0);
+    for (std::size_t rank = 0; rank < all_ranks; ++rank) {
+      ASSERT_EQ(kernel.launch(arguments[rank], gpus_[rank]->stream), CUDA_SUCCESS);
+    }
   }
   std::optional<cuda::Pinned> page_;
   std::vector<std::unique_ptr<Gpu>> gpus_;
@@ -228,12 +243,7 @@ TEST_P(MeshKernels, OfEightRanksOnOneGpuGiveTheBitsThatTheHostGives) {
         arguments[rank].flags.count = count;
         gpu.synchronize();
       }
-      {
-        const cuda::DeviceGuard here(0);
-        for (std::size_t rank = 0; rank < all_ranks; ++rank) {
-          ASSERT_EQ(kernel->launch(arguments[rank], gpus_[rank]->stream), CUDA_SUCCESS);
-        }
-      }
+      launch(*kernel, arguments);
       for (std::size_t rank = 0; rank < all_ranks; ++rank) {
         EXPECT_EQ(gpus_[rank]->get(outputs[rank]), reduced(inputs, dtype, Reduction::average))
             << name_of(dtype) << " of " << bytes << " bytes at rank " << rank;
@@ -241,6 +251,40 @@ TEST_P(MeshKernels, OfEightRanksOnOneGpuGiveTheBitsThatTheHostGives) {
     }
   }
 }
+
+/// A flag that is half a cycle of epochs behind would look ahead, and a block would not wait for it.
+TEST_P(MeshKernels, FlagsThatLaunchesDoNotWriteKeepUpWithTheEpochs) {
+  using namespace collectives::cuda;
+  constexpr unsigned start = (1U << 28) - 2, ahead = start + 7, unused_block = 5;
+  const auto kernel = MeshKernel::find(0, DType::int32, Reduction::sum, GetParam());
+  ASSERT_TRUE(kernel.ok()) << kernel.status().text();
+  Words words(words_of_rank);
+  std::fill_n(words.begin() + flag_words, most_flag_blocks, start);
+  words[unused_block * most_ranks] = ahead;  // rank 0 has begun a launch of more blocks
+  std::vector<MeshArguments> arguments;
+  for (std::size_t rank = 0; rank < all_ranks; ++rank) flags_[rank] = put(*gpus_[rank], words);
+  for (std::size_t rank = 0; rank < all_ranks; ++rank) {
+    auto& gpu = *gpus_[rank];
+    arguments.push_back(arguments_of(rank));
+    arguments[rank].flags.input = gpu.put(std::vector<std::byte>(16)).data();
+    arguments[rank].flags.output = gpu.allocate(16).data();
+    arguments[rank].flags.count = 4;
+    gpu.synchronize();
+  }
+  launch(*kernel, arguments);
+  for (std::size_t rank = 0; rank < all_ranks; ++rank) {
+    const auto bytes = gpus_[rank]->get({reinterpret_cast<std::byte*>(flags_[rank]), words_of_rank * sizeof(unsigned)});
+    std::memcpy(words.data(), bytes.data(), bytes.size());
+    const auto epoch = words[flag_words];
+    EXPECT_GT(epoch, start);
+    EXPECT_EQ(words[unused_block * most_ranks], ahead);
+    for (unsigned block = 0; block < most_flag_blocks; ++block) {
+      EXPECT_EQ(words[flag_words + block], epoch) << block;
+      for (unsigned from = 0; from < all_ranks; ++from) EXPECT_GE(words[block * most_ranks + from], start) << from;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shots, MeshKernels,
                          ::testing::Values(collectives::cuda::MeshKernel::Kind::one_shot,
                                            collectives::cuda::MeshKernel::Kind::two_shot),
