@@ -497,6 +497,7 @@ void bind_collectives(py::module_& module) {
       .def(py::init(&groups_of), py::arg("agent"))
       .def("form", &form, py::arg("names"), py::arg("label"), py::arg("timeout"), py::arg("algorithms"),
            py::arg("board"), py::arg("memory"), py::arg("host"))
+      .def("in_use", &Groups::in_use)
       .def("leave", [](Groups& self) {
         const GilReleased released;
         self.leave();

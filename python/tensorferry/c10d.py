@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,9 +23,35 @@ from .collectives import Group, _groups_of
 
 __all__ = ["Options", "group_of", "register"]
 
+
+
+class _Own:
+    """An agent that the backend has made, for the process groups whose ranks meet in one store. Guarded by ``_lock``."""
+
+    def __init__(self, store: Any, options: dict[str, Any]) -> None:
+        self.store = store
+        self.options = options
+        self.making = 0  # process groups that are being made
+        self.agent = Agent(
+            f"c10d-{uuid.uuid4().hex[:12]}",
+            store=store,
+            trust="registered",
+            prefix="tensorferry/c10d",
+            devices=[],
+            **options,
+        )
+
+    @property
+    def usable(self) -> bool:
+        return not self.agent._left and self.agent._usable_here
+
+    @property
+    def idle(self) -> bool:
+        return self.making == 0 and not _groups_of(self.agent).in_use()
+
+
 _lock = threading.Lock()
-_own: Agent | None = None  # the agent of this process's groups, if it has no other
-_own_options: dict[str, Any] = {}  # with which it was made
+_own: list[_Own] = []
 _agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()  # of all groups, by name
 
 
@@ -47,9 +75,9 @@ class Options(_C.ProcessGroupOptions):
         memory: False: the ranks do not read one another's memory.
         host: ranks that give the same text share a host; ``""``: those that run on one boot of a kernel.
 
-    ``interface`` and ``max_threads`` are those of the agent that the backend makes for the first group of the process.
-    If the process has called ``init_rpc``, or a group has already made an agent with other values, making the group
-    raises InvalidArgument.
+    ``interface`` and ``max_threads`` are those of the agent that the backend makes for the first group whose ranks meet
+    in a store. If the process has called ``init_rpc``, or a group has already made the store's agent with other values,
+    making the group raises InvalidArgument.
 
     Raises:
         InvalidArgument: ``algorithms`` makes no sense.
@@ -92,9 +120,32 @@ def _shared(store: Any) -> Any:
     return store
 
 
-def _agent(store: Any, options: _C.ProcessGroupOptions) -> Agent:
-    """Returns the agent of ``init_rpc``, or else one of the backend's own, with the options that concern it."""
-    global _own, _own_options
+def _own_of(store: Any, options: dict[str, Any]) -> _Own:
+    """Returns the agent for the groups that meet in ``store``. Those of other stores leave if all their groups are gone:
+    ranks that find one another in a new store may know nothing of the old one, and its server may have died."""
+    unusable = [own for own in _own if not own.usable]
+    ended = [own for own in _own if own.usable and own.store is not store and own.idle]
+    for own in unusable + ended:
+        _own.remove(own)
+    for own in ended:
+        # In the background, because the old store may not answer.
+        threading.Thread(target=own.agent.leave, name="tensorferry-leave", daemon=True).start()
+    found = next((own for own in _own if own.store is store), None)
+    if found is None:
+        found = _Own(store, options)
+        _own.append(found)
+    for option, value in options.items():
+        if found.options.get(option) != value:
+            raise errors.InvalidArgument(
+                f"Options sets {option}={value!r}, but an earlier process group has made the agent of this process "
+                f"with {option}={found.options.get(option)!r}: pass it to init_process_group()"
+            )
+    return found
+
+
+@contextlib.contextmanager
+def _agent(store: Any, options: _C.ProcessGroupOptions) -> Iterator[Agent]:
+    """Lends the agent of ``init_rpc``, or else one of the backend's own, with the options that concern it."""
     wanted: dict[str, Any] = {}
     if options.interface:
         wanted["interface"] = options.interface
@@ -108,25 +159,16 @@ def _agent(store: Any, options: _C.ProcessGroupOptions) -> Agent:
                 "pass them to init_rpc()"
             )
         assert isinstance(default, Agent)
-        return default
+        yield default
+        return
     with _lock:
-        if _own is None or _own._left or not _own._usable_here:
-            _own = Agent(
-                f"c10d-{uuid.uuid4().hex[:12]}",
-                store=_shared(store),
-                trust="registered",
-                prefix="tensorferry/c10d",
-                devices=[],
-                **wanted,
-            )
-            _own_options = wanted
-        for option, value in wanted.items():
-            if _own_options.get(option) != value:
-                raise errors.InvalidArgument(
-                    f"Options sets {option}={value!r}, but an earlier process group has made the agent of this process "
-                    f"with {option}={_own_options.get(option)!r}: pass it to init_process_group()"
-                )
-        return _own
+        own = _own_of(_shared(store), wanted)
+        own.making += 1
+    try:
+        yield own.agent
+    finally:
+        with _lock:
+            own.making -= 1
 
 
 def _checked(options: Any, pg_options: Any) -> _C.ProcessGroupOptions:
@@ -149,19 +191,19 @@ def _make(options: Any, pg_options: Any = None) -> Any:
     chosen = _checked(options, pg_options)
     timeout = options.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    agent = _agent(options.store, chosen)
-    _agents[agent.name] = agent
-    groups = _groups_of(agent)  # serves groups before another rank can know this agent
-    return _C.ProcessGroup(
-        groups,
-        options.store,
-        options.group_rank,
-        options.group_size,
-        chosen,
-        options.group_id or "default",
-        seconds,
-        options.global_ranks_in_group,
-    )
+    with _agent(options.store, chosen) as agent:
+        _agents[agent.name] = agent
+        groups = _groups_of(agent)  # serves groups before another rank can know this agent
+        return _C.ProcessGroup(
+            groups,
+            options.store,
+            options.group_rank,
+            options.group_size,
+            chosen,
+            options.group_id or "default",
+            seconds,
+            options.global_ranks_in_group,
+        )
 
 
 def group_of(process_group: Any = None) -> Group:

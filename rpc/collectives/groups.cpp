@@ -58,6 +58,12 @@ std::shared_ptr<RawGroup> Groups::find(std::uint64_t id) const {
   return it == groups_.end() ? nullptr : it->second.lock();
 }
 
+bool Groups::in_use() const {
+  const std::lock_guard lock(mutex_);
+  return use_.use_count() > 1 ||
+         std::any_of(groups_.begin(), groups_.end(), [](const auto& each) { return !each.second.expired(); });
+}
+
 MemberRecord Groups::own_record(const GroupSettings& settings) const {
   MemberRecord out;
   out.name = agent_->self().name;

@@ -50,6 +50,10 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   /// Fails all groups with AgentClosed. The agent is about to leave.
   void leave();
   [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
+  /// Returns an object whose owners use this: they form groups, or will.
+  [[nodiscard]] std::shared_ptr<const void> use() const { return use_; }
+  /// Returns whether a group of this agent lives, or an object of use() does.
+  [[nodiscard]] bool in_use() const;
 
  private:
   struct Forming;
@@ -72,6 +76,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   [[nodiscard]] static std::string why_unreadable(const Formed& formed, std::size_t rank);
 
   const std::shared_ptr<RawAgent> agent_;
+  const std::shared_ptr<const void> use_ = std::make_shared<char>();
   const std::unique_ptr<std::uint64_t> probe_word_;  // its address and value prove whose memory is read
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -126,6 +126,21 @@ def test_a_dead_rank_ends_the_operations_of_the_others_and_is_named(tmp_path: Pa
         assert rank.stdout == "survived\n"
 
 
+def test_a_survivor_of_one_job_joins_another_with_a_process_that_was_not_in_the_first(tmp_path: Path) -> None:
+    jobs = [["dies/0", "second/0", "third/1"], ["dies/1"], ["second/1"], ["third/0"]]
+    program = [sys.executable, str(programs / "c10d_again.py"), str(tmp_path)]
+    processes = [
+        subprocess.Popen([*program, *each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for each in jobs
+    ]
+    try:
+        out = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 9, 0, 0], out
+    assert out[0][0].split() == ["done", "dies", "done", "second", "done", "third"]
+
+
 def test_debug_level_detail_names_the_rank_that_calls_another_operation(tmp_path: Path) -> None:
     check(tmp_path, 3, "detail", TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
@@ -134,7 +149,8 @@ def test_options_of_the_agent_are_refused_if_init_rpc_has_made_it() -> None:
     rpc.init_rpc("a", store=torch.distributed.HashStore())
     try:
         with pytest.raises(errors.InvalidArgument, match=r"max_threads, but .* pass them to init_rpc"):
-            c10d._agent(None, c10d.Options(max_threads=2))
-        assert c10d._agent(None, c10d.Options(name="a")).name == "a"
+            c10d._agent(None, c10d.Options(max_threads=2)).__enter__()
+        with c10d._agent(None, c10d.Options(name="a")) as agent:
+            assert agent.name == "a"
     finally:
         rpc.shutdown(graceful=False)

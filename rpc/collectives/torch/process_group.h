@@ -185,6 +185,7 @@ class TorchProcessGroup final : public c10d::Backend {
                       TensorLists results, const Tensors& inputs, std::chrono::milliseconds timeout);
 
   const std::shared_ptr<Groups> groups_;
+  const std::shared_ptr<const void> use_of_groups_ = groups_->use();
   const c10::intrusive_ptr<TorchGroupOptions> options_;
   std::mutex forming_;
   Names names_;                                      // guarded by forming_; empty once the group is formed
