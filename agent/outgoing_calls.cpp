@@ -315,12 +315,12 @@ void OutgoingCalls::wake_waiting() {
 
 Pace OutgoingCalls::tick(Clock::time_point now) {
   lazy_.escalate(now - Milliseconds(1));
+  if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
+    last_reply_ = now.time_since_epoch().count();
   if (count() == 0) return Pace::rest;
   const auto pace = lazy_.any() ? Pace::run : Pace::walk;
   if (now.time_since_epoch().count() - last_expiry_ < std::chrono::nanoseconds(expiry_interval).count()) return pace;
   last_expiry_ = now.time_since_epoch().count();
-  if (const auto replies = pending_.replies(); replies_at_tick_.exchange(replies) != replies)
-    last_reply_ = now.time_since_epoch().count();
   auto calls = pending_.all();
   bool any_done = false;
   for (const auto& call : calls) {

@@ -113,8 +113,8 @@ class OutgoingCalls final {
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
   std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
   std::atomic<bool> answers_status_{false};        // the peer does
-  std::atomic<std::uint64_t> replies_at_tick_{0};  // pending_.replies() at the last expiry, to notice new ones
-  std::atomic<Clock::rep> last_reply_{0};          // the last expiry that noticed one
+  std::atomic<std::uint64_t> replies_at_tick_{0};  // pending_.replies() at the last tick, to notice new ones
+  std::atomic<Clock::rep> last_reply_{0};          // the last tick that noticed one
 };
 
 }  // namespace tensorferry

@@ -42,7 +42,11 @@ with_both_cards() { TENSORFERRY_TEST_RDMA='' "$@"; }
 # One direction of one program of perftest, from card to card. perftest prints what these cards lack to stderr.
 perftest() {
   "$1" -d rxe0 -x 1 -s "$2" -n 100 -F >/dev/null 2>&1 &
-  sleep 1
+  local _
+  for _ in {1..120}; do  # until the server listens at its port, 18515
+    ! grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6 || break
+    sleep 0.5
+  done
   "$1" -d rxe1 -x 1 -s "$2" -n 100 -F 10.98.0.1 2>/dev/null | grep -E '^ *[0-9]+ +[0-9]+ +[0-9.]+ ' || { kill %1; return 1; }
   wait %1
 }

@@ -40,12 +40,18 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
       mailbox_(std::make_shared<Mailbox>(*agent_, id(), rank(), names_)),
       exchange_(agent_, membership_, mailbox_, settings_.label) {}
 
-RawGroup::~RawGroup() { close(); }
+RawGroup::~RawGroup() { leave(); }
 
 void RawGroup::close() {
-  if (size() == 1) return;
+  const auto until = Clock::now() + std::chrono::seconds(1);
+  for (auto& told : leave()) (void)told.wait(until);
+}
+
+std::vector<Call> RawGroup::leave() {
+  if (size() == 1) return {};
   const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
-  if (const auto ended = fail_here(why)) tell_others(why, *ended);
+  const auto ended = fail_here(why);
+  return ended ? tell_others(why, *ended) : std::vector<Call>();
 }
 
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
@@ -149,7 +155,8 @@ std::optional<std::uint64_t> RawGroup::fail_here(const Status& why) {
   return ended;
 }
 
-void RawGroup::tell_others(const Status& why, std::uint64_t after) {
+std::vector<Call> RawGroup::tell_others(const Status& why, std::uint64_t after) {
+  std::vector<Call> told;
   const GroupFailed failed{id(), static_cast<std::uint8_t>(why.code()), std::string(why.what()), after};
   for (std::size_t to = 0; to < size(); ++to) {
     if (to == rank()) continue;
@@ -157,8 +164,9 @@ void RawGroup::tell_others(const Status& why, std::uint64_t after) {
     message.payload = encode(GroupMessage(failed));
     RawCallOptions options;
     options.timeout = Milliseconds(10000);
-    agent_->call(names_[to], group_function, std::move(message), std::move(options));
+    told.push_back(agent_->call(names_[to], group_function, std::move(message), std::move(options)));
   }
+  return told;
 }
 
 // No rank ends an operation before all have begun it. So this rank runs the last one that the other rank has ended, or

@@ -51,7 +51,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   using Work = std::shared_ptr<GroupWork>;
 
   RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Settings settings);
-  ~RawGroup();  // close()
+  ~RawGroup();  // as close(), but waits for nothing
 
   [[nodiscard]] std::uint64_t id() const noexcept { return membership_->id; }
   [[nodiscard]] std::size_t rank() const noexcept { return membership_->rank; }
@@ -97,7 +97,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// Fails the group at every rank with Cancelled.
   void abort(const std::string& why);
   /// Leaves the group: it fails with Cancelled, here at once, and at the others when they have ended the operations
-  /// that have ended here.
+  /// that have ended here. Waits up to a second until they have heard of it, because an agent that leaves next would
+  /// take the message back.
   void close();
 
   // For operations on devices.
@@ -168,7 +169,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
   /// Fails the group here and returns how many operations have ended; nullopt: it has failed before.
   std::optional<std::uint64_t> fail_here(const Status& why);
-  void tell_others(const Status& why, std::uint64_t after);
+  /// As close(), and waits for nothing. Returns the calls that tell the others.
+  std::vector<Call> leave();
+  std::vector<Call> tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
   [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;

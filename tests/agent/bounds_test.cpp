@@ -85,7 +85,7 @@ TEST(CreditsOfALink, LetThoseBehindPassWhenAWaitHasTimedOut) {
   std::thread small;
   std::atomic<bool> got{false};
   EXPECT_FALSE(credits.wait(90, Clock::now() + milliseconds(50)));
-  std::thread large([&] { EXPECT_FALSE(credits.wait(90, Clock::now() + milliseconds(100))); });
+  std::thread large([&] { EXPECT_FALSE(credits.wait(90, Clock::now() + seconds(2))); });
   ASSERT_TRUE(eventually([&] { return !credits.try_acquire(10) || (credits.release(10), false); }));
   small = std::thread([&] { got = credits.wait(30, Clock::now() + seconds(20)); });
   large.join();
@@ -280,7 +280,8 @@ TEST_P(Bounds, AQueuedCallThatExpiresIsAnsweredWithoutRunningAndLeavesTheQueue) 
   for (int round = 0; round < 3; ++round) {
     std::vector<Call> expiring;
     for (int i = 0; i < 4; ++i) expiring.push_back(a->call("b", "count", {}, within(seconds(1))));
-    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6; })) << "the queue is full";
+    const auto over = [&] { return expiring.front().done(); };  // if the machine has stalled for so long
+    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6 || over(); })) << "the queue is full";
     for (auto& call : expiring) {
       ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
       EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded) << round;
@@ -492,7 +493,7 @@ class GatedMemory final : public Memory {
  public:
   Buffer allocate(std::size_t bytes, Device device) override {
     waiting = true;
-    while (!open) std::this_thread::sleep_for(milliseconds(1));
+    while (!open) std::this_thread::sleep_for(milliseconds(10));
     auto owner = std::make_shared<Bytes>(bytes);
     return {device, owner->data(), bytes, nullptr, owner};
   }
@@ -566,7 +567,7 @@ TEST(Readers, ThatAreHeldUpInAFrameMakeNoOtherThreadSpin) {
   ASSERT_TRUE(client.write(request_frame(2, "echo")).ok());
   const auto before = pool_ticks();
   std::this_thread::sleep_for(seconds(2));
-  EXPECT_LE(pool_ticks() - before, ::sysconf(_SC_CLK_TCK) / 10) << "of 2 s";
+  EXPECT_LE(pool_ticks() - before, ::sysconf(_SC_CLK_TCK) / 2) << "of 2 s, which a thread that spins would use";
   memory->open = true;
   for (int i = 0; i < 2; ++i) {
     const auto reply = client.read(wire::Kind::reply);

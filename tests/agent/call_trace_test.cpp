@@ -43,6 +43,7 @@ class Traces : public ::testing::TestWithParam<Ways> {
   void SetUp() override {
     serve_echo(*b);
     ASSERT_TRUE(call_sync(*a, "b", "echo", {}).ok());
+    ASSERT_TRUE(a->explain("b").ok());  // waits until the peer has mapped the ring
   }
 };
 

@@ -36,7 +36,9 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr milliseconds promised{1000};  // ten times the documented time for a death on this host
+// The documented time for a death on this host is 0.1 s. A machine that stalls adds seconds; heartbeats alone take 15
+// s.
+constexpr milliseconds promised{5000};
 constexpr int not_allowed = 77;
 
 constexpr int apart = CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS;

@@ -436,7 +436,7 @@ TEST_P(DirectoryTest, BarrierNamesMissingAndDepartedMembers) {
   ASSERT_TRUE(c->join(record_of("two", 2), unasked).ok());
   for (auto* one : {a.get(), b.get(), c.get()}) ASSERT_TRUE(one->wait_for_world(3, seconds(10)).ok());
   Status leader;
-  std::thread first([&] { leader = a->barrier("end", milliseconds(300)); });
+  std::thread first([&] { leader = a->barrier("end", seconds(2)); });
   const auto follower = b->barrier("end", seconds(30));
   first.join();
   for (const auto& status : {leader, follower}) {

@@ -165,12 +165,12 @@ TEST_P(IdempotentCalls, CancelReachesTheExecutionOverTheNextLink) {
 
 TEST_P(IdempotentCalls, KeepTheirDeadline) {
   const auto begun = Clock::now();
-  auto call = a->call("b", "hold", message_of("one"), idempotent(Milliseconds(500)));
+  auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(2)));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
   sever_connections();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
   EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded);
-  EXPECT_LT(Clock::now() - begun, seconds(5));
+  EXPECT_LT(Clock::now() - begun, seconds(10));
 }
 
 TEST_P(IdempotentCalls, HandTheErrorsOfTheirFunctionOn) {
@@ -215,7 +215,8 @@ TEST_P(IdempotentCalls, SentAgainKeepNoDescriptorsOfLostLinks) {
     sever_connections();
   }
   ASSERT_TRUE(eventually([&] { return received() > 8; }));
-  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; }, seconds(5)))
+  // If both agents dial at the last cut, two connections stay. Five links that stay are ten descriptors or more.
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors + 4; }, seconds(5)))
       << open_descriptors() << " descriptors are open, and after three cuts there were " << descriptors;
   counting.held = false;
   ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
@@ -255,7 +256,7 @@ TEST_P(IdempotentCalls, DestroyExpiredAnswersOnTheThreadsOfThePool) {
     const std::shared_ptr<std::byte> owner(new std::byte{1}, note);
     reply.send({{}, {{{}, owner.get(), 1, nullptr, owner}}, {}, {}});
   });
-  ASSERT_TRUE(call_sync(*a, "b", "give", {}, idempotent(Milliseconds(500))).ok());
+  ASSERT_TRUE(call_sync(*a, "b", "give", {}, idempotent(seconds(5))).ok());
   ASSERT_TRUE(eventually([&] {
     const std::lock_guard lock(mutex);
     return !destroyed_on.empty();

@@ -54,13 +54,14 @@ class RawConnection {
     EXPECT_TRUE(read_exactly(fd_.get(), bytes, soon()).ok());
     return bytes;
   }
-  /// Returns whether the other side closes the connection within ten seconds. Drops the bytes that it sent before.
-  bool ended() {
+  /// Returns whether the other side closes the connection in time. Drops the bytes that it sent before.
+  bool ended(std::chrono::milliseconds within = std::chrono::seconds(10)) {
     Bytes bytes(1 << 16);
-    return eventually([&] {
+    const auto is_closed = [&] {
       const auto got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
       return got == 0 || (got < 0 && errno == ECONNRESET);
-    });
+    };
+    return eventually(is_closed, within);
   }
   void half_close() { ::shutdown(fd_.get(), SHUT_WR); }
   void close() { fd_.reset(); }

@@ -104,7 +104,7 @@ TEST_P(Calls, ThatExpireFailAtBothEnds) {
     EXPECT_EQ(late.status().code(), Code::deadline_exceeded);
     EXPECT_THAT(what(late.status()), HasSubstr("\"wait\" on \"b\": no answer in 0.1 s"));
     EXPECT_GE(since.passed(), milliseconds(100));
-    EXPECT_LT(since.passed(), seconds(1));
+    EXPECT_LT(since.passed(), seconds(5));
   }
   EXPECT_GE(began, 1);
   EXPECT_TRUE(eventually([&] { return expired == began; }));
@@ -117,7 +117,7 @@ TEST_P(Calls, ThatExpireFailWithoutAWaiter) {
   a->call("b", "blocked", {}, within(milliseconds(50))).on_done([&](const Result<Received>& reply) {
     failed += reply.status().code() == Code::deadline_exceeded ? 1 : 100;
   });
-  EXPECT_TRUE(eventually([&] { return failed != 0; }, seconds(1)));
+  EXPECT_TRUE(eventually([&] { return failed != 0; }));
   EXPECT_EQ(failed, 1);
 }
 
@@ -179,7 +179,7 @@ TEST_P(Calls, ThatAreCancelledFailAtTheCallerAndAreReportedAtTheCallee) {
   call.cancel();
   ASSERT_TRUE(call.done());
   EXPECT_EQ(call.take().status().code(), Code::cancelled);
-  EXPECT_TRUE(eventually([&] { return seen != 0; }, seconds(1)));
+  EXPECT_TRUE(eventually([&] { return seen != 0; }));
   EXPECT_EQ(seen, 1);
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
   EXPECT_TRUE(b->counters().bytes_sent.empty()) << "a late result is not sent";
@@ -489,7 +489,7 @@ TEST_P(Calls, WithLazyCompletionCompleteOnce) {
     ++claimed;
   }
   calls[2].escalate();
-  EXPECT_TRUE(eventually([&] { return ran + claimed == 500; }, seconds(1)));
+  EXPECT_TRUE(eventually([&] { return ran + claimed == 500; }));
   open = true;
   EXPECT_TRUE(eventually([&] { return ran + claimed == 501; }));
   for (int i = 0; i < 500; ++i) start("echo");
@@ -522,7 +522,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
         completes ? "slow" : "slow and cut off";  // each has its own link, as the first link may end late
     RawPeer slow(store, name);
     const auto sent = patterned(100'000, 5);
-    auto options = within(milliseconds(1000));
+    auto options = within(milliseconds(2000));
     options.into = {patterned(sent.bytes, 99)};
     auto call = a->call(name, "f", {}, options);
     auto peer = slow.accept();
@@ -531,7 +531,7 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
     const auto frame = reply_frame(request->header.call, record_frame(sent.bytes, appended_ticket), 1, sent.bytes);
     ASSERT_TRUE(peer.connection.write(frame).ok());
     ASSERT_TRUE(peer.connection.write(ByteView(sent.data, 50'000)).ok());
-    EXPECT_FALSE(call.wait(Clock::now() + milliseconds(1400)))
+    EXPECT_FALSE(call.wait(Clock::now() + milliseconds(2400)))
         << "its deadline has passed, its memory may still be written";
     call.cancel();
     EXPECT_FALSE(call.done());
@@ -585,7 +585,7 @@ TEST(SlowReply, OfAnExpiredCallIsReadAndDropped) {
   const auto a = join(store, "a");
   RawPeer slow(store, "slow");
   const auto sent = patterned(100'000, 5);
-  auto call = a->call("slow", "f", {}, within(milliseconds(50)));
+  auto call = a->call("slow", "f", {}, within(seconds(1)));
   auto peer = slow.accept();
   const auto request = peer.connection.read(wire::Kind::request);
   ASSERT_TRUE(request.ok());

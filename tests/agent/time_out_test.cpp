@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <future>
 #include <thread>
 
 #include "agent/late_answers.h"
@@ -145,8 +146,12 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
       reply.send({});
     });
   }
-  /// Returns the error of a call that times out. If the callee got no core in time to say how far the call had come, of
-  /// another call: three at most.
+  /// Returns whether the error of a call that timed out tells how far the call had come. It does not if the callee got
+  /// no core in time to say so: then a test makes another call, three at most.
+  static bool is_heard(const std::string& text) {
+    return !text.empty() && text.find("not known to have been received") == std::string::npos;
+  }
+  /// Returns the error of a call that times out, which is_heard(), or of the third one.
   std::string text_of(std::string_view function, const RawCallOptions& options) {
     std::string text;
     for (int i = 0; i < 3; ++i) {
@@ -155,7 +160,7 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
       took = since.passed();
       EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
       text = std::string(reply.status().what());
-      if (text.find("not known to have been received") == std::string::npos) break;
+      if (is_heard(text)) break;
     }
     return text;
   }
@@ -174,22 +179,25 @@ INSTANTIATE_TEST_SUITE_P(Over, TimedOut,
 
 TEST_P(TimedOut, CallsTellThatTheyRun) {
   serve_blocked();
-  EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
-              ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9]+ ms, started after "
-                            "[0-9]+ ms, still running. Raise timeout= or the deadline around the call$"));
+  EXPECT_THAT(
+      text_of("blocked", within(milliseconds(900))),
+      ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9.]+ m?s, started after "
+                    "[0-9.]+ m?s, still running. Raise timeout= or the deadline around the call$"));
   EXPECT_GE(took, milliseconds(900));
-  EXPECT_LT(took, milliseconds(2000)) << "the question how far the call has come must not delay its end";
+  EXPECT_LT(took, seconds(9)) << "the question how far the call has come must not delay its end";
 }
 
 TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
   serve_blocked();
-  std::atomic<bool> ended{false};
   std::string text;
-  a->call("b", "blocked", {}, within(milliseconds(900))).on_done([&](const Result<Received>& reply) {
-    text = reply.status().what();
-    ended = true;
-  });
-  ASSERT_TRUE(eventually([&] { return ended.load(); }));
+  const auto tell = [&] {
+    const auto told = std::make_shared<std::promise<std::string>>();
+    a->call("b", "blocked", {}, within(milliseconds(900))).on_done([told](const Result<Received>& reply) {
+      told->set_value(std::string(reply.status().what()));
+    });
+    return told->get_future().get();
+  };
+  for (int i = 0; i < 3 && !is_heard(text); ++i) text = tell();
   EXPECT_THAT(text, HasSubstr("still running"));
 }
 
@@ -199,7 +207,7 @@ TEST_P(TimedOut, CallsTellThatAllHandlersWereBusy) {
   for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "blocked", {}));
   ASSERT_TRUE(eventually([&] { return inside == 3; }));
   EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
-              ContainsRegex("received there after [0-9]+ ms, waiting there for a handler \\(3 of 3 handlers are "
+              ContainsRegex("received there after [0-9.]+ m?s, waiting there for a handler \\(3 of 3 handlers are "
                             "busy\\). Raise timeout= or the deadline around the call, or max_threads on \"b\"$"));
   EXPECT_EQ(inside, 3);
 }
@@ -210,11 +218,21 @@ TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
     while (!reply.cancelled() && !open) std::this_thread::sleep_for(milliseconds(1));
     reply.send({});
   });
-  std::vector<Call> calls;
-  for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "wait", {}, within(milliseconds(300))));
-  ASSERT_TRUE(eventually([&] { return inside == 3; }));
-  EXPECT_THAT(text_of("wait", within(milliseconds(1500))),
-              ContainsRegex("started after [0-9]+.[0-9]+ s \\(3 of 3 handlers were busy\\), still running"));
+  std::string text;
+  for (int i = 0; i < 3 && !is_heard(text); ++i) {
+    std::vector<Call> ahead;
+    for (int each = 0; each < 3; ++each) ahead.push_back(a->call("b", "wait", {}));
+    ASSERT_TRUE(eventually([&] { return inside == 3; }));
+    auto late = a->call("b", "wait", {}, within(milliseconds(1500)));
+    ASSERT_TRUE(eventually([&] { return b->in_flight().second == 4 || late.done(); }));
+    std::this_thread::sleep_for(milliseconds(300));
+    for (auto& call : ahead) call.cancel();
+    ASSERT_TRUE(late.wait(Clock::now() + seconds(20)));
+    text = std::string(late.take().status().what());
+    ASSERT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
+    inside = 0;
+  }
+  EXPECT_THAT(text, ContainsRegex("started after [0-9]+.[0-9]+ s \\(3 of 3 handlers were busy\\), still running"));
 }
 
 TEST_P(TimedOut, CallsTellThatTheyWaitForAnEarlierOneOfTheirOrder) {
@@ -222,7 +240,8 @@ TEST_P(TimedOut, CallsTellThatTheyWaitForAnEarlierOneOfTheirOrder) {
   RawCallOptions first, second = within(milliseconds(900));
   first.order = second.order = 7;
   auto ahead = a->call("b", "blocked", {}, first);
-  EXPECT_THAT(text_of("blocked", second), HasSubstr("ms, waiting there for an earlier call of its order key."));
+  EXPECT_THAT(text_of("blocked", second),
+              ContainsRegex("received there after [0-9.]+ m?s, waiting there for an earlier call of its order key\\."));
 }
 
 TEST_P(TimedOut, CallsToAnAbsentPeerTellThatTheyWereNotSent) {
@@ -298,7 +317,7 @@ TEST_P(TimedOutAtAProcess, CallsToAStoppedPeerTellWhenItWasLastHeardOf) {
                                                    : "tcp";
   EXPECT_THAT(std::string(reply.status().what()),
               ContainsRegex("\"echo\" on \"b\": no answer in 0.4 s; sent [0-9].[0-9] s ago by " + std::string(by) +
-                            ", not known to have been received; last heard of the peer [0-9].[0-9] s ago. Raise"));
+                            ", not known to have been received; last heard of the peer [0-9.]+ m?s ago. Raise"));
 }
 
 }  // namespace

@@ -213,18 +213,22 @@ TEST_F(TypedAgents, TellFunctionsTheirCallerAndDeadline) {
 }
 
 TEST_F(TypedAgents, CancelCalls) {
-  std::atomic<bool> noticed{false};
+  std::atomic<bool> started{false}, noticed{false};
   sim->serve("hang", [&](const CallContext& call) {
+    started = true;
     while (!call.cancelled()) std::this_thread::sleep_for(1ms);
     noticed = true;
   });
   auto future = trainer->call_with({.timeout = 0ms}, "sim", "hang");
   EXPECT_FALSE(future.wait_for(20ms));
+  const auto becomes = [until = std::chrono::steady_clock::now() + patience](const std::atomic<bool>& flag) {
+    while (!flag && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    return flag.load();
+  };
+  ASSERT_TRUE(becomes(started)) << "a call that is cancelled before does not run";
   future.cancel();
   EXPECT_THROW(future.get(), Cancelled);
-  const auto until = std::chrono::steady_clock::now() + patience;
-  while (!noticed && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-  EXPECT_TRUE(noticed);
+  EXPECT_TRUE(becomes(noticed));
 }
 
 TEST_F(TypedAgents, SendIdempotentCallsAgain) {
