@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
@@ -27,6 +28,19 @@ from benchmarks.placement import Placement, place
 START_TIMEOUT = 120.0
 CALLER, CALLEE = 0, 1  # ranks; from 2 on there are more callers
 PAIR = 2
+
+
+def _free_port() -> int:
+    """Returns a TCP port of 127.0.0.1 that is free. It is below the range that Linux gives to sockets without a port,
+    so no other process gets it before rank 0 listens there."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def name_of(rank: int) -> str:
@@ -89,9 +103,7 @@ class Team:
     ) -> None:
         self.module = module
         context = _context(forked)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = _free_port()
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         try:

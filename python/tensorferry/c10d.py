@@ -26,7 +26,7 @@ __all__ = ["Options", "group_of", "register"]
 
 
 class _Own:
-    """An agent that the backend has made, for the process groups whose ranks meet in one store. Guarded by ``_lock``."""
+    """An agent that the backend has made, for the process groups whose ranks meet in one store. ``_lock`` guards it."""
 
     def __init__(self, store: Any, options: dict[str, Any]) -> None:
         self.store = store
@@ -121,8 +121,8 @@ def _shared(store: Any) -> Any:
 
 
 def _own_of(store: Any, options: dict[str, Any]) -> _Own:
-    """Returns the agent for the groups that meet in ``store``. Those of other stores leave if all their groups are gone:
-    ranks that find one another in a new store may know nothing of the old one, and its server may have died."""
+    """Returns the agent for the groups that meet in ``store``. Those of other stores leave if all their groups have
+    gone: ranks that meet in a new store may know nothing of the old one, and its server may have died."""
     unusable = [own for own in _own if not own.usable]
     ended = [own for own in _own if own.usable and own.store is not store and own.idle]
     for own in unusable + ended:

@@ -274,7 +274,7 @@ class Cluster:
         rpc.init_rpc("main", rank=0, world_size=size, store=self.store, **options)
         if at_once is not None:
             at_once()
-        self.pids = [worker.result() for worker in self.workers]
+        self.pids = [worker.result(180) for worker in self.workers]  # with the time that a new process starts in
         return self
 
     def stop(self) -> None:
@@ -289,7 +289,7 @@ class Cluster:
             if worker.alive:
                 try:
                     worker.result(30)
-                except (TimeoutError, EOFError):
+                except (OSError, EOFError):  # it is late, or a test has killed it
                     worker.kill()
         self._pool.give_back([worker for worker in self.workers if worker.alive])
         self.workers = []  # a test may stop before its fixture does, and start again

@@ -245,14 +245,16 @@ def test_a_function_of_another_main_module_is_refused_with_advice(cluster, tmp_p
 
 def test_a_call_ends_at_its_timeout(pair):
     a, _ = pair
+    RELEASED.clear()
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded) as caught:
-        a.rpc_sync("b", time.sleep, (2,), timeout=0.2)
-    assert 0.15 < time.monotonic() - start < 1.9
+        a.rpc_sync("b", begin_and_wait, timeout=0.2)
+    assert 0.15 < time.monotonic() - start < 10
     assert "b" in str(caught.value)
-    assert "sleep" in str(caught.value)
+    assert "begin_and_wait" in str(caught.value)
     with pytest.raises(TimeoutError):
-        a.rpc_async("b", time.sleep, (2,), timeout=0.1).wait()
+        a.rpc_async("b", begin_and_wait, timeout=0.1).wait()
+    RELEASED.set()
 
 
 def test_the_default_timeout_is_the_agents(agents):
@@ -298,7 +300,7 @@ def test_a_killed_peer_fails_its_calls_at_once(cluster):
     for future in futures:
         with pytest.raises(errors.ConnectionLost, match=r"worker1"):
             future.wait()
-    assert time.monotonic() - start < 1  # 0.1 s on an idle machine
+    assert time.monotonic() - start < 10  # 0.1 s on an idle machine
     with pytest.raises(errors.Error, match=r"worker1"):
         rpc.rpc_sync("worker1", os.getpid, timeout=10)
 
@@ -317,7 +319,7 @@ def test_a_waiting_thread_wakes_at_its_peers_death(cluster):
     start = time.monotonic()
     with pytest.raises(errors.ConnectionLost, match=r"worker1"):
         rpc.rpc_sync("worker1", time.sleep, (30,))
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 10
 
 
 def test_calls_of_a_departed_agent_fail(agents):
@@ -390,16 +392,20 @@ def test_a_text_without_utf_8_arrives(pair, function):
 
 
 BEGUN = threading.Semaphore(0)
+RELEASED = threading.Event()
 
 
-def sleep_begun(seconds):
+def begin_and_wait():
     BEGUN.release()
-    time.sleep(seconds)
+    RELEASED.wait(30)
 
 
-def occupy(agent, seconds):
-    """Two calls that run at "b" for that long. Until they run, they wait in the queue too."""
-    calls = [agent.rpc_async("b", sleep_begun, (seconds,)) for _ in range(2)]
+def occupy(agent):
+    """Two calls that run at "b" until ``RELEASED`` is set. Until they run, they wait in the queue too."""
+    RELEASED.clear()
+    while BEGUN.acquire(blocking=False):
+        pass
+    calls = [agent.rpc_async("b", begin_and_wait) for _ in range(2)]
     for _ in calls:
         assert BEGUN.acquire(timeout=30)
     return calls
@@ -414,23 +420,27 @@ def test_calls_beyond_the_limit_of_handlers_wait_their_turn(agents):
 
 def test_calls_beyond_the_queue_are_refused(agents):
     a = agents("a")
-    agents("b", max_threads=2, max_queued_calls=4)
-    futures = occupy(a, 2)
+    b = agents("b", max_threads=2, max_queued_calls=4)
+    futures = occupy(a)
     futures += [a.rpc_async("b", time.sleep, (0,)) for _ in range(4)]
+    assert eventually(lambda: b._in_flight()[1] == 6)  # a later call may overtake those that are still under way
     late = a.rpc_async("b", time.sleep, (1,))
     with pytest.raises(errors.ResourceExhausted, match=r"max_queued_calls"):
         late.wait()
+    RELEASED.set()
     assert tensorferry.wait_all(futures) == [None] * 6
 
 
 def test_bytes_beyond_the_queue_are_refused(agents):
     a = agents("a")
-    agents("b", max_threads=2, max_queued_bytes=1_000_000)
-    running = occupy(a, 1)
+    b = agents("b", max_threads=2, max_queued_bytes=1_000_000)
+    running = occupy(a)
     waiting = a.rpc_async("b", identity, (torch.ones(200_000),))
+    assert eventually(lambda: b._in_flight()[1] == 3)
     late = a.rpc_async("b", identity, (torch.ones(100_000),))
     with pytest.raises(errors.ResourceExhausted, match=r"max_queued_bytes"):
         late.wait()
+    RELEASED.set()
     assert torch.equal(waiting.wait(), torch.ones(200_000))
     assert tensorferry.wait_all(running) == [None] * 2
 
@@ -439,9 +449,10 @@ def test_a_waiting_call_that_expires_does_not_run(agents):
     a = agents("a")
     agents("b", max_threads=2)
     RAN.clear()
-    running = occupy(a, 1)
+    running = occupy(a)
     with pytest.raises(errors.DeadlineExceeded):
         a.rpc_sync("b", note_that_it_ran, timeout=0.1)
+    RELEASED.set()
     assert tensorferry.wait_all(running) == [None] * 2
     assert a.rpc_sync("b", identity, (1,)) == 1
     assert RAN == []

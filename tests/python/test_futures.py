@@ -212,19 +212,33 @@ def test_await_returns_the_value(pair):
     assert asyncio.run(main()) == 5
 
 
+_gone_on = threading.Event()
+
+
+def wait_until_let_go(value):
+    assert _gone_on.wait(30)
+    _gone_on.clear()
+    return value
+
+
+def let_go():
+    """Lets the wait_until_let_go() of this process return."""
+    _gone_on.set()
+
+
 def test_the_loop_runs_while_a_future_is_awaited(pair):
     async def main():
-        ticks = 0
-        call = asyncio.ensure_future(waits(pair[0].rpc_async("b", time.sleep, (0.3,))))
-        while not call.done():
+        call = asyncio.ensure_future(waits(pair[0].rpc_async("b", wait_until_let_go, ("done",))))
+        for _ in range(6):
             await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks
+        assert not call.done()
+        let_go()
+        return await call
 
     async def waits(future):
         return await future
 
-    assert asyncio.run(main()) > 5
+    assert asyncio.run(main()) == "done"
 
 
 # ---- as_completed
@@ -237,13 +251,14 @@ def sleep_and_return(seconds):
 
 def test_as_completed_gives_futures_in_the_order_of_completion(cluster):
     cluster.start(2)
-    delays = {0.6: "worker1", 0.05: "worker2", 0.3: "main"}
-    futures = [rpc.rpc_async(to, sleep_and_return, (delay,)) for delay, to in delays.items()]
-    came = []
-    for future in tensorferry.as_completed(futures):
+    futures = [rpc.rpc_async(to, wait_until_let_go, (to,)) for to in ("worker1", "worker2", "main")]
+    came = tensorferry.as_completed(futures)
+    for to in ("worker2", "main", "worker1"):
+        rpc.rpc_sync(to, let_go)
+        future = next(came)
         assert future.done()
-        came.append(future.wait())
-    assert came == sorted(delays)
+        assert future.wait() == to
+    assert list(came) == []
 
 
 def test_as_completed_takes_torchs_futures_and_those_that_have_completed(pair):
@@ -252,11 +267,11 @@ def test_as_completed_takes_torchs_futures_and_those_that_have_completed(pair):
     chained = ours.then(lambda f: "chained")
     done = pair[0].rpc_async("b", power, (2, 2))
     done.wait()
-    threading.Timer(0.6, theirs.set_result, (5,)).start()
-    came = list(tensorferry.as_completed([theirs, chained, done, ours]))
-    assert came[0] is done
-    assert set(came[1:3]) == {ours, chained}
-    assert came[3] is theirs
+    completed = tensorferry.as_completed([theirs, chained, done, ours])
+    assert next(completed) is done
+    assert {next(completed), next(completed)} == {ours, chained}
+    theirs.set_result(5)
+    assert list(completed) == [theirs]
 
 
 def test_as_completed_gives_each_future_once(pair):

@@ -30,12 +30,23 @@ def slowly(value):
     return value
 
 
+def wait_for_the_end():
+    kept["end"].wait(30)
+
+
 def start_chain(me, other, depth):
     """Each reply starts the next call, so that the agents are idle only for an instant in between."""
     if depth:
         agent = rpc._current()  # on the timer's thread there is none
-        threading.Timer(0.05, lambda: agent.rpc_async(other, start_chain, (other, me, depth - 1))).start()
-        time.sleep(0.08)
+        made = threading.Event()
+
+        def make_the_next():
+            agent.rpc_async(other, start_chain, (other, me, depth - 1))
+            made.set()
+
+        threading.Timer(0.05, make_the_next).start()
+        assert made.wait(30)
+        time.sleep(0.03)
     else:
         done.append("end of chain")
 
@@ -112,13 +123,15 @@ def test_shutdown_ends_at_its_timeout(world):
 
 
 def test_shutdown_without_grace_does_not_wait(world):
-    future = world[0].rpc_async("w1", slowly, (1,))
+    kept["end"] = threading.Event()
+    future = world[0].rpc_async("w1", wait_for_the_end)
     time.sleep(0.05)
     start = time.monotonic()
     world[0].shutdown(graceful=False)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     with pytest.raises(errors.AgentClosed):
         future.wait()
+    kept["end"].set()
 
 
 def test_an_agent_without_a_world_waits_for_its_own_calls(pair):

@@ -67,7 +67,7 @@ async def async_fails_at(place):
 
 def stalls():
     yield 1
-    time.sleep(3)
+    time.sleep(6)
     yield 2
 
 
@@ -229,15 +229,17 @@ def test_an_exception_arrives_in_the_place_of_its_item(pair, generator, window):
 
 def test_each_item_has_a_deadline(cluster):
     cluster.start(2)
-    stream = rpc.rpc_stream("worker1", stalls, timeout=1)
+    for to in ("worker1", "worker2"):
+        rpc.rpc_sync(to, max, (1, 2))
+    stream = rpc.rpc_stream("worker1", stalls, timeout=3)
     assert next(stream) == 1
-    with pytest.raises(errors.DeadlineExceeded, match=r'"stalls" on "worker1" did not yield .* 1 s'):
+    with pytest.raises(errors.DeadlineExceeded, match=r'"stalls" on "worker1" did not yield .* 3 s'):
         next(stream)
     assert list(stream) == []
     assert list(rpc.rpc_stream("worker1", stalls, timeout=0)) == [1, 2]
 
     async def main():
-        slow = rpc.rpc_stream("worker1", async_stalls, ("stalled",), timeout=1)
+        slow = rpc.rpc_stream("worker1", async_stalls, ("stalled",), timeout=3)
         assert await slow.__anext__() == 1
         with pytest.raises(errors.DeadlineExceeded, match="async_stalls"):
             await slow.__anext__()
@@ -245,7 +247,7 @@ def test_each_item_has_a_deadline(cluster):
 
     asyncio.run(main())
     assert closes("worker1", "stalled")
-    limited = rpc.rpc_stream("worker1", calls_on, ("worker2",), timeout=1.5)
+    limited = rpc.rpc_stream("worker1", calls_on, ("worker2",), timeout=3)
     assert next(limited) == 1
     with pytest.raises(errors.DeadlineExceeded):
         next(limited)
