@@ -24,7 +24,6 @@ from .collectives import Group, _groups_of
 __all__ = ["Options", "group_of", "register"]
 
 
-
 class _Own:
     """An agent that the backend has made, for the process groups whose ranks meet in one store. ``_lock`` guards it."""
 
