@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import uuid
@@ -51,6 +52,7 @@ class _Own:
 
 _lock = threading.Lock()
 _own: list[_Own] = []
+_leaving: list[threading.Thread] = []  # in which agents leave
 _agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()  # of all groups, by name
 
 
@@ -128,7 +130,9 @@ def _own_of(store: Any, options: dict[str, Any]) -> _Own:
         _own.remove(own)
     for own in ended:
         # In the background, because the old store may not answer.
-        threading.Thread(target=own.agent.leave, name="tensorferry-leave", daemon=True).start()
+        _leaving[:] = [thread for thread in _leaving if thread.is_alive()]
+        _leaving.append(threading.Thread(target=own.agent.leave, name="tensorferry-leave", daemon=True))
+        _leaving[-1].start()
     found = next((own for own in _own if own.store is store), None)
     if found is None:
         found = _Own(store, options)
@@ -140,6 +144,13 @@ def _own_of(store: Any, options: dict[str, Any]) -> _Own:
                 f"with {option}={found.options.get(option)!r}: pass it to init_process_group()"
             )
     return found
+
+
+@atexit.register
+def _await_leaving() -> None:
+    """No thread of ours may be in Python when the interpreter ends."""
+    for thread in _leaving:
+        thread.join(2)
 
 
 @contextlib.contextmanager
