@@ -99,7 +99,8 @@ class Connections final {
   /// if all are busy.
   void send_bulk(Bytes frame, FrameStream::Part part);
   /// While this object exists, bulk data that its thread sends on these connections waits: the frame that announces it
-  /// goes first. The receiver then knows the destination when the bytes come. On one thread, the objects nest.
+  /// goes first, unless another thread is still writing an earlier buffer and takes this one too. The receiver then
+  /// knows the destination when the bytes come. On one thread, the objects nest.
   class FrameFirst {
    public:
     explicit FrameFirst(Connections& connections);

@@ -31,8 +31,8 @@ PAIR = 2
 
 
 def _free_port() -> int:
-    """Returns a TCP port of 127.0.0.1 that is free. It is below the range that Linux gives to sockets without a port,
-    so no other process gets it before rank 0 listens there."""
+    """Returns a TCP port of 127.0.0.1 that is free. It is below the range from which Linux serves sockets that
+    name no port, so they do not take it before rank 0 listens there."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_768)
         with socket.socket() as probe:

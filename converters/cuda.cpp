@@ -200,7 +200,7 @@ Landed* landed_in(const Owner& owner) {
 
 /// Sets this thread's capture mode to relaxed for a scope, because another thread may be capturing a graph. The calls
 /// in the scope do not touch that capture.
-struct OutsideCaptures {
+struct TorchCaptureModeGuard {
   c10::cuda::CUDAStreamCaptureModeGuard mode{cudaStreamCaptureModeRelaxed};
 };
 
@@ -211,7 +211,7 @@ class CudaMemory final : public Memory {
     try {
       auto* const gpu = Gpus::of_this_process().find(device);
       if (gpu == nullptr || bytes > gpu->memory()) return buffer;
-      const OutsideCaptures outside;
+      const TorchCaptureModeGuard outside;
       const CUDAGuard guard(index_of(device));
       auto* const landed = new Landed(*gpu);
       buffer.owner = Owner(landed, DropLanded());
@@ -287,7 +287,7 @@ class CudaConverter final : public Converter {
     if (auto status = check_not_capturing(current, "receive"); !status.ok()) return status;
     auto* const bytes_on = static_cast<cudaStream_t>(buffer.stream);
     {
-      const OutsideCaptures outside;
+      const TorchCaptureModeGuard outside;
       if (bytes_on != current.stream()) gpu->order(bytes_on, current.stream());
     }
     auto* const landed = landed_in(buffer.owner);
@@ -319,7 +319,7 @@ Status refusal_of_capture(const c10::Stream& stream) {
 
 bool has_happened(const c10::Event& event) {
   if (event.device_type() != c10::DeviceType::CUDA) return event.query();
-  const OutsideCaptures outside;
+  const TorchCaptureModeGuard outside;
   return event.query();
 }
 

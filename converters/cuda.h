@@ -38,7 +38,7 @@ void report_released_memory();
 /// Returns Ok if work that is given to `stream` now runs now; InvalidArgument if a CUDA graph is being captured on it.
 /// Ok for streams of other devices, and if this build has no CUDA parts.
 Status refusal_of_capture(const c10::Stream& stream);
-/// Returns whether the device has done what `event` was recorded behind. Other threads may be capturing graphs.
+/// Returns whether the device has come to `event`. Other threads may be capturing graphs.
 bool has_happened(const c10::Event& event);
 /// Returns the CUstream of a stream of a GPU; null if this build has no CUDA parts. Null is also the default stream.
 void* native_handle(const c10::Stream& stream);

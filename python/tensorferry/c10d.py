@@ -40,6 +40,20 @@ class _Own:
             devices=[],
             **options,
         )
+        store.set(self._mark, "")
+
+    @property
+    def _mark(self) -> str:
+        return f"tensorferry/c10d/agent/{self.agent.name}"
+
+    def is_in(self, store: Any) -> bool:
+        """Whether ``store`` reaches what ``self.store`` does, perhaps by another connection."""
+        if store is self.store:
+            return True
+        try:
+            return bool(store.check([self._mark]))
+        except RuntimeError:  # it fails, or cannot tell
+            return False
 
     @property
     def usable(self) -> bool:
@@ -124,23 +138,21 @@ def _shared(store: Any) -> Any:
 def _own_of(store: Any, options: dict[str, Any]) -> _Own:
     """Returns the agent for the groups that meet in ``store``. Those of other stores leave if all their groups have
     gone: ranks that meet in a new store may know nothing of the old one, and its server may have died."""
-    unusable = [own for own in _own if not own.usable]
-    ended = [own for own in _own if own.usable and own.store is not store and own.idle]
-    for own in unusable + ended:
+    _own[:] = [own for own in _own if own.usable]
+    found = next((own for own in _own if own.is_in(store)), None)
+    for own in [own for own in _own if own is not found and own.idle]:
         _own.remove(own)
-    for own in ended:
         # In the background, because the old store may not answer.
         _leaving[:] = [thread for thread in _leaving if thread.is_alive()]
         _leaving.append(threading.Thread(target=own.agent.leave, name="tensorferry-leave", daemon=True))
         _leaving[-1].start()
-    found = next((own for own in _own if own.store is store), None)
     if found is None:
         found = _Own(store, options)
         _own.append(found)
     for option, value in options.items():
         if found.options.get(option) != value:
             raise errors.InvalidArgument(
-                f"Options sets {option}={value!r}, but an earlier process group has made the agent of this process "
+                f"Options sets {option}={value!r}, but an earlier process group has made the agent for this store "
                 f"with {option}={found.options.get(option)!r}: pass it to init_process_group()"
             )
     return found
@@ -148,7 +160,7 @@ def _own_of(store: Any, options: dict[str, Any]) -> _Own:
 
 @atexit.register
 def _await_leaving() -> None:
-    """No thread of ours may be in Python when the interpreter ends."""
+    """Waits up to 2 s for each agent that is leaving: its thread must not enter Python after the end."""
     for thread in _leaving:
         thread.join(2)
 

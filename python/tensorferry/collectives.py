@@ -435,7 +435,7 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group, after its operations on GPUs have ended at all ranks. Operations of the others that need
-        this rank fail with Cancelled."""
+        this rank fail with Cancelled. Waits up to a second until the others have heard of it."""
         self._group.close()
 
 

@@ -50,9 +50,9 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   /// Fails all groups with AgentClosed. The agent is about to leave.
   void leave();
   [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
-  /// Returns an object whose owners use this: they form groups, or will.
+  /// Returns a token. While a copy of it lives, in_use() is true.
   [[nodiscard]] std::shared_ptr<const void> use() const { return use_; }
-  /// Returns whether a group of this agent lives, or an object of use() does.
+  /// Returns whether a group of this agent lives, or a token of use() does.
   [[nodiscard]] bool in_use() const;
 
  private:

@@ -33,8 +33,8 @@ TEST_F(Ticks, ComeSeldomWhileOnlyDeadlinesAreToBeWatched) {
   reactor.kick();
   ASSERT_TRUE(eventually([&] { return ticks > 201; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const int before = ticks;
   const Since since;
+  const int before = ticks;
   std::this_thread::sleep_for(std::chrono::seconds(1));
   const int came = ticks - before;
   EXPECT_GT(came, 0);

@@ -219,7 +219,7 @@ TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
     reply.send({});
   });
   std::string text;
-  for (int i = 0; i < 3 && !is_heard(text); ++i) {
+  for (int i = 0; i < 3 && text.find("started after") == std::string::npos; ++i) {
     std::vector<Call> ahead;
     for (int each = 0; each < 3; ++each) ahead.push_back(a->call("b", "wait", {}));
     ASSERT_TRUE(eventually([&] { return inside == 3; }));
@@ -307,17 +307,22 @@ TEST_P(TimedOutAtAProcess, CallsToAStoppedPeerTellWhenItWasLastHeardOf) {
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   b->signal(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(300));
-  const Since since;
-  const auto reply = call_sync(*me, "b", "echo", {}, within(milliseconds(400)));
-  EXPECT_LT(since.passed(), seconds(4));
+  std::string text;
+  // A tick of a stalled machine may notice the last reply late.
+  for (int i = 0; i < 3 && (text.empty() || text.find(" ms ago") != std::string::npos); ++i) {
+    const Since since;
+    const auto reply = call_sync(*me, "b", "echo", {}, within(milliseconds(400)));
+    EXPECT_LT(since.passed(), seconds(4));
+    EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+    text = std::string(reply.status().what());
+  }
   b->signal(SIGCONT);
-  EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
   const auto by = GetParam().transport == "ring"   ? "shared memory"
                   : GetParam().transport == "unix" ? "unix socket"
                                                    : "tcp";
-  EXPECT_THAT(std::string(reply.status().what()),
+  EXPECT_THAT(text,
               ContainsRegex("\"echo\" on \"b\": no answer in 0.4 s; sent [0-9].[0-9] s ago by " + std::string(by) +
-                            ", not known to have been received; last heard of the peer [0-9.]+ m?s ago. Raise"));
+                            ", not known to have been received; last heard of the peer [0-9]\\.[0-9] s ago. Raise"));
 }
 
 }  // namespace

@@ -151,7 +151,8 @@ TEST_F(NetworkTest, ConnectionsThatAFirewallHasForgottenAreReplaced) {
   network->forget_connections(store->port());
   std::this_thread::sleep_for(3s);
   // On a stalled machine the agents may not have found out yet.
-  EXPECT_TRUE(eventually([&] { return bool(attempt("a call", [&] { a->call<int>("b", "record", 1).get(); })); }));
+  const auto call = [&] { return bool(attempt("a call", [&] { a->call<int>("b", "record", 1).get(); })); };
+  EXPECT_TRUE(call() || call());
   EXPECT_TRUE(attempt("a tensor of 1 MB there and back",
                       [&] { a->call<Tensor>("b", "echo", patterned_tensor(megabyte)).get(); }));
   EXPECT_TRUE(

@@ -268,3 +268,23 @@ def test_the_hosted_workflow_has_every_step() -> None:
     steps = subprocess.run([ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
     matrix = re.search(r"^ +step: \[(.*)\]$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
     assert matrix and matrix.group(1).split(", ") == [step for step in steps if step != "packages"]
+
+
+def test_each_case_of_collectives_on_gpus_runs_once_on_emulated_ones() -> None:
+    folder = ROOT / "tests/rpc/collectives"
+    filters = re.findall(
+        r"tensorferry_test_emulated\(group_(\w+)_test FILTERS(.*?)\)\n",
+        (folder / "CMakeLists.txt").read_text(),
+        re.DOTALL,
+    )
+    checked = 0
+    for name, patterns in filters:
+        if name == "processes":
+            continue
+        text = (folder / f"{name}_test.cpp").read_text()
+        for case in (
+            f"{suite}.{case}" for suite, case in re.findall(r"^TEST(?:_F)?\((\w+), (\w+)\)", text, re.MULTILINE)
+        ):
+            assert sum(fnmatch.fnmatchcase(case, pattern) for pattern in patterns.split()) == 1, case
+            checked += 1
+    assert checked > 50

@@ -447,11 +447,12 @@ def test_bytes_beyond_the_queue_are_refused(agents):
 
 def test_a_waiting_call_that_expires_does_not_run(agents):
     a = agents("a")
-    agents("b", max_threads=2)
+    b = agents("b", max_threads=2)
     RAN.clear()
     running = occupy(a)
     with pytest.raises(errors.DeadlineExceeded):
         a.rpc_sync("b", note_that_it_ran, timeout=0.1)
+    assert eventually(lambda: b._in_flight()[1] == 2)  # it leaves the queue while both places are taken
     RELEASED.set()
     assert tensorferry.wait_all(running) == [None] * 2
     assert a.rpc_sync("b", identity, (1,)) == 1

@@ -79,9 +79,11 @@ class TorchWork final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   /// Waits without the GIL, which torch's bindings release. `timeout` 0: until the operation's own.
   bool wait(std::chrono::milliseconds timeout) override;
-  /// As wait(): what the current stream is given next comes after the results, also if isCompleted() said that they are
-  /// there.
-  void synchronize() override { wait(kNoTimeout); }
+  /// Work that the current stream gets next runs after the results, also if isCompleted() has said that they are there.
+  /// Does nothing before the operation has been enqueued: torch's binding keeps the GIL, so this must not wait.
+  void synchronize() override {
+    if (work_.group_work()->done()) wait(kNoTimeout);
+  }
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }

@@ -518,13 +518,6 @@ def late() -> None:
     short = dist.new_group(timeout=timedelta(seconds=30))
     if rank == 0:
         refused(dist.DistBackendError, lambda: dist.barrier(short, timeout=timedelta(seconds=0.1)), " timeout ")
-    dist.barrier()
-    if rank == 1:
-        time.sleep(0.3)
-    t = torch.ones(4)
-    work = dist.all_reduce(t, async_op=True)
-    work.synchronize()
-    same(t, torch.full((4,), float(size)))
 
 
 def ddp() -> None:
@@ -580,6 +573,15 @@ def streams() -> None:
     work = dist.all_reduce(t, async_op=True)
     with torch.cuda.stream(torch.cuda.Stream()):
         work.wait()
+        copy = t.clone()
+    torch.cuda.synchronize()
+    same(copy, sum(everyone(1 << 18)))
+    t = mine(1 << 18)
+    work = dist.all_reduce(t, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        work.synchronize()
         copy = t.clone()
     torch.cuda.synchronize()
     same(copy, sum(everyone(1 << 18)))

@@ -45,7 +45,7 @@ def names_of(program):
 
 def launch(program, module, folder, timeout=60):
     """The output of ``program`` with ``module``, one of MODULES, in its one import; ``folder`` is for the copy that has
-    that line. Runs the program up to three times if TensorPipe aborts or hangs: it does now and then on busy cores."""
+    that line. Runs the program up to three times if it fails on TensorPipe, which aborts now and then on busy cores."""
     for _ in range(3):
         codes, output, errors = _run(program, module, folder, timeout)
         if module != "torch" or codes == [0] * len(codes):
