@@ -50,7 +50,7 @@ void RawGroup::close() {
 std::vector<Call> RawGroup::leave() {
   if (size() == 1) return {};
   const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
-  const auto ended = fail_here(why);
+  const auto ended = fail_here(why, /*by_leaving=*/true);
   return ended ? tell_others(why, *ended) : std::vector<Call>();
 }
 
@@ -136,7 +136,12 @@ void RawGroup::fail(const Status& why, bool tell) {
   if (fail_here(why) && tell) tell_others(why, 0);
 }
 
-std::optional<std::uint64_t> RawGroup::fail_here(const Status& why) {
+bool RawGroup::failed_by_leaving() const {
+  const std::lock_guard lock(mutex_);
+  return failed_by_leaving_;
+}
+
+std::optional<std::uint64_t> RawGroup::fail_here(const Status& why, bool by_leaving) {
   if (!agent_->usable_here().ok()) return std::nullopt;  // in a forked child the group is the parent's
   std::shared_ptr<RawGroup> host, leaders;
   std::uint64_t ended = 0;
@@ -144,6 +149,7 @@ std::optional<std::uint64_t> RawGroup::fail_here(const Status& why) {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return std::nullopt;
     failed_ = why;
+    failed_by_leaving_ = by_leaving;
     ended = ended_;
     host = levels_.host;
     leaders = levels_.leaders;
@@ -184,7 +190,10 @@ void RawGroup::rank_left(std::size_t rank, std::uint64_t after, const Status& wh
       leaders = levels_.leaders;
     }
   }
-  if (now) return fail(why, false);
+  if (now) {
+    (void)fail_here(why, /*by_leaving=*/after != 0);
+    return;
+  }
   // These end with this group, whose operation theirs are a part of.
   for (const auto& below : {host, leaders}) {
     const auto there = below ? below->rank_of(names_[rank]) : std::nullopt;
@@ -333,7 +342,7 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
     more = !queue_.empty();
     changed_.notify_all();
   }
-  if (!left.ok()) fail(left, false);
+  if (!left.ok()) (void)fail_here(left, /*by_leaving=*/true);
   work->end(std::move(status));
   // Another thread may have found this one running, and left the rest of the queue to it.
   if (more) run_in_background();

@@ -64,6 +64,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] std::string explain(Operation operation, std::size_t bytes) const;
   /// Returns the error that has failed the group, or Ok.
   [[nodiscard]] Status failed() const;
+  /// Returns whether the group failed because a rank, perhaps this one, has left it in order.
+  [[nodiscard]] bool failed_by_leaving() const;
   /// The numbers of the operation that was started last, and of the one that ended last.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> progress() const;
 
@@ -168,7 +170,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
   Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
   /// Fails the group here and returns how many operations have ended; nullopt: it has failed before.
-  std::optional<std::uint64_t> fail_here(const Status& why);
+  std::optional<std::uint64_t> fail_here(const Status& why, bool by_leaving = false);
   /// As close(), and waits for nothing. Returns the calls that tell the others.
   std::vector<Call> leave();
   std::vector<Call> tell_others(const Status& why, std::uint64_t after);
@@ -201,6 +203,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::uint64_t barriers_ = 0;                       // monitored ones
   std::vector<std::weak_ptr<GroupWork>> transfers_;  // to be looked after; if there are any, a job does it
   Status failed_;
+  bool failed_by_leaving_ = false;
   struct Left {
     std::uint64_t after;
     Status why;

@@ -113,7 +113,8 @@ Status overlapping(const Fingerprint& called, std::size_t slot) {
 /// Returns the bytes of a half that are for one rank's piece.
 std::size_t slot_bytes(std::size_t half, std::size_t ranks) { return half / ranks / alignment * alignment; }
 
-/// One operation. The functions of DeviceOperations run on the thread that runs the group's operations.
+/// One operation, or several that are one call. The functions of DeviceOperations run on the thread that runs the
+/// group's operations.
 class Run final : public DeviceRun {
  public:
   Run(std::shared_ptr<Direct> direct, std::shared_ptr<GroupGpu> gpu, CUstream stream)
@@ -122,9 +123,7 @@ class Run final : public DeviceRun {
         stream_(stream),
         rank_(direct_->group().rank()),
         ranks_(direct_->group().size()),
-        captured_(!driver::refusal_of_capture(gpu_->device, stream).ok()) {
-    lent_.at.resize(ranks_);
-  }
+        captured_(!driver::refusal_of_capture(gpu_->device, stream).ok()) {}
 
   [[nodiscard]] std::uint8_t number() const override {
     return captured_ ? gpu_->number | Fingerprint::captured : gpu_->number;
@@ -153,6 +152,13 @@ class Run final : public DeviceRun {
                     bool even, const WaitLimits& limits) override;
 
  private:
+  /// Begins an operation: several may use this one after another.
+  void begin() {
+    lent_ = {};
+    lent_.at.resize(ranks_);
+    by_flags_ = over_mesh_ = false;
+    chunk_ = 0;
+  }
   /// Enqueues the operation: `enqueue` has its copies, meetings and kernels.
   template <class Enqueue>
   Status enqueue(const Fingerprint& called, const WaitLimits& limits, const Enqueue& enqueue);
@@ -279,8 +285,6 @@ Status Run::enqueue(const Fingerprint& called, const WaitLimits& limits, const E
 }
 
 Status Run::agree(const Fingerprint& called, InBytes own, std::size_t bytes, const WaitLimits& limits, bool in_place) {
-  lent_ = {};
-  lent_.at.resize(ranks_);
   if (ranks_ == 1 || gpu_->placement != RankPlacement::gpu_each || !gpu_->staged.empty()) {
     return direct_->group().agree_on(called, limits);
   }
@@ -586,6 +590,7 @@ void Run::take_result(OutBytes output) {
 
 Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op, std::size_t root,
                    const WaitLimits& limits) {
+  begin();
   const auto dtype = static_cast<DType>(called.dtype);
   const bool takes = root == Mailbox::any_rank || root == rank_;
   auto asked = gpu_->ask(static_cast<Operation>(called.operation), input.size(), ranks_, captured_);
@@ -637,6 +642,7 @@ Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, co
 }
 
 Status Run::broadcast(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits) {
+  begin();
   const auto kernel = find_exchange(called, data.size());
   const InBytes given = rank_ == root ? data : OutBytes();
   if (auto status = agree(called, given, data.size(), limits); !status.ok()) return status;
@@ -692,6 +698,7 @@ Status Run::agree_on_pieces(const Fingerprint& called, const std::vector<InBytes
 
 Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs, std::size_t root,
                    bool even, const WaitLimits& limits) {
+  begin();
   const bool takes = root == Mailbox::any_rank || root == rank_;
   std::size_t most = input.size();
   // The calls tell the size of a rank's own piece alone. So the root refuses other sizes before it agrees to the call,
@@ -735,6 +742,7 @@ Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<O
 
 Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output, std::size_t root,
                     const WaitLimits& limits) {
+  begin();
   for (std::size_t to = 0; rank_ == root && to < ranks_; ++to) {  // as in gather()
     if (inputs[to].size() != output.size()) return unexpected(rank_, to, inputs[to].size(), output.size());
   }
@@ -764,6 +772,7 @@ Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& input
 
 Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
                            const ReduceOp& op, bool even, const WaitLimits& limits) {
+  begin();
   const auto dtype = static_cast<DType>(called.dtype);
   const auto most = largest(inputs);
   const bool by_flags = meets_by_flags(called, ranks_ * most);
@@ -813,6 +822,7 @@ Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>
 
 Status Run::all_to_all(const Fingerprint& called, const std::vector<InBytes>& inputs,
                        const std::vector<OutBytes>& outputs, bool even, const WaitLimits& limits) {
+  begin();
   auto most = largest(inputs);
   const auto kernel = find_exchange(called, even ? ranks_ * most : 0);
   Pieces pieces(ranks_);

@@ -47,6 +47,12 @@ class StreamWords final {
   [[nodiscard]] bool has_come(std::size_t rank, std::uint32_t meeting) const {
     return to(rank_, rank).reached(meeting);
   }
+  /// Returns by how many meetings the stream of `rank`, which may be this one, is behind `meeting`; 0 or less: it has
+  /// come. Not to be asked once a stream has been released.
+  [[nodiscard]] std::int32_t behind(std::size_t rank, std::uint32_t meeting) const {
+    const auto reader = rank == rank_ ? (rank_ + 1) % ranks_ : rank_;
+    return static_cast<std::int32_t>(meeting - to(reader, rank).host->load(std::memory_order_acquire));
+  }
   [[nodiscard]] bool has_ended(std::size_t rank, std::uint32_t operation) const {
     return ended_by(rank).reached(operation);
   }

@@ -16,6 +16,13 @@ Background& watcher() {
 
 namespace {
 
+/// The thread that fails groups. Callbacks of the program run then, and may wait for the streams that watcher()
+/// releases. Never destroyed.
+Background& announcer() {
+  static auto& background = *new Background;
+  return background;
+}
+
 Status late_replay(const RawGroup& group, const std::vector<std::size_t>& missing) {
   std::string names;
   for (const auto rank : missing) names += (names.empty() ? "" : ", ") + group.named(rank);
@@ -49,6 +56,21 @@ std::vector<std::size_t> ends_of_waits(const StreamWords& words, std::vector<std
   std::sort(ends.begin(), ends.end());
   if (ends.empty()) return waited;
   return ends;
+}
+
+/// Returns the ranks whose streams are the furthest behind `meeting`; none if all have come. The operation may have
+/// several meetings: a stream that has come to an earlier one than others waits for a stream that has not.
+std::vector<std::size_t> furthest_behind(const StreamWords& words, std::uint32_t meeting, std::size_t ranks) {
+  std::vector<std::size_t> out;
+  std::int32_t most = 1;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const auto behind = words.behind(rank, meeting);
+    if (behind > most) out.clear();
+    if (behind < most) continue;
+    most = behind;
+    out.push_back(rank);
+  }
+  return out;
 }
 
 }  // namespace
@@ -157,19 +179,24 @@ void DeviceWatch::look() {
     }
     late_in_graph = ranks_that_graphs_wait_for(now);
   }
-  // Without the lock, because a failure of the group tells others.
-  group_->look_for_the_dead();
+  if (!asked_for_the_dead_.exchange(true)) {
+    announcer().submit([self = shared_from_this()] {
+      self->group_->look_for_the_dead();
+      self->asked_for_the_dead_ = false;
+    });
+  }
+  const auto fail = [&](const Status& why) { announcer().submit([group = group_, why] { group->fail(why, true); }); };
   if (late && group_->failed().ok()) {
     std::vector<std::size_t> missing;
-    for (std::size_t rank = 0; rank < group_->size(); ++rank) {
-      if (rank == group_->rank()) continue;
-      if (by_flags ? words_->kernel_waits_for(rank) != 0 : !words_->has_come(rank, meeting)) missing.push_back(rank);
+    for (std::size_t rank = 0; by_flags && rank < group_->size(); ++rank) {
+      if (rank != group_->rank() && words_->kernel_waits_for(rank) != 0) missing.push_back(rank);
     }
     if (by_flags) missing = ends_of_waits(*words_, std::move(missing), group_->rank(), group_->size());
+    if (missing.empty()) missing = furthest_behind(*words_, meeting, group_->size());
     if (missing.empty()) missing.push_back(group_->rank());  // its own stream has not passed
-    group_->fail(group_->late(late->called_, missing), true);
+    fail(group_->late(late->called_, missing));
   }
-  if (!late_in_graph.empty() && group_->failed().ok()) group_->fail(late_replay(*group_, late_in_graph), true);
+  if (!late_in_graph.empty() && group_->failed().ok()) fail(late_replay(*group_, late_in_graph));
   const std::lock_guard lock(mutex_);
   if (!group_->failed().ok()) {
     if (!failed_since_) failed_since_ = now;
@@ -188,7 +215,9 @@ void DeviceWatch::release(bool all) {
     if (rank == group_->rank() || words_->has_come(rank, last_meeting_)) continue;
     if (all || group_->has_ended(rank)) ranks.push_back(rank);
   }
-  if (ranks.empty() && !kernels) return;
+  // A rank that leaves has ended its operations, so all ranks have come to them. After another failure the streams of
+  // other ranks may have been released, and looked as if they had come.
+  if (ranks.empty() && !kernels && (!all || group_->failed_by_leaving())) return;
   // First the errors: a stream that is released ends its operations as if all were well.
   const auto why = group_->failed();
   for (const auto& each : operations_) {

@@ -1,6 +1,7 @@
 /// Watches the operations of a group that streams have been given, until the streams have ended them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -116,6 +117,7 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
   };
   std::vector<Waited> waited_;  // by rank: for which kernels of graphs wait
   std::optional<std::chrono::steady_clock::time_point> failed_since_, dropped_since_;
+  std::atomic<bool> asked_for_the_dead_{false};
 };
 
 /// The thread of this process that watches. Never destroyed.

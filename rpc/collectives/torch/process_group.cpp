@@ -390,10 +390,12 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
                                                                       const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "there is no tensor to gather");
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "there are ", outputs.size(), " lists for ", ranks(), " ranks");
-  const auto on = group_on("all_gather_coalesced", {inputs, outputs[0]}, start_options(opts.timeout, opts.asyncOp));
+  Tensors all_outputs;
   for (const auto& list : outputs) {
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
+    all_outputs.insert(all_outputs.end(), list.begin(), list.end());
   }
+  const auto on = group_on("all_gather_coalesced", {inputs, all_outputs}, start_options(opts.timeout, opts.asyncOp));
   auto last = start_each(inputs.size(), start_options(opts.timeout, opts.asyncOp), [&](std::size_t i, auto options) {
     Tensors each;
     for (auto& list : outputs) each.push_back(list[i]);

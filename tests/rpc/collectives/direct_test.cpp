@@ -667,6 +667,33 @@ TEST_F(DirectLent, AreNotWrittenByOtherRanksIfTheOutputOfOneIsElsewhere) {
   });
 }
 
+TEST_F(DirectLent, OfOneOperationAreNotReadByTheNextOneOfTheSameCall) {
+  form(2);
+  run([&](Rank& each) {
+    const auto memory = each.gpu.allocate(gpu_bytes - 16);
+    each.gpu.forget();
+    mark(memory);
+    const auto options = each.options();
+    // The second goes by words, so it lends nothing.
+    for (const std::size_t count : {std::size_t{3004}, (std::size_t{6} << 20) / 4}) {
+      std::vector<std::vector<std::byte>> of_ranks;
+      for (std::size_t rank = 0; rank < 2; ++rank) of_ranks.push_back(elements_of(DType::int32, 2 * count, rank));
+      const auto input = each.gpu.put(of_ranks[each.rank]);
+      const auto output = each.gpu.allocate(4 * count);
+      const std::vector<collectives::InBytes> pieces{input.first(4 * count), input.last(4 * count)};
+      auto same_run = collectives::StartOptions{};
+      same_run.background = false;
+      same_run.device = options.device;
+      const auto work = each.group.reduce_scatter(pieces, output, DType::int32, Reduction::sum, std::move(same_run));
+      ASSERT_TRUE(ended(work).ok());
+      const auto sum = reduced(of_ranks, DType::int32, Reduction::sum);
+      const auto share = std::span(sum).subspan(each.rank * 4 * count, 4 * count);
+      EXPECT_EQ(each.gpu.get(output), std::vector(share.begin(), share.end())) << count;
+    }
+    invalidate(memory);
+  });
+}
+
 TEST_F(DirectLent, ThoseOfAllRanksAreReducedWhereTheyLie) {
   form(ranks());
   run([&](Rank& each) {
@@ -1022,6 +1049,86 @@ TEST_F(Direct, AStreamThatDoesNotComeInTimeIsNamedAndTheOthersAreReleased) {
     EXPECT_THAT(each.group.failed().text(), HasSubstr("reached its timeout"));
     const auto next = each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options());
     EXPECT_EQ(ended(next).code(), Code::deadline_exceeded);
+  });
+}
+
+TEST_F(Direct, OfRanksWhoseStreamsWaitTheLateOneAloneIsNamed) {
+  form(3, std::chrono::seconds(under_sanitizer ? 20 : 6), "by_one");  // meets twice
+  run([&](Rank& each) {
+    const std::vector<float> ones(1 << 18, 1);  // by words
+    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    each.gpu.synchronize();
+    each.direct.drain();
+    std::optional<Gate> gate;
+    if (each.rank == 1) gate.emplace(each.gpu);
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    while (each.group.failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_THAT(each.group.failed().text(), HasSubstr("rank 1"));
+    EXPECT_THAT(each.group.failed().text(), Not(HasSubstr("rank 0")));
+    EXPECT_THAT(each.group.failed().text(), Not(HasSubstr("rank 2")));
+    if (gate) gate->open();
+    each.gpu.synchronize();
+  });
+}
+
+TEST_F(Direct, OfAFailedGroupALateStreamHasNoResult) {
+  form(2, std::chrono::seconds(under_sanitizer ? 150 : 40), "by_one");
+  std::atomic<int> enqueued{0};
+  std::atomic<bool> released{false};
+  run([&](Rank& each) {
+    const std::vector<float> ones(1 << 18, 1);  // by words
+    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    each.gpu.synchronize();
+    each.direct.drain();
+    std::optional<Gate> gate;
+    if (each.rank == 1) gate.emplace(each.gpu);
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ++enqueued;
+    while (enqueued < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // Rank 1 hears of the failure when rank 0's stream has been released, and writes words as if all were well.
+    while (each.rank == 1 && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    each.group.fail({Code::cancelled, "the test says so"}, false);
+    if (gate) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than DeviceWatch::grace
+      gate->open();
+    }
+    each.gpu.synchronize();
+    released = true;
+    EXPECT_EQ(each.run->status().code(), Code::cancelled) << each.rank;
+  });
+}
+
+TEST_F(Direct, ACallbackThatWaitsForTheStreamDoesNotHoldUpItsRelease) {
+  form(2, std::chrono::seconds(under_sanitizer ? 20 : 6));
+  const auto told = std::make_shared<std::atomic<bool>>(false);
+  run([&](Rank& each) {
+    const std::vector<float> ones(10, 1);
+    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    each.gpu.synchronize();
+    each.direct.drain();
+    std::optional<Gate> gate;
+    if (each.rank == 1) gate.emplace(each.gpu);
+    std::vector<std::byte> never(1);
+    RawGroup::Work receive;
+    if (each.rank == 0) {
+      collectives::StartOptions options;
+      options.timeout = std::chrono::minutes(5);
+      receive = each.group.receive(never, 1, 7, options);
+      receive->on_done([told, &gpu = each.gpu](const Status&) {
+        gpu.synchronize();
+        *told = true;
+      });
+    }
+    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!*told && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(*told);
+    if (gate) gate->open();
+    each.gpu.synchronize();
   });
 }
 
