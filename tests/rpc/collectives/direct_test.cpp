@@ -1054,6 +1054,7 @@ TEST_F(Direct, AStreamThatDoesNotComeInTimeIsNamedAndTheOthersAreReleased) {
 
 TEST_F(Direct, OfRanksWhoseStreamsWaitTheLateOneAloneIsNamed) {
   form(3, std::chrono::seconds(under_sanitizer ? 20 : 6), "by_one");  // meets twice
+  std::atomic<int> failed{0};
   run([&](Rank& each) {
     const std::vector<float> ones(1 << 18, 1);  // by words
     const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
@@ -1064,6 +1065,8 @@ TEST_F(Direct, OfRanksWhoseStreamsWaitTheLateOneAloneIsNamed) {
     if (each.rank == 1) gate.emplace(each.gpu);
     ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
     while (each.group.failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ++failed;
+    while (failed < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // all see rank 1 wait at the gate
     EXPECT_THAT(each.group.failed().text(), HasSubstr("rank 1"));
     EXPECT_THAT(each.group.failed().text(), Not(HasSubstr("rank 0")));
     EXPECT_THAT(each.group.failed().text(), Not(HasSubstr("rank 2")));
