@@ -35,7 +35,9 @@ class DeviceRun : public DeviceOperations {
 /// No host waits for a device. Operations of a group follow one another on the device, also on different streams.
 ///
 /// Up to some megabytes, an operation among GPUs of which each rank has one is a single kernel, which meets the others
-/// by flags in the memory of the GPUs (flag_kernels.h). So it can also be captured into a CUDA graph and replayed.
+/// by flags in the memory of the GPUs (flag_kernels.h). So it can also be captured into a CUDA graph and replayed. In a
+/// graph the program orders the operations of a group: a stream of the capture waits for the one of the operation
+/// before.
 ///
 /// If a rank dies, or an operation reaches its time-out on the device, the group fails with an error that names the
 /// ranks, and the streams of this process are released. What they write then is arbitrary: DeviceRun::status() tells,
