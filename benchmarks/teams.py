@@ -30,9 +30,9 @@ CALLER, CALLEE = 0, 1  # ranks; from 2 on there are more callers
 PAIR = 2
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Returns a TCP port of 127.0.0.1 that is free. It is below the range from which Linux serves sockets that
-    name no port, so they do not take it before rank 0 listens there."""
+    name no port, so they do not take it before a process of the caller's listens there."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_768)
         with socket.socket() as probe:
@@ -103,7 +103,7 @@ class Team:
     ) -> None:
         self.module = module
         context = _context(forked)
-        port = _free_port()
+        port = free_port()
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         try:

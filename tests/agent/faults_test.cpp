@@ -18,8 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-// The documented time for a death on this host is 0.1 s. A machine that stalls adds seconds; heartbeats alone take 15
-// s.
+// The documented time for a death on this host is 0.1 s. A stalled machine adds seconds; heartbeats would take 15 s.
 constexpr milliseconds promised{5000};
 
 std::string what(const Status& status) { return std::string(status.what()); }

@@ -7,9 +7,7 @@ import faulthandler
 import itertools
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,10 @@ import tensorferry
 import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks
+
+from benchmarks.teams import free_port  # noqa: F401
 
 # Streams of CUDA share 8 hardware queues by default, and work that waits in one of them holds up all behind it.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -306,19 +308,6 @@ def cluster(workers: Workers) -> Iterator[Cluster]:
 def repeated(full: int) -> pytest.MarkDecorator:
     """Runs the test with ``times`` = ``full`` in ``make soak``, and with a hundredth of it (at least 1) otherwise."""
     return pytest.mark.parametrize("times", [max(1, full // 100), pytest.param(full, marks=pytest.mark.soak)])
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free. Connections do not take it before the test listens there, because it is
-    below the range that Linux gives them."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def run_a_part(suite: str, part: int, tmp_path: Path) -> None:

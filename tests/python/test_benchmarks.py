@@ -14,19 +14,18 @@ import pytest
 import torch
 from rich.console import Console
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import contestants, figures, plot, report, results, rows, strangers
+from benchmarks.contestants import GLOO, OURS, TORCH, Contestant, Lab, group, python, slowest, stranger
+from benchmarks.group_workloads import Operation
+from benchmarks.native import Missing
+from benchmarks.placement import Placement
+from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup
+from benchmarks.rows import ROWS, Row
+from benchmarks.run import Failed, chosen, keep_run, measure
+from benchmarks.teams import Team
+from benchmarks.units import MICROSECONDS, PERCENT, Figure, Unit
 
-from benchmarks import contestants, figures, plot, report, results, rows, strangers  # noqa: E402
-from benchmarks.contestants import GLOO, OURS, TORCH, Contestant, Lab, group, python, slowest, stranger  # noqa: E402
-from benchmarks.group_workloads import Operation  # noqa: E402
-from benchmarks.native import Missing  # noqa: E402
-from benchmarks.placement import Placement  # noqa: E402
-from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup  # noqa: E402
-from benchmarks.rows import ROWS, Row  # noqa: E402
-from benchmarks.run import Failed, chosen, keep_run, measure  # noqa: E402
-from benchmarks.teams import Team  # noqa: E402
-from benchmarks.units import MICROSECONDS, PERCENT, Figure, Unit  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 
 def measured(run: str, contestant: str, *medians: float) -> Measurement:

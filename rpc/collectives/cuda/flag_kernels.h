@@ -116,6 +116,15 @@ inline void keep_up(const FlagArguments& a, unsigned i, unsigned epoch) {
   }
 }
 
+/// Block `block` of `blocks` has come to `epoch`, the end of a launch. The numbers that no block has are shared out
+/// too.
+inline void end_launch(const FlagArguments& a, unsigned block, unsigned blocks, unsigned epoch) {
+  for (unsigned i = block; i < most_flag_blocks; i += blocks) {
+    a.epochs[i] = epoch;
+    keep_up(a, i, epoch);
+  }
+}
+
 // ---- a block of threads
 
 #ifdef __CUDACC__
@@ -151,11 +160,7 @@ class ThreadBlock {
   /// The block has no more to do. All its threads call this.
   void end(const FlagArguments& a, unsigned epoch) const {
     __syncthreads();  // if a launch only takes, its threads have not met, and one may still read the epoch
-    if (threadIdx.x != 0) return;
-    for (unsigned i = blockIdx.x; i < most_flag_blocks; i += gridDim.x) {
-      a.epochs[i] = epoch;
-      keep_up(a, i, epoch);
-    }
+    if (threadIdx.x == 0) end_launch(a, blockIdx.x, gridDim.x, epoch);
   }
 };
 #else
@@ -188,12 +193,7 @@ class ThreadBlock {
     }
     return good;
   }
-  void end(const FlagArguments& a, unsigned epoch) const {
-    for (unsigned i = index_; i < most_flag_blocks; i += blocks_) {
-      a.epochs[i] = epoch;
-      keep_up(a, i, epoch);
-    }
-  }
+  void end(const FlagArguments& a, unsigned epoch) const { end_launch(a, index_, blocks_, epoch); }
 
  private:
   const unsigned index_, blocks_, threads_;

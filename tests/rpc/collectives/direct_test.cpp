@@ -1022,19 +1022,31 @@ class Gate {
   cuda::Pinned page_;
 };
 
+/// Sums up `values`, float32, of all ranks in place. Returns the result of the operation.
+Status sum_up(Direct::Rank& each, std::span<std::byte> values) {
+  return ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options()));
+}
+
+/// Returns ones on the GPU that all ranks have summed up once; nothing if that has failed. The first operation loads
+/// kernels, and the driver may wait for the streams then: they have ended it.
+std::span<std::byte> summed_once(Direct::Rank& each, std::size_t count = 10) {
+  const std::vector<float> ones(count, 1);
+  const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
+  if (!sum_up(each, values).ok()) return {};
+  each.gpu.synchronize();
+  each.direct.drain();
+  return values;
+}
+
 TEST_F(Direct, AStreamThatDoesNotComeInTimeIsNamedAndTheOthersAreReleased) {
   form(2, std::chrono::seconds(4));  // also for the first operation, which loads kernels
   std::atomic<bool> released{false};
   run([&](Rank& each) {
-    const std::vector<float> ones(10, 1);
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    // The first operation loads kernels, and the driver may wait for the stream then.
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each);
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 1) gate.emplace(each.gpu);
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     if (each.rank == 1) {
       while (!released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       gate->open();
@@ -1047,8 +1059,7 @@ TEST_F(Direct, AStreamThatDoesNotComeInTimeIsNamedAndTheOthersAreReleased) {
     EXPECT_EQ(each.run->status().code(), Code::deadline_exceeded) << each.run->status().text();
     EXPECT_THAT(each.group.failed().text(), HasSubstr("rank 1"));
     EXPECT_THAT(each.group.failed().text(), HasSubstr("reached its timeout"));
-    const auto next = each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options());
-    EXPECT_EQ(ended(next).code(), Code::deadline_exceeded);
+    EXPECT_EQ(sum_up(each, values).code(), Code::deadline_exceeded);
   });
 }
 
@@ -1056,14 +1067,11 @@ TEST_F(Direct, OfRanksWhoseStreamsWaitTheLateOneAloneIsNamed) {
   form(3, std::chrono::seconds(under_sanitizer ? 20 : 6), "by_one");  // meets twice
   std::atomic<int> failed{0};
   run([&](Rank& each) {
-    const std::vector<float> ones(1 << 18, 1);  // by words
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each, 1 << 18);  // by words
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 1) gate.emplace(each.gpu);
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     while (each.group.failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ++failed;
     while (failed < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // all see rank 1 wait at the gate
@@ -1080,14 +1088,11 @@ TEST_F(Direct, OfAFailedGroupALateStreamHasNoResult) {
   std::atomic<int> enqueued{0};
   std::atomic<bool> released{false};
   run([&](Rank& each) {
-    const std::vector<float> ones(1 << 18, 1);  // by words
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each, 1 << 18);  // by words
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 1) gate.emplace(each.gpu);
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     ++enqueued;
     while (enqueued < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     // Rank 1 hears of the failure when rank 0's stream has been released, and writes words as if all were well.
@@ -1107,11 +1112,8 @@ TEST_F(Direct, ACallbackThatWaitsForTheStreamDoesNotHoldUpItsRelease) {
   form(2, std::chrono::seconds(under_sanitizer ? 20 : 6));
   const auto told = std::make_shared<std::atomic<bool>>(false);
   run([&](Rank& each) {
-    const std::vector<float> ones(10, 1);
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each);
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 1) gate.emplace(each.gpu);
     std::vector<std::byte> never(1);
@@ -1125,7 +1127,7 @@ TEST_F(Direct, ACallbackThatWaitsForTheStreamDoesNotHoldUpItsRelease) {
         *told = true;
       });
     }
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!*told && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -1140,15 +1142,11 @@ TEST_F(Direct, ARankThatFailsReleasesTheStreamsThatWaitForIt) {
   std::atomic<bool> released{false};
   std::atomic<int> enqueued{0};
   run([&](Rank& each) {
-    const std::vector<float> ones(10, 1);
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    // The first operation loads kernels, and the driver may wait for the stream then.
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each);
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 1) gate.emplace(each.gpu);
-    const auto status = ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options()));
+    const auto status = sum_up(each, values);
     EXPECT_TRUE(status.ok()) << status.text();
     ++enqueued;
     if (each.rank == 1) {
@@ -1173,10 +1171,10 @@ TEST_F(Direct, AnOperationThatHasItsWordsEndsWellAlthoughARankLeavesTheGroup) {
   run([&](Rank& each) {
     const std::vector<float> ones(10, 1);
     const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     std::optional<Gate> gate;
     if (each.rank == 0) gate.emplace(each.gpu);
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     if (each.rank == 1) {
       // Its own stream waits for rank 0's.
       std::thread leaver([&] {
@@ -1203,14 +1201,11 @@ TEST_F(Direct, ARankWhoseStreamIsStuckLeavesAFailedGroup) {
   std::atomic<int> enqueued{0};
   std::atomic<bool> aborted{false};
   run([&](Rank& each) {
-    const std::vector<float> ones(10, 1);
-    const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
-    each.gpu.synchronize();
-    each.direct.drain();
+    const auto values = summed_once(each);
+    ASSERT_FALSE(values.empty());
     std::optional<Gate> gate;
     if (each.rank == 0) gate.emplace(each.gpu);
-    ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, each.options())).ok());
+    ASSERT_TRUE(sum_up(each, values).ok());
     ++enqueued;
     if (each.rank == 1) {
       while (enqueued < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
