@@ -1,22 +1,15 @@
 /// Containers: processes that share a folder of unix sockets and the user, but no pid, IPC, network or mount namespace.
 /// Calls still go by rings and tensors by shared blocks, and agents notice the death of a peer.
 #include <gmock/gmock.h>
-#include <net/if.h>
-#include <sched.h>
-#include <sys/ioctl.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <csignal>
+#include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +18,7 @@
 #include "agent/rendezvous/blocking_io.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/folder_store.h"
+#include "tests/agent/forked.h"
 #include "tests/agent/patience.h"
 
 namespace tensorferry {
@@ -38,53 +32,27 @@ using ::testing::Not;
 
 // The documented time for a death on this host is 0.1 s. A stalled machine adds seconds; heartbeats would take 15 s.
 constexpr milliseconds promised{5000};
-constexpr int not_allowed = 77;
 
-constexpr int apart = CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWNS;
-
-bool write_file(const char* name, const std::string& text) {
-  std::ofstream file(name);
-  file << text << std::flush;
-  return file.good();
-}
-
-/// Moves this process into new namespaces. If that needs a user namespace, makes one too, and maps the user and the
-/// group to themselves.
-bool go_apart() {
-  if (::unshare(apart) == 0) return true;
-  const auto uid = std::to_string(::geteuid()), gid = std::to_string(::getegid());
-  return ::unshare(apart | CLONE_NEWUSER) == 0 && write_file("/proc/self/setgroups", "deny") &&
-         write_file("/proc/self/uid_map", uid + " " + uid + " 1") &&
-         write_file("/proc/self/gid_map", gid + " " + gid + " 1");
-}
-
-/// Sets up the mounts and the loopback interface, as a container's runtime does before it starts a program.
-void furnish() {
-  ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-  ::mount("proc", "/proc", "proc", 0, nullptr);
-  const FileDescriptor any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ifreq loopback{};
-  std::strcpy(loopback.ifr_name, "lo");
-  loopback.ifr_flags = IFF_UP | IFF_RUNNING;
-  ::ioctl(any.get(), SIOCSIFFLAGS, &loopback);
-}
-
-/// An agent (peer_main.cpp) in a container. Process 1 of the container is an init, which reaps; the agent is its child.
+/// An agent (peer_main.cpp) in a container (container_main.cpp). The constructor waits until the agent has joined; the
+/// destructor ends the container with all its processes.
 class Container {
  public:
   Container(const std::string& store, const std::string& sockets, const std::string& name) {
     int pipe[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pipe), 0);
+    const auto ready_fd = std::to_string(pipe[1]);
     outside_ = ::fork();
-    if (outside_ == 0) {
+    if (outside_ == 0) {  // nothing here may allocate: another thread of the parent may hold the allocator's lock
       ::close(pipe[0]);
-      ::_exit(live(store, sockets, name, pipe[1]));
+      ::execl(CONTAINER_BINARY, CONTAINER_BINARY, store.c_str(), sockets.c_str(), name.c_str(), ready_fd.c_str(),
+              static_cast<char*>(nullptr));
+      ::_exit(127);
     }
     ::close(pipe[1]);
     Bytes ready(6);
     ready_ = read_exactly(pipe[0], ready, deadline_after(seconds(20))).ok();
     ::close(pipe[0]);
-    if (!ready_) ::waitpid(std::exchange(outside_, -1), &ended_, 0);
+    if (!ready_) exit_status_ = end_of(std::exchange(outside_, -1), seconds(5));
   }
   ~Container() {
     if (outside_ <= 0) return;
@@ -96,37 +64,12 @@ class Container {
 
   [[nodiscard]] bool ready() const { return ready_; }
   /// Returns whether the system forbids this process to make namespaces.
-  [[nodiscard]] bool not_permitted() const { return WIFEXITED(ended_) && WEXITSTATUS(ended_) == not_allowed; }
+  [[nodiscard]] bool not_permitted() const { return exit_status_ == not_allowed; }
 
  private:
-  static int live(const std::string& store, const std::string& sockets, const std::string& name, int ready) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (!go_apart()) return not_allowed;
-    const auto init = ::fork();
-    if (init == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      furnish();
-      if (::fork() == 0) {
-        ::setenv("TENSORFERRY_SOCKET_DIR", sockets.c_str(), 1);
-        const auto fd = std::to_string(ready);
-        ::execl(PEER_BINARY, PEER_BINARY, store.c_str(), name.c_str(), "ring", "", fd.c_str(), "5000",
-                static_cast<char*>(nullptr));
-        ::_exit(127);
-      }
-      ::close(ready);
-      while (true) {  // reaps as an init does, until the signal ends it
-        if (::wait(nullptr) < 0) ::usleep(10'000);
-      }
-    }
-    ::close(ready);
-    int status = 0;
-    ::waitpid(init, &status, 0);
-    return 1;
-  }
-
   pid_t outside_ = -1;
   bool ready_ = false;
-  int ended_ = 0;
+  int exit_status_ = 0;
 };
 
 /// Agents "p" and "q" in a container each, and "me" outside of both.

@@ -11,6 +11,9 @@
 
 namespace tensorferry::testing {
 
+/// The exit status of a child if the system forbids what the test needs.
+inline constexpr int not_allowed = 77;
+
 /// Waits until the child ends, and returns its exit status. If it still runs at the end of the time, kills it and
 /// returns -1.
 inline int end_of(pid_t child, std::chrono::seconds within) {

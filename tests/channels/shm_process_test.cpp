@@ -23,6 +23,7 @@
 
 #include "channels/region.h"
 #include "channels/shm/shm_channel.h"
+#include "tests/agent/forked.h"
 #include "tests/agent/patience.h"
 #include "tests/channels/shm_maps.h"
 #include "tests/conformance/child.h"
@@ -32,6 +33,7 @@ namespace tensorferry::conformance {
 namespace {
 
 using tensorferry::testing::eventually;
+using tensorferry::testing::in_child;
 using tensorferry::testing::open_descriptors;
 using tensorferry::testing::rounds;
 using tensorferry::testing::under_sanitizer;
@@ -165,7 +167,8 @@ TEST(ShmProcess, TheSenderReleasesTheBlocksOfAKilledReceiver) {
 
 #ifndef TENSORFERRY_UNDER_TSAN  // under it, the forked child of a process with threads cannot continue
 
-/// A forked copy of this process. It waits until the test tells it to run `life`; its parent continues meanwhile.
+/// A forked copy of this process. It waits until the test tells it to run `life`, which must not allocate (forked.h);
+/// its parent continues meanwhile.
 class Copy {
  public:
   explicit Copy(const std::function<int()>& life) {
@@ -205,11 +208,11 @@ class ShmFork : public ::testing::Test {
 TEST_F(ShmFork, AChildsOwnersReturnNoBlocks) {
   const auto held = carry(megabyte, 1);
   auto owner = std::make_shared<Buffer>(held->buffer);
-  EXPECT_EQ(Copy([&] {
+  EXPECT_EQ(in_child([&] {
               owner.reset();
               held->buffer = {};
               return 0;
-            }).run(),
+            }),
             0);
   for (std::uint32_t i = 0; i < 10; ++i) carry(megabyte, 10 + i);
   EXPECT_TRUE(memory->holds(held->buffer, 1));
@@ -243,7 +246,7 @@ TEST_F(ShmFork, AChildMayDestroyItsCopiesOfAllObjects) {
   auto lent = Regions::of_this_process().make(megabyte);
   ShmDriver third;
   WirePair more(third, other, {}, *memory, *memory);
-  EXPECT_EQ(Copy([&] {
+  EXPECT_EQ(in_child([&] {
               auto dropped = *lent;
               held.reset();
               lent->owner.reset();
@@ -251,7 +254,7 @@ TEST_F(ShmFork, AChildMayDestroyItsCopiesOfAllObjects) {
               more.a->channel().close(Status(Code::agent_closed, "in a child"));
               third.~ShmDriver();
               return 0;
-            }).run(),
+            }),
             0);
   EXPECT_TRUE(memory->holds(held->buffer, 1));
 }
