@@ -236,6 +236,11 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
 std::optional<PeerInfo> RawAgent::linked(std::string_view name) const { return impl_->engine->peers.linked(name); }
 std::optional<PeerInfo> RawAgent::linked(int rank) const { return impl_->engine->peers.linked(rank); }
 
+bool RawAgent::has_ended(const PeerInfo& peer) const {
+  const auto record = impl_->engine->directory->find(peer.name, {});
+  return record && record->incarnation == peer.incarnation && listener_is_gone(*impl_->engine, *record);
+}
+
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout,
                                                        const std::function<Status()>& check) {
   if (auto status = ended(*impl_->engine); !status) return status;

@@ -322,6 +322,10 @@ class RawAgent {
   [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
   /// Returns the agent of that rank if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
+  /// Returns whether no process listens any more at the addresses of this incarnation of an agent. No link tells of a
+  /// death before there was one. Asks the store, and dials: blocks for up to 1 s for each address. False for agents of
+  /// other hosts and network namespaces, because a firewall may refuse for them.
+  [[nodiscard]] bool has_ended(const PeerInfo& peer) const;
   /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
   /// missing ranks. An error of `check`, which is called about twice a second, ends the wait.
   Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout,

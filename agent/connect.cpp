@@ -209,27 +209,27 @@ bool agent_answers(Engine& engine, const Record& record) {
   return reach(engine, record, Clock::now() + std::chrono::seconds(2), may_answer).ok();
 }
 
-namespace {
-
-using Purpose = wire::Hello::Purpose;
-
-/// Returns whether no process listens at the addresses of an agent of this kernel and network namespace: the agent's
-/// process has ended then, because its listener lives as long as it does.
 bool listener_is_gone(const Engine& engine, const Record& record) {
   const auto& self = engine.identity.record;
   const bool same = record.boot_id == self.boot_id && record.net_namespace == self.net_namespace &&
                     record.net_namespace != 0 && !record.tcp_addresses.empty();
-  if (!same) return false;
-  const auto where = split_host_port(record.tcp_addresses.front());
-  if (!where) return false;
-  auto socket = start_connect_tcp(where->host, where->port);
-  if (!socket) return false;
-  if (!wait_for_socket(socket->get(), POLLOUT, Clock::now() + std::chrono::seconds(1)).ok()) return false;
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  return error == ECONNREFUSED;
+  const auto refuses = [](const std::string& address) {
+    const auto where = split_host_port(address);
+    if (!where) return false;
+    auto socket = start_connect_tcp(where->host, where->port);
+    if (!socket) return false;
+    if (!wait_for_socket(socket->get(), POLLOUT, Clock::now() + std::chrono::seconds(1)).ok()) return false;
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    return error == ECONNREFUSED;
+  };
+  return same && std::all_of(record.tcp_addresses.begin(), record.tcp_addresses.end(), refuses);
 }
+
+namespace {
+
+using Purpose = wire::Hello::Purpose;
 
 /// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: no sign of that,
 /// also if the store does not answer.

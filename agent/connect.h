@@ -31,6 +31,11 @@ Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& l
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);
 
+/// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
+/// process has ended then, because its listener lives as long as it does. A process that it forked may keep the
+/// listener. Blocks for up to 1 s for each address.
+bool listener_is_gone(const Engine& engine, const Record& record);
+
 /// Listens on this agent's addresses and attaches accepted connections to their links.
 ///
 /// Handshakes run side by side, as coroutines on the reactor thread. A connection that fails its handshake costs

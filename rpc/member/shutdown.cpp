@@ -51,9 +51,13 @@ std::optional<std::string> Member::why_gone(const PeerInfo& peer) const {
   if (found.status().code() == Code::not_found) return "it has left";
   if (found.ok() && found->incarnation != peer.incarnation) return "it was started anew";
   if (const auto linked = agent_->linked(peer.name); linked && linked->incarnation == peer.incarnation) return {};
-  const std::lock_guard lock(lost_mutex_);
-  const auto lost = lost_.find(peer.incarnation);
-  return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
+  {
+    const std::lock_guard lock(lost_mutex_);
+    if (const auto lost = lost_.find(peer.incarnation); lost != lost_.end()) return lost->second;
+  }
+  // No link reports the death of an agent that died before it had a link to this one.
+  if (agent_->has_ended(peer)) return "its process has ended";
+  return std::nullopt;
 }
 
 // Looks for the agents that have not arrived: among all agents of the world, or among those that were lost.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/rendezvous/directory.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "rpc/member/outgoing_call.h"
@@ -22,6 +23,7 @@ namespace {
 using testing::eventually;
 using ::testing::HasSubstr;
 using testing::sever_connections;
+using testing::stop_listening;
 
 /// A runtime's lock that counts the threads that have released it, and whose signal handler ends every wait.
 class InterruptingLock final : public RuntimeLock {
@@ -104,6 +106,15 @@ TEST_F(Members, FinishNamesAMemberThatLeftBefore) {
   const auto status = one->finish({});
   EXPECT_EQ(status.code(), Code::connection_lost);
   EXPECT_THAT(std::string(status.what()), HasSubstr("\"w1\" was lost before it reached the shutdown (it has left)"));
+}
+
+TEST_F(Members, FinishNamesAMemberOfThisHostThatDiedBeforeItHadALink) {
+  const auto [one, two] = make_pair();
+  stop_listening(Directory(store_, prefix_, {}).find("w1", {})->tcp_addresses.front());
+  const auto status = one->finish(Milliseconds(60000));
+  EXPECT_EQ(status.code(), Code::connection_lost);
+  EXPECT_THAT(std::string(status.what()),
+              HasSubstr("\"w1\" was lost before it reached the shutdown (its process has ended)"));
 }
 
 TEST_F(Members, ASignalEndsLongWaits) {
