@@ -283,6 +283,9 @@ Status dial_and_attach(Engine& engine, Link& link, const Record& record, Purpose
   for (const auto& address : record.tcp_addresses) addresses += (addresses.empty() ? "" : ", ") + address;
   link.connections().note_dial("connecting to " + addresses);
   auto connected = dial_agent(engine, record, link, purpose, Clock::now() + patience, may_answer);
+  // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
+  // dial, and ask it to dial at the same time.
+  if (const auto session = link.session()) session->note_dial(connected.ok());
   if (!connected) {
     link.connections().note_dial(std::string(connected.status().what()));
     return connected.status();
@@ -332,7 +335,6 @@ bool dial_known(Engine& engine, Dialling& dialling, const std::shared_ptr<Sessio
     bool may_answer = false;
     why = dial_and_attach(engine, *link, *record, dialling.purpose,
                           alone ? dialling.next_patience(true) : Milliseconds(2000), may_answer);
-    session->note_dial(why.ok());
     if (why.ok()) return true;
   }
   if (engine.leaving) return true;
