@@ -13,7 +13,7 @@ export ASAN_OPTIONS UBSAN_OPTIONS=print_stacktrace=1
 fuzz_one() {
   local name=$1 log=build/fuzz/$1.log
   mkdir -p "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name"
-  if "build/fuzz/fuzzers/$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+  if "build/fuzz/fuzzers/$name" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1; then
     echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs in $seconds s"
   else

@@ -206,7 +206,8 @@ TEST_P(AgentCalls, AgentsThatHaveLeftHoldNoThreadsAndNoDescriptors) {
   EXPECT_GT(open_descriptors(), descriptors);
   guest->leave();
   host->leave();
-  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors && threads() <= running; }))
+  EXPECT_TRUE(
+      eventually([&] { return open_descriptors() <= descriptors && threads() <= running; }, std::chrono::seconds(60)))
       << open_descriptors() << " of " << descriptors << " descriptors, " << threads() << " of " << running
       << " threads";
   EXPECT_EQ(call_sync(*guest, "host", "echo", {}).status().code(), Code::agent_closed);

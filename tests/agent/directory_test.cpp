@@ -313,7 +313,7 @@ TEST_P(DirectoryTest, ClaimantThatIsSlowHalfwayKeepsTheName) {
   const auto slow = record_of("server"), fast = record_of("server");
   // The slow claimant sets its record while the other claimant waits for it.
   std::thread comes_back([&] {
-    std::this_thread::sleep_for(milliseconds(200));
+    std::this_thread::sleep_for(milliseconds(20));
     ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "n/server", 1)).ok());
   });
   const auto status = a->join(fast, always_alive);

@@ -78,7 +78,8 @@ TEST_P(Forks, AChildDoesNotDisturbItsParentsAgents) {
 TEST_P(Forks, CallsUnderWayEndInAChildAndContinueInTheParent) {
   std::atomic<bool> open{false};
   b->serve("wait", [&](const Request&, Reply reply) {
-    eventually([&] { return open.load(); });
+    // Longer than in_child() takes, which forks up to four times.
+    eventually([&] { return open.load(); }, std::chrono::seconds(60));
     reply.send(message_of("done"));
   });
   auto waited = a->call("b", "wait", {});

@@ -257,10 +257,12 @@ TEST_P(IdempotentCalls, DestroyExpiredAnswersOnTheThreadsOfThePool) {
     reply.send({{}, {{{}, owner.get(), 1, nullptr, owner}}, {}, {}});
   });
   ASSERT_TRUE(call_sync(*a, "b", "give", {}, idempotent(seconds(5))).ok());
-  ASSERT_TRUE(eventually([&] {
-    const std::lock_guard lock(mutex);
-    return !destroyed_on.empty();
-  }));
+  ASSERT_TRUE(eventually(
+      [&] {
+        const std::lock_guard lock(mutex);
+        return !destroyed_on.empty();
+      },
+      seconds(60)));
   EXPECT_EQ(destroyed_on, "tf-pool");
 }
 

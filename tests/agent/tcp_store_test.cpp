@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <future>
 #include <thread>
 
 #include "agent/address.h"
@@ -167,13 +168,15 @@ TEST(TcpStore, ManyClientsShareKeys) {
 TEST(TcpStore, ClientWaitsForAServerThatStartsLater) {
   std::uint16_t port = 0;
   { port = serve()->port(); }
-  std::thread late([port] {
+  std::promise<void> connected;
+  std::thread late([port, over = connected.get_future()] {
     std::this_thread::sleep_for(milliseconds(100));
     const auto server = TcpStoreServer::listen("127.0.0.1", port, "");
     ASSERT_TRUE(server.ok()) << server.status().text();
-    std::this_thread::sleep_for(milliseconds(1500));
+    over.wait();
   });
   const auto store = connect_tcp_store("127.0.0.1", port, "", seconds(20));
+  connected.set_value();
   EXPECT_TRUE(store.ok()) << store.status().text();
   late.join();
 }

@@ -170,7 +170,11 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
   std::shared_ptr<RawAgent> a = join(store, "a", GetParam());
   std::shared_ptr<RawAgent> b = join(store, "b", GetParam(), [](auto& options) { options.max_threads = 3; });
-  void TearDown() override { open = true; }
+  void TearDown() override {
+    open = true;
+    // The handlers read `open`, and leave() waits for them for a second only.
+    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }, seconds(60)));
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, TimedOut,

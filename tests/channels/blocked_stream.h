@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "channels/channel.h"
 #include "channels/cuda/pinned.h"
@@ -13,7 +14,7 @@
 namespace tensorferry::conformance {
 
 /// A stream of the first GPU that is blocked until let_go(). If it is made with CU_STREAM_DEFAULT, the legacy default
-/// stream waits for it.
+/// stream waits for it. For the main thread alone.
 class Blocked {
  public:
   explicit Blocked(unsigned int flags = CU_STREAM_NON_BLOCKING) {
@@ -26,6 +27,9 @@ class Blocked {
     const cuda::DeviceGuard here(0);
     while (cuda::api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
     cuda::api()->stream_destroy(stream_);
+    // Its pages stay locked: to unlock them, a background thread would wait for the next Blocked too.
+    static auto& kept = *new std::vector<cuda::Pinned>;
+    kept.push_back(std::move(page_));
   }
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;

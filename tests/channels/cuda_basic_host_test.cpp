@@ -41,7 +41,8 @@ class CudaBasicHost : public testing::Test {
   /// Sends buffers until the channel sends one by the ring.
   void send_until_by_ring() {
     using cuda_basic::FlowKind;
-    for (int i = 0; i < 1000 && kind(sent_and_received()) != FlowKind::ring; ++i)
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (kind(sent_and_received()) != FlowKind::ring && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_EQ(kind(sent_and_received()), FlowKind::ring);
   }

@@ -27,7 +27,6 @@ using tensorferry::testing::eventually;
 
 constexpr Device gpu{DeviceType::cuda, 0};
 constexpr std::size_t megabyte = 1 << 20;
-constexpr milliseconds soon{5000};
 
 /// Both ends are on the first GPU. The parameter says whether the bytes travel by ring; else they are bulk data.
 class CudaBasicBusy : public ::testing::TestWithParam<bool> {
@@ -103,7 +102,7 @@ class CudaBasicBusy : public ::testing::TestWithParam<bool> {
   void expect_one_arrives(std::uint32_t seed, std::size_t index) {
     const auto released = pair->a->send(memory_a->filled(3 * megabyte, seed));
     const auto there = arrival(index);
-    const auto landed = there->landed.wait(soon);
+    const auto landed = there->landed.wait();
     ASSERT_TRUE(landed.has_value()) << "the buffer waits behind a busy one";
     EXPECT_EQ(landed->text(), "Ok");
     EXPECT_TRUE(memory_b->holds(there->buffer, seed));
@@ -184,7 +183,7 @@ TEST_P(CudaBasicBusy, AWithdrawnBufferOfABusyStreamIsReleasedAtOnceAndSkipped) {
   Letter letter(*pair->a);
   ASSERT_TRUE(letter.offer(written_behind(kernel, 20 * megabyte, 1))) << letter.refusal;
   letter.drop();
-  const auto released = letter.released.at(0).wait(soon);
+  const auto released = letter.released.at(0).wait();
   ASSERT_TRUE(released.has_value()) << "it waits for the kernel";
   EXPECT_EQ(released->text(), "Ok");
   expect_one_arrives(2, 0);
@@ -243,9 +242,9 @@ TEST_P(CudaBasicBusy, AnEndOfTheLinkReleasesABusyBufferAtOnce) {
   const auto released = pair->a->send(written_behind(kernel, 20 * megabyte, 1));
   const auto first = arrival(0);
   pair->a->close({Code::connection_lost, "gone"});
-  EXPECT_NE(released.wait(soon).value_or(Status()).text(), "Ok");
-  EXPECT_NE(first->landed.wait(soon).value_or(Status()).text(), "Ok");
-  EXPECT_NE(first->consumed.wait(soon).value_or(Status()).text(), "Ok");
+  EXPECT_NE(released.wait().value_or(Status()).text(), "Ok");
+  EXPECT_NE(first->landed.wait().value_or(Status()).text(), "Ok");
+  EXPECT_NE(first->consumed.wait().value_or(Status()).text(), "Ok");
   kernel.let_go();
   std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(released.runs() + first->landed.runs() + first->consumed.runs(), 3);
@@ -273,8 +272,8 @@ TEST_P(CudaBasicBusy, AnEndOfTheLinkFailsABufferThatWaitsForItsMemory) {
       std::this_thread::sleep_for(milliseconds(50));
     }
     pair->b->close({Code::connection_lost, "gone"});
-    EXPECT_EQ(first->landed.wait(soon).value_or(Status()).code(), Code::connection_lost);
-    EXPECT_EQ(first->consumed.wait(soon).value_or(Status()).code(), Code::connection_lost);
+    EXPECT_EQ(first->landed.wait().value_or(Status()).code(), Code::connection_lost);
+    EXPECT_EQ(first->consumed.wait().value_or(Status()).code(), Code::connection_lost);
     kernel.let_go();
     std::this_thread::sleep_for(milliseconds(20));
     EXPECT_EQ(first->landed.runs() + first->consumed.runs(), 2);

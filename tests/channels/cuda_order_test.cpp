@@ -185,7 +185,7 @@ TEST(CudaPoller, AnEventThatIsAddedWhileItsThreadSleepsIsNotForgotten) {
     poller.poll_now();
     kernel.let_go();
     auto done = polled.get_future();
-    const bool came = done.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    const bool came = done.wait_for(patience) == std::future_status::ready;
     poller.poll_now();  // ends the use of `polled` if not
     ASSERT_TRUE(came) << "in round " << i;
     EXPECT_TRUE(done.get().ok());

@@ -108,7 +108,7 @@ TYPED_TEST(CudaQueue, ABufferBehindACollectiveDoesNotHoldUpTheReceiversPartOfIt)
     source.stream = stream;
     const auto released = end.send(source);
     const bool sent = released.wait_name() == "Ok";
-    return eventually([&] { return cuda::word_at(*page, sizeof(std::uint32_t)).reached(1); }) && sent
+    return eventually([&] { return cuda::word_at(*page, sizeof(std::uint32_t)).reached(1); }, patience) && sent
                ? 0
                : 1;  // the receiver has it
   });
@@ -138,7 +138,7 @@ TYPED_TEST(CudaQueue, ABufferBehindACollectiveDoesNotHoldUpTheReceiversPartOfIt)
     ASSERT_EQ(api()->stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     ASSERT_EQ(word.write_on(stream, 1), CUDA_SUCCESS);
   }
-  const auto limit = std::chrono::seconds(TypeParam::holds_up ? 1 : 10);
+  const auto limit = TypeParam::holds_up ? std::chrono::seconds(1) : patience;
   EXPECT_EQ(eventually([&] { return word.reached(1); }, limit), !TypeParam::holds_up)
       << "whether the receiver's part waits behind the buffer";
   word.set(1);  // ends the sender's kernel if it still waits

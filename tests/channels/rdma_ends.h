@@ -196,7 +196,7 @@ class End {
     return ibv_post_recv(pair_, &work, &bad);
   }
   /// Polls one entry. Throws if none comes within `seconds`.
-  ibv_wc wait(int seconds = 10) {
+  ibv_wc wait(int seconds = 60) {
     ibv_wc entry{};
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
     for (;;) {

@@ -300,7 +300,7 @@ TEST_F(RdmaVerbs, AnEventComesForTheNextCompletionOnly) {
   ASSERT_EQ(two.write(2, 100), 0);
   ASSERT_EQ(two.write(3, 100), 0);
   pollfd readable{two.near.channel()->fd, POLLIN, 0};
-  ASSERT_EQ(::poll(&readable, 1, 5000), 1);
+  ASSERT_EQ(::poll(&readable, 1, 30'000), 1);
   ASSERT_EQ(two.near.verbs().get_cq_event(two.near.channel(), &queue, &user), 0);
   EXPECT_EQ(queue, two.near.queue());
   EXPECT_EQ(user, &two.near);
@@ -321,7 +321,7 @@ TEST_F(RdmaVerbs, AnOverrunCompletionQueueTellsItsContext) {
   if (capacity > 6) GTEST_SKIP() << "this card's smallest completion queue holds " << capacity;
   ASSERT_EQ(::fcntl(two.near.context()->async_fd, F_SETFL, O_NONBLOCK), 0);
   pollfd readable{two.near.context()->async_fd, POLLIN, 0};
-  ASSERT_EQ(::poll(&readable, 1, 5000), 1);
+  ASSERT_EQ(::poll(&readable, 1, 30'000), 1);
   ibv_async_event event{};
   ASSERT_EQ(two.near.verbs().get_async_event(two.near.context(), &event), 0);
   EXPECT_EQ(event.event_type, IBV_EVENT_CQ_ERR);

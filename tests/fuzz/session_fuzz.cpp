@@ -50,7 +50,7 @@ using wire::Kind;
 
 template <class Condition>
 void must_become(const Condition& holds) {
-  const auto until = Clock::now() + seconds(8);
+  const auto until = Clock::now() + seconds(40);
   while (!holds()) {
     must(Clock::now() < until);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -125,7 +125,7 @@ class Connection {
 
 // ---- The agent, and its peers
 
-Clock::time_point soon() { return Clock::now() + seconds(8); }
+Clock::time_point soon() { return Clock::now() + seconds(40); }
 
 Terms terms() {
   static const Key none;

@@ -76,7 +76,8 @@ class SlowPath : public NetworkTest {
     EXPECT_TRUE(attempt(std::to_string(bytes / megabyte) + " MB", transfer));
     calls.stop();
     EXPECT_EQ(calls.failed(), 0U);
-    EXPECT_LT(calls.percentile(99), 3200) << "four round trips, 320 ms, on a machine that is not busy";
+    // Not the 99th: one stall makes a call of each of the six threads slow.
+    EXPECT_LT(calls.percentile(90), 3200) << "four round trips, 320 ms, on a machine that is not busy";
   }
   const milliseconds heartbeat = is_soak ? 5000ms : 500ms;  // three heartbeats are a part of the transfer
   const std::size_t bytes = (is_soak ? 200 : 6) * megabyte;
@@ -210,7 +211,7 @@ TEST_F(NetworkTest, LargeTensorsFillAGigabitWithTenMillisecondsEachWay) {
   for (int i = 0; i < 3; ++i) a->call<std::int64_t>("b", "count bytes", tensors).get();
   const auto rate = 3.0 * 64 * megabyte * 8 / static_cast<double>(since.passed().count()) / 1e6;
   std::printf("%.2f Gbit/s\n", rate);
-  EXPECT_GT(rate, 0.3) << "0.8 and more on a machine that is not busy";
+  EXPECT_GT(rate, under_sanitizer ? 0.02 : 0.3) << "0.8 and more on a machine that is not busy";
 }
 
 }  // namespace

@@ -332,6 +332,12 @@ def outputs_of(started: list[subprocess.Popen[Any]], timeout: float = 100) -> li
     return [output for output, _ in ended]
 
 
+def stop_child(pid: int) -> None:
+    """Stops a child of this process by SIGSTOP; returns once it has stopped, because a busy kernel takes its time."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+
+
 def eventually(condition: Callable[[], bool], seconds: float = max(10, PATIENCE)) -> bool:
     """Waits for ``condition``; returns False if it does not become true."""
     until = time.monotonic() + seconds

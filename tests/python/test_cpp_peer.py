@@ -243,7 +243,8 @@ def test_torchrun_starts_python_and_cpp_in_one_job(tmp_path: Path, rank_of_pytho
     (tmp_path / "main.py").write_text(
         "import tensorferry\n"
         "with tensorferry.Agent('head') as head:\n"
-        "    print('the sum is', head.rpc_sync('from torchrun', 'add', args=(2, 3)))\n"
+        "    total = head.rpc_sync('from torchrun', 'add', args=(2, 3))\n"
+        "    print(f'the sum is {total}')\n"  # in one piece: the other process writes to the same pipe
         "    head.shutdown()\n"
     )
     job = tmp_path / "job.sh"

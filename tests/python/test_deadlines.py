@@ -371,7 +371,7 @@ def test_a_function_sees_that_its_caller_cancelled(cluster, transport, ending):
         future.cancel()
     else:
         with pytest.raises(errors.DeadlineExceeded):
-            rpc.rpc_sync("worker1", work_until_cancelled, timeout=1)
+            rpc.rpc_sync("worker1", work_until_cancelled, timeout=3)
     assert told("worker1", "cancelled")
 
 

@@ -250,15 +250,24 @@ import sys
 import tensorferry
 import tensorferry.rpc as rpc
 rank = int(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
 try:
     rpc.init_rpc(["one", "two", "one"][rank], rank=rank, world_size=3, init_method="tcp://127.0.0.1:{port}")
 except tensorferry.errors.InvalidArgument as error:
     print(error)
 """
     processes = [
-        subprocess.Popen([sys.executable, "-c", program, str(rank)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for rank in range(3)
     ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:  # they join at the same time, however long each has taken to import
+        process.stdin.write("\n")
+        process.stdin.flush()
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert all('the name "one" is taken by the agent "one" (rank ' in text for text in said), said
     assert sum(" could not join the world: " in text for text in said) == 2, said

@@ -11,7 +11,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
-from conftest import eventually
+from conftest import eventually, stop_child
 from tensorferry import errors
 
 WAYS = {
@@ -239,7 +239,7 @@ def test_nothing_lands_after_a_stopped_peer_continues(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", count_up, (1,))
     out = torch.full((1000, 1000), -1.0)
-    os.kill(cluster.pids[0], signal.SIGSTOP)
+    stop_child(cluster.pids[0])
     try:
         with pytest.raises(errors.DeadlineExceeded):
             rpc.rpc_sync("worker1", count_up, (1000, 1000), timeout=0.2, out=out)

@@ -10,7 +10,7 @@ import pytest
 import tensorferry
 import tensorferry.rpc as rpc
 import torch
-from conftest import eventually
+from conftest import eventually, stop_child
 from tensorferry import errors
 
 looked_at = threading.Event()  # in the process that runs the handlers
@@ -109,7 +109,7 @@ def test_a_timeout_does_not_mean_that_the_arguments_were_read(cluster, way, endi
     cluster.start(1, **WAYS[way])
     rpc.rpc_sync("worker1", torch.add, (torch.ones(1), 1))
     go_by(way, "worker1")
-    os.kill(cluster.pids[0], signal.SIGSTOP)
+    stop_child(cluster.pids[0])
     try:
         future = rpc.rpc_async("worker1", torch.add, (torch.ones(8_000_000), 1), timeout=0.3)
         with pytest.raises(errors.DeadlineExceeded):

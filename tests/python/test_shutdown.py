@@ -137,15 +137,18 @@ def test_shutdown_without_grace_does_not_wait(world):
 def test_an_agent_without_a_world_waits_for_its_own_calls(pair):
     a, b = pair
     done.clear()
+    assert b.rpc_sync("a", max, (1, 2)) == a.rpc_sync("b", max, (1, 2)) == 2  # there are links now
     served = b.rpc_async("a", slowly, ("served",))
     made = a.rpc_async("b", slowly, ("made",))
     time.sleep(0.1)
     a.shutdown()
     assert made.wait() == "made"
     assert served.wait() == "served"
+    kept["end"] = threading.Event()
     with pytest.raises(errors.DeadlineExceeded, match="under way"):
-        b.rpc_async("b", time.sleep, (1,))
+        b.rpc_async("b", wait_for_the_end)
         b.shutdown(timeout=0.1)
+    kept["end"].set()
 
 
 def test_a_dead_member_is_named(cluster):

@@ -38,12 +38,16 @@ folder = tempfile.mkdtemp()
 store = "file://" + folder + "/store"
 
 def workers(work, count=2):
+    # No worker begins before the last fork: a thread of this process that serves it might hold a lock of libc.
+    forking, forked = os.pipe()
     children = []
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
+                os.close(forked)
+                os.read(forking, 1)
                 work(rank)
                 code = 0
             except BaseException:
@@ -52,6 +56,8 @@ def workers(work, count=2):
                 sys.stdout.flush()
                 os._exit(code)
         children.append(pid)
+    os.close(forked)
+    os.close(forking)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     assert codes == [0] * count, codes
 

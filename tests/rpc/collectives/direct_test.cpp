@@ -531,14 +531,14 @@ TEST_F(DirectFlags, AGraphOfEveryOperationIsReplayed) {
 }
 
 TEST_F(DirectFlags, ReplaysThatWaitOneAfterAnotherEachHaveTheirOwnTime) {
-  form(2, std::chrono::seconds(5));
+  form(2, std::chrono::seconds(12));
   run([&](Rank& each) {
     const auto values = each.gpu.allocate(400);
     CapturedGraph graph(each.gpu, [&] {
       ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::int32, Reduction::sum, each.options())).ok());
     });
-    for (int turn = 0; turn < 8; ++turn) {
-      if (each.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    for (int turn = 0; turn < 8; ++turn) {  // in all longer than the time-out
+      if (each.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1700));
       graph.launch();
     }
     each.gpu.synchronize();
@@ -893,7 +893,7 @@ TEST_F(DirectFlags, AGraphThatWaitsForARankIsReleasedWhenTheGroupFails) {
 }
 
 TEST_F(DirectFlags, AReplayThatWaitsLongerThanTheTimeoutNamesTheRank) {
-  form(2, std::chrono::seconds(4));  // also for the capture, which loads kernels
+  form(2, std::chrono::seconds(under_sanitizer ? 20 : 6));  // also for the capture, which loads kernels
   std::atomic<bool> released{false};
   run([&](Rank& each) {
     const auto values = each.gpu.allocate(400);
@@ -1039,7 +1039,7 @@ std::span<std::byte> summed_once(Direct::Rank& each, std::size_t count = 10) {
 }
 
 TEST_F(Direct, AStreamThatDoesNotComeInTimeIsNamedAndTheOthersAreReleased) {
-  form(2, std::chrono::seconds(4));  // also for the first operation, which loads kernels
+  form(2, std::chrono::seconds(under_sanitizer ? 20 : 6));  // also for the first operation, which loads kernels
   std::atomic<bool> released{false};
   run([&](Rank& each) {
     const auto values = summed_once(each);
