@@ -117,7 +117,7 @@ TEST_F(Flow, AWaiterWakesTheOneWhoseBufferLandsInItsPull) {
   EXPECT_TRUE(eventually([&] { return landings->pulls == 1; }));
   std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
   EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
-  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(5)));
+  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(30)));
   first.join();
 }
 
@@ -143,7 +143,7 @@ TEST_F(Flow, AWaiterEndsWithItsCallIfTheProcessHasNoDescriptorToSpare) {
   });
   std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
   call.cancel();
-  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(5)));
+  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(30)));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   waiter.join();
 }
@@ -274,7 +274,7 @@ TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
     ASSERT_TRUE(request.ok());
     (void)peer.connection.read_bytes(100'000);
     ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
-    EXPECT_TRUE(light.wait(Clock::now() + seconds(5)));
+    EXPECT_TRUE(light.wait(Clock::now() + seconds(30)));
   }
   EXPECT_FALSE(heavy.done());
 }

@@ -110,7 +110,7 @@ TEST_P(Calls, ThatExpireFailAtBothEnds) {
     EXPECT_EQ(late.status().code(), Code::deadline_exceeded);
     EXPECT_THAT(what(late.status()), HasSubstr("\"wait\" on \"b\": no answer in 0.1 s"));
     EXPECT_GE(since.passed(), milliseconds(100));
-    EXPECT_LT(since.passed(), seconds(5));
+    EXPECT_LT(since.passed(), seconds(60));
   }
   EXPECT_GE(began, 1);
   EXPECT_TRUE(eventually([&] { return expired == began; }));
@@ -543,12 +543,12 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
     EXPECT_FALSE(call.done());
     if (completes) {
       ASSERT_TRUE(peer.connection.write(ByteView(sent.data + 50'000, 50'000)).ok());
-      ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+      ASSERT_TRUE(call.wait(Clock::now() + seconds(30)));
       EXPECT_TRUE(call.take().ok());
       EXPECT_TRUE(same_bytes(options.into[0], sent));
     }
     peer.connection.close();
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+    ASSERT_TRUE(call.wait(Clock::now() + seconds(30)));
     if (!completes) {
       EXPECT_EQ(call.take().status().code(), Code::connection_lost);
     }

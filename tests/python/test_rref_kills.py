@@ -5,14 +5,12 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
-import os
 import random
-import signal
 
 import pytest
 import tensorferry
 import tensorferry.rpc as rpc
-from conftest import Cluster, eventually, join, repeated
+from conftest import Cluster, eventually, join, repeated, stop_child
 from tensorferry import errors
 
 alive: collections.Counter[str] = collections.Counter()
@@ -154,7 +152,7 @@ def restart(cluster, workers, number, prefix):
 def test_a_peer_that_died_before_its_link_returns_as_a_new_incarnation(cluster, workers):
     cluster.start(2, static=False, prefix="unlinked")
     worker = cluster.workers[1]
-    os.kill(worker.process.pid, signal.SIGSTOP)  # so that it does not answer handshakes
+    stop_child(worker.process.pid)  # so that it does not answer handshakes
     early = rpc.remote("worker2", Thing, ("early",))
     worker.kill()
     with pytest.raises(errors.ConnectionLost):
