@@ -27,9 +27,7 @@ class Blocked {
     const cuda::DeviceGuard here(0);
     while (cuda::api()->stream_query(stream_) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
     cuda::api()->stream_destroy(stream_);
-    // Its pages stay locked: to unlock them, a background thread would wait for the next Blocked too.
-    static auto& kept = *new std::vector<cuda::Pinned>;
-    kept.push_back(std::move(page_));
+    kept().push_back(std::move(page_));
   }
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
@@ -38,6 +36,11 @@ class Blocked {
   [[nodiscard]] CUstream get() const { return stream_; }
 
  private:
+  /// The pages of earlier ones, which stay locked: to unlock one, a background thread would wait for the next Blocked.
+  static std::vector<cuda::Pinned>& kept() {
+    static auto& pages = *new std::vector<cuda::Pinned>;
+    return pages;
+  }
   [[nodiscard]] cuda::Word word() const { return cuda::word_at(page_, 0); }
 
   cuda::Pinned page_ = *cuda::Pinned::lock(*SharedMemory::create(4096), 0);
