@@ -16,6 +16,7 @@
 
 #include "channels/cma/cma_channel.h"
 #include "channels/cma/process.h"
+#include "tests/agent/forked.h"
 #include "tests/channels/forbid_reading.h"
 #include "tests/conformance/child.h"
 #include "tests/conformance/wire_pair.h"
@@ -24,6 +25,7 @@ namespace tensorferry::conformance {
 namespace {
 
 using tensorferry::testing::forbid_reading;
+using tensorferry::testing::not_allowed;
 using ::testing::HasSubstr;
 
 constexpr std::size_t megabyte = 1 << 20;
@@ -41,8 +43,6 @@ struct End {
 bool contains(const Status& status, std::string_view text) {
   return status.what().find(text) != std::string_view::npos;
 }
-
-constexpr int not_allowed = 77;
 
 class CmaProcess : public ::testing::Test {
  protected:

@@ -193,7 +193,7 @@ TEST_P(ChannelSuite, ASlowReceiverGetsEveryBufferAndDelaysNoOffer) {
   const auto offering = std::chrono::steady_clock::now() - begin;
   for (std::uint32_t i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(expect_arrives(b(), i % 2 ? 100'000 : 1'000'000, i));
   for (const auto& outcome : released) EXPECT_EQ(outcome.wait_name(), "Ok");
-  EXPECT_LT(offering, patience);  // filling the buffers takes most of this time
+  EXPECT_LT(offering, patience / 3);  // filling the buffers takes most of this time
 }
 
 TEST_P(ChannelSuite, OffersReturnWhileTheReceiverReadsNothing) {

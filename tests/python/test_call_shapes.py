@@ -23,7 +23,7 @@ import torch.distributed as dist
 from conftest import repeated
 
 PROMISED = 1  # seconds; what takes longer is counted
-LIMIT = 30
+LIMIT = 10
 
 
 class Shape(NamedTuple):
