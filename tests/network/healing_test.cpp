@@ -291,19 +291,19 @@ class Nat : public NetworkTest {
   void expect_all_works(Agent& a) const {
     const auto ask = [&](std::size_t bytes) {
       return [&a, bytes] {
-        a.call_with<std::int64_t>(within(30s), "b", "ask", "a", static_cast<std::int64_t>(bytes)).get();
+        a.call_with<std::int64_t>(within(20s), "b", "ask", "a", static_cast<std::int64_t>(bytes)).get();
       };
     };
-    EXPECT_TRUE(attempt("a calls b", [&] { a.call_with<int>(within(30s), "b", "record", 1).get(); }));
+    EXPECT_TRUE(attempt("a calls b", [&] { a.call_with<int>(within(20s), "b", "record", 1).get(); }));
     EXPECT_TRUE(attempt("b calls back", ask(100)));
     EXPECT_TRUE(attempt("1 MB to b", [&] {
-      a.call_with(within(30s), "b", "count bytes", std::vector{patterned_tensor(megabyte)}).get();
+      a.call_with(within(20s), "b", "count bytes", std::vector{patterned_tensor(megabyte)}).get();
     }));
     EXPECT_TRUE(attempt("1 MB as b's reply",
-                        [&] { a.call_with<Tensor>(within(30s), "b", "make tensor", std::int64_t{megabyte}).get(); }));
+                        [&] { a.call_with<Tensor>(within(20s), "b", "make tensor", std::int64_t{megabyte}).get(); }));
     EXPECT_TRUE(attempt("1 MB from b in a call back, and as its reply", ask(megabyte)));
     EXPECT_TRUE(
-        attempt("a reference", [&] { a.call_with<Object>(within(30s), "b", "make").get().call<int>("add", 1).get(); }));
+        attempt("a reference", [&] { a.call_with<Object>(within(20s), "b", "make").get().call<int>("add", 1).get(); }));
   }
 };
 
@@ -355,8 +355,7 @@ TEST_F(NetworkTest, ManyTensorsInAListArriveOnASlowPathBesideSmallCalls) {
                       [&] { a->call_with<std::int64_t>(within(300s), "b", "count bytes", tensors).get(); }));
   calls.stop();
   EXPECT_EQ(calls.failed(), 0U);
-  // Not the 99th: one stall makes a call of each of the six threads slow.
-  EXPECT_LT(calls.percentile(90), 3200) << "four round trips, 320 ms, on a machine that is not busy";
+  EXPECT_LT(calls.percentile(99), 3200) << "four round trips, 320 ms, on a machine that is not busy";
 }
 
 // ---- A mass start
