@@ -1,4 +1,4 @@
-"""The command line: ``tensorferry tune``, or ``python -m tensorferry tune``."""
+"""The command line: ``tensorferry key``, or ``python -m tensorferry key``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import trace, tune
+from . import key, trace, tune
 
 COMMANDS = {
+    "key": (key.main, "make the cluster key of a job, once, in a file that you copy to each host"),
     "tune": (tune.main, "measure which algorithm of a collective operation is fastest here, and keep the result"),
     "trace": (trace.main, "work on traces of calls"),
 }
