@@ -9,7 +9,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
@@ -23,6 +22,7 @@
 #include "agent/address.h"
 #include "agent/connect.h"
 #include "agent/link.h"
+#include "agent/strangers.h"
 #include "base/log.h"
 
 namespace tensorferry {
@@ -32,25 +32,32 @@ namespace asio = boost::asio;
 using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
-constexpr std::size_t most_strangers = 256;  // connections at once that have to prove the key, and have not yet
 constexpr std::chrono::seconds handshake_timeout{10};
-// A stranger that is older makes room for another. A dialler sends its first bytes at once, and its proof a round trip
-// later.
-constexpr std::chrono::milliseconds patience_with_silence{500};
-constexpr std::chrono::milliseconds patience_with_proof{4000};
+// Of a stranger. A dialler sends its first bytes at once, and its proof a round trip later.
+constexpr std::chrono::seconds patience_with_silence{1};
+constexpr std::chrono::seconds patience_with_proof{4};
 
 class AgentAcceptor;
 
 /// A connection in the handshake.
 struct Handshake {
   std::shared_ptr<Socket> socket;
+  Strangers::Held place;  // null: the peer has proved itself
   bool local = false;
-  bool silent = true;  // has sent nothing yet
-  std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
+  std::shared_ptr<asio::steady_timer> timer;  // closes the socket
 };
 
-asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor);
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp);
+/// Closes the connection after `time`, unless called again before.
+void limit(const Handshake& of, std::chrono::seconds time) {
+  of.timer->expires_after(time);
+  of.timer->async_wait([socket = of.socket](const error_code& cancelled) {
+    error_code ignored;
+    if (!cancelled) socket->close(ignored);
+  });
+}
+
+void accept_unix(const std::shared_ptr<AgentAcceptor>& acceptor);
+void accept_tcp(const std::shared_ptr<AgentAcceptor>& acceptor, asio::ip::tcp::acceptor& tcp);
 asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
 asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of);
 
@@ -81,7 +88,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   }
 
   Status listen_on(Engine& of, const InterfaceAddress& address, PortRange ports) {
-    if (!address.loopback && !of.identity.own_key)
+    if (!address.loopback && of.identity.key.empty())
       return {Code::unauthenticated, "listening on " + address.address + " (" + address.interface +
                                          "), which other hosts can reach, needs a key of your own:\n  " +
                                          std::string(how_to_set_a_key())};
@@ -94,8 +101,8 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   }
 
   void start() {
-    if (unix_.is_open()) asio::co_spawn(context, accept_unix(shared_from_this()), asio::detached);
-    for (auto& each : tcp_) asio::co_spawn(context, accept_tcp(shared_from_this(), each), asio::detached);
+    if (unix_.is_open()) accept_unix(shared_from_this());
+    for (auto& each : tcp_) accept_tcp(shared_from_this(), each);
   }
 
   void stop() override {
@@ -103,9 +110,8 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       error_code ignored;
       self->unix_.close(ignored);
       for (auto& each : self->tcp_) each.close(ignored);
-      for (const auto* all : {&self->strangers, &self->proven}) {
-        for (const auto& one : *all) one->socket->close(ignored);
-      }
+      self->strangers.close_all();
+      for (const auto& one : self->proven) one->socket->close(ignored);
       self->stopped = true;
     });
   }
@@ -114,77 +120,93 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   asio::io_context& context;
   asio::local::stream_protocol::acceptor unix_;
   std::list<asio::ip::tcp::acceptor> tcp_;  // one for each address; never changes after open()
-  /// Returns the stranger that may make room for another connection; null: none.
-  [[nodiscard]] std::shared_ptr<Handshake> outstayed() const {
-    const auto now = std::chrono::steady_clock::now();
-    for (const auto& one : strangers) {
-      if (now - one->begun > (one->silent ? patience_with_silence : patience_with_proof)) return one;
-    }
-    return nullptr;
-  }
-  /// Returns whether there is room for another stranger. Closes one that has had its time if need be.
-  bool make_room() {
-    if (strangers.size() < most_strangers) return true;
-    const auto oldest = outstayed();
-    if (!oldest) return false;
-    error_code ignored;
-    oldest->socket->close(ignored);
-    strangers.remove(oldest);
-    return true;
-  }
-
-  // Connections in the handshake, oldest first: those that have to prove the key and have not yet, and the others.
-  std::list<std::shared_ptr<Handshake>> strangers, proven;
+  // Connections in the handshake: those that have to prove themselves and have not yet, and the others.
+  Strangers strangers{places_for_strangers()};
+  std::list<std::shared_ptr<Handshake>> proven;
   bool stopped = false;
 
  private:
   std::string unix_address_;
 };
 
+/// Marks the peer as one that has proved itself: no stranger pushes it out any more.
+void prove(AgentAcceptor& acceptor, const std::shared_ptr<Handshake>& of) {
+  if (of->place) acceptor.strangers.release(std::exchange(of->place, nullptr));
+  limit(*of, handshake_timeout);
+  acceptor.proven.push_back(of);
+}
+
+void end_handshake(AgentAcceptor& acceptor, const std::shared_ptr<Handshake>& of) {
+  of->timer->cancel();
+  if (of->place) acceptor.strangers.release(std::exchange(of->place, nullptr));
+  acceptor.proven.remove(of);
+}
+
 void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
   auto of = std::make_shared<Handshake>();
   of->local = local;
   of->socket = std::make_shared<Socket>(std::move(socket));
-  const bool trusted = !key_needed(local ? unix_peer_uid(of->socket->native_handle()) : std::nullopt, ::geteuid());
-  if (!trusted && !acceptor->make_room()) return;  // closes it: the dialler tries again
-  (trusted ? acceptor->proven : acceptor->strangers).push_back(of);
-  asio::co_spawn(acceptor->context, handle_connection(acceptor, std::move(of)), asio::detached);
+  of->timer = std::make_shared<asio::steady_timer>(acceptor->context);
+  const int fd = of->socket->native_handle();
+  if (local && !key_needed(unix_peer_uid(fd), ::geteuid())) {
+    prove(*acceptor, of);
+  } else {
+    limit(*of, patience_with_silence);
+    of->place = acceptor->strangers.admit(stranger_address(fd), [weak = std::weak_ptr(of->socket)] {
+      error_code ignored;
+      if (const auto alive = weak.lock()) alive->close(ignored);
+    });
+  }
+  asio::co_spawn(acceptor->context, handle_connection(acceptor, of), [acceptor, of](const std::exception_ptr& failure) {
+    end_handshake(*acceptor, of);
+    if (failure) log_warning("refused a connection: out of memory");
+  });
 }
 
-/// Waits before the next accept after an error (no descriptor left, for example), so that accepting does not spin.
+/// Waits before the next accept after an error, so that accepting does not spin. If no descriptor is left, a stranger
+/// gives up its own.
 asio::awaitable<void> pause(std::shared_ptr<AgentAcceptor> acceptor) {
+  if (acceptor->strangers.shed()) co_return;
   asio::steady_timer timer(acceptor->context, std::chrono::milliseconds(20));
   error_code ignored;
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
 
-asio::awaitable<void> accept_unix(std::shared_ptr<AgentAcceptor> acceptor) {
-  while (acceptor->unix_.is_open()) {
-    error_code error;
-    auto socket = co_await acceptor->unix_.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (!error)
-      begin_handshake(acceptor, std::move(socket), true);
-    else if (acceptor->unix_.is_open())
-      co_await pause(acceptor);
-  }
+/// Accepts until the listener is closed, and passes each connection to `take`. An exception (no memory) costs the
+/// connection at hand and ends nothing else.
+template <class Listener, class Take>
+void accept_all(const std::shared_ptr<AgentAcceptor>& acceptor, Listener& listener, Take take) {
+  const auto loop = [](std::shared_ptr<AgentAcceptor> of, Listener& at, Take with) -> asio::awaitable<void> {
+    while (at.is_open()) {
+      error_code error;
+      auto socket = co_await at.async_accept(asio::redirect_error(asio::use_awaitable, error));
+      if (!error)
+        with(std::move(socket));
+      else if (at.is_open())
+        co_await pause(of);
+    }
+  };
+  asio::co_spawn(acceptor->context, loop(acceptor, listener, take),
+                 [acceptor, &listener, take](const std::exception_ptr& failure) {
+                   if (!failure) return;
+                   log_warning("accepting connections: out of memory");
+                   accept_all(acceptor, listener, take);
+                 });
 }
 
-asio::awaitable<void> accept_tcp(std::shared_ptr<AgentAcceptor> acceptor, asio::ip::tcp::acceptor& tcp) {
-  while (tcp.is_open()) {
-    if (!acceptor->make_room()) {  // the others wait in the listener's backlog
-      co_await pause(acceptor);
-      continue;
-    }
-    error_code error;
-    auto socket = co_await tcp.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (!error) {
-      socket.set_option(asio::ip::tcp::no_delay(true), error);
-      begin_handshake(acceptor, std::move(socket), false);
-    } else if (tcp.is_open()) {
-      co_await pause(acceptor);
-    }
-  }
+void accept_unix(const std::shared_ptr<AgentAcceptor>& acceptor) {
+  accept_all(acceptor, acceptor->unix_, [of = acceptor.get()](asio::local::stream_protocol::socket socket) {
+    begin_handshake(of->shared_from_this(), std::move(socket), true);
+  });
+}
+
+void accept_tcp(const std::shared_ptr<AgentAcceptor>& acceptor, asio::ip::tcp::acceptor& tcp) {
+  accept_all(acceptor, tcp, [of = acceptor.get()](asio::ip::tcp::socket socket) {
+    error_code ignored;
+    socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+    begin_handshake(of->shared_from_this(), std::move(socket), false);
+  });
 }
 
 void log_refused(bool local, const Status& why) {
@@ -192,15 +214,7 @@ void log_refused(bool local, const Status& why) {
 }
 
 asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
-  asio::steady_timer timer(acceptor->context, handshake_timeout);
-  timer.async_wait([socket = of->socket](const error_code& cancelled) {
-    error_code ignored;
-    if (!cancelled) socket->close(ignored);
-  });
   const auto status = co_await run_handshake(acceptor, of);
-  timer.cancel();
-  acceptor->strangers.remove(of);
-  acceptor->proven.remove(of);
   const auto engine = acceptor->engine.lock();
   if (!status.ok() && engine && !engine->leaving) log_refused(of->local, status);
 }
@@ -235,22 +249,23 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   };
   std::size_t got = 0;
 
-  Terms terms;
-  terms.key = &engine->identity.key;
-  terms.demands_proof = key_needed(local ? unix_peer_uid(socket->native_handle()) : std::nullopt, ::geteuid());
-  terms.purpose = "link";
-  terms.version_min = wire::version_min;
-  terms.version_max = wire::version_max;
-  AcceptorHandshake handshake(terms);
   std::array<std::byte, AcceptorHandshake::hello_bytes> opening{};
   got = co_await asio::async_read(*socket, asio::buffer(opening), token);
   if (error && got == 0) co_return Status();  // a probe for a listener, or a stranger: not worth a warning
   if (error) co_return cut();
-  of->silent = false;
+  if (of->place) limit(*of, patience_with_proof);
+
+  Terms terms;
+  terms.key = &engine->identity.key;
+  terms.demands_proof = acceptor_demands_proof(socket->native_handle(), engine->identity.key);
+  terms.purpose = "link";
+  terms.version_min = wire::version_min;
+  terms.version_max = wire::version_max;
+  AcceptorHandshake handshake(terms);
   const auto answer = handshake.answer(opening);
   if (!answer) co_return answer.status();
   co_await asio::async_write(*socket, asio::buffer(answer->bytes), token);
-  if (!answer->verdict.ok()) co_return answer->verdict;
+  if (!answer->verdict.ok()) co_return why_refused(socket->native_handle(), engine->identity.key, answer->verdict);
   if (error) co_return cut();
   Digest proof{};
   co_await asio::async_read(*socket, asio::buffer(proof), token);
@@ -263,9 +278,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
                          std::string(how_to_set_a_key()));
   if (error) co_return cut();
   if (auto status = handshake.check(proof); !status) co_return status;
-  acceptor->strangers.remove(of);
-  acceptor->proven.remove(of);
-  acceptor->proven.push_back(of);
+  if (of->place) prove(*acceptor, of);
 
   wire::Header header;
   header.kind = wire::Kind::hello;

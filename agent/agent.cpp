@@ -37,12 +37,14 @@ Status RawAgent::Impl::learn_key() {
   auto& options = engine->options;
   if (!options.store)
     return {Code::invalid_argument, "an agent needs a store to find its peers: set AgentOptions::store"};
-  // Successive worlds of a job, whose prefixes differ behind the first '/', share one key.
-  auto cluster = cluster_key(*options.store, options.prefix.substr(0, options.prefix.find('/')), options.key);
-  if (!cluster) return cluster.status();
-  engine->identity.key = std::move(cluster->key);
-  engine->identity.own_key = cluster->own;
-  return {};
+  auto key = Key::load(options.key);
+  if (!key) return key.status();
+  engine->identity.key = std::move(*key);
+  if (!engine->identity.key.empty() || options.store->loopback()) return {};
+  return {Code::unauthenticated,
+          formatted("the rendezvous can be reached from other hosts, and there is no cluster key. {}. For one host "
+                    "alone, let the rendezvous be at 127.0.0.1 (MASTER_ADDR)",
+                    how_to_set_a_key())};
 }
 
 Status RawAgent::Impl::create(RawAgentOptions options) {
@@ -70,8 +72,7 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
-  engine->directory = std::make_unique<Directory>(engine->options.store, engine->options.prefix,
-                                                  engine->identity.own_key ? engine->identity.key : Key());
+  engine->directory = std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key);
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
   if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();

@@ -235,7 +235,7 @@ struct RawAgentOptions {
   int rank = -1;
   std::shared_ptr<Store> store;        // the key-value store in which agents find one another
   std::string prefix = "tensorferry";  // of the keys in the store
-  std::string key;  // the cluster key; "": TENSORFERRY_KEY_FILE, TENSORFERRY_KEY, or one from the store (loopback)
+  std::string key;  // the cluster key; "": TENSORFERRY_KEY_FILE, TENSORFERRY_KEY, or none (one user on one host)
   Registry registry = Registry::built_in();
   std::string channels;                                  // see Registry::drivers; "": TENSORFERRY_CHANNELS
   std::vector<Device> devices{Device{}};                 // this agent's devices; always includes the CPU

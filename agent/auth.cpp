@@ -16,6 +16,7 @@
 #include <fstream>
 
 #include "agent/rendezvous/blocking_io.h"
+#include "agent/rendezvous/tcp_owner.h"
 #include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "base/text.h"
@@ -268,8 +269,36 @@ FileDescriptor unix_peer_process(int fd) noexcept {
   return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
 }
 
-bool key_needed(std::optional<uid_t> unix_peer, uid_t mine) noexcept {
-  return !unix_peer || *unix_peer != mine || *unix_peer == overflow_uid();
+bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept {
+  return !peer || *peer != mine || *peer == overflow_uid();
+}
+
+Status check_same_user(int fd) {
+  auto uid = unix_peer_uid(fd);
+  if (!uid) uid = tcp_peer_uid(fd);
+  if (!key_needed(uid, ::geteuid())) return {};
+  const auto who = uid ? formatted("a process of uid {} is at the other end", *uid)
+                       : std::string("the kernel does not say whose process is at the other end");
+  return {Code::unauthenticated, formatted("{}, and without a cluster key uid {} speaks with its own processes of this "
+                                           "host alone. {}",
+                                           who, ::geteuid(), how_to_set_a_key())};
+}
+
+bool acceptor_demands_proof(int fd, const Key& key) {
+  const auto uid = unix_peer_uid(fd);
+  if (uid || !key.empty()) return key_needed(uid, ::geteuid());
+  return key_needed(tcp_peer_uid(fd), ::geteuid());
+}
+
+Status why_refused(int fd, const Key& key, const Status& verdict) {
+  if (!key.empty() || verdict.code() != Code::unauthenticated) return verdict;
+  const auto same = check_same_user(fd);
+  return same.ok() ? verdict : same;
+}
+
+bool dialler_demands_proof(int fd, const Key& key) {
+  const auto uid = unix_peer_uid(fd);
+  return (uid || !key.empty()) && key_needed(uid, ::geteuid());
 }
 
 DiallerHandshake::DiallerHandshake(Terms terms)
@@ -334,6 +363,9 @@ Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
   if (auto status = read_exactly(fd, answer, deadline); !status) return during(status);
   const auto mine = handshake.answer(answer);
   if (!mine) return mine.status();
+  if (!handshake.agreement().proven) {
+    if (auto status = check_same_user(fd); !status) return status;
+  }
   if (auto status = write_all(fd, *mine, deadline); !status) return during(status);
   return handshake.agreement();
 }

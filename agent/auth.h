@@ -16,6 +16,9 @@
 ///
 /// A proof shows that the other end of the handshake knows the key. The bytes that follow are not signed: an attacker
 /// who can change packets on the way can take over the open connection (no TLS yet).
+///
+/// A handshake without proofs ends well only if the kernel says that the other end belongs to this user
+/// (check_same_user()). So a process without a key is reached by its own user on its own host, and by nothing else.
 #pragma once
 
 #include <sys/types.h>
@@ -111,9 +114,22 @@ std::optional<uid_t> unix_peer_uid(int fd) noexcept;
 /// kernel has SO_PEERPIDFD (Linux 6.5), this also works for a process in another pid namespace, and never returns a
 /// later process with the same pid. Empty: the kernel does not know the process, or the process has ended.
 FileDescriptor unix_peer_process(int fd) noexcept;
-/// Returns whether this side must demand a proof. Only the same user, over a unix socket of this host, needs none. A
-/// user without a name in this user namespace (the overflow uid) never counts as the same user.
-[[nodiscard]] bool key_needed(std::optional<uid_t> unix_peer, uid_t mine) noexcept;
+/// Returns whether a peer of that uid, which the kernel has told, must prove the key. Only the same user needs no
+/// proof. A user without a name in this user namespace (the overflow uid) never counts as the same user.
+[[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept;
+/// Ok if the kernel says that the other end of a connected socket belongs to this process's user: by SO_PEERCRED for a
+/// unix socket, else by the owner of the TCP socket (tcp_peer_uid()). Unauthenticated: another user, another host, or
+/// the kernel does not know; the text says which. A dialler calls it after the acceptor's first bytes have come.
+Status check_same_user(int fd);
+/// Returns whether the acceptor of a connection must demand a proof. The same user needs none over a unix socket. Over
+/// TCP, each peer needs one if this process has a key; if not, the same user needs none, and the others get in no way.
+[[nodiscard]] bool acceptor_demands_proof(int fd, const Key& key);
+/// Returns `verdict`, that of an acceptor's answer; or if the other end would have needed a key and this process has
+/// none, check_same_user()'s error, which names the user.
+Status why_refused(int fd, const Key& key, const Status& verdict);
+/// Returns whether the dialler of a connection must demand a proof. As acceptor_demands_proof(), but false over TCP
+/// without a key: handshake_as_dialler() then asks the kernel, which knows the acceptor's user only after its answer.
+[[nodiscard]] bool dialler_demands_proof(int fd, const Key& key);
 
 /// One side's input to a handshake.
 struct Terms {
@@ -177,10 +193,12 @@ class AcceptorHandshake {
   Agreement agreement_;
 };
 
-/// Performs the dialling side of the handshake over a connected stream socket; blocks until `deadline` at most. On an
-/// error (DeadlineExceeded, ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
+/// Performs the dialling side of the handshake over a connected stream socket; blocks until `deadline` at most. If
+/// neither side demands a proof, the acceptor must be this user's (check_same_user()). On an error (DeadlineExceeded,
+/// ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
 Result<Agreement> handshake_as_dialler(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
-/// Performs the accepting side; otherwise like handshake_as_dialler().
+/// Performs the accepting side. Demands what `terms` say: the caller knows the dialler's user before it begins
+/// (acceptor_demands_proof()). Otherwise like handshake_as_dialler().
 Result<Agreement> handshake_as_acceptor(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace tensorferry

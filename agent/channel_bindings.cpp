@@ -1,9 +1,13 @@
 #include "agent/channel_bindings.h"
 
+#include <unistd.h>
+
 #include <mutex>
 
+#include "agent/auth.h"
 #include "agent/channel_binding.h"
 #include "agent/placement.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -24,9 +28,10 @@ const wire::Hello::Endpoint* endpoint_of(const std::vector<wire::Hello::Driver>&
 ChannelBindings::ChannelBindings(WireParts parts) : parts_(parts) {}
 ChannelBindings::~ChannelBindings() = default;
 
-void ChannelBindings::meet(const wire::Hello& hello) {
+void ChannelBindings::meet(const wire::Hello& hello, std::optional<uid_t> uid) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(peer_.met, true)) return;
+  peer_.uid = uid;
   peer_.drivers = hello.drivers;
   peer_.devices = hello.devices;
   peer_.bundles = (hello.features & wire::feature::bundles) != 0;
@@ -56,7 +61,10 @@ std::optional<Refusal> ChannelBindings::reach(std::size_t index, DevicePair pair
   }
   const auto* other = endpoint_of(peer_.drivers, driver.name(), pair.remote);
   if (other == nullptr) return Refusal{"the peer does not have it for its " + text_of(pair.remote)};
-  return driver.reaches(mine->descriptor, other->descriptor);
+  if (auto refusal = driver.reaches(mine->descriptor, other->descriptor)) return refusal;
+  if (!driver.within_one_user() || !key_needed(peer_.uid, ::geteuid())) return std::nullopt;
+  return Refusal{peer_.uid ? formatted("another user: uid {}, here {}", *peer_.uid, ::geteuid())
+                           : "the kernel does not say which user the peer is"};
 }
 
 const ChannelOrder& ChannelBindings::order(DevicePair pair) {

@@ -4,6 +4,8 @@
 /// Threads: any. No lock is held across a call of a channel.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -49,8 +51,9 @@ class ChannelBindings final {
   explicit ChannelBindings(WireParts parts);
   ~ChannelBindings();
 
-  /// Learns the peer's devices, drivers and features from its first hello. Later hellos change nothing.
-  void meet(const wire::Hello& hello);
+  /// Learns the peer's devices, drivers and features from its first hello. Later hellos change nothing. `uid`: the
+  /// peer's user, as the kernel tells; nullopt: the kernel does not know.
+  void meet(const wire::Hello& hello, std::optional<uid_t> uid);
   /// Returns whether the peer's first hello has come.
   [[nodiscard]] bool met() const;
   /// Returns whether the peer reads bundles.
@@ -81,6 +84,7 @@ class ChannelBindings final {
   struct Announcement {                            // of the peer's first hello
     bool met = false;
     bool bundles = false;
+    std::optional<uid_t> uid;  // by the kernel's word, not by the hello's
     std::vector<wire::Hello::Driver> drivers;
     std::vector<Device> devices;
   };

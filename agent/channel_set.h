@@ -51,7 +51,7 @@ class ChannelSet final {
   void destroy_channels() { bindings_.destroy_channels(); }
 
   /// See ChannelBindings.
-  void meet(const wire::Hello& hello) { bindings_.meet(hello); }
+  void meet(const wire::Hello& hello, std::optional<uid_t> uid) { bindings_.meet(hello, uid); }
   [[nodiscard]] bool met() const { return bindings_.met(); }
 
   /// A frame to send, and the buffers behind it.

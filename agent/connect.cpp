@@ -139,7 +139,7 @@ Status refused_for_now(const Status& status) {
 
 /// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
 Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
-  const bool demand = key_needed(local ? unix_peer_uid(socket.get()) : std::nullopt, ::geteuid());
+  const bool demand = dialler_demands_proof(socket.get(), engine.identity.key);
   const auto agreed = handshake_as_dialler(socket.get(), terms_of(engine, demand), deadline);
   if (!agreed) return refused_for_now(agreed.status());
   auto hello = read_hello(socket.get(), deadline);

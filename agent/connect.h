@@ -38,8 +38,9 @@ bool listener_is_gone(const Engine& engine, const Record& record);
 
 /// Listens on this agent's addresses and attaches accepted connections to their links.
 ///
-/// Handshakes run side by side, as coroutines on the reactor thread. A connection that fails its handshake costs
-/// one log line, and takes a place among the 256 handshakes for at most 10 s.
+/// Handshakes run side by side, as coroutines on the reactor thread. A connection that fails its handshake costs one
+/// log line. Until its peer has proved itself it takes a place among the strangers (strangers.h): for 1 s while it is
+/// silent, and for 4 s more until its proof.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;

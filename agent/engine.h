@@ -30,9 +30,8 @@ class Link;
 /// Who this agent is to its peers.
 struct AgentIdentity {
   PeerInfo self;
-  Key key;
-  bool own_key = false;  // the user gave `key`; false: the agents generated it at rendezvous
-  Record record;         // in the store
+  Key key;        // empty: only this user's processes of this host are peers
+  Record record;  // in the store
 };
 
 struct Engine final : std::enable_shared_from_this<Engine> {

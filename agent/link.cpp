@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "agent/auth.h"
+#include "agent/rendezvous/tcp_owner.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
 #include "base/threads.h"
@@ -90,7 +91,7 @@ bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hell
   else
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
-  channels_.meet(hello);
+  if (!channels_.met()) channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
   calls_.meet(hello);
   const auto role = role_of(hello.purpose, dialled);
   if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {

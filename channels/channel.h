@@ -282,6 +282,10 @@ class Driver {
   /// Returns true if peers map memory of this process. An agent that must share no memory leaves such drivers out.
   [[nodiscard]] virtual bool shares_memory() const { return false; }
 
+  /// Returns true if both processes must belong to one user. The link asks the kernel for the peer's user and leaves
+  /// the driver out if it is another one, whatever the descriptors say.
+  [[nodiscard]] virtual bool within_one_user() const { return shares_memory(); }
+
   /// Opens one end of a pair; never returns null. Never blocks: it probes the pair for real (maps a nonce, reads a
   /// word) and reports through `wire.ready`. Both devices of `pair` have descriptors, and they fit.
   virtual std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) = 0;

@@ -32,7 +32,6 @@
 #include <vector>
 
 #include "agent/auth.h"
-#include "agent/rendezvous/cluster_key.h"
 #include "agent/rendezvous/record.h"
 #include "agent/rendezvous/roster.h"
 #include "agent/rendezvous/store.h"

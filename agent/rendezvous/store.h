@@ -32,7 +32,8 @@ class Store {
     static_cast<void>(key);
     return {};
   }
-  /// Returns whether only processes of this host can reach the store: if so, it may hold a generated cluster key.
+  /// Returns whether the agents that meet here are all on this host: the store is in this process, in a file of this
+  /// host, or at a loopback address. If so, they need no cluster key. The store holds no secret.
   [[nodiscard]] virtual bool loopback() const = 0;
 };
 

@@ -12,20 +12,21 @@
 
 namespace tensorferry {
 
-/// Bounds on a server. A request beyond `keys` or `bytes` gets ResourceExhausted; a connection beyond `connections` is
-/// closed.
+/// Bounds on a server. A request beyond `keys` or `bytes` gets ResourceExhausted; a connection beyond `connections`
+/// that have proved themselves is closed. Those that have not take places among the strangers (agent/strangers.h).
 struct TcpStoreBounds {
   std::size_t keys = std::size_t{1} << 18;
   std::size_t bytes = std::size_t{256} << 20;  // of keys and values together
   std::size_t connections = 16384;
-  std::chrono::milliseconds handshake{5000};  // time limit on a handshake, on a request's bytes, and on a reply's
+  std::chrono::milliseconds message{5000};  // time limit on a request's bytes, and on a reply's
 };
 
 /// Serves a store on one thread of its own until destroyed. One process of the job holds it. Every client proves that
 /// it knows the key before the server parses anything else of it.
 ///
 /// If `key` is "", TENSORFERRY_KEY_FILE or TENSORFERRY_KEY gives the key. If there is no key, the server demands no
-/// proof, listens on loopback addresses alone, and accepts processes of this user alone.
+/// proof, listens on loopback addresses alone, and serves the processes of this user alone, whose user the kernel
+/// tells.
 ///
 /// In a forked child the destructor does nothing: the thread is the parent's.
 class TcpStoreServer {
@@ -40,7 +41,8 @@ class TcpStoreServer {
 };
 
 /// Connects a client to `host:port`; retries for up to `timeout`, because the server may start later. `key` as in
-/// listen(). Errors: DeadlineExceeded, Unauthenticated, ProtocolError.
+/// listen(). Without a key, the server's process must be this user's; the client asks the kernel for each connection.
+/// Errors: DeadlineExceeded, Unauthenticated, ProtocolError.
 ///
 /// If a connection breaks, set(), get() and erase() open a new one and repeat the request once. add() fails with
 /// ConnectionLost and says that the amount may or may not have been added. If the server has ended, calls fail at once

@@ -1,12 +1,9 @@
 // The server of the built-in store. One thread runs all coroutines: one accepts, and one serves each connection. So the
 // table needs no lock, and a misbehaving connection ends its own coroutine alone.
 
-#include <unistd.h>
-
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
@@ -21,8 +18,8 @@
 #include "agent/address.h"
 #include "agent/auth.h"
 #include "agent/rendezvous/store_protocol.h"
-#include "agent/rendezvous/tcp_owner.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/strangers.h"
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -41,6 +38,8 @@ using std::chrono::steady_clock;
 constexpr auto awaiting = asio::as_tuple(asio::use_awaitable);
 // Bounds the wait of one get(), so that the wait of a dead client ends. A living client asks again.
 constexpr milliseconds longest_wait{30000};
+// Of a client that has not proved itself: until its first bytes, and then until its proof.
+constexpr milliseconds patience_with_silence{1000}, patience_with_proof{4000};
 
 /// The keys, their values, and the timers of the coroutines that wait for a key. Used on the server's thread alone.
 class Table {
@@ -158,19 +157,19 @@ class Server final : public TcpStoreServer {
   [[nodiscard]] std::uint16_t port() const override { return port_; }
 
  private:
-  asio::awaitable<void> accept_all(tcp::acceptor acceptor);
+  void keep_accepting(std::shared_ptr<tcp::acceptor> acceptor);
+  asio::awaitable<void> accept_all(std::shared_ptr<tcp::acceptor> acceptor);
   asio::awaitable<void> serve(std::shared_ptr<StoreConnection> session);
   asio::awaitable<Status> run_handshake(std::shared_ptr<StoreConnection> session);
   asio::awaitable<Status> serve_one(std::shared_ptr<StoreConnection> session);
   asio::awaitable<Bytes> answer(store_protocol::StoreRequest request);
-
-  [[nodiscard]] Status same_user(StoreConnection& session) const;
 
   const Key key_;
   const TcpStoreBounds bounds_;
   const std::uint32_t forks_ = forks();
   std::uint16_t port_ = 0;
   Table table_;
+  Strangers strangers_{places_for_strangers()};
   std::size_t connections_ = 0;
   std::thread thread_;
   // The last member, because its destructor destroys the remaining coroutines, which use the members above.
@@ -187,7 +186,7 @@ Status Server::start(TcpListener listener) {
   acceptor.assign(bound.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), listener.socket.get(), error);
   if (error) return {Code::internal, formatted("the store's listener: {}", error.message())};
   static_cast<void>(listener.socket.release());
-  co_spawn(*io_, accept_all(std::move(acceptor)), asio::detached);
+  keep_accepting(std::make_shared<tcp::acceptor>(std::move(acceptor)));
 
   thread_ = start_thread([this] { io_->run(); });
   return {};
@@ -203,16 +202,26 @@ Server::~Server() {
   if (thread_.joinable()) thread_.join();
 }
 
-asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
+/// Accepts for as long as the server lives. An exception (no memory) costs the connection at hand.
+void Server::keep_accepting(std::shared_ptr<tcp::acceptor> acceptor) {
+  co_spawn(*io_, accept_all(acceptor), [this, acceptor](const std::exception_ptr& failure) {
+    if (!failure) return;
+    log_warning(formatted("store port={}: accepting: out of memory", port_));
+    keep_accepting(acceptor);
+  });
+}
+
+asio::awaitable<void> Server::accept_all(std::shared_ptr<tcp::acceptor> acceptor) {
   for (;;) {
-    auto [error, socket] = co_await acceptor.async_accept(awaiting);
-    if (error) {  // usually no descriptor is left: wait until another connection closes
+    auto [error, socket] = co_await acceptor->async_accept(awaiting);
+    if (error) {  // usually no descriptor is left: a stranger gives up its own, else wait until a connection closes
+      if (strangers_.shed()) continue;
       log_warning(formatted("store port={}: accepting: {}", port_, error.message()));
       asio::steady_timer pause(*io_, milliseconds(200));
       co_await pause.async_wait(awaiting);
       continue;
     }
-    if (connections_ >= bounds_.connections) {
+    if (connections_ - strangers_.size() >= bounds_.connections) {
       log_warning(formatted("store port={}: refused a client, because {} are connected", port_, connections_));
       continue;
     }
@@ -226,8 +235,14 @@ asio::awaitable<void> Server::accept_all(tcp::acceptor acceptor) {
 }
 
 asio::awaitable<void> Server::serve(std::shared_ptr<StoreConnection> session) {
-  StoreConnection::limit(session, bounds_.handshake);
+  StoreConnection::limit(session, patience_with_silence);
+  const auto place =
+      strangers_.admit(stranger_address(session->socket.native_handle()), [weak = std::weak_ptr(session)] {
+        error_code ignored;
+        if (const auto alive = weak.lock()) alive->socket.close(ignored);
+      });
   auto status = co_await run_handshake(session);
+  strangers_.release(place);
   session->unlimited();
   while (status) status = co_await serve_one(session);
   session->unlimited();
@@ -239,19 +254,9 @@ asio::awaitable<void> Server::serve(std::shared_ptr<StoreConnection> session) {
   log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
 }
 
-Status Server::same_user(StoreConnection& session) const {
-  const auto uid = tcp_peer_uid(session.socket.native_handle());
-  if (uid && !key_needed(uid, ::geteuid())) return {};
-  // Without a key, the store (and the cluster key in it) is for this user alone.
-  return {Code::unauthenticated,
-          formatted("a process of {} may not use the store of uid {} without a key. {}",
-                    uid ? formatted("uid {}", *uid) : std::string("an unknown user"), ::geteuid(), how_to_set_a_key())};
-}
-
 asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> session) {
   const Status gone(Code::connection_lost, "the client closed the connection during the handshake");
-  AcceptorHandshake handshake({.key = &key_, .demands_proof = !key_.empty(), .purpose = "store"});
-
+  const int fd = session->socket.native_handle();
   std::array<std::byte, AcceptorHandshake::hello_bytes> hello;
   // Reads the magic first: a peer of another protocol may send fewer bytes than a preamble has.
   auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), awaiting);
@@ -262,13 +267,12 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> s
   auto [no_hello, hello_bytes] =
       co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), awaiting);
   if (no_hello) co_return gone;
-  if (key_.empty()) {
-    if (auto status = same_user(*session); !status) co_return status;
-  }
+  StoreConnection::limit(session, patience_with_proof);
+  AcceptorHandshake handshake({.key = &key_, .demands_proof = acceptor_demands_proof(fd, key_), .purpose = "store"});
   const auto answer = handshake.answer(hello);
   if (!answer) co_return answer.status();
   auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), awaiting);
-  if (!answer->verdict) co_return answer->verdict;
+  if (!answer->verdict) co_return why_refused(fd, key_, answer->verdict);
   if (no_answer) co_return gone;
   Digest proof;
   auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), awaiting);
@@ -285,7 +289,7 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> sessi
   auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, awaiting);  // idle time has no limit
   if (ended) co_return gone;
 
-  StoreConnection::limit(session, bounds_.handshake);
+  StoreConnection::limit(session, bounds_.message);
   std::array<std::byte, store_protocol::header_bytes> header;
   auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), awaiting);
   if (no_header) co_return gone;
@@ -299,7 +303,7 @@ asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> sessi
   const auto request = store_protocol::parse_request(body);
   if (!request) co_return request.status();
   const auto reply = co_await answer(*request);
-  StoreConnection::limit(session, bounds_.handshake);
+  StoreConnection::limit(session, bounds_.message);
   auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), awaiting);
   session->unlimited();
   if (no_reply) co_return gone;

@@ -48,6 +48,7 @@ class CmaDriver final : public Driver {
   ~CmaDriver() override;
 
   [[nodiscard]] std::string_view name() const override { return "cma"; }
+  [[nodiscard]] bool within_one_user() const override { return true; }
   std::variant<Bytes, Refusal> descriptor(Device device) override;
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override;
   std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override;

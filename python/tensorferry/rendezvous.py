@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
+import socket
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from . import _C
 from .errors import ConnectionLost, InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
 
@@ -72,7 +71,6 @@ class Meeting:
     world_size: int
     host: str
     place: str  # equal for meetings at the same place, even if each makes a new store object
-    iterator: Iterator[Any] | None = None  # of torch.distributed.rendezvous; keeps the store's server alive
 
 
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stores without an address
@@ -85,6 +83,43 @@ def _place_of(store: Any) -> str:
     if isinstance(store, dist.FileStore):
         return str(getattr(store, "path"))  # noqa: B009, torch's stubs lack it
     return f"store {_numbers.setdefault(store, next(_count))}"
+
+
+def _loopback_address(host: str) -> str | None:
+    """Returns the address to listen on if ``host`` leads to this host alone, IPv4 before IPv6; None: it does not."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return None
+    if not found or not all(ipaddress.ip_address(each).is_loopback for each in found):
+        return None
+    return min(found, key=lambda each: ":" in each)
+
+
+def _listen_on_loopback(host: str, port: int) -> int | None:
+    """Returns a listener for the store of torch, which would listen on all addresses by itself.
+
+    None: ``host`` is no loopback address, or the port is taken. In that case torch says so, or finds that a store of
+    this process has the port, and shares it.
+    """
+    address = _loopback_address(host)
+    if address is None:
+        return None
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=4096).detach()
+    except OSError:
+        return None
+
+
+def _open_tcp_store(found: _C.Rendezvous) -> dist.TCPStore:
+    """Returns the store at the rendezvous; the agent of rank 0 serves it, unless torchrun does."""
+    serves = found.rank == 0 and not found.torchrun
+    return dist.TCPStore(
+        found.host, found.port, found.world_size or None, is_master=serves,
+        timeout=timedelta(seconds=300), wait_for_workers=False, multi_tenant=True,
+        master_listen_fd=_listen_on_loopback(found.host, found.port) if serves else None,
+    )  # fmt: skip
 
 
 def _unreachable(found: _C.Rendezvous, error: Exception) -> ConnectionLost:
@@ -117,18 +152,8 @@ def meet(init_method: str | None, store: Any, rank: int, world_size: int | None)
     found = _C.Rendezvous(init_method, rank, world_size or 0)
     if found.built_in:
         raise InvalidArgument(f"{init_method}: pass store=tensorferry.connect_store(host, port) instead")
-    iterator = None
     try:
-        if found.world_size:
-            iterator = dist.rendezvous(init_method, rank=found.rank, world_size=found.world_size)
-            store = next(iterator)[0]
-        elif found.path:
-            store = dist.FileStore(found.path, -1)
-        else:  # the agent of rank 0 serves the store, unless torchrun does
-            store = dist.TCPStore(
-                found.host, found.port, None, is_master=found.rank == 0 and not found.torchrun,
-                timeout=timedelta(seconds=300), wait_for_workers=False, multi_tenant=True,
-            )  # fmt: skip
+        store = dist.FileStore(found.path, found.world_size or -1) if found.path else _open_tcp_store(found)
     except dist.DistError as error:
         raise _unreachable(found, error) from None
-    return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place, iterator)
+    return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place)

@@ -29,16 +29,21 @@ class Accepting : public ::testing::Test {
     if (!room_) GTEST_SKIP() << "this process may open fewer than 4096 files";
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
-  std::shared_ptr<RawAgent> server = join(store, "server", {"tcp", "basic"});
+  std::shared_ptr<RawAgent> agent(const std::string& name) {
+    return join(store, name, {"tcp", "basic"}, [this](RawAgentOptions& options) { options.key = key_text; });
+  }
+  const std::string key_text = "the key of the agents";
+  const Key key = *Key::from_text(key_text);
+  std::shared_ptr<RawAgent> server = agent("server");
 
  private:
   bool room_ = false;
 };
 
 TEST_F(Accepting, AThousandSilentStrangersDisturbNeitherOldPeersNorNewOnes) {
-  const auto old_peer = join(store, "old", {"tcp", "basic"}), new_peer = join(store, "new", {"tcp", "basic"});
+  const auto old_peer = agent("old"), new_peer = agent("new");
   ASSERT_TRUE(call_sync(*old_peer, "server", "echo", {}).ok());
-  const auto record = record_of(store, "server");
+  const auto record = record_of(store, "server", key);
   std::vector<RawConnection> strangers;
   for (int i = 0; i < 1000; ++i) strangers.push_back(raw_connect(record, false));
   EXPECT_TRUE(call_sync(*old_peer, "server", "echo", {}, within(seconds(5))).ok());
@@ -47,8 +52,8 @@ TEST_F(Accepting, AThousandSilentStrangersDisturbNeitherOldPeersNorNewOnes) {
 }
 
 TEST_F(Accepting, StrangersThatBeginAHandshakeMakeRoomToo) {
-  const auto peer = join(store, "peer", {"tcp", "basic"});
-  const auto record = record_of(store, "server");
+  const auto peer = agent("peer");
+  const auto record = record_of(store, "server", key);
   const Key other = Key::random();
   std::vector<RawConnection> strangers;
   for (int i = 0; i < 400; ++i) {
@@ -62,16 +67,14 @@ TEST_F(Accepting, StrangersThatBeginAHandshakeMakeRoomToo) {
 /// As many dials as a mass start has, over a network with a round trip of a second: nothing happens between a dialler's
 /// first bytes and its proof.
 TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
-  const auto record = record_of(store, "server");
-  const auto key = cluster_key(*store, "tensorferry", "");
-  ASSERT_TRUE(key.ok());
+  const auto record = record_of(store, "server", key);
   struct Dial {
     RawConnection connection;
     DiallerHandshake handshake;
   };
   std::vector<Dial> dials;
   for (int i = 0; i < 300; ++i) {
-    dials.push_back({raw_connect(record, false), DiallerHandshake(raw_terms(key->key, true))});
+    dials.push_back({raw_connect(record, false), DiallerHandshake(raw_terms(key, true))});
     ASSERT_TRUE(dials.back().connection.write(dials.back().handshake.hello()).ok());
   }
   std::this_thread::sleep_for(seconds(1));
@@ -93,7 +96,7 @@ TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
 TEST_F(Accepting, AMassStartOfAgentsLosesNoCall) {
   const int agents = is_soak ? 500 : 40;
   std::vector<std::shared_ptr<RawAgent>> diallers;
-  for (int i = 0; i < agents; ++i) diallers.push_back(join(store, "dialler" + std::to_string(i), {"tcp", "basic"}));
+  for (int i = 0; i < agents; ++i) diallers.push_back(agent("dialler" + std::to_string(i)));
   std::vector<Call> calls;
   for (const auto& dialler : diallers) calls.push_back(dialler->call("server", "echo", message_of("hello")));
   int lost = 0;

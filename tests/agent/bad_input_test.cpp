@@ -179,11 +179,14 @@ TEST_F(BadInput, BeforeTheHandshakeEndsTheConnectionUnparsed) {
 }
 
 TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
+  const std::string right = "the key of the keeper";
+  const auto keeper = join(store, "keeper", {"tcp", ""}, [&](RawAgentOptions& options) { options.key = right; });
+  const auto record = record_of(store, "keeper", *Key::from_text(right));
   const auto wrong = Key::random();
   const Key none;
   for (const auto* key : {&wrong, &none}) {
     ::testing::internal::CaptureStderr();
-    auto stranger = raw_connect(record_of(store, "target"), false);
+    auto stranger = raw_connect(record, false);
     const auto agreed = handshake_as_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(seconds(5)));
     EXPECT_EQ(agreed.status().code(), Code::unauthenticated);
     stranger.half_close();
@@ -193,7 +196,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   }
   // A stranger that sends on all the same.
   ::testing::internal::CaptureStderr();
-  auto stranger = raw_connect(record_of(store, "target"), false);
+  auto stranger = raw_connect(record, false);
   DiallerHandshake handshake(raw_terms(wrong, true));
   ASSERT_TRUE(stranger.write(handshake.hello()).ok());
   (void)stranger.read_bytes(DiallerHandshake::answer_bytes);

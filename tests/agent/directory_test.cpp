@@ -469,55 +469,6 @@ TEST(Directory, ALostStoreIsAnErrorExceptForLeaving) {
   EXPECT_LT(steady_clock::now() - from, seconds(5));
 }
 
-// ---- Cluster keys
-
-class Elsewhere final : public Store {  // a store that other hosts can reach
- public:
-  Status set(std::string_view key, ByteView value) override { return store_.set(key, value); }
-  Result<Bytes> get(std::string_view key, milliseconds timeout) override { return store_.get(key, timeout); }
-  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override { return store_.add(key, amount); }
-  [[nodiscard]] bool loopback() const override { return false; }
-
- private:
-  MemoryStore store_;
-};
-
-TEST(ClusterKey, IsMadeOnceAndSharedByAll) {
-  MemoryStore store;
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  std::set<std::string> keys;
-  for (int i = 0; i < 16; ++i) {
-    threads.emplace_back([&] {
-      const auto key = cluster_key(store, "job", "");
-      ASSERT_TRUE(key.ok()) << key.status().text();
-      EXPECT_FALSE(key->own);
-      const std::lock_guard lock(mutex);
-      keys.insert(std::string(text_of(key->key.bytes())));
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(keys.size(), 1U);
-  EXPECT_GE(keys.begin()->size(), 32U);
-}
-
-TEST(ClusterKey, IsNotPutIntoAStoreThatOtherHostsReach) {
-  Elsewhere store;
-  const auto key = cluster_key(store, "job", "");
-  EXPECT_EQ(key.status().code(), Code::unauthenticated);
-  EXPECT_THAT(what(key.status()), HasSubstr("export TENSORFERRY_KEY_FILE="));
-  EXPECT_FALSE(store.get("job/key/value", milliseconds(0)).ok());
-  const auto own = cluster_key(store, "job", "a key of the user's own");
-  ASSERT_TRUE(own.ok());
-  EXPECT_TRUE(own->own);
-}
-
-TEST(ClusterKey, ThatIsNeverSetIsAnErrorNotAHang) {
-  MemoryStore store;
-  ASSERT_TRUE(store.add("job/key/claim", 1).ok());
-  EXPECT_EQ(cluster_key(store, "job", "", milliseconds(50)).status().code(), Code::deadline_exceeded);
-}
-
 TEST(Directory, WarnsOfAMemberThatOtherHostsCannotReach) {
   const auto said_by = [](int rank, const std::vector<std::string>& here, const std::string& boot_id) {
     const auto store = std::make_shared<MemoryStore>();

@@ -77,7 +77,7 @@ TEST_F(Keys, AgentsOfOneKeyCallEachOtherOverTcp) {
   EXPECT_EQ(a->explain("b")->transport, "tcp");
 }
 
-TEST_F(Keys, AgentsWithoutAKeyOnLoopbackShareAGeneratedKey) {
+TEST_F(Keys, AgentsOfOneUserNeedNoKeyOnLoopback) {
   const auto a = join_with("a", {}), b = join_with("b", {});
   serve_echo(*b);
   EXPECT_TRUE(call(*a, "b").ok());
@@ -104,10 +104,10 @@ TEST_F(Keys, AnAgentWithAnotherKeyOrNoneIsNotReached) {
 TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
   const auto a = join_with("a", {});
   const std::shared_ptr<Store> elsewhere = std::make_shared<MemoryStore>();
-  const auto stranger = join(elsewhere, "stranger", {"tcp", ""});
+  const auto stranger = join(elsewhere, "stranger", {"tcp", ""}, key(another_key));
   auto record = describe_this_process();
   record.name = "b";
-  record.tcp_addresses = record_of(elsewhere, "stranger").tcp_addresses;
+  record.tcp_addresses = record_of(elsewhere, "stranger", *Key::from_text(another_key)).tcp_addresses;
   ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
 
   auto options = within(std::chrono::seconds(20));
@@ -131,7 +131,7 @@ TEST_F(Keys, AnotherAgentAtThePortOfADepartedAgentIsRefused) {
   const auto victim = join(elsewhere, "victim"), stranger = join(elsewhere, "stranger", {"tcp", ""}, key(another_key));
   auto record = record_of(elsewhere, "victim");
   victim->leave();
-  record.tcp_addresses = record_of(elsewhere, "stranger").tcp_addresses;
+  record.tcp_addresses = record_of(elsewhere, "stranger", *Key::from_text(another_key)).tcp_addresses;
   ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
   const auto status = call(*caller, "victim");
   EXPECT_EQ(status.code(), Code::connection_lost) << status.text();

@@ -14,7 +14,6 @@
 #include "agent/address.h"
 #include "agent/auth.h"
 #include "agent/rendezvous/blocking_io.h"
-#include "agent/rendezvous/cluster_key.h"
 #include "agent/rendezvous/directory.h"
 #include "agent/wire/frame.h"
 #include "tests/agent/agents.h"
@@ -72,9 +71,9 @@ class RawConnection {
   FileDescriptor fd_;
 };
 
-/// Returns the record that agents find in the store under this name.
-inline Record record_of(const std::shared_ptr<Store>& store, const std::string& name) {
-  const auto record = Directory(store, "tensorferry", {}).find(name, std::chrono::seconds(5));
+/// Returns the record that agents find in the store under this name. `key`: that of the agents, if they have one.
+inline Record record_of(const std::shared_ptr<Store>& store, const std::string& name, const Key& key = {}) {
+  const auto record = Directory(store, "tensorferry", key).find(name, std::chrono::seconds(5));
   EXPECT_TRUE(record.ok()) << record.status().text();
   return record.ok() ? *record : Record{};
 }
@@ -122,10 +121,8 @@ inline Bytes hello_frame(const wire::Hello& hello) {
 inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::string& name, const wire::Hello& hello,
                               bool by_unix = true) {
   auto connection = raw_connect(record_of(store, name), by_unix);
-  const auto key = cluster_key(*store, "tensorferry", "");
-  EXPECT_TRUE(key.ok());
   const auto agreed =
-      handshake_as_dialler(connection.fd(), raw_terms(key->key, !by_unix), deadline_after(std::chrono::seconds(5)));
+      handshake_as_dialler(connection.fd(), raw_terms(Key(), false), deadline_after(std::chrono::seconds(5)));
   EXPECT_TRUE(agreed.ok()) << agreed.status().text();
   const auto theirs = connection.read(wire::Kind::hello);
   EXPECT_TRUE(theirs.ok()) << theirs.status().text();

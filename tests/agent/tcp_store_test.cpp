@@ -266,7 +266,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
 }
 
 TEST(TcpStore, HalfARequestAndASlowClientEndAtTheHandshakeTimeout) {
-  const auto server = serve(store_key, {.handshake = seconds(2)});
+  const auto server = serve(store_key, {.message = seconds(2)});
   const auto good = client_of(*server, store_key);
   const auto silent = dial(server->port());
   const auto half_hello = dial(server->port());
@@ -402,6 +402,29 @@ TEST(TcpOwner, IsFoundInTheKernelsTable) {
   EXPECT_EQ(uid_in_proc_net_tcp(table, "0100007F:1F90", "0100007F:9C40"), std::nullopt);  // cut off
   EXPECT_EQ(uid_in_proc_net_tcp(table, "0100007F:9C41", "0100007F:1F90"), std::nullopt);
   EXPECT_EQ(uid_in_proc_net_tcp("", "a", "b"), std::nullopt);
+}
+
+// The kernel prints uid 0 for a socket that its process has closed, and for one that waits for accept(2).
+TEST(TcpOwner, IsUnknownOfASocketThatNoProcessHolds) {
+  constexpr std::string_view closed =
+      "   1: 0100007F:9C40 0100007F:1F90 05 00000000:00000000 00:00000000 00000000     0        0 0\n";
+  constexpr std::string_view queued =
+      "   1: 0100007F:9C40 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 0\n";
+  EXPECT_EQ(uid_in_proc_net_tcp(closed, "0100007F:9C40", "0100007F:1F90"), std::nullopt);
+  EXPECT_EQ(uid_in_proc_net_tcp(queued, "0100007F:9C40", "0100007F:1F90"), std::nullopt);
+}
+
+TEST(TcpOwner, IsKnownFromTheAcceptToTheClose) {
+  const auto listener = listen_tcp("127.0.0.1", {});
+  ASSERT_TRUE(listener.ok());
+  auto client = start_connect_tcp("127.0.0.1", listener->port);
+  ASSERT_TRUE(client.ok());
+  ASSERT_TRUE(wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(5))).ok());
+  EXPECT_EQ(tcp_peer_uid(client->get()), std::nullopt) << "it waits in the listener's queue";
+  const FileDescriptor accepted(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  EXPECT_EQ(tcp_peer_uid(client->get()), ::geteuid());
+  client->reset();
+  EXPECT_EQ(tcp_peer_uid(accepted.get()), std::nullopt) << "its process has closed it";
 }
 
 TEST(TcpOwner, OfALocalConnectionIsThisUser) {

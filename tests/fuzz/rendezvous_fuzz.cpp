@@ -65,8 +65,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   auto mine = self;
   mine.rank = rank;
   const auto store = std::make_shared<StrangersStore>(in, self);
-  const auto key = cluster_key(*store, "p", "", milliseconds(1));
-  if (key) must(!key->key.empty() && !key->own);
   Directory directory(store, "p", Key());
   const bool lives = in.get<std::uint8_t>() % 2 != 0;
   static_cast<void>(directory.join(mine, [lives](const Record&) { return lives; }));

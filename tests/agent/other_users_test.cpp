@@ -1,0 +1,182 @@
+// A process of another user on this host meets agents and a store that have no key, or has the key and lies about its
+// user. What holds against it is the kernel's word. Each test becomes another user in a child, and needs root for that.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "agent/channel_binding.h"
+#include "agent/rendezvous/store_protocol.h"
+#include "agent/rendezvous/tcp_store.h"
+#include "base/host.h"
+#include "channels/shm/layout.h"
+#include "tests/agent/agents.h"
+#include "tests/agent/forked.h"
+#include "tests/agent/patience.h"
+#include "tests/agent/raw_peer.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr uid_t stranger = 12345;
+const std::string shared_key = "the key that both users know";
+
+/// Runs `life` in a child of the user `stranger`, and returns what it returns.
+template <class Life>
+int as_stranger(Life life) {
+  return in_child([&] { return ::setresuid(stranger, stranger, stranger) == 0 ? life() : not_allowed; });
+}
+
+class OtherUsers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  }
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
+};
+
+FileDescriptor connected_to(std::uint16_t port) {
+  auto socket = start_connect_tcp("127.0.0.1", port);
+  if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) return {};
+  return std::move(*socket);
+}
+
+TEST_F(OtherUsers, GetInNeitherByTcpNorByAUnixSocketIfAnAgentHasNoKey) {
+  const auto agent = join(store, "agent");
+  const auto record = record_of(store, "agent");
+  const auto port = split_host_port(record.tcp_addresses.at(0))->port;
+  for (const bool by_unix : {true, false}) {
+    EXPECT_EQ(as_stranger([&] {
+                auto socket = by_unix ? std::move(*connect_unix(record.unix_address)) : connected_to(port);
+                if (!socket) return 2;
+                const Terms terms{.demands_proof = false, .purpose = "link"};
+                return handshake_as_dialler(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+              }),
+              0)
+        << (by_unix ? "unix" : "tcp");
+  }
+}
+
+TEST_F(OtherUsers, ThatTakeAnAgentsPlaceAreNotCalled) {
+  const auto caller = join(store, "caller", {"tcp", "basic"});
+  auto listener = listen_tcp("127.0.0.1", {});
+  ASSERT_TRUE(listener.ok());
+  auto record = describe_this_process();
+  record.name = "taken";
+  record.tcp_addresses = {join_host_port("127.0.0.1", listener->port)};
+  Directory directory(store, "tensorferry", {});
+  ASSERT_TRUE(directory.join(record, [](const Record&) { return false; }).ok());
+  auto call = caller->call("taken", "f", {}, within(seconds(20)));
+  EXPECT_EQ(as_stranger([&] {
+              if (!wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
+              const FileDescriptor socket(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+              const Terms terms{.demands_proof = false, .purpose = "link"};
+              return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+            }),
+            0);
+  ASSERT_TRUE(call.wait());
+  const auto reply = call.take();
+  EXPECT_THAT(reply.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
+}
+
+TEST_F(OtherUsers, AreNotServedByAStoreWithoutAKey) {
+  const auto server = *TcpStoreServer::listen("127.0.0.1", 0, "");
+  EXPECT_EQ(as_stranger([&] {
+              const auto socket = connected_to(server->port());
+              const Terms terms{.demands_proof = false, .purpose = "store"};
+              return handshake_as_dialler(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+            }),
+            0);
+}
+
+// The kernel prints uid 0 for a socket that its process has closed.
+TEST_F(OtherUsers, WriteNothingToAStoreWithoutAKeyByClosingAtOnce) {
+  const auto server = *TcpStoreServer::listen("127.0.0.1", 0, "");
+  const auto honest = *connect_tcp_store("127.0.0.1", server->port(), "", seconds(10));
+  EXPECT_EQ(as_stranger([&] {
+              const Terms terms{.demands_proof = false, .purpose = "store"};
+              const auto request =
+                  *encode(store_protocol::StoreRequest{.op = store_protocol::Op::set, .key = "k", .value = {}});
+              for (int i = 0; i < 50; ++i) {
+                const auto socket = connected_to(server->port());
+                const DiallerHandshake handshake(terms);
+                Bytes all(handshake.hello().begin(), handshake.hello().end());
+                all.resize(all.size() + sizeof(Digest));
+                all.insert(all.end(), request.begin(), request.end());
+                all.resize(70'000, std::byte{0xff});  // more than a segment, so the kernel acknowledges the end at once
+                (void)write_all(socket.get(), all, deadline_after(seconds(5)));
+              }
+              return 0;
+            }),
+            0);
+  for (int i = 0; i < 100; ++i)
+    ASSERT_EQ(honest->get("k", std::chrono::milliseconds(0)).status().code(), Code::deadline_exceeded);
+}
+
+TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
+  const auto listener = listen_tcp("127.0.0.1", {});
+  ASSERT_TRUE(listener.ok());
+  std::thread client([&] {
+    const auto found = connect_tcp_store("127.0.0.1", listener->port, "", seconds(20));
+    EXPECT_EQ(found.status().code(), Code::unauthenticated);
+    EXPECT_THAT(found.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
+  });
+  EXPECT_EQ(as_stranger([&] {
+              if (!wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
+              const FileDescriptor socket(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+              const Terms terms{.demands_proof = false, .purpose = "store"};
+              return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+            }),
+            0);
+  client.join();
+}
+
+/// Dials with the cluster key, and says in the hello that shm of this test's user is at this end.
+Result<RawConnection> dial_with_a_lie(const std::string& address, wire::Hello::Purpose purpose) {
+  RawConnection connection(std::move(*connect_unix(address)));
+  const auto key = *Key::from_text(shared_key);
+  const auto agreed = handshake_as_dialler(connection.fd(), raw_terms(key, true), deadline_after(seconds(5)));
+  if (!agreed) return agreed.status();
+  if (const auto theirs = connection.read(wire::Kind::hello); !theirs) return theirs.status();
+  auto hello = raw_hello("liar");
+  hello.purpose = purpose;
+  hello.link = 7;
+  hello.drivers.insert(hello.drivers.begin(), {"shm", {{Device{}, encode(shm::ShmDescriptor{0, boot_id()})}}});
+  if (auto status = connection.write(hello_frame(hello)); !status) return status;
+  return connection;
+}
+
+TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) {
+  const auto with_key = [](RawAgentOptions& options) { options.key = shared_key; };
+  const auto agent = join(store, "agent", {}, with_key);
+  const auto address =
+      Directory(store, "tensorferry", *Key::from_text(shared_key)).find("agent", seconds(5))->unix_address;
+  EXPECT_EQ(as_stranger([&] {
+              auto calls = dial_with_a_lie(address, wire::Hello::Purpose::calls);
+              auto back = dial_with_a_lie(address, wire::Hello::Purpose::calls_back);
+              if (!calls || !back) return 2;
+              Bytes open;
+              Writer payload(open);
+              payload.put(static_cast<std::uint8_t>(ChannelBinding::Control::open));
+              payload.put(std::uint32_t{0});  // the liar's first driver, between the CPUs
+              wire::Header header;
+              header.kind = wire::Kind::control;
+              header.call = 1;
+              if (!calls->write(wire::assemble(header, {}, {}, open)).ok()) return 3;
+              for (;;) {
+                const auto answer = back->read(wire::Kind::control);
+                if (!answer) return 4;
+                if (text_of(answer->body).find("another user: uid 12345") != std::string_view::npos) return 0;
+              }
+            }),
+            0);
+}
+
+}  // namespace
+}  // namespace tensorferry
