@@ -245,7 +245,10 @@ bool RawAgent::has_ended(const PeerInfo& peer) const {
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout,
                                                        const std::function<Status()>& check) {
   if (auto status = ended(*impl_->engine); !status) return status;
-  const auto members = impl_->engine->directory->wait_for_world(size, timeout, check);
+  auto& engine = *impl_->engine;
+  const auto members = engine.directory->wait_for_world(
+      size, timeout, check,
+      [&engine](const Record& record, bool earlier) { return tensorferry::has_ended(engine, record, earlier); });
   if (!members) return members.status();
   std::vector<PeerInfo> world;
   for (const auto& member : *members) world.push_back({member.name, member.rank, member.incarnation});

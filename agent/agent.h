@@ -326,8 +326,8 @@ class RawAgent {
   /// death before there was one. Asks the store, and dials: blocks for up to 1 s for each address. False for agents of
   /// other hosts and network namespaces, because a firewall may refuse for them.
   [[nodiscard]] bool has_ended(const PeerInfo& peer) const;
-  /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. DeadlineExceeded names the
-  /// missing ranks. An error of `check`, which is called about twice a second, ends the wait.
+  /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. Agents that were killed do not
+  /// count, although their records are still in the store. DeadlineExceeded names the missing ranks. An error of `check`, which is called about twice a second, ends the wait.
   Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout,
                                                const std::function<Status()>& check = {});
   /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the

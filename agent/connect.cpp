@@ -147,6 +147,12 @@ Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool loca
   return Connected{std::move(socket), local, std::move(*hello)};
 }
 
+/// Returns whether an agent runs on this kernel, in this network namespace.
+bool in_this_network(const Engine& engine, const Record& record) {
+  const auto& self = engine.identity.record;
+  return record.boot_id == self.boot_id && record.net_namespace == self.net_namespace && record.net_namespace != 0;
+}
+
 /// Returns why an agent that answered is not the one of the record; Ok: it is.
 Status check_answer(const Record& record, const wire::Hello& hello) {
   if (hello.incarnation == record.incarnation && hello.name == record.name) return {};
@@ -209,10 +215,16 @@ bool agent_answers(Engine& engine, const Record& record) {
   return reach(engine, record, Clock::now() + std::chrono::seconds(2), may_answer).ok();
 }
 
+bool has_ended(Engine& engine, const Record& record, bool earlier) {
+  if (record.incarnation == engine.identity.self.incarnation) return false;
+  if (!earlier && !in_this_network(engine, record)) return false;
+  bool may_answer = false;
+  const auto reached = reach(engine, record, Clock::now() + std::chrono::seconds(2), may_answer);
+  return reached.status().code() == Code::connection_lost && !may_answer;
+}
+
 bool listener_is_gone(const Engine& engine, const Record& record) {
-  const auto& self = engine.identity.record;
-  const bool same = record.boot_id == self.boot_id && record.net_namespace == self.net_namespace &&
-                    record.net_namespace != 0 && !record.tcp_addresses.empty();
+  const bool same = in_this_network(engine, record) && !record.tcp_addresses.empty();
   const auto refuses = [](const std::string& address) {
     const auto where = split_host_port(address);
     if (!where) return false;

@@ -31,6 +31,11 @@ Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& l
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);
 
+/// Returns whether the agent of `record` has ended without leaving: its addresses refuse, or another agent has them.
+/// Dials for up to 2 s; an agent that is silent has not ended. On other hosts a firewall may refuse, so an agent there
+/// counts as ended only if it was in an `earlier` world, whose processes all have to go before the next one begins.
+bool has_ended(Engine& engine, const Record& record, bool earlier);
+
 /// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
 /// process has ended then, because its listener lives as long as it does. A process that it forked may keep the
 /// listener. Blocks for up to 1 s for each address.

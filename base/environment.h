@@ -31,7 +31,7 @@ inline constexpr Variable key_file{
     "TENSORFERRY_KEY_FILE", "no file",
     "The path of a file with the cluster key, which belongs to this user or to root and is not open to others."};
 
-inline constexpr Variable key{"TENSORFERRY_KEY", "no key; on loopback the agents make one up",
+inline constexpr Variable key{"TENSORFERRY_KEY", "no key: the agents of one user on one host need none",
                               "The cluster key itself, 16 to 65536 bytes without the white space at both ends."};
 
 inline constexpr Variable channels{

@@ -334,6 +334,38 @@ Result<Directory::Look> Directory::look_for_world(int size, milliseconds timeout
   return look;
 }
 
+// Returns the incarnations of the newest world under this prefix before this agent came.
+Result<std::vector<std::uint64_t>> Directory::members_of_the_last_world() {
+  std::int64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = rosters_before_;
+  }
+  std::vector<std::uint64_t> members;
+  if (number == 0) return members;
+  const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, number), milliseconds(0));
+  if (!bytes) return absent(bytes.status()) ? Result(std::move(members)) : bytes.status();
+  const auto roster = decode_roster(*bytes, signing_, number);
+  if (!roster) return roster.status();
+  for (const auto& member : roster->members) members.push_back(member.incarnation);
+  return members;
+}
+
+// Counts the agents of a complete look that have ended among the missing. A store that outlives its processes still has
+// the records of those that were killed.
+Status Directory::leave_out_the_ended(Look& look, const Ended& ended) {
+  if (!ended || !look.missing.empty()) return {};
+  const auto earlier = members_of_the_last_world();
+  if (!earlier) return earlier.status();
+  std::erase_if(look.found, [&](const Record& each) {
+    const bool known = std::find(earlier->begin(), earlier->end(), each.incarnation) != earlier->end();
+    if (!ended(each, known)) return false;
+    look.missing.push_back(formatted("{} (the agent there has ended: {})", each.rank, who(each)));
+    return true;
+  });
+  return {};
+}
+
 // Tells all members that the world is complete.
 Result<std::vector<WorldMember>> Directory::begin_world(const Look& look) {
   auto roster = roster_of(look.found);
@@ -371,7 +403,8 @@ Result<std::int64_t> Directory::expected_roster(std::int64_t next) {
   return std::clamp(*number, std::int64_t{1}, most_generations);
 }
 
-Result<std::vector<WorldMember>> Directory::wait_for_world(int size, milliseconds timeout, const Check& check) {
+Result<std::vector<WorldMember>> Directory::wait_for_world(int size, milliseconds timeout, const Check& check,
+                                                           const Ended& ended) {
   std::uint64_t self = 0;
   std::int64_t next = 0;
   Looking looking;
@@ -395,9 +428,9 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     if (!due) return due.status();
     if (over || *due) {
       // The agents that came before may not have claimed their ranks yet: waits for them, once.
-      const auto look =
-          look_for_world(size, looking.looked ? milliseconds(0) : std::min(until(deadline), polling_slice));
+      auto look = look_for_world(size, looking.looked ? milliseconds(0) : std::min(until(deadline), polling_slice));
       if (!look) return look.status();
+      if (const auto status = leave_out_the_ended(*look, ended); !status) return status;
       if (look->missing.empty()) return begin_world(*look);
       if (over) return look->incomplete();
       looking.looked = true;

@@ -68,10 +68,16 @@ class Directory {
 
   /// Ends a wait with an error, if it returns one. Called about twice a second.
   using Check = std::function<Status()>;
+  /// Returns whether the agent of a record has ended without leaving, so that a process started again will take its
+  /// place. `earlier`: it was in an earlier world under this prefix. May dial the agent.
+  using Ended = std::function<bool(const Record&, bool earlier)>;
   /// Waits until ranks 0..size-1 have joined, and returns them in that order. A rank that has left counts if this agent
-  /// was in the world that it had seen complete. Call it after join(). DeadlineExceeded: the text names the missing
-  /// ranks; InvalidArgument: this agent's rank is not below `size`; also the errors of `check` (which may be empty).
-  Result<std::vector<WorldMember>> wait_for_world(int size, Milliseconds timeout, const Check& check = {});
+  /// was in the world that it had seen complete. One that has `ended` does not count, so that a world whose processes
+  /// were killed and started again does not begin with the dead. Call it after join(). DeadlineExceeded: the text names
+  /// the missing ranks; InvalidArgument: this agent's rank is not below `size`; also the errors of `check`. `check` and
+  /// `ended` may be empty.
+  Result<std::vector<WorldMember>> wait_for_world(int size, Milliseconds timeout, const Check& check = {},
+                                                  const Ended& ended = {});
 
   /// Waits until every member of the world that wait_for_world() returned has called barrier() with this tag as often
   /// as this agent has. DeadlineExceeded: the text names the missing members; it fails early if one of them has left.
@@ -120,6 +126,8 @@ class Directory {
   Result<bool> may_be_complete(int size, const Looking& looking);
   Result<std::int64_t> expected_roster(std::int64_t next);
   Result<Look> look_for_world(int size, Milliseconds timeout);
+  Status leave_out_the_ended(Look& look, const Ended& ended);
+  Result<std::vector<std::uint64_t>> members_of_the_last_world();
   Result<std::vector<WorldMember>> begin_world(const Look& look);
   Result<std::vector<WorldMember>> adopt(Roster roster);
   Status gather(const std::string& barrier, const std::vector<WorldMember>& world, Milliseconds timeout);

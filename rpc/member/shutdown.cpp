@@ -124,7 +124,10 @@ Status Member::wait_for_all(const std::string& key, const Patience& patience, co
 // served a call since its last round, and waits for all other agents to arrive. If no agent marks the round busy, all
 // agents were idle at one moment between this round and the last. No call was in flight then, so none can begin.
 Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) const {
-  const auto base = prefix_ + "/shutdown/";
+  // The sum of the incarnations names this world: an earlier one under the same prefix may have died in its shutdown.
+  std::uint64_t world = 0;
+  for (const auto& peer : world_) world += peer.incarnation;
+  const auto base = formatted("{}/shutdown/{}/", prefix_, hex(world, 16));
   std::optional<std::pair<std::uint64_t, std::uint64_t>> before;
   int rounds = 0;
   for (;; ++rounds) {

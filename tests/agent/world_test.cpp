@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -81,6 +82,50 @@ TEST_F(World, TakesAnAgentThatWasStartedAnew) {
   const auto world = again->wait_for_world(2, seconds(30));
   ASSERT_TRUE(world.ok()) << world.status().text();
   EXPECT_EQ((*world)[1].incarnation, zero->find(1, {})->incarnation);
+}
+
+/// Three agents are killed after `rounds_before` of them have seen their world begin, and are started again at the
+/// store that lives on. The new ones begin a world of their own, in whichever order they come.
+class WorldStartedAgain : public World, public ::testing::WithParamInterface<int> {};
+
+TEST_P(WorldStartedAgain, BeginsWithoutTheDead) {
+  std::vector<std::unique_ptr<Directory>> killed;
+  std::set<std::uint64_t> dead_ones;
+  const int ranks = GetParam();
+  for (int rank = 0; rank < ranks; ++rank) killed.push_back(join(rank));
+  if (ranks == 3) {
+    for (const auto& each : killed) expect_begins(*each, 3);
+  }
+  for (int rank = 0; rank < ranks; ++rank) dead_ones.insert(killed.front()->find(rank, {})->incarnation);
+  const Directory::Ended ended = [&](const Record& record, bool earlier) {
+    EXPECT_EQ(earlier, ranks == 3 && dead_ones.contains(record.incarnation));
+    return dead_ones.contains(record.incarnation);
+  };
+
+  std::vector<std::unique_ptr<Directory>> again;
+  std::vector<std::thread> threads;
+  for (const int rank : {1, 0, 2}) {
+    again.push_back(join(rank));
+    threads.emplace_back([&, one = again.back().get()] {
+      const auto world = one->wait_for_world(3, seconds(30), {}, ended);
+      ASSERT_TRUE(world.ok()) << world.status().text();
+      for (const auto& member : *world) EXPECT_FALSE(dead_ones.contains(member.incarnation)) << member.rank;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(KilledOnes, WorldStartedAgain, ::testing::Values(1, 2, 3));
+
+TEST_F(World, NamesTheAgentsThatHaveEndedAmongTheMissing) {
+  const auto zero = join(0), one = join(1);
+  const auto dead_one = zero->find(1, {})->incarnation;
+  const auto status = zero->wait_for_world(2, milliseconds(0), {},
+                                           [&](const Record& record, bool) { return record.incarnation == dead_one; })
+                          .status();
+  EXPECT_EQ(status.code(), Code::deadline_exceeded);
+  EXPECT_THAT(status.text(),
+              HasSubstr("1 of 2 agents have joined; missing: rank 1 (the agent there has ended: \"w1\""));
 }
 
 TEST_F(World, AgentThatLeftIsToldFromOneThatNeverWas) {

@@ -49,7 +49,7 @@ def test_the_store_of_a_job_on_loopback_is_reached_from_this_host_alone(
         rpc.shutdown()
 
 
-def _call_as(uid: int, port: int, results: "multiprocessing.Queue[str]") -> None:
+def _call_as(uid: int, port: int, results: multiprocessing.Queue[str]) -> None:
     os.setgid(uid)
     os.setuid(uid)
     try:
