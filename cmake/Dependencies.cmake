@@ -22,5 +22,4 @@ target_link_libraries(tensorferry_boost INTERFACE Threads::Threads)
 
 if(TENSORFERRY_TESTS)
   find_package(GTest REQUIRED)
-  include(GoogleTest)
 endif()

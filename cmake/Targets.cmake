@@ -82,16 +82,21 @@ if(TENSORFERRY_TESTS AND CMAKE_CXX_COMPILER_ID MATCHES Clang)
 endif()
 
 # tensorferry_test(NAME [NEEDS_TORCH] SOURCES ... LINK ... [LABELS ...] [TIMEOUT seconds] [RESOURCE_LOCK names ...]
-#                  [ONE_PROCESS] [TOGETHER suites ...] [ALONE] [COMPUTES])
-# A GoogleTest binary. Each of its cases is a CTest with its own process and time-out (180 s by default, so that a call
-# without an answer ends first, after 60 s, and says why; half an hour under make soak), except:
+#                  [OWN_PROCESS suites ...] [ONE_PROCESS] [TOGETHER suites ...] [LONG] [ALONE] [COMPUTES])
+# A GoogleTest binary. Each of its suites is a CTest with its own process; list_suites.cmake, which runs after the build,
+# splits suites of many cases into several. A case has 180 s, or TIMEOUT, so that a call without an answer ends first,
+# after 60 s, and says why, and each further case of the process adds 10 s; half an hour under make soak. Except:
 #   NEEDS_TORCH, ONE_PROCESS   all cases share one process
-#   TOGETHER                   the cases of each of these suites share one process ("*" in a name stands for any text)
-# A shared process saves time if loading libtorch, or making a CUDA context, takes longer than a case.
-# ALONE: no other test runs at the same time. COMPUTES: compiled with optimisation. NEEDS_TORCH: not built with
-# TENSORFERRY_TORCH=OFF.
+#   OWN_PROCESS                each case of the suites whose name matches one of these regular expressions has its own
+#                              process, because it forks, which a process may do only before it has other threads, or
+#                              changes what the process cannot take back
+# Tests that need a GPU (label gpu or gpu2) have a process for each case, because page-locked memory of an earlier case may
+# be unlocked, which waits for all kernels; those of the suites TOGETHER share one.
+# LONG: starts before others, so that it does not end alone. ALONE: no other test runs at the same time.
+# COMPUTES: compiled with optimisation. NEEDS_TORCH: not built with TENSORFERRY_TORCH=OFF.
 function(tensorferry_test name)
-  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;ALONE;COMPUTES" "TIMEOUT" "SOURCES;LINK;LABELS;RESOURCE_LOCK;TOGETHER" ${ARGN})
+  cmake_parse_arguments(arg "NEEDS_TORCH;ONE_PROCESS;LONG;ALONE;COMPUTES" "TIMEOUT"
+    "SOURCES;LINK;LABELS;RESOURCE_LOCK;OWN_PROCESS;TOGETHER" ${ARGN})
   if(NOT TENSORFERRY_TESTS OR (arg_NEEDS_TORCH AND NOT TENSORFERRY_TORCH))
     return()
   endif()
@@ -112,40 +117,31 @@ function(tensorferry_test name)
   if(arg_TIMEOUT)
     set(timeout ${arg_TIMEOUT})
   endif()
-  # Tests that share a lock run one after the other, so they start first: a chain that starts late ends alone.
-  set(cost 1)
-  if(arg_RESOURCE_LOCK)
-    set(cost 1000)
+  # Tests that share a lock run one after the other, so they start first: a chain that starts late ends alone. The other
+  # tests start in the order of what they took last time, which CTest keeps in the build folder.
+  set(properties "LABELS \"${arg_LABELS}\" RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE}")
+  if(arg_RESOURCE_LOCK OR arg_LONG)
+    string(APPEND properties " COST 1000")
   endif()
   if(arg_NEEDS_TORCH OR arg_ONE_PROCESS)
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES
-      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE}
-      COST ${cost})
+    cmake_language(EVAL CODE "set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} ${properties})")
     return()
   endif()
-  set(others)
-  foreach(suite IN LISTS arg_TOGETHER)
-    add_test(NAME "${name}.${suite}" COMMAND ${name} "--gtest_filter=${suite}.*")
-    set_tests_properties("${name}.${suite}" PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests"
-      TIMEOUT ${timeout} LABELS "${arg_LABELS}" RESOURCE_LOCK "${arg_RESOURCE_LOCK}" RUN_SERIAL ${arg_ALONE}
-      COST ${cost})
-  endforeach()
-  if(arg_TOGETHER)
-    list(TRANSFORM arg_TOGETHER APPEND ".*")
-    list(JOIN arg_TOGETHER ":" together)
-    set(others TEST_FILTER "-${together}")
+  if(arg_LABELS MATCHES "(^|;)gpu2?(;|$)")
+    set(arg_OWN_PROCESS .)
   endif()
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 TEST_LIST ${name}_cases ${others})
-  # CTest reads this file last and sets the properties, because PROPERTIES of gtest_discover_tests cannot hold a list.
-  # Soak tests run their loops in full, so they get more time.
-  set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake")
-  file(WRITE "${file}" "set(timeout ${timeout})\n"
-    "if(\"\$ENV{TENSORFERRY_SOAK}\" STREQUAL 1)\n  set(timeout 1800)\nendif()\n"
-    "if(NOT \"\${${name}_cases}\" STREQUAL \"\")\n"
-    "  set_tests_properties(\${${name}_cases} PROPERTIES TIMEOUT \${timeout} LABELS \"${arg_LABELS}\""
-    " RESOURCE_LOCK \"${arg_RESOURCE_LOCK}\" RUN_SERIAL ${arg_ALONE} COST ${cost})\nendif()\n")
-  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
+  list(JOIN arg_OWN_PROCESS "|" own_process)
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  set_property(TARGET ${name} APPEND PROPERTY LINK_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake")
+  add_custom_command(TARGET ${name} POST_BUILD BYPRODUCTS "${file}"
+    COMMAND ${CMAKE_COMMAND} -D "BINARY=$<TARGET_FILE:${name}>" -D "NAME=${name}" -D "LIST=${file}"
+            -D "OWN_PROCESS=${own_process}" -D "TOGETHER=${arg_TOGETHER}" -D "TIMEOUT=${timeout}"
+            -D "PROPERTIES=${properties}" -P "${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake"
+    VERBATIM)
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake" "if(EXISTS \"${file}\")\n  include(\"${file}\")\n"
+    "else()\n  add_test(${name}.NOT_BUILT ${name}.NOT_BUILT)\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake")
 endfunction()
 
 # tensorferry_test_emulated(NAME FILTERS ... [TIMEOUT seconds])
@@ -158,6 +154,7 @@ function(tensorferry_test_emulated name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)  # a sanitizer watches the kernels of up to 8 ranks, on few cores
   endif()
+  add_dependencies(${name} tensorferry_emulated_gpu tensorferry_emulated_nvrtc tensorferry_emulated_nvml)
   foreach(filter IN LISTS arg_FILTERS)
     add_test(NAME "emulated.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")
     set_tests_properties("emulated.${name}.${filter}" PROPERTIES
@@ -178,6 +175,10 @@ function(tensorferry_test_on_emulated_cards name)
     set(arg_TIMEOUT 120)
   endif()
   set(environment "TENSORFERRY_LIBIBVERBS=${PROJECT_BINARY_DIR}/tests/emulated_verbs/lib/libibverbs.so.1;${arg_ENVIRONMENT}")
+  add_dependencies(${name} tensorferry_emulated_verbs)
+  if(arg_GPU)
+    add_dependencies(${name} tensorferry_emulated_gpu tensorferry_emulated_nvrtc tensorferry_emulated_nvml)
+  endif()
   foreach(filter IN LISTS arg_FILTERS)
     add_test(NAME "cards.${name}.${filter}" COMMAND ${name} "--gtest_filter=${filter}")
     set_tests_properties("cards.${name}.${filter}" PROPERTIES
@@ -194,7 +195,7 @@ endfunction()
 
 # tensorferry_fuzzer(NAME SOURCES ... LINK ...)
 # A libFuzzer binary, built only with TENSORFERRY_FUZZERS. scripts/fuzz.sh runs it on the seeds in
-# tests/fuzz/corpus/NAME.
+# tests/fuzz/corpus/NAME. The test corpus.NAME runs each seed once.
 function(tensorferry_fuzzer name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   if(NOT TENSORFERRY_FUZZERS)
@@ -203,6 +204,10 @@ function(tensorferry_fuzzer name)
   tensorferry_executable(${name} SOURCES ${arg_SOURCES} LINK ${arg_LINK})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
+  if(EXISTS "${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name}")
+    add_test(NAME corpus.${name} COMMAND ${name} -runs=0 "${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name}")
+    set_tests_properties(corpus.${name} PROPERTIES TIMEOUT 300 LABELS corpus)
+  endif()
 endfunction()
 
 # tensorferry_python_extension(NAME MODULE SOURCES ... LINK ...)
