@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -52,6 +53,35 @@ LONG_FILES = [f"test_{name}.py" for name in LONG]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures", metavar="FILE", help="write what failed into this file, for scripts/retry.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--failures")
+    if path is not None and not hasattr(config, "workerinput"):  # a worker of pytest-xdist tells the first process
+        config.pluginmanager.register(Failures(path))
+
+
+class Failures:
+    """Appends each failed test, or file that cannot be imported, to a file: one JSON object a line."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            output = "\n".join([report.longreprtext, *(f"-- {name}\n{text}" for name, text in report.sections)])
+            with self._path.open("a") as file:
+                file.write(json.dumps({"test": report.nodeid, "output": output}) + "\n")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
