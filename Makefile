@@ -3,7 +3,7 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-rdma bench-rdma test-gpu bench-gpu sanitize-gpu fuzz asan tsan models clean
+.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-rdma bench-rdma test-gpu bench-gpu sanitize-gpu fuzz asan tsan models nightly clean
 
 help:
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +32,8 @@ fuzz: ## every fuzzer for 30 seconds
 	@scripts/fuzz.sh
 models: ## check the models of what several processes do to shared memory
 	@scripts/models.sh
+nightly: ## all that CI checks, with nothing left out: hours
+	@scripts/nightly.sh $(ARGS)
 soak: ## the long tests
 	@scripts/soak.sh
 test-rdma: ## the tests that need an RDMA card, in a virtual machine that has two made of software

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Configures and builds one preset: scripts/build.sh [PRESET [FOLDER [CMAKE OPTIONS ...]]]. Default: make test's build.
+# With TARGETS="a b" in the environment builds these targets alone, and with TARGETS=none configures only.
 . "$(dirname "$0")/common.sh"
 preset=${1:-release}
 folder=${2:-$build}
@@ -17,5 +18,12 @@ if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/.configured" 2>/dev/null)
   cmake --preset "$preset" -B "$folder" "${options[@]}"
   echo "$key" >"$folder/.configured"
 fi
-say "building $folder"
-cmake --build "$folder" -j "$jobs"
+[ "${TARGETS:-}" != none ] || exit 0
+
+targets=()
+if [ -n "${TARGETS:-}" ]; then
+  read -ra targets <<<"$TARGETS"
+  targets=(--target "${targets[@]}")
+fi
+say "building ${TARGETS:-everything} in $folder"
+cmake --build "$folder" -j "$jobs" "${targets[@]}"

@@ -49,12 +49,15 @@ def lines_of(*command: str) -> list[str]:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+def changed_since(commit: str) -> set[str]:
+    """The files that differ from `commit`, those included that git does not know yet."""
+    names = lines_of("git", "diff", "--name-only", commit)
+    return {*names, *lines_of("git", "ls-files", "--others", "--exclude-standard")}
+
+
 def touched(sources: list[pathlib.Path], commit: str) -> list[pathlib.Path]:
     """The sources to check for what differs from `commit`. All of them if the checks themselves differ."""
-    names = lines_of("git", "diff", "--name-only", commit) + lines_of(
-        "git", "ls-files", "--others", "--exclude-standard"
-    )
-    changed = {ROOT / name for name in names}
+    changed = {ROOT / name for name in changed_since(commit)}
     if ROOT / ".clang-tidy" in changed:
         return sources
     chosen = [source for source in sources if source in changed]

@@ -264,10 +264,19 @@ def test_the_page_of_failures_names_tests_that_exist() -> None:
         assert set(named) <= cases, f"no such test: {set(named) - cases}"
 
 
-def test_the_hosted_workflow_has_every_step() -> None:
-    steps = subprocess.run([ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
-    matrix = re.search(r"^ +step: \[(.*)\]$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
-    assert matrix and matrix.group(1).split(", ") == [step for step in steps if step != "packages"]
+def test_the_hosted_workflows_have_every_step() -> None:
+    def steps(*options: str) -> list[str]:
+        command = [ROOT / ".ci/run", *options, "--list"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    def matrix(workflow: str) -> list[str]:
+        text = (ROOT / ".github/workflows" / workflow).read_text()
+        found = re.search(r"^ +step: \[(.*)\]$", text, re.MULTILINE)
+        assert found
+        return found.group(1).split(", ")
+
+    assert matrix("ci.yml") == [step for step in steps() if step != "packages"]
+    assert matrix("nightly.yml") == [step for step in steps("--night") if step not in steps()]
 
 
 def test_each_case_of_collectives_on_gpus_runs_once_on_emulated_ones() -> None:
