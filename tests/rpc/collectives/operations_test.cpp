@@ -4,6 +4,7 @@
 
 #include "channels/region.h"
 #include "rpc/collectives/step.h"
+#include "tests/agent/patience.h"
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
@@ -322,14 +323,18 @@ TEST_P(Operations, ReadRegionsInPlace) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Operations,
-                         ::testing::Values(GroupShape{1, "memory"}, GroupShape{2, "memory"}, GroupShape{3, "memory"},
-                                           GroupShape{5, "memory"}, GroupShape{2, "mail"}, GroupShape{4, "mail"},
-                                           GroupShape{2, "messages"}, GroupShape{3, "messages"},
-                                           GroupShape{5, "messages"}, GroupShape{1, "memory", true},
-                                           GroupShape{2, "messages", true}, GroupShape{3, "messages", true},
-                                           GroupShape{5, "messages", true}, GroupShape{3, "memory", true},
-                                           GroupShape{3, "memory", false, 2}, GroupShape{5, "mail", false, 2}),
+/// In soak all shapes. Otherwise each kind of links, with few or many ranks, with and without the ring, and two hosts.
+std::vector<GroupShape> shapes() {
+  std::vector<GroupShape> out{{1, "memory"},           {3, "memory"},         {2, "mail"},
+                              {5, "messages"},         {2, "messages", true}, {3, "memory", true},
+                              {3, "memory", false, 2}, {5, "mail", false, 2}};
+  const std::vector<GroupShape> others{{2, "memory"},         {5, "memory"},        {4, "mail"},
+                                       {2, "messages"},       {3, "messages"},      {1, "memory", true},
+                                       {3, "messages", true}, {5, "messages", true}};
+  if (is_soak) out.insert(out.end(), others.begin(), others.end());
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(, Operations, ::testing::ValuesIn(shapes()),
                          [](const auto& each) { return name_of(each.param); });
 
 }  // namespace
