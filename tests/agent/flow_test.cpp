@@ -181,9 +181,8 @@ TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
   });
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_FALSE(admitted);
-  const Since since;
   (void)a->call("lazy", "g", message_of("no buffers"));
-  EXPECT_LT(since.passed(), seconds(1));
+  EXPECT_FALSE(admitted) << "the small call waited until the large one gave up";
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
   (void)peer.connection.read_bytes(240'000);
   EXPECT_TRUE(eventually([&] { return admitted.load(); }));

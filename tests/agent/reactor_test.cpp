@@ -38,7 +38,7 @@ TEST_F(Ticks, ComeSeldomWhileOnlyDeadlinesAreToBeWatched) {
   std::this_thread::sleep_for(std::chrono::seconds(1));
   const int came = ticks - before;
   EXPECT_GT(came, 0);
-  EXPECT_LT(came, since.passed() / std::chrono::milliseconds(10) * 6 / 5) << "100 a second";
+  EXPECT_LT(came, since.passed() / std::chrono::milliseconds(10) * 5) << "100 a second, not 1000";
 }
 
 TEST_F(Ticks, PreemptNoOtherThread) {

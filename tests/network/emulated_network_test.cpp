@@ -143,12 +143,12 @@ TEST_F(Emulated, APacketTakesTheDelayOfItsPath) {
   const auto a = udp_on(network, "a"), b = udp_on(network, "b");
   const auto begin = Clock::now();
   send_to(a, network.address("b"));
-  ASSERT_TRUE(readable(b.get(), 5s));
+  ASSERT_TRUE(readable(b.get(), 10s));
   EXPECT_GE(seconds_since(begin), 0.030);
   send_to(b, network.address("a"));
-  ASSERT_TRUE(readable(a.get(), 5s));
+  ASSERT_TRUE(readable(a.get(), 10s));
   EXPECT_GE(seconds_since(begin), 0.040);
-  EXPECT_LT(seconds_since(begin), 2) << "40 ms, and what a busy machine adds";
+  EXPECT_LT(seconds_since(begin), 10) << "40 ms, and what a busy machine adds";
 }
 
 TEST_F(Emulated, APathCarriesItsRate) {

