@@ -16,9 +16,6 @@ constexpr std::array<std::string_view, 6> algorithms_on_gpu{"one_shot", "two_sho
 /// it.
 constexpr std::size_t one_shot_on_gpu = std::size_t{256} << 10;
 constexpr std::size_t by_host_on_gpu = Board::gpu_slot_bytes;
-/// Over a hybrid cube mesh the inputs of a whole quad cross one link in one shot. A calculation, for NVLinks of 25 GB/s
-/// and meetings of 3 us; it has not been measured.
-constexpr std::size_t one_shot_over_mesh = std::size_t{64} << 10;
 /// Kernels that meet by flags also take the bytes of the others. Above so many bytes the copy engines do that faster.
 constexpr std::size_t by_flags_on_gpu = std::size_t{10} << 20;
 
@@ -35,7 +32,7 @@ bool has_kernels_that_meet(AlgorithmOnGpu algorithm) {
 /// Returns the bytes up to which one_shot is used, and whether they were measured.
 std::pair<std::size_t, bool> one_shot_limit(const AskedOnGpu& asked, const Crossings& crossings) {
   const auto it = crossings.find(asked.operation);
-  if (it == crossings.end()) return {goes_over_mesh(asked) ? one_shot_over_mesh : one_shot_on_gpu, false};
+  if (it == crossings.end()) return {one_shot_on_gpu, false};
   std::size_t limit = 0;
   for (const auto& row : it->second) {
     if (row.algorithm == Algorithm::one_shot) limit = row.up_to;
@@ -44,7 +41,7 @@ std::pair<std::size_t, bool> one_shot_limit(const AskedOnGpu& asked, const Cross
 }
 
 GpuChoice chosen(const AskedOnGpu& asked, const Prescribed& prescribed, const Crossings& crossings) {
-  if (!asked.reachable && !goes_over_mesh(asked)) return {AlgorithmOnGpu::staged, WhyOnGpu::unreachable};
+  if (!asked.reachable) return {AlgorithmOnGpu::staged, WhyOnGpu::unreachable};
   if (asked.operation == Operation::reduce_scatter) return {AlgorithmOnGpu::one_shot, WhyOnGpu::only_one};
   if (!reduces(asked.operation)) return {AlgorithmOnGpu::copies, WhyOnGpu::only_one};
   if (asked.ranks == 1) return {AlgorithmOnGpu::one_shot, WhyOnGpu::one_rank};
@@ -80,15 +77,6 @@ bool reduces_by_switch(const AskedOnGpu& asked, AlgorithmOnGpu algorithm) {
          (algorithm == AlgorithmOnGpu::two_shot && asked.by_switch != SwitchReduction::none);
 }
 
-/// Returns why an operation does not go over a hybrid cube mesh, if the GPUs are joined by one.
-std::string why_not_over_mesh(const AskedOnGpu& asked) {
-  if (asked.topology != GpuTopology::cube_mesh) return "";
-  if (!reduces(asked.operation)) return "; over a hybrid cube mesh go all_reduce and reduce alone";
-  if (!asked.flags) return "; a GPU is older than 7.0, and has no kernels that go over a hybrid cube mesh";
-  return asked.placement == RankPlacement::gpu_each ? "; a rank does not reach a neighbour in the hybrid cube mesh"
-                                                    : "; ranks share a GPU of the hybrid cube mesh";
-}
-
 std::string text_of(const AskedOnGpu& asked, const JoinedGpus& joined) {
   switch (asked.placement) {
     case RankPlacement::gpu_each:
@@ -114,10 +102,6 @@ bool may_meet_by_flags(const GpuChoice& choice, const AskedOnGpu& asked) noexcep
          asked.placement == RankPlacement::gpu_each;
 }
 
-bool goes_over_mesh(const AskedOnGpu& asked) {
-  return asked.mesh && asked.flags && reduces(asked.operation) && asked.placement == RankPlacement::gpu_each;
-}
-
 GpuChoice choose_on_gpu(const AskedOnGpu& asked, const Prescribed& prescribed, const Crossings& crossings) {
   auto out = chosen(asked, prescribed, crossings);
   if (may_meet_by_flags(out, asked) && (asked.captured || asked.bytes <= by_flags_on_gpu)) {
@@ -125,8 +109,6 @@ GpuChoice choose_on_gpu(const AskedOnGpu& asked, const Prescribed& prescribed, c
   }
   out.by_switch = reduces_by_switch(asked, out.algorithm);
   if (out.by_switch) out.meeting = MeetingOnGpu::by_flags;
-  out.over_mesh = goes_over_mesh(asked);
-  if (out.over_mesh) out.meeting = MeetingOnGpu::by_flags;
   if (!asked.aligned) out.own_input = OwnInput::copied;
   if (!asked.contiguous) out.own_input = OwnInput::made_dense;  // which begins at a multiple of 16 bytes
   return out;
@@ -142,7 +124,7 @@ std::string explain_on_gpu(const AskedOnGpu& asked, const JoinedGpus& joined, co
       case WhyOnGpu::one_rank:
         return "there is one rank";
       case WhyOnGpu::unreachable:
-        return "the ranks do not reach one another's memory: " + joined.reason + why_not_over_mesh(asked);
+        return "the ranks do not reach one another's memory: " + joined.reason;
       case WhyOnGpu::only_one:
         return formatted("the only algorithm of {} on GPUs", name_of(asked.operation));
       case WhyOnGpu::prescribed:
@@ -182,11 +164,6 @@ std::string explain_on_gpu(const AskedOnGpu& asked, const JoinedGpus& joined, co
                      asked.placement != RankPlacement::gpu_each ? "kernels of ranks that share a GPU run by turns"
                      : !asked.flags                             ? "a GPU is older than 7.0"
                                                                 : kernels_meet_up_to(choice.algorithm));
-  }
-  if (choice.over_mesh) {
-    out +=
-        "; over the hybrid cube mesh, each rank reads the GPUs of its quad and its partner in the other quad, which "
-        "relays the inputs of the rest";
   }
   if (asked.ranks > 1) out += "; " + text_of(asked, joined);
   if (choice.own_input == OwnInput::copied) out += "; the input is not aligned to 16 bytes, so it is copied first";

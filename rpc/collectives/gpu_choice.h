@@ -35,7 +35,6 @@ struct AskedOnGpu {
   bool captured = false;   // into a CUDA graph
   bool aligned = true;     // this rank's input begins at a multiple of 16 bytes
   bool contiguous = true;  // this rank's input has no gaps
-  bool mesh = false;       // each rank has mapped the memory of its neighbours in a hybrid cube mesh
   /// How the switch does this reduction: of its dtype and reduction, if the ranks have a multicast object.
   SwitchReduction by_switch = SwitchReduction::none;
 };
@@ -69,23 +68,17 @@ struct GpuChoice {
   WhyOnGpu why = WhyOnGpu::one_rank;
   MeetingOnGpu meeting = MeetingOnGpu::by_words;
   OwnInput own_input = OwnInput::in_place;
-  bool over_mesh =
-      false;  // each rank reads its neighbours in a hybrid cube mesh alone, and partners relay for the rest
   bool by_switch = false;  // the switch reduces the shares of `algorithm`, one_shot or two_shot
 };
 
-/// Chooses the algorithm. Pure. `algorithm`, `why`, `meeting` and `over_mesh` do not depend on AskedOnGpu::aligned and
-/// contiguous, which may differ between the ranks; so all ranks choose alike. A prescribed algorithm that GPUs do not
-/// have is passed over.
+/// Chooses the algorithm. Pure. `algorithm`, `why` and `meeting` do not depend on AskedOnGpu::aligned and contiguous,
+/// which may differ between the ranks; so all ranks choose alike. A prescribed algorithm that GPUs do not have is
+/// passed over.
 GpuChoice choose_on_gpu(const AskedOnGpu& asked, const Prescribed& prescribed, const Crossings& crossings);
 
 /// Returns whether kernels can meet by flags in what was chosen, for any number of bytes: they do also if all ranks
 /// reduce in place, in two shots, in memory that the others map.
 bool may_meet_by_flags(const GpuChoice& choice, const AskedOnGpu& asked) noexcept;
-
-/// Returns whether the operation, of any number of bytes, goes over a hybrid cube mesh: choose_on_gpu() says by which
-/// algorithm. Ranks that do not reach one another do all others in host memory.
-bool goes_over_mesh(const AskedOnGpu& asked);
 
 /// Says for people what choose_on_gpu() has chosen, by which facts, and why not another algorithm. `joined` says how
 /// the GPUs are joined.

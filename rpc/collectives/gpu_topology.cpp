@@ -9,8 +9,8 @@
 namespace tensorferry::collectives {
 namespace {
 
-constexpr std::array<std::string_view, 7> topologies{"unknown",          "one GPU", "NVSwitch",      "full mesh",
-                                                     "hybrid cube mesh", "PCIe",    "no peer access"};
+constexpr std::array<std::string_view, 6> topologies{"unknown",   "one GPU", "NVSwitch",
+                                                     "full mesh", "PCIe",    "no peer access"};
 
 /// The GPUs of a group, each once, with what joins each two of them.
 class Graph final {
@@ -35,7 +35,6 @@ class Graph final {
   [[nodiscard]] std::size_t links_between(std::size_t one, std::size_t two) const {
     return std::min(links_to(one, two), links_to(two, one));
   }
-  [[nodiscard]] bool linked(std::size_t one, std::size_t two) const { return links_between(one, two) != 0; }
   [[nodiscard]] PairFacts::PeerAccess peer_access(std::size_t one, std::size_t two) const {
     const auto there = pair(one, two).peer_access, back = pair(two, one).peer_access;
     using PeerAccess = PairFacts::PeerAccess;
@@ -72,40 +71,6 @@ bool each_pair(std::size_t gpus, const Asked& asked) {
   return true;
 }
 
-/// Returns the other three GPUs of the quad of GPU 0, if `partner` is its partner; nullopt: it is not.
-std::optional<std::vector<std::size_t>> rest_of_quad(const Graph& graph, std::size_t partner) {
-  std::vector<std::size_t> out;
-  for (std::size_t gpu = 1; gpu < graph.size(); ++gpu) {
-    if (gpu != partner && graph.linked(0, gpu)) out.push_back(gpu);
-  }
-  return out.size() == CubeMesh::corners - 1 ? std::optional(out) : std::nullopt;
-}
-
-/// Returns the quads, by the graph's numbers of the GPUs, if GPU 0 and `partner` are partners in a hybrid cube mesh.
-std::optional<CubeMesh> cube_mesh_with(const Graph& graph, std::size_t partner) {
-  const auto rest = rest_of_quad(graph, partner);
-  if (!rest) return std::nullopt;
-  CubeMesh out;
-  auto& [first, second] = out.ranks;
-  std::copy(rest->begin(), rest->end(), first.begin() + 1);
-  const auto is_in_first = [&](std::size_t gpu) { return std::find(first.begin(), first.end(), gpu) != first.end(); };
-  for (std::size_t corner = 0; corner < CubeMesh::corners; ++corner) {
-    std::size_t partners = 0;
-    for (std::size_t gpu = 0; gpu < graph.size(); ++gpu) {
-      if (is_in_first(gpu) || !graph.linked(first.at(corner), gpu)) continue;
-      second.at(corner) = gpu;
-      ++partners;
-    }
-    if (partners != 1) return std::nullopt;
-  }
-  if (std::set(second.begin(), second.end()).size() != CubeMesh::corners) return std::nullopt;
-  for (const auto& quad : out.ranks) {
-    const auto joined = [&](auto one, auto two) { return graph.linked(quad.at(one), quad.at(two)); };
-    if (!each_pair(quad.size(), joined)) return std::nullopt;
-  }
-  return out;
-}
-
 /// Returns how far apart two GPUs are on PCIe, for people.
 std::string_view text_of_level(std::uint8_t level) {
   if (level == 255) return "an unknown way";
@@ -125,35 +90,6 @@ std::string text_of(const PciAddress& address) {
     if (each >= 'a' && each <= 'f') each = static_cast<char>(each - 'a' + 'A');
   }
   return out;
-}
-
-std::optional<CubeMesh::Place> CubeMesh::place_of(std::size_t rank) const {
-  for (std::size_t side = 0; side < sides; ++side) {
-    for (std::size_t corner = 0; corner < corners; ++corner) {
-      if (ranks.at(side).at(corner) == rank) return Place{side, corner};
-    }
-  }
-  return std::nullopt;
-}
-
-bool CubeMesh::are_neighbours(std::size_t one, std::size_t two) const {
-  const auto here = place_of(one), there = place_of(two);
-  if (!here || !there || one == two) return false;
-  return here->side == there->side || here->corner == there->corner;
-}
-
-std::optional<CubeMesh> cube_mesh_of(std::span<const GpuFacts> gpus) {
-  const Graph graph(gpus, {});
-  if (graph.size() != CubeMesh::sides * CubeMesh::corners) return std::nullopt;
-  for (std::size_t partner = 1; partner < graph.size(); ++partner) {
-    auto found = graph.linked(0, partner) ? cube_mesh_with(graph, partner) : std::nullopt;
-    if (!found) continue;
-    for (auto& quad : found->ranks) {
-      for (auto& each : quad) each = graph.rank(each);
-    }
-    return found;
-  }
-  return std::nullopt;
 }
 
 std::string_view name_of(GpuTopology topology) noexcept { return topologies.at(static_cast<std::size_t>(topology)); }
@@ -182,11 +118,6 @@ JoinedGpus joined_gpus(std::span<const GpuFacts> gpus, std::span<const PairFacts
     return {GpuTopology::unknown, formatted("at rank {}, {}", graph.rank(gpu), why)};
   }
 
-  // A cube mesh is known by its links: the driver gives no peer access between its far corners.
-  if (cube_mesh_of(gpus)) {
-    return {GpuTopology::cube_mesh, "each GPU has NVLinks to three of its own mesh and to one of the other mesh" +
-                                        (barred.empty() ? "" : "; there is no peer access between " + barred)};
-  }
   if (!barred.empty()) return {GpuTopology::none, "there is no peer access between " + barred};
 
   std::size_t fewest = GpuFacts::most_links, fewest_hidden = GpuFacts::most_links;

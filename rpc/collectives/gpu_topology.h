@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -78,31 +77,11 @@ enum class GpuTopology : std::uint8_t {
   one_gpu = 1,    // all ranks have the same GPU
   nv_switch = 2,  // every GPU has NVLinks to switches
   full_mesh = 3,  // NVLinks join each two GPUs
-  cube_mesh = 4,  // eight GPUs, four NVLink neighbours each: two full meshes of four, joined in pairs (DGX-1)
-  pcie = 5,       // peer access between each two GPUs, and no NVLink between some of them
-  none = 6,       // two of the GPUs have no peer access
+  pcie = 4,       // peer access between each two GPUs, and no NVLink between some of them
+  none = 5,       // two of the GPUs have no peer access
 };
 /// Returns the name by which people and stored crossings know it: "NVSwitch", "full mesh", "PCIe".
 std::string_view name_of(GpuTopology topology) noexcept;
-
-/// The corners of a hybrid cube mesh: two quads, in each of which NVLinks join each two GPUs. Each GPU has one more
-/// neighbour, its partner, which stands at the same corner of the other quad.
-struct CubeMesh {
-  static constexpr std::size_t sides = 2, corners = 4;
-  /// The ranks, by side and corner. That of the lowest rank is the first side, and its ranks ascend. Of ranks that
-  /// share a GPU, the first one stands for it.
-  std::array<std::array<std::size_t, corners>, sides> ranks{};
-
-  struct Place {
-    std::size_t side = 0, corner = 0;
-  };
-  /// Returns where a rank stands; nullopt: it is not in `ranks`.
-  [[nodiscard]] std::optional<Place> place_of(std::size_t rank) const;
-  /// Returns whether NVLinks join the GPUs of two different ranks.
-  [[nodiscard]] bool are_neighbours(std::size_t one, std::size_t two) const;
-};
-/// Returns how GPUs form a hybrid cube mesh, by their NVLinks alone; nullopt: they form none. As joined_gpus().
-std::optional<CubeMesh> cube_mesh_of(std::span<const GpuFacts> gpus);
 
 /// A topology, and what it was decided by, for people: "18 NVLinks of each GPU lead to switches".
 struct JoinedGpus {

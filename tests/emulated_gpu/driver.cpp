@@ -853,7 +853,6 @@ struct Function {
   ReduceKernel reduce = nullptr;
   FlagKernel flags = nullptr;
   MulticastKernel multicast = nullptr;
-  MeshKernel mesh = nullptr;
 };
 
 CUresult module_function(CUfunction* function, CUmodule module, const char* name) {
@@ -867,11 +866,7 @@ CUresult module_function(CUfunction* function, CUmodule module, const char* name
   if (wanted == "tensorferry_reduce_pieces") found.flags = kernels.reduce_pieces;
   if (wanted == "tensorferry_multicast_one_shot") found.multicast = kernels.multicast_one_shot;
   if (wanted == "tensorferry_multicast_two_shot") found.multicast = kernels.multicast_two_shot;
-  if (wanted == "tensorferry_mesh_one_shot") found.mesh = kernels.mesh_one_shot;
-  if (wanted == "tensorferry_mesh_two_shot") found.mesh = kernels.mesh_two_shot;
-  if (found.reduce == nullptr && found.flags == nullptr && found.multicast == nullptr && found.mesh == nullptr) {
-    return CUDA_ERROR_NOT_FOUND;
-  }
+  if (found.reduce == nullptr && found.flags == nullptr && found.multicast == nullptr) return CUDA_ERROR_NOT_FOUND;
   *function = as<CUfunction>(new Function(found));  // lives as long as the process
   return CUDA_SUCCESS;
 }
@@ -881,11 +876,8 @@ CUresult function_attribute(int* value, CUfunction_attribute attribute, CUfuncti
   return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/// Runs a kernel with all of its arguments, of which `arguments` are those by which it meets the other ranks.
-template <class Kernel, class Arguments>
-CUresult launch_flags(Kernel kernel, const Arguments& all,
-                      const tensorferry::collectives::cuda::FlagArguments& arguments, unsigned int blocks,
-                      unsigned int threads, CUstream stream) {
+CUresult launch_flags(FlagKernel kernel, const tensorferry::collectives::cuda::FlagArguments& arguments,
+                      unsigned int blocks, unsigned int threads, CUstream stream) {
   const int device = stream_of(stream)->device;
   for (unsigned int rank = 0; rank < arguments.ranks; ++rank) {
     if (!accessible(as<CUdeviceptr>(arguments.halves[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -897,7 +889,7 @@ CUresult launch_flags(Kernel kernel, const Arguments& all,
   return put(stream, [=, running = std::shared_ptr<RunningGrid>()]() mutable {
     if (failed) return true;
     if (!running) {
-      const auto run_block = [=](unsigned int block) { kernel(all, block, blocks, threads); };
+      const auto run_block = [=](unsigned int block) { kernel(arguments, block, blocks, threads); };
       running = std::make_shared<RunningGrid>(run_block, blocks);
     }
     return running->done();
@@ -940,11 +932,7 @@ CUresult launch(CUfunction given, unsigned int blocks, unsigned int, unsigned in
   }
   if (function.flags != nullptr) {
     const auto& flags = *static_cast<const tensorferry::collectives::cuda::FlagArguments*>(parameters[0]);
-    return launch_flags(function.flags, flags, flags, blocks, threads, stream);
-  }
-  if (function.mesh != nullptr) {
-    const auto& mesh = *static_cast<const tensorferry::collectives::cuda::MeshArguments*>(parameters[0]);
-    return launch_flags(function.mesh, mesh, mesh.flags, blocks, threads, stream);
+    return launch_flags(function.flags, flags, blocks, threads, stream);
   }
   const auto arguments = *static_cast<const tensorferry::collectives::cuda::ReduceArguments*>(parameters[0]);
   const int device = stream_of(stream)->device;

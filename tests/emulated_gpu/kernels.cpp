@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "rpc/collectives/cuda/flag_kernels.h"
-#include "rpc/collectives/cuda/mesh_kernels.h"
 #include "rpc/collectives/cuda/multicast_kernels.h"
 
 namespace emulated {
@@ -59,17 +58,6 @@ constexpr MulticastKernel multicast_two_shot() {
   return nullptr;
 }
 
-template <class T, class Combination>
-void mesh_one_shot(const group::cuda::MeshArguments& arguments, unsigned block, unsigned blocks, unsigned threads) {
-  group::cuda::reduce_over_mesh_in_one_shot<T, Combination>(arguments, arguments.flags.ranks, {block, blocks, threads});
-}
-
-template <class T, class Combination>
-void mesh_two_shot(const group::cuda::MeshArguments& arguments, unsigned block, unsigned blocks, unsigned threads) {
-  group::cuda::reduce_over_mesh_in_two_shots<T, Combination>(arguments, arguments.flags.ranks,
-                                                             {block, blocks, threads});
-}
-
 using Table = std::map<std::pair<std::string_view, std::string_view>, Kernels>;
 
 #define KERNEL(element, combination)                                                  \
@@ -79,9 +67,7 @@ using Table = std::map<std::pair<std::string_view, std::string_view>, Kernels>;
                                      &exchange<element, combination>,                 \
                                      &reduce_pieces<element, combination>,            \
                                      multicast_one_shot<element, combination>(),      \
-                                     multicast_two_shot<element, combination>(),      \
-                                     &mesh_one_shot<element, combination>,            \
-                                     &mesh_two_shot<element, combination>}
+                                     multicast_two_shot<element, combination>()}
 #define REAL(element)       \
   KERNEL(element, Sum);     \
   KERNEL(element, Average); \

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "rpc/collectives/cuda/flag_arguments.h"
-#include "rpc/collectives/cuda/mesh_arguments.h"
 #include "rpc/collectives/cuda/multicast_arguments.h"
 
 namespace emulated {
@@ -17,14 +16,10 @@ using FlagKernel = void (*)(const tensorferry::collectives::cuda::FlagArguments&
 /// The same of a kernel whose reduction the switch does.
 using MulticastKernel = void (*)(const tensorferry::collectives::cuda::MulticastArguments&, unsigned block,
                                  unsigned blocks, unsigned threads);
-/// As FlagKernel, for the kernels of a hybrid cube mesh.
-using MeshKernel = void (*)(const tensorferry::collectives::cuda::MeshArguments&, unsigned block, unsigned blocks,
-                            unsigned threads);
 struct Kernels {
   ReduceKernel reduce;
   FlagKernel one_shot, two_shot, exchange, reduce_pieces;
   MulticastKernel multicast_one_shot, multicast_two_shot;  // null if the switch has no instruction
-  MeshKernel mesh_one_shot, mesh_two_shot;
 };
 
 /// An image of a kernel, which the emulated NVRTC writes and the emulated driver loads, is this text, then the type of

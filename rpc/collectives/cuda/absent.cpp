@@ -11,10 +11,7 @@ class Absent final : public DirectGroup {
     return std::string("this build of TensorFerry has no CUDA parts");
   }
   std::shared_ptr<DeviceRun> run_on(int /*device*/, Stream /*stream*/) override { return nullptr; }
-  [[nodiscard]] std::string why_staged(int /*device*/, Operation /*operation*/) const override {
-    return "this build of TensorFerry has no CUDA parts";
-  }
-  [[nodiscard]] std::string why_not_captured(int /*device*/, Operation /*operation*/) const override {
+  [[nodiscard]] std::string why_not_captured(int /*device*/) const override {
     return "this build of TensorFerry has no CUDA parts";
   }
   void drain() override {}

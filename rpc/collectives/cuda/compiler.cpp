@@ -210,12 +210,6 @@ constexpr std::array multicast_kernels{
     Kernel{"tensorferry_multicast_two_shot", "MulticastArguments",
            "reduce_by_switch_in_two_shots<Element, Combination>(a, ThreadBlock())"},
 };
-constexpr std::array mesh_kernels{
-    Kernel{"tensorferry_mesh_one_shot", "MeshArguments",
-           "reduce_over_mesh_in_one_shot<Element, Combination>(a, ranks, ThreadBlock())"},
-    Kernel{"tensorferry_mesh_two_shot", "MeshArguments",
-           "reduce_over_mesh_in_two_shots<Element, Combination>(a, ranks, ThreadBlock())"},
-};
 
 struct ProgramParts {
   std::string_view header;
@@ -230,8 +224,6 @@ ProgramParts parts_of(KernelProgram program) {
       return {"flag_kernels.h", flag_kernels};
     case KernelProgram::multicast:
       return {"multicast_kernels.h", multicast_kernels};
-    case KernelProgram::mesh:
-      return {"mesh_kernels.h", mesh_kernels};
   }
   return {};
 }

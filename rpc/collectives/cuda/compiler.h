@@ -27,7 +27,6 @@ enum class KernelProgram : std::uint8_t {
   reduce,  // reduce_kernel.h: "tensorferry_reduce"
   flags,   // flag_kernels.h: "tensorferry_one_shot", "_two_shot", "_exchange", "_reduce_pieces", for GPUs from 7.0 on
   multicast,  // multicast_kernels.h: "tensorferry_multicast_one_shot", "_two_shot", for GPUs from 9.0 on
-  mesh,       // mesh_kernels.h: "tensorferry_mesh_one_shot", "_two_shot", for groups of 8 ranks on such GPUs
 };
 
 /// Compiles a program for GPUs of that compute capability (90: 9.0) and that many ranks, and returns the image that

@@ -4,12 +4,10 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "channels/cuda/device.h"
 #include "rpc/collectives/cuda/direct_group.h"
 #include "rpc/collectives/cuda/lent_memory.h"
-#include "rpc/collectives/cuda/mesh_arguments.h"
 #include "rpc/collectives/cuda/multicast_memory.h"
 #include "rpc/collectives/cuda/symmetric_buffers.h"
 #include "rpc/collectives/cuda/watch.h"
@@ -21,29 +19,17 @@ namespace tensorferry::collectives::cuda {
 struct GroupGpu {
   /// Returns the question for the algorithm of an operation.
   [[nodiscard]] AskedOnGpu ask(Operation operation, std::size_t bytes, std::size_t ranks, bool captured = false) const {
-    AskedOnGpu out{operation, bytes, ranks, placement, joined.topology, staged.empty(), flags, captured};
-    out.mesh = mesh.has_value();
-    return out;
+    return {operation, bytes, ranks, placement, joined.topology, staged.empty(), flags, captured};
   }
-  /// Returns why an operation on its tensors goes through host memory; empty: it does not.
-  [[nodiscard]] std::string why_staged(Operation operation) const {
-    if (staged.empty() || goes_over_mesh(ask(operation, 0, mesh_ranks))) return {};
-    return mesh ? staged + "; over a hybrid cube mesh go all_reduce and reduce alone" : staged;
-  }
-
-  /// Returns whether any operation goes by the GPUs alone.
-  [[nodiscard]] bool is_direct() const { return staged.empty() || mesh; }
-  [[nodiscard]] std::string why_none_is_direct() const { return is_direct() ? std::string() : staged; }
 
   int device = 0;
   std::uint8_t number = 0;  // Fingerprint::device
   std::string name;         // "NVIDIA H100 80GB HBM3"
-  std::string staged;       // why its tensors go through host memory, but for what goes over `mesh`; empty: they do not
+  std::string staged;       // why its tensors go through host memory; empty: they do not
   RankPlacement placement = RankPlacement::gpu_each;
   JoinedGpus joined;
-  std::optional<CubeMesh> mesh;  // if each rank has mapped the buffers of its neighbours, and kernels meet by flags
-  bool flags = false;            // the kernels of all ranks can meet by flags
-  Crossings crossings;           // measured, the same at every rank
+  bool flags = false;                          // the kernels of all ranks can meet by flags
+  Crossings crossings;                         // measured, the same at every rank
   std::shared_ptr<SymmetricBuffers> buffers;   // null in a group of one rank
   std::size_t uses = 0;                        // of halves; used by the thread that runs operations
   std::shared_ptr<MulticastMemory> multicast;  // null if the switch reduces nothing
@@ -57,8 +43,7 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
 
   Result<std::string> prepare(int device, StartOptions options) override;
   std::shared_ptr<DeviceRun> run_on(int device, Stream stream) override;
-  std::string why_staged(int device, Operation operation) const override;
-  std::string why_not_captured(int device, Operation operation) const override;
+  std::string why_not_captured(int device) const override;
   void drain() override;
 
   [[nodiscard]] RawGroup& group() const noexcept { return *group_; }

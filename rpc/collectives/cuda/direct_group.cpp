@@ -29,8 +29,6 @@ struct GpuReport {
 /// What a rank has found out about the ways to the others' GPUs.
 struct WaysReport {
   FixedText<256> why;
-  std::uint32_t lacks_neighbour = 0;  // 1: it has not mapped the buffer of a neighbour in a hybrid cube mesh
-  std::uint32_t unused = 0;
   std::array<PairFacts, most_ranks> ways;
 };
 /// The crossings that rank 0 has read; the others' are not used.
@@ -121,7 +119,7 @@ Result<std::string> Direct::prepare(int device, StartOptions options) {
   gpu->device = device;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto it = gpus_.find(device); it != gpus_.end()) return it->second->why_none_is_direct();
+    if (const auto it = gpus_.find(device); it != gpus_.end()) return it->second->staged;
     gpu->number = static_cast<std::uint8_t>(gpus_.size() + 1);
   }
   options.background = false;
@@ -132,15 +130,15 @@ Result<std::string> Direct::prepare(int device, StartOptions options) {
   keep_notes(gpu);
   const std::lock_guard lock(mutex_);
   gpus_.emplace(device, gpu);
-  return gpu->why_none_is_direct();
+  return gpu->staged;
 }
 
 void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
   RawGroup::DeviceNotes notes;
   notes.explain = [gpu, ranks = group_->size(), prescribed = group_->settings().algorithms,
                    borrowed = lent_ ? lent_->count() : nullptr](Operation operation, std::size_t bytes) {
-    if (const auto why = gpu->why_staged(operation); !why.empty()) {
-      return "Tensors of GPUs are copied through host memory, because " + why +
+    if (!gpu->staged.empty()) {
+      return "Tensors of GPUs are copied through host memory, because " + gpu->staged +
              (gpu->joined.topology == GpuTopology::unknown
                   ? ""
                   : formatted(". The topology of the GPUs is \"{}\": {}", name_of(gpu->joined.topology),
@@ -153,7 +151,7 @@ void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
                 ? formatted("; inputs in {} allocations of other ranks are read in place", borrowed->load())
                 : "");
   };
-  if (gpu->is_direct() && gpu->placement == RankPlacement::gpu_each) {
+  if (gpu->staged.empty() && gpu->placement == RankPlacement::gpu_each) {
     notes.key = gpu_tuning_key(name_of(gpu->joined.topology), gpu->name, group_->size());
   }
   group_->keep_device_notes(std::move(notes));
@@ -214,27 +212,21 @@ Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
   gpu.placement = placement_of(facts, are_apart(all));
   gpu.flags = std::all_of(all.begin(), all.end(), [](const GpuReport& each) { return each.flags == 1; });
   if (gpu.staged.empty()) {
-    if (gpu.placement == RankPlacement::gpu_each && gpu.flags) gpu.mesh = cube_mesh_of(facts);
     WaysReport own_ways;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       own_ways.ways.at(rank) = facts_between(gpu.device, facts[group_->rank()], facts[rank]);
-      const bool is_neighbour = gpu.mesh && gpu.mesh->are_neighbours(group_->rank(), rank);
-      if (rank == group_->rank() || (!own_ways.why.text().empty() && !is_neighbour)) continue;
+      if (rank == group_->rank() || !own_ways.why.text().empty()) continue;
       const auto opened = gpu.buffers->open(rank, all[rank].offer);
-      if (opened.ok()) continue;
-      own_ways.why = formatted("{} ({})", opened.what(), group_->named(rank));
-      if (is_neighbour) own_ways.lacks_neighbour = 1;
+      if (!opened.ok()) own_ways.why = formatted("{} ({})", opened.what(), group_->named(rank));
     }
     std::vector<WaysReport> all_ways(ranks);
     if (auto status = tell(*group_, own_ways, all_ways, limits); !status.ok()) return status;
     gpu.staged = first_reason(*group_, all_ways);
-    const auto lacks = [](const WaysReport& each) { return each.lacks_neighbour != 0; };
-    if (std::any_of(all_ways.begin(), all_ways.end(), lacks)) gpu.mesh.reset();
     std::vector<PairFacts> pairs;
     for (const auto& each : all_ways) pairs.insert(pairs.end(), each.ways.begin(), each.ways.begin() + ranks);
     gpu.joined = joined_gpus(facts, pairs);
   }
-  if (gpu.is_direct()) {
+  if (gpu.staged.empty()) {
     std::vector<CrossingsReport> told(ranks);
     CrossingsReport mine;
     if (gpu.placement == RankPlacement::gpu_each) {
@@ -247,8 +239,10 @@ Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
     if (!crossings.ok()) return {Code::protocol_error, std::string(crossings.status().what())};
     gpu.crossings = *std::move(crossings);
   }
-  if (!gpu.is_direct()) gpu.buffers.reset();
-  if (!gpu.staged.empty()) return {};
+  if (!gpu.staged.empty()) {
+    gpu.buffers.reset();
+    return {};
+  }
   return find_multicast(gpu, limits);
 }
 
@@ -270,17 +264,11 @@ std::shared_ptr<DeviceRun> Direct::run_on(int device, Stream stream) {
   return make_run(shared_from_this(), gpus_.at(device), static_cast<CUstream>(stream));
 }
 
-std::string Direct::why_staged(int device, Operation operation) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = gpus_.find(device);
-  return it == gpus_.end() ? "the group has had no operation on this GPU yet" : it->second->why_staged(operation);
-}
-
-std::string Direct::why_not_captured(int device, Operation operation) const {
+std::string Direct::why_not_captured(int device) const {
   const std::lock_guard lock(mutex_);
   const auto it = gpus_.find(device);
   if (it == gpus_.end()) return "the group has had no operation on this GPU yet: call one before the capture";
-  const auto staged = it->second->why_staged(operation);
+  const auto& staged = it->second->staged;
   if (!staged.empty()) return "the tensors are copied through host memory, because " + staged;
   if (group_->size() == 1) return "the group has one rank";
   if (it->second->placement != RankPlacement::gpu_each) return "ranks share a GPU";

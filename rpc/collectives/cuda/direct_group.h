@@ -53,14 +53,11 @@ class DirectGroup {
   virtual ~DirectGroup() = default;
 
   /// Finds out with all ranks whether operations on this rank's GPU `device` are direct; at once if they have found out
-  /// before. Returns the empty text if any are, or why none is. Every rank calls it, in the order of its operations.
+  /// before. Returns the empty text if they are, or why not. Every rank calls it, in the order of its operations.
   /// Blocks. InvalidArgument: another rank has called an operation on memory of the host. Else the errors of RawGroup.
   virtual Result<std::string> prepare(int device, StartOptions options) = 0;
-  /// Returns why an operation is not direct although prepare() has returned the empty text; empty if it is. Over a
-  /// hybrid cube mesh, for example, only reductions go. The same at every rank.
-  [[nodiscard]] virtual std::string why_staged(int device, Operation operation) const = 0;
-  /// Returns the next operation on that GPU, in the order of `stream` (a CUstream). prepare() and why_staged() have
-  /// returned the empty text. The stream must stay valid until the operation has ended.
+  /// Returns the next operation on that GPU, in the order of `stream` (a CUstream). prepare() has returned the empty
+  /// text. The stream must stay valid until the operation has ended.
   ///
   /// If a CUDA graph is being captured on the stream, the operation becomes a part of the graph, and ends when it has
   /// been recorded. why_not_captured() has returned the empty text. All ranks capture the same operations in the same
@@ -70,9 +67,9 @@ class DirectGroup {
   /// longer, the group fails with DeadlineExceeded, which names the rank. A graph uses the group's buffers, so it must
   /// not run after the group has ended.
   virtual std::shared_ptr<DeviceRun> run_on(int device, Stream stream) = 0;
-  /// Returns why an operation on the GPU cannot be captured into CUDA graphs; empty if it can: all ranks have had an
-  /// operation there, each has a GPU of its own, and the operation is direct.
-  [[nodiscard]] virtual std::string why_not_captured(int device, Operation operation) const = 0;
+  /// Returns why operations on the GPU cannot be captured into CUDA graphs; empty if they can: all ranks have had an
+  /// operation there, each has a GPU of its own, and operations are direct.
+  [[nodiscard]] virtual std::string why_not_captured(int device) const = 0;
   /// Waits until all operations that this rank has started have ended on the devices of all ranks, or the group has
   /// failed. A rank that leaves the group does so before, because its leaving fails the group at the others.
   virtual void drain() = 0;

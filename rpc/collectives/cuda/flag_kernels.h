@@ -103,9 +103,9 @@ inline bool await(const FlagArguments& a, unsigned other, unsigned block, unsign
   return true;
 }
 
-/// Launches of few blocks leave the flags of the others as they are, and those of ranks that do not meet. This raises
-/// the ones of block `i` to `epoch`, the end of a launch, if they are far behind. Does so a few times in each 2^28
-/// epochs. A rank that is ahead may be writing its flag of the next launch, which stays.
+/// Launches of few blocks leave the flags of the others as they are. This raises the ones of block `i` to `epoch`, the
+/// end of a launch, if they are far behind. Does so a few times in each 2^28 epochs. A rank that is ahead may be
+/// writing its flag of the next launch, which stays.
 inline void keep_up(const FlagArguments& a, unsigned i, unsigned epoch) {
   constexpr unsigned cadence = 1U << 28, widest_launch = 8;  // in epochs
   if (epoch % cadence >= widest_launch) return;
@@ -147,16 +147,6 @@ class ThreadBlock {
     }
     return __syncthreads_and(good) != 0;
   }
-  /// The same with `count` ranks alone, of which this one may be one.
-  bool meet_some(const FlagArguments& a, unsigned epoch, const unsigned* others, unsigned count) const {
-    __syncthreads();
-    int good = 1;
-    if (threadIdx.x < count && others[threadIdx.x] != a.rank) {
-      signal(a, others[threadIdx.x], blockIdx.x, epoch);
-      good = await(a, others[threadIdx.x], blockIdx.x, epoch) ? 1 : 0;
-    }
-    return __syncthreads_and(good) != 0;
-  }
   /// The block has no more to do. All its threads call this.
   void end(const FlagArguments& a, unsigned epoch) const {
     __syncthreads();  // if a launch only takes, its threads have not met, and one may still read the epoch
@@ -180,16 +170,6 @@ class ThreadBlock {
     bool good = true;
     for (unsigned other = 0; other < a.ranks; ++other) {
       if (other != a.rank) good = await(a, other, index_, epoch) && good;
-    }
-    return good;
-  }
-  [[nodiscard]] bool meet_some(const FlagArguments& a, unsigned epoch, const unsigned* others, unsigned count) const {
-    for (unsigned i = 0; i < count; ++i) {
-      if (others[i] != a.rank) signal(a, others[i], index_, epoch);
-    }
-    bool good = true;
-    for (unsigned i = 0; i < count; ++i) {
-      if (others[i] != a.rank) good = await(a, others[i], index_, epoch) && good;
     }
     return good;
   }

@@ -156,7 +156,7 @@ class Run final : public DeviceRun {
   void begin() {
     lent_ = {};
     lent_.at.resize(ranks_);
-    by_flags_ = over_mesh_ = false;
+    by_flags_ = false;
     chunk_ = 0;
   }
   /// Enqueues the operation: `enqueue` has its copies, meetings and kernels.
@@ -197,9 +197,6 @@ class Run final : public DeviceRun {
                          const WaitLimits& limits);
   Status reduce_by_switch(const Fingerprint& called, bool two_shots, InBytes input, OutBytes output, const ReduceOp& op,
                           const WaitLimits& limits);
-  Status reduce_over_mesh(const Fingerprint& called, bool two_shots, InBytes input, OutBytes output, const ReduceOp& op,
-                          const WaitLimits& limits);
-  [[nodiscard]] MeshArguments mesh_arguments() const;
   [[nodiscard]] bool meets_by_flags(const Fingerprint& called, std::size_t bytes) const;
   [[nodiscard]] FlagArguments flag_arguments() const;
   void lend(FlagArguments& arguments, std::size_t at) const;
@@ -225,7 +222,6 @@ class Run final : public DeviceRun {
   const std::size_t rank_, ranks_;
   const bool captured_;    // into a CUDA graph
   bool by_flags_ = false;  // how the ranks meet
-  bool over_mesh_ = false;
   std::size_t half_ = 0;
   std::size_t chunk_ = 0;  // where the chunk begins in the inputs
   LentInputs lent_;
@@ -243,7 +239,7 @@ Status Run::enqueue(const Fingerprint& called, const WaitLimits& limits, const E
   if (const bool capturing = !driver::refusal_of_capture(gpu_->device, stream_).ok(); capturing != captured_) {
     return {Code::invalid_argument, "a capture of a CUDA graph has begun or ended on the stream since the call"};
   }
-  if (!gpu_->staged.empty() && !over_mesh_) {
+  if (!gpu_->staged.empty()) {
     return {Code::invalid_argument, "this operation on tensors of GPUs goes through host memory: " + gpu_->staged};
   }
   if (captured_ && !by_flags_) {
@@ -365,7 +361,6 @@ FlagArguments Run::flag_arguments() const {
   const auto& words = *direct_->words();
   FlagArguments out{};
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
-    if (!gpu_->buffers->is_open(rank)) continue;  // it is no neighbour in a hybrid cube mesh
     out.halves[rank] = gpu_->buffers->flag_halves(rank);
     out.flags[rank] = gpu_->buffers->flags(rank);
   }
@@ -483,48 +478,6 @@ Status Run::reduce_by_switch(const Fingerprint& called, bool two_shots, InBytes 
   });
 }
 
-/// Returns what all kernels of this rank have in common that go over the hybrid cube mesh.
-MeshArguments Run::mesh_arguments() const {
-  const auto& mesh = *gpu_->mesh;
-  const auto here = *mesh.place_of(rank_);
-  MeshArguments out{};
-  out.flags = flag_arguments();
-  out.flags.slot_bytes = slot_bytes(SymmetricBuffers::flag_half_bytes, quad_ranks);
-  out.corner = static_cast<unsigned>(here.corner);
-  out.side = static_cast<unsigned>(here.side);
-  out.partner = static_cast<unsigned>(mesh.ranks.at(1 - here.side).at(here.corner));
-  for (std::size_t rank = 0; rank < ranks_; ++rank) {
-    const auto there = *mesh.place_of(rank);
-    out.corners[rank] = static_cast<unsigned>(there.corner);
-    out.near[rank] = there.side == here.side;
-    if (out.near[rank]) out.quad[there.corner] = static_cast<unsigned>(rank);
-  }
-  return out;
-}
-
-/// As reduce_by_flags(), but each kernel reads and meets this rank's neighbours in the hybrid cube mesh alone. No input
-/// is read in place, because the partners relay copies.
-Status Run::reduce_over_mesh(const Fingerprint& called, bool two_shots, InBytes input, OutBytes output,
-                             const ReduceOp& op, const WaitLimits& limits) {
-  const auto dtype = static_cast<DType>(called.dtype);
-  const auto kernel =
-      MeshKernel::find(gpu_->device, dtype, op, two_shots ? MeshKernel::Kind::two_shot : MeshKernel::Kind::one_shot);
-  if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
-  if (!kernel.ok()) return kernel.status();
-  auto arguments = mesh_arguments();
-  by_flags_ = over_mesh_ = true;
-  return enqueue(called, limits, [&] {
-    if (!captured_) direct_->watch().meets_by_flags();
-    for (std::size_t at = 0; at < input.size() && result_ == CUDA_SUCCESS; at += arguments.flags.slot_bytes) {
-      const auto in = part_of(input, at, arguments.flags.slot_bytes);
-      arguments.flags.input = in.data();
-      arguments.flags.output = output.empty() ? nullptr : part_of(output, at, in.size()).data();
-      arguments.flags.count = in.size() / size_of(dtype);
-      then(kernel->launch(arguments, stream_));
-    }
-  });
-}
-
 /// The root, or rank 0 if all take the result, reduces the bytes of all ranks.
 void Run::by_one(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output, std::size_t root) {
   const auto one = root == Mailbox::any_rank ? 0 : root;
@@ -599,10 +552,6 @@ Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, co
   const auto algorithm = choice.algorithm;
   if (choice.by_switch) {
     return reduce_by_switch(called, algorithm == AlgorithmOnGpu::two_shot, input, output, op, limits);
-  }
-  if (choice.over_mesh) {
-    const bool in_two_shots = algorithm == AlgorithmOnGpu::two_shot;
-    return reduce_over_mesh(called, in_two_shots, input, takes ? output : OutBytes(), op, limits);
   }
   const bool two_shots = algorithm == AlgorithmOnGpu::two_shot;
   const bool by_flags = choice.meeting == MeetingOnGpu::by_flags;

@@ -210,16 +210,4 @@ CUresult MulticastKernel::launch(MulticastArguments arguments, CUstream stream) 
   return launch_with(of_, blocks, arguments, stream);
 }
 
-Result<MeshKernel> MeshKernel::find(int device, DType dtype, const ReduceOp& op, Kind kind) {
-  const auto found = find_kernel(device, dtype, op, mesh_ranks, KernelProgram::mesh,
-                                 kind == Kind::one_shot ? "tensorferry_mesh_one_shot" : "tensorferry_mesh_two_shot");
-  if (!found.ok()) return found.status();
-  return MeshKernel(*found);
-}
-
-CUresult MeshKernel::launch(MeshArguments arguments, CUstream stream) const {
-  const auto blocks = complete(arguments.flags, of_);
-  return launch_with(of_, blocks, arguments, stream);
-}
-
 }  // namespace tensorferry::collectives::cuda

@@ -5,7 +5,6 @@
 
 #include "rpc/collectives/cuda/compiler.h"
 #include "rpc/collectives/cuda/flag_arguments.h"
-#include "rpc/collectives/cuda/mesh_arguments.h"
 #include "rpc/collectives/cuda/multicast_arguments.h"
 #include "rpc/collectives/cuda/reduce_arguments.h"
 
@@ -69,20 +68,6 @@ class MulticastKernel final {
 
  private:
   explicit MulticastKernel(KernelLaunch of) : of_(of) {}
-  KernelLaunch of_;
-};
-
-/// A kernel that reduces over a hybrid cube mesh (mesh_kernels.h), for groups of 8 ranks. As FlagKernel.
-class MeshKernel final {
- public:
-  enum class Kind : std::uint8_t { one_shot, two_shot };
-  /// ChannelUnavailable too if the GPU is older than 7.0.
-  static Result<MeshKernel> find(int device, DType dtype, const ReduceOp& op, Kind kind);
-
-  [[nodiscard]] CUresult launch(MeshArguments arguments, CUstream stream) const;
-
- private:
-  explicit MeshKernel(KernelLaunch of) : of_(of) {}
   KernelLaunch of_;
 };
 

@@ -65,15 +65,13 @@ class StreamWords final {
 
   // For kernels that meet by flags: words that they read and write, at this rank.
   [[nodiscard]] CUdeviceptr abort_word() const { return abort().device; }
-  [[nodiscard]] CUdeviceptr wait_words() const { return waits(rank_, 0).device; }
+  [[nodiscard]] CUdeviceptr wait_words() const { return waits(0).device; }
   /// Ends all kernels of this rank that wait, also later ones.
   void end_kernels() const { abort().set(1); }
   /// Returns the meeting in which a kernel of this rank has waited for `rank` for some milliseconds, and still does; 0:
   /// it does not. Two meetings in a row never have the same number.
-  [[nodiscard]] std::uint32_t kernel_waits_for(std::size_t rank) const { return kernel_waits_for(rank_, rank); }
-  /// The same of the kernel of rank `by`.
-  [[nodiscard]] std::uint32_t kernel_waits_for(std::size_t by, std::size_t rank) const {
-    return waits(by, rank).host->load(std::memory_order_acquire);
+  [[nodiscard]] std::uint32_t kernel_waits_for(std::size_t rank) const {
+    return waits(rank).host->load(std::memory_order_acquire);
   }
 
  private:
@@ -84,9 +82,7 @@ class StreamWords final {
   [[nodiscard]] Word ended_by(std::size_t rank) const { return word(ranks_ * ranks_ + rank); }
   [[nodiscard]] Word parts_done() const { return word(ranks_ * ranks_ + ranks_ + rank_); }
   [[nodiscard]] Word abort() const { return word(ranks_ * ranks_ + 2 * ranks_ + rank_); }
-  [[nodiscard]] Word waits(std::size_t by, std::size_t rank) const {
-    return word(ranks_ * ranks_ + (3 + by) * ranks_ + rank);
-  }
+  [[nodiscard]] Word waits(std::size_t rank) const { return word(ranks_ * ranks_ + (3 + rank_) * ranks_ + rank); }
   [[nodiscard]] Word word(std::size_t index) const;
 
   const std::shared_ptr<LockedPage> page_;

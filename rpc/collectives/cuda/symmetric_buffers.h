@@ -37,7 +37,6 @@ class SymmetricBuffers final {
   /// Maps the buffer of `rank`, and reads its nonce through the device. ChannelUnavailable says why that fails.
   Status open(std::size_t rank, const BufferOffer& theirs);
 
-  [[nodiscard]] bool is_open(std::size_t rank) const { return addresses_[rank] != 0; }
   /// Returns a half of the buffer of `rank`, which is open; `which` is 0 or 1.
   [[nodiscard]] std::byte* half(std::size_t rank, std::size_t which) const {
     return reinterpret_cast<std::byte*>(addresses_[rank]) + which * half_bytes;  // NOLINT(performance-no-int-to-ptr)

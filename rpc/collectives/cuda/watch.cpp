@@ -33,31 +33,6 @@ Status late_replay(const RawGroup& group, const std::vector<std::size_t>& missin
                     group.settings().label, names)};
 }
 
-/// Returns the ranks that hold up the kernel of rank `self`, which waits for those of `waited`. In a hybrid cube mesh a
-/// kernel meets few others, so a rank for which it waits may itself wait for another one.
-std::vector<std::size_t> ends_of_waits(const StreamWords& words, std::vector<std::size_t> waited, std::size_t self,
-                                       std::size_t ranks) {
-  std::vector<bool> seen(ranks);
-  seen[self] = true;
-  std::vector<std::size_t> ends, open = waited;
-  while (!open.empty()) {
-    const auto rank = open.back();
-    open.pop_back();
-    if (seen[rank]) continue;
-    seen[rank] = true;
-    bool waits = false;
-    for (std::size_t other = 0; other < ranks; ++other) {
-      if (other == rank || words.kernel_waits_for(rank, other) == 0) continue;
-      open.push_back(other);
-      waits = true;
-    }
-    if (!waits) ends.push_back(rank);
-  }
-  std::sort(ends.begin(), ends.end());
-  if (ends.empty()) return waited;
-  return ends;
-}
-
 /// Returns the ranks whose streams are the furthest behind `meeting`; none if all have come. The operation may have
 /// several meetings: a stream that has come to an earlier one than others waits for a stream that has not.
 std::vector<std::size_t> furthest_behind(const StreamWords& words, std::uint32_t meeting, std::size_t ranks) {
@@ -155,7 +130,7 @@ std::vector<std::size_t> DeviceWatch::ranks_that_graphs_wait_for(std::chrono::st
     if (const auto meeting = words_->kernel_waits_for(rank); meeting != waited.meeting) waited = {meeting, now};
     if (waited.meeting != 0 && now - waited.since >= graph_timeout_) out.push_back(rank);
   }
-  return ends_of_waits(*words_, std::move(out), group_->rank(), waited_.size());
+  return out;
 }
 
 void DeviceWatch::look() {
@@ -191,7 +166,6 @@ void DeviceWatch::look() {
     for (std::size_t rank = 0; by_flags && rank < group_->size(); ++rank) {
       if (rank != group_->rank() && words_->kernel_waits_for(rank) != 0) missing.push_back(rank);
     }
-    if (by_flags) missing = ends_of_waits(*words_, std::move(missing), group_->rank(), group_->size());
     if (missing.empty()) missing = furthest_behind(*words_, meeting, group_->size());
     if (missing.empty()) missing.push_back(group_->rank());  // its own stream has not passed
     fail(group_->late(late->called_, missing));

@@ -64,8 +64,7 @@ class Enqueued final {
 /// - An operation that reaches its deadline fails the group; the error names the ranks whose streams have not come.
 /// - A kernel that meets by flags is released by a word that it reads while it waits, and ends without a result.
 /// - A kernel of a graph that waits for a rank in one meeting longer than the bound of watch_graphs() fails the group
-///   too. Kernels tell for which ranks they wait, and in which meeting. If such a rank waits for another one in turn,
-///   the error names the rank that waits for none.
+///   too. Kernels tell for which ranks they wait, and in which meeting.
 /// - If the group has failed for another reason, the streams get `grace` to end by themselves, then they are released.
 ///   A rank that has left has ended its operations before (DirectGroup::drain()), so this loses no result.
 ///

@@ -16,20 +16,6 @@ Status not_captured(std::string_view operation, std::string_view why) {
                 operation, why)};
 }
 
-/// Returns the operation of a call: the name of the call is that of the operation, with or without more behind it, as
-/// in "all_reduce_coalesced" and "all_gather_into_tensor".
-Operation operation_of_call(std::string_view call) {
-  auto out = Operation::barrier;
-  std::size_t longest = 0;
-  for (int i = 0; i <= static_cast<int>(Operation::last); ++i) {
-    const auto name = name_of(static_cast<Operation>(i));
-    if (!call.starts_with(name) || name.size() <= longest) continue;
-    longest = name.size();
-    out = static_cast<Operation>(i);
-  }
-  return out;
-}
-
 }  // namespace
 
 Result<TensorGroup> DeviceGroup::on(std::string_view operation, std::initializer_list<at::TensorList> tensors,
@@ -39,13 +25,13 @@ Result<TensorGroup> DeviceGroup::on(std::string_view operation, std::initializer
   if (device->is_cpu()) return host_;
   const bool captured = !refusal_of_capture_on(*device).ok();
   if (captured) {
-    const auto why = direct_.why_not_captured(*device, operation_of_call(operation));
+    const auto why = direct_.why_not_captured(*device);
     if (!why.empty()) return not_captured(operation, why);
   }
   StartOptions first;  // the rest belongs to the operation
   first.timeout = options.timeout;
   first.background = options.background;
-  const auto order = direct_.order_on(*device, operation_of_call(operation), first, captured);
+  const auto order = direct_.order_on(*device, first, captured);
   if (!order.ok()) return order.status();
   if (!*order) return staged_on(operation, tensors);
   for (const auto& list : tensors) {

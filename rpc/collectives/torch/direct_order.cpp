@@ -47,19 +47,19 @@ void DirectOrder::block_current_stream() const {
   end_.block(current);
 }
 
-std::string DirectOperations::why_not_captured(c10::Device device, Operation operation) const {
+std::string DirectOperations::why_not_captured(c10::Device device) const {
   if (device.type() != c10::kCUDA) return "tensors of this device are copied through host memory";
-  return group_->why_not_captured(device.index(), operation);
+  return group_->why_not_captured(device.index());
 }
 
-Result<std::shared_ptr<DirectOrder>> DirectOperations::order_on(c10::Device device, Operation operation,
-                                                                const StartOptions& options, bool captured) {
+Result<std::shared_ptr<DirectOrder>> DirectOperations::order_on(c10::Device device, const StartOptions& options,
+                                                                bool captured) {
   if (device.type() != c10::kCUDA) return std::shared_ptr<DirectOrder>();
   if (captured) return std::make_shared<DirectOrder>(*group_, device, nullptr, true);
   report_released_memory();  // the ranks may map inputs of one another
   const auto staged = group_->prepare(device.index(), options);
   if (!staged.ok()) return staged.status();
-  if (!staged->empty() || !group_->why_staged(device.index(), operation).empty()) return std::shared_ptr<DirectOrder>();
+  if (!staged->empty()) return std::shared_ptr<DirectOrder>();
   if (!options.background) return std::make_shared<DirectOrder>(*group_, device, nullptr, false);
   const std::lock_guard lock(mutex_);
   auto it = streams_.find(device.index());

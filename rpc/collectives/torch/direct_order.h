@@ -51,14 +51,13 @@ class DirectOperations final {
  public:
   explicit DirectOperations(std::shared_ptr<RawGroup> group) : group_(cuda::DirectGroup::of(std::move(group))) {}
 
-  /// Returns the order for an operation on tensors of `device`; null if it goes through host memory. At the first
-  /// operation on a device all ranks find that out, which blocks. Errors are those of cuda::DirectGroup::prepare().
-  /// `captured`: a CUDA graph is being captured on the current stream, and gets the operation on it;
-  /// why_not_captured() has returned the empty text.
-  Result<std::shared_ptr<DirectOrder>> order_on(c10::Device device, Operation operation, const StartOptions& options,
-                                                bool captured);
-  /// Returns why an operation on `device` cannot be captured into graphs; empty if it can.
-  [[nodiscard]] std::string why_not_captured(c10::Device device, Operation operation) const;
+  /// Returns the order for an operation on tensors of `device`; null if operations there go through host memory. At the
+  /// first operation on a device all ranks find that out, which blocks. Errors are those of
+  /// cuda::DirectGroup::prepare(). `captured`: a CUDA graph is being captured on the current stream, and gets the
+  /// operation on it; why_not_captured() has returned the empty text.
+  Result<std::shared_ptr<DirectOrder>> order_on(c10::Device device, const StartOptions& options, bool captured);
+  /// Returns why operations on `device` cannot be captured into graphs; empty if they can.
+  [[nodiscard]] std::string why_not_captured(c10::Device device) const;
   /// Waits until all operations have ended on the devices.
   void drain() { group_->drain(); }
 

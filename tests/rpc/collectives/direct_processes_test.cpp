@@ -1,11 +1,10 @@
-// Ranks in processes that have a GPU each, two, or the eight of a hybrid cube mesh. The kernels meet by flags in memory
-// that the processes map of each other.
+// Two ranks in processes that have a GPU each. The kernels meet by flags in memory that the processes map of each
+// other.
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -32,15 +31,12 @@ using ::testing::HasSubstr;
 /// One of the ranks, on the GPU of its number.
 class ProcessRank {
  public:
-  ProcessRank(std::size_t rank, const std::string& folder, std::size_t ranks = 2)
-      : gpu_(static_cast<int>(rank), std::size_t{64} << 20) {
+  ProcessRank(std::size_t rank, const std::string& folder) : gpu_(static_cast<int>(rank), std::size_t{64} << 20) {
     agent_ = join(std::make_shared<FolderStore>(folder), "rank" + std::to_string(rank));
     groups_ = collectives::Groups::serve(agent_);
     collectives::GroupSettings settings;
     settings.timeout = std::chrono::seconds(40);
-    std::vector<std::string> names;
-    for (std::size_t each = 0; each < ranks; ++each) names.push_back("rank" + std::to_string(each));
-    auto formed = groups_->form(std::move(names), settings);
+    auto formed = groups_->form({"rank0", "rank1"}, settings);
     EXPECT_TRUE(formed.ok()) << formed.status().text();
     group = *formed;
     direct_ = DirectGroup::of(group);
@@ -332,118 +328,6 @@ TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_THAT(first_->group->failed().text(), HasSubstr("rank 1"));
-}
-
-/// Forks before the driver is loaded. Rank 0 is this process, and its children are the others.
-class MeshProcesses : public ::testing::Test {
- protected:
-  static constexpr std::size_t ranks = 8;
-  static constexpr std::int32_t sum_of_all = 36;  // rank r gives r + 1
-
-  /// Runs `body` at every rank. A child must return its exit status.
-  void start(const std::function<int(std::size_t rank, ProcessRank&)>& body) {
-    emulate_cube_mesh();
-    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-    for (std::size_t rank = 1; rank < ranks; ++rank) {
-      const auto child = ::fork();
-      if (child != 0) {
-        children_.push_back(child);
-        continue;
-      }
-      if (!conformance::why_no_cuda(ranks).empty() || !is_emulated()) ::_exit(0);
-      int status = 0;
-      {
-        ProcessRank own(rank, folder_, ranks);
-        status = body(rank, own);
-      }
-      ::_exit(HasFailure() ? 77 : status);
-    }
-    if (const auto why = conformance::why_no_cuda(ranks); !why.empty()) GTEST_SKIP() << why;
-    if (!is_emulated()) GTEST_SKIP() << "needs emulated GPUs";
-    ProcessRank own(0, folder_, ranks);
-    EXPECT_EQ(body(0, own), 0);
-  }
-  int status_of(std::size_t rank) {
-    int status = -1;
-    ::waitpid(std::exchange(children_[rank - 1], -1), &status, 0);
-    return status;
-  }
-  void TearDown() override {
-    for (std::size_t rank = 1; rank <= children_.size(); ++rank) {
-      if (children_[rank - 1] <= 0) continue;
-      ::kill(children_[rank - 1], SIGKILL);
-      status_of(rank);
-    }
-    EXPECT_TRUE(eventually([&] {
-      std::error_code failed;
-      std::filesystem::remove_all(folder_, failed);
-      return !failed;
-    }));
-  }
-  using Count = std::atomic_ref<std::uint32_t>;
-  /// Counts the calling rank, and waits until all but one have been counted.
-  static void wait_for_survivors(const Count& count) {
-    ++count;
-    EXPECT_TRUE(eventually([&] { return count >= ranks - 1; }, std::chrono::seconds(60))) << count << " ranks are here";
-  }
-  SharedMemory page_ = *SharedMemory::create(4096, SharedMemory::InChild::inherited);
-  std::uint32_t* const counts_ = reinterpret_cast<std::uint32_t*>(page_.data());
-  const Count launched_{counts_[0]}, released_{counts_[1]};
-  std::string folder_ = "/tmp/tensorferry-mesh-XXXXXX";
-  std::vector<pid_t> children_;
-};
-
-TEST_F(MeshProcesses, ReduceAndReplayGraphs) {
-  const auto reduce_and_replay = [](ProcessRank& own, std::int32_t given) {
-    const auto captured = own.put(9000, given);
-    EXPECT_TRUE(own.sum(captured).ok());
-    EXPECT_TRUE(own.holds(captured, sum_of_all));
-    CapturedGraph graph(own.gpu(), [&] { EXPECT_TRUE(own.sum(captured).ok()); });
-    std::int32_t expected = sum_of_all;
-    for (const std::size_t count : {1, 40'000, 37, 1'200'000}) {
-      const auto values = own.put(count, given);
-      EXPECT_TRUE(own.sum(values).ok());
-      EXPECT_TRUE(own.holds(values, sum_of_all)) << count;
-      graph.launch();
-      expected *= static_cast<std::int32_t>(ranks);
-      EXPECT_TRUE(own.holds(captured, expected)) << count;
-    }
-  };
-  start([&](std::size_t rank, ProcessRank& own) {
-    reduce_and_replay(own, static_cast<std::int32_t>(rank) + 1);
-    EXPECT_TRUE(ended(own.group->barrier()).ok());  // no rank ends while another one replays
-    own.leave();
-    return HasFailure() ? 1 : 0;
-  });
-  if (IsSkipped()) return;
-  for (std::size_t rank = 1; rank < ranks; ++rank) EXPECT_EQ(status_of(rank), 0) << rank;
-}
-
-TEST_F(MeshProcesses, ThatAreKilledReleaseTheKernelsOfAllOthers) {
-  constexpr std::size_t victim = 6;
-  start([&](std::size_t rank, ProcessRank& own) {
-    const auto values = own.put(1000, static_cast<std::int32_t>(rank) + 1);
-    EXPECT_TRUE(own.sum(values).ok());
-    EXPECT_TRUE(own.holds(values, sum_of_all));
-    CapturedGraph graph(own.gpu(), [&] { EXPECT_TRUE(own.sum(values).ok()); });
-    if (rank == victim) ::pause();  // it launches no graph
-    graph.launch();
-    wait_for_survivors(launched_);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the kernels of its neighbours wait for it
-    if (rank == 0) ::kill(children_[victim - 1], SIGKILL);
-    const auto began = std::chrono::steady_clock::now();
-    own.gpu().synchronize();
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
-    EXPECT_EQ(own.group->failed().code(), Code::connection_lost);
-    EXPECT_THAT(own.group->failed().text(), HasSubstr("rank 6"));
-    wait_for_survivors(released_);  // a rank that ends before would be named by the others
-    return HasFailure() ? 1 : 0;
-  });
-  if (IsSkipped()) return;
-  for (std::size_t rank = 1; rank < ranks; ++rank) {
-    if (rank == victim) continue;
-    EXPECT_EQ(status_of(rank), 0) << rank;
-  }
 }
 
 }  // namespace

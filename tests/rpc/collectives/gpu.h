@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
 #include <span>
 #include <thread>
@@ -15,13 +14,6 @@
 namespace tensorferry::testing {
 
 inline bool is_emulated() { return conformance::driver_function<void (*)()>("emulatedFail") != nullptr; }
-
-/// Makes the emulated GPUs those of a DGX-1V, which a hybrid cube mesh joins. Only before the driver is loaded.
-inline void emulate_cube_mesh() {
-  ::setenv("EMULATED_GPUS", "8", 1);
-  ::setenv("EMULATED_MACHINE", "dgx-1v", 1);
-  ::setenv("EMULATED_GPU_PEER_ACCESS", "machine", 1);
-}
 
 /// Device memory and a stream of one rank. Copies are in the stream's order.
 ///

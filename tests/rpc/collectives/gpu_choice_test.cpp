@@ -64,8 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         JoinedOn{"dgx-h100", {3, 6}, GpuTopology::nv_switch, "18 NVLinks"},
         JoinedOn{"dgx-a100", first(8), GpuTopology::nv_switch, "12 NVLinks of each GPU lead to switches"},
         JoinedOn{"hgx-a100-4", first(4), GpuTopology::full_mesh, "4 or more NVLinks join each two GPUs"},
-        JoinedOn{"dgx-1v", first(8), GpuTopology::cube_mesh,
-                 "there is no peer access between the GPUs of ranks 1 and 4"},
+        JoinedOn{"dgx-1v", first(8), GpuTopology::none, "there is no peer access between the GPUs of ranks 1 and 4"},
         JoinedOn{"dgx-1v", first(4), GpuTopology::full_mesh, "1 or more NVLinks"},
         JoinedOn{"dgx-1v", {4, 5, 6, 7}, GpuTopology::full_mesh, "1 or more NVLinks"},
         JoinedOn{"dgx-1v", {0, 4}, GpuTopology::full_mesh, "2 or more NVLinks"},
@@ -110,45 +109,6 @@ TEST(GpuTopologies, DoNotTakeHiddenLinksForSwitchesWithoutPeerAccess) {
   EXPECT_EQ(facts.joined().topology, GpuTopology::unknown);
 }
 
-TEST(CubeMeshes, AreFoundWithTheirQuadsAndPartners) {
-  using Quads = decltype(collectives::CubeMesh::ranks);
-  const auto found = [](const Gpus& gpus) {
-    const auto mesh = collectives::cube_mesh_of(facts_on(machine("dgx-1v"), gpus).gpus);
-    return mesh ? mesh->ranks : Quads();
-  };
-  EXPECT_EQ(found(first(8)), (Quads{{{0, 1, 2, 3}, {4, 5, 6, 7}}}));
-  EXPECT_EQ(found({4, 0, 5, 1, 6, 2, 7, 3}), (Quads{{{0, 2, 4, 6}, {1, 3, 5, 7}}}));
-  EXPECT_EQ(found({6, 0, 3, 5, 4, 1, 7, 2}), (Quads{{{0, 3, 4, 6}, {7, 5, 1, 2}}}));
-  // Of ranks that share a GPU, the first one stands for it.
-  EXPECT_EQ(found({0, 0, 1, 2, 3, 4, 5, 6, 7}), (Quads{{{0, 2, 3, 4}, {5, 6, 7, 8}}}));
-
-  const auto mesh = *collectives::cube_mesh_of(facts_on(machine("dgx-1v"), first(8)).gpus);
-  for (std::size_t one = 0; one < 8; ++one) {
-    for (std::size_t two = 0; two < 8; ++two) {
-      EXPECT_EQ(mesh.are_neighbours(one, two), machine("dgx-1v").links_between(one, two) != 0) << one << ", " << two;
-    }
-  }
-  EXPECT_FALSE(mesh.place_of(8));
-}
-
-TEST(CubeMeshes, AreNotFoundIfAnyLinkIsMissingOrOnOtherMachines) {
-  for (const auto& machine : emulated::machines()) {
-    const auto facts = facts_on(machine, first(machine.addresses.size()));
-    EXPECT_EQ(collectives::cube_mesh_of(facts.gpus).has_value(), machine.name == "dgx-1v") << machine.name;
-  }
-  const auto whole = facts_on(machine("dgx-1v"), first(8));
-  for (std::size_t from = 0; from < 8; ++from) {
-    for (std::size_t to = 0; to < 8; ++to) {
-      if (machine("dgx-1v").links_between(from, to) == 0) continue;
-      auto facts = whole;
-      for (auto& link : facts.gpus[from].links) {
-        if (link.at == facts.gpus[to].pci) link = {};
-      }
-      EXPECT_FALSE(collectives::cube_mesh_of(facts.gpus)) << from << ", " << to;
-    }
-  }
-}
-
 TEST(RankPlacements, SayWhoSharesGpusAndProcesses) {
   const auto placed = [](const Gpus& gpus, bool apart) {
     return collectives::placement_of(facts_on(machine("dgx-h100"), gpus).gpus, apart);
@@ -182,9 +142,8 @@ struct Asking {
     using PeerAccess = collectives::PairFacts::PeerAccess;
     const bool reachable = std::none_of(facts.pairs.begin(), facts.pairs.end(),
                                         [](const auto& each) { return each.peer_access == PeerAccess::no; });
-    AskedOnGpu out{operation,       bytes,     gpus.size(), collectives::placement_of(facts.gpus, apart),
-                   joined.topology, reachable, flags,       captured};
-    out.mesh = collectives::cube_mesh_of(facts.gpus).has_value() && gpus.size() == 8;
+    const AskedOnGpu out{operation,       bytes,     gpus.size(), collectives::placement_of(facts.gpus, apart),
+                         joined.topology, reachable, flags,       captured};
     return {out, joined};
   }
   [[nodiscard]] AlgorithmOnGpu algorithm() const {
@@ -228,34 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
         Chosen{{"hgx-a100-4", first(4), Operation::all_reduce, 64 * MiB}, AlgorithmOnGpu::two_shot, {"full mesh"}},
         Chosen{{"workstation", first(2), Operation::all_reduce, 1 * MiB}, AlgorithmOnGpu::two_shot, {"joined by PCIe"}},
         Chosen{{"workstation", first(2), Operation::all_reduce, 0}, AlgorithmOnGpu::one_shot, {"joined by PCIe"}},
-        // Over a hybrid cube mesh.
-        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 64 * KiB},
-               AlgorithmOnGpu::one_shot,
-               {"one_shot (two_shot is for more than 65536 bytes, by default",
-                ", whose kernels meet by flags in the memory of the GPUs; over the hybrid cube mesh, each rank reads",
-                "joined by hybrid cube mesh: each GPU has NVLinks to three of its own mesh"}},
-        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 64 * KiB + 1},
-               AlgorithmOnGpu::two_shot,
-               {"two_shot (one_shot is for up to 65536 bytes, by default"}},
-        Chosen{{"dgx-1v", {7, 1, 4, 2, 0, 6, 5, 3}, Operation::reduce, 1024 * MiB},
-               AlgorithmOnGpu::two_shot,
-               {", whose kernels meet by flags in the memory of the GPUs; over the hybrid cube mesh"}},
-        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 1 * MiB, true, "", "all_reduce=one_shot:2097152:two_shot"},
-               AlgorithmOnGpu::one_shot,
-               {"two_shot is for more than 2097152 bytes, as measured", "over the hybrid cube mesh"}},
-        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 1 * KiB, true, "all_reduce=two_shot"},
-               AlgorithmOnGpu::two_shot,
-               {"two_shot (prescribed)", "over the hybrid cube mesh"}},
-        Chosen{{"dgx-1v", first(8), Operation::all_gather, 1 * KiB},
-               AlgorithmOnGpu::staged,
-               {"staged (the ranks do not reach one another's memory: ", "to one of the other mesh", "no peer access",
-                "; over a hybrid cube mesh go all_reduce and reduce alone"}},
-        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 1 * KiB, true, "", "", false},
-               AlgorithmOnGpu::staged,
-               {"a GPU is older than 7.0, and has no kernels that go over a hybrid cube mesh"}},
-        Chosen{{"dgx-1v", {0, 1, 2, 3, 4, 5, 6, 7, 7}, Operation::all_reduce, 1 * KiB},
-               AlgorithmOnGpu::staged,
-               {"ranks share a GPU of the hybrid cube mesh"}},
+        Chosen{{"dgx-1v", first(8), Operation::all_reduce, 1 * KiB}, AlgorithmOnGpu::staged, {"no peer access"}},
         Chosen{{"dgx-1v", first(4), Operation::all_reduce, 1 * KiB}, AlgorithmOnGpu::one_shot, {"full mesh"}},
         Chosen{{"cloud-t4", first(4), Operation::broadcast, 1 * KiB}, AlgorithmOnGpu::staged, {"no peer access"}},
         Chosen{{"dgx-h100", first(8), Operation::broadcast, 1 * MiB},

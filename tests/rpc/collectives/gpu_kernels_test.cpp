@@ -80,9 +80,6 @@ TEST(GpuKernels, ThatMeetByFlagsCompileForEveryReduction) {
 TEST(GpuKernels, ThatMeetByFlagsCompileForEveryDtype) {
   expect_to_compile(KernelProgram::flags, 2, {}, only(Reduction::sum));
 }
-TEST(GpuKernels, OfAHybridCubeMeshCompileForEveryDtype) {
-  expect_to_compile(KernelProgram::mesh, 8, {}, only(Reduction::average));
-}
 
 TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
   if (const auto why = why_not(); !why.empty()) GTEST_SKIP() << why;
@@ -94,8 +91,6 @@ TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
       {KernelProgram::flags, "tensorferry_reduce_pieces"},
       {KernelProgram::multicast, "tensorferry_multicast_one_shot"},
       {KernelProgram::multicast, "tensorferry_multicast_two_shot"},
-      {KernelProgram::mesh, "tensorferry_mesh_one_shot"},
-      {KernelProgram::mesh, "tensorferry_mesh_two_shot"},
   };
   for (const auto& [program, name] : kernels) {
     const auto image = compile_kernels(program, kernel_types(DType::float32, Reduction::sum), 90, 8, name);
@@ -124,19 +119,6 @@ TEST(GpuKernels, CompileForWhatTheSwitchReducesAndForNothingElse) {
   });
   const auto image = compile_kernels(KernelProgram::multicast, kernel_types(DType::float32, Reduction::sum), 80, 2);
   EXPECT_FALSE(image.ok()) << "GPUs before 9.0 have no multicast";
-}
-
-// Those of a hybrid cube mesh are for V100 (7.0) above all, which NVRTC knows up to 12.
-TEST(GpuKernels, OfAHybridCubeMeshCompileForEveryGpuThatTheCompilerKnows) {
-  const auto sum = kernel_types(DType::bfloat16, Reduction::sum);
-  std::vector<int> known;
-  for (const int capability : {70, 75, 80, 90}) {
-    if (!compile_kernels(KernelProgram::reduce, sum, capability, 8).ok()) continue;
-    known.push_back(capability);
-    const auto image = compile_kernels(KernelProgram::mesh, sum, capability, 8);
-    EXPECT_TRUE(image.ok()) << capability << ": " << image.status().text();
-  }
-  if (known.empty()) GTEST_SKIP() << compile_kernels(KernelProgram::reduce, sum, 90, 8).status().text();
 }
 
 TEST(GpuKernels, AGpuThatTheCompilerDoesNotKnowIsTheReason) {
