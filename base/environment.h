@@ -55,12 +55,6 @@ inline constexpr Variable tuning{
     "The path of the file in which `tensorferry tune` keeps the crossings of the algorithms that it has measured. Rank "
     "0 of each group reads it."};
 
-inline constexpr Variable cuda_multicast{
-    "TENSORFERRY_CUDA_MULTICAST", "no multicast",
-    "`1`: `all_reduce` on GPUs uses multicast of NVSwitches, if the driver of each rank has it. It has not run on such "
-    "a "
-    "machine yet, and a switch's sums of floating-point numbers differ from the CPU's in the last bits."};
-
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};

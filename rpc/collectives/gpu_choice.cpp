@@ -68,15 +68,6 @@ std::string kernels_meet_up_to(AlgorithmOnGpu algorithm) {
   return out;
 }
 
-/// Returns whether the switch reduces. In one shot every rank asks it, so all get the same bits only if it is exact.
-/// In two shots one rank asks for all.
-bool reduces_by_switch(const AskedOnGpu& asked, AlgorithmOnGpu algorithm) {
-  if (asked.operation != Operation::all_reduce || asked.ranks < 2 || !asked.flags) return false;
-  if (asked.placement != RankPlacement::gpu_each) return false;
-  return (algorithm == AlgorithmOnGpu::one_shot && asked.by_switch == SwitchReduction::exact) ||
-         (algorithm == AlgorithmOnGpu::two_shot && asked.by_switch != SwitchReduction::none);
-}
-
 std::string text_of(const AskedOnGpu& asked, const JoinedGpus& joined) {
   switch (asked.placement) {
     case RankPlacement::gpu_each:
@@ -107,8 +98,6 @@ GpuChoice choose_on_gpu(const AskedOnGpu& asked, const Prescribed& prescribed, c
   if (may_meet_by_flags(out, asked) && (asked.captured || asked.bytes <= by_flags_on_gpu)) {
     out.meeting = MeetingOnGpu::by_flags;
   }
-  out.by_switch = reduces_by_switch(asked, out.algorithm);
-  if (out.by_switch) out.meeting = MeetingOnGpu::by_flags;
   if (!asked.aligned) out.own_input = OwnInput::copied;
   if (!asked.contiguous) out.own_input = OwnInput::made_dense;  // which begins at a multiple of 16 bytes
   return out;

@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "rpc/collectives/choose.h"
-#include "rpc/collectives/gpu_multicast.h"
 #include "rpc/collectives/gpu_topology.h"
 
 namespace tensorferry::collectives {
@@ -29,14 +28,11 @@ struct AskedOnGpu {
   std::size_t bytes = 0;  // of the tensor that is reduced or broadcast; else of all pieces that a rank gives or takes
   std::size_t ranks = 1;
   RankPlacement placement = RankPlacement::gpu_each;
-  GpuTopology topology = GpuTopology::unknown;
   bool reachable = true;   // each rank has mapped the memory of all others
   bool flags = false;      // each rank's GPU has kernels that meet by flags
   bool captured = false;   // into a CUDA graph
   bool aligned = true;     // this rank's input begins at a multiple of 16 bytes
   bool contiguous = true;  // this rank's input has no gaps
-  /// How the switch does this reduction: of its dtype and reduction, if the ranks have a multicast object.
-  SwitchReduction by_switch = SwitchReduction::none;
 };
 
 /// Where the kernels of a reduction read this rank's own bytes. The other ranks do not depend on it.
@@ -68,7 +64,6 @@ struct GpuChoice {
   WhyOnGpu why = WhyOnGpu::one_rank;
   MeetingOnGpu meeting = MeetingOnGpu::by_words;
   OwnInput own_input = OwnInput::in_place;
-  bool by_switch = false;  // the switch reduces the shares of `algorithm`, one_shot or two_shot
 };
 
 /// Chooses the algorithm. Pure. `algorithm`, `why` and `meeting` do not depend on AskedOnGpu::aligned and contiguous,

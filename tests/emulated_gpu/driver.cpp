@@ -21,7 +21,6 @@
 #include "tests/emulated_gpu/kernels.h"
 #include "tests/emulated_gpu/machines.h"
 #include "tests/emulated_gpu/memory.h"
-#include "tests/emulated_gpu/multicast.h"
 #include "tests/emulated_gpu/streams.h"
 
 // The exported functions, which the channels and their tests look up by name.
@@ -41,7 +40,6 @@ CUresult emulated_address(const char*, void**, int, cuuint64_t,
 bool emulated_card_write(CUdeviceptr to, const void* from, std::size_t bytes) __asm__("emulatedCardWrite");
 /// What a card reads comes behind what it wrote: flushes the writes of cards.
 void emulated_card_reads() __asm__("emulatedCardReads");
-unsigned tensorferry_emulated_replicas(const void* multicast, void** replicas);
 /// Makes the contexts of this process fail for good, as a kernel's illegal access does. No real driver has it.
 void emulated_fail() __asm__("emulatedFail");
 }
@@ -60,11 +58,6 @@ std::atomic<bool> failed{false};
 bool says(const char* variable, std::string_view value) {
   const auto* const text = std::getenv(variable);
   return text != nullptr && text == value;
-}
-
-/// Whether this step of multicast fails on a device: EMULATED_GPU_MULTICAST_FAILS="bind 1" says so.
-bool multicast_fails(std::string_view step, int device) {
-  return says("EMULATED_GPU_MULTICAST_FAILS", std::string(step) + " " + std::to_string(device));
 }
 
 // ---- Devices and contexts
@@ -178,8 +171,6 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
         return static_cast<int>(place.device);
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         return 9;
-      case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
-        return says("EMULATED_GPU_MULTICAST", "1") && !multicast_fails("support", static_cast<int>(number)) ? 1 : 0;
       case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
         return says("EMULATED_GPU_DIRECT_RDMA", "0") ? 0 : 1;
       case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
@@ -446,7 +437,6 @@ bool accessible(CUdeviceptr begin, std::size_t bytes, int device) {
   for (auto at = begin; at < begin + bytes;) {
     const auto range = memory().find(at);
     if (!range) return true;
-    if (range->pages->multicast) return false;  // only by the instructions of the switch
     const bool given = (range->access & (1U << device)) != 0;
     const auto owner = static_cast<unsigned int>(range->pages->device);
     const bool peer = range->allocated && (enabled.at(static_cast<std::size_t>(device)).load() & (1U << owner)) != 0;
@@ -701,10 +691,6 @@ CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* address) {
 CUresult export_handle(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                        unsigned long long) {
   const auto pages = memory().handle(handle);
-  if (pages && pages->multicast) {
-    if (multicast_fails("export", current_device())) return CUDA_ERROR_NOT_SUPPORTED;
-    if ((pages->handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) return CUDA_ERROR_NOT_PERMITTED;
-  }
   const int copy = pages ? ::fcntl(pages->descriptor, F_DUPFD_CLOEXEC, 0) : -1;
   if (copy < 0) return CUDA_ERROR_INVALID_VALUE;
   std::memcpy(descriptor, &copy, sizeof copy);
@@ -715,7 +701,6 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* descriptor, C
   const int copy = ::fcntl(static_cast<int>(as<std::intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
   const auto pages = copy < 0 ? nullptr : memory().import(copy);
   if (!pages) return CUDA_ERROR_INVALID_VALUE;
-  if (pages->multicast && multicast_fails("import", current_device())) return CUDA_ERROR_OPERATING_SYSTEM;
   *handle = memory().add_handle(pages);
   return CUDA_SUCCESS;
 }
@@ -749,15 +734,9 @@ CUresult free_reserved(CUdeviceptr begin, std::size_t bytes) {
   return ::munmap(as<void*>(begin), bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult map(CUdeviceptr begin, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+CUresult map(CUdeviceptr begin, std::size_t bytes, std::size_t, CUmemGenericAllocationHandle handle,
              unsigned long long) {
   const auto pages = memory().handle(handle);
-  if (pages && pages->multicast) {
-    if (multicast_fails("map", current_device())) return CUDA_ERROR_ILLEGAL_STATE;
-    if (!pages->multicast->complete()) return CUDA_ERROR_NOT_READY;  // the real one blocks
-    if (offset != 0 || begin % Multicast::granularity != 0 || bytes % Multicast::granularity != 0)
-      return CUDA_ERROR_INVALID_VALUE;
-  }
   return pages && memory().map_at(begin, bytes, pages) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -771,67 +750,10 @@ CUresult set_access(CUdeviceptr begin, std::size_t bytes, const CUmemAccessDesc*
     const auto device = number_of(wanted[i].location.id);
     const auto range = memory().find(begin);
     if (!range) return CUDA_ERROR_INVALID_VALUE;
-    const auto& object = range->pages->multicast;
-    if (object ? !object->has(device) : range->pages->device != device && !peers(device, range->pages->device))
-      return CUDA_ERROR_INVALID_DEVICE;
+    if (range->pages->device != device && !peers(device, range->pages->device)) return CUDA_ERROR_INVALID_DEVICE;
     if (!memory().grant(begin, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
-}
-
-// ---- Multicast
-
-CUresult allocation_granularity(std::size_t* out, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
-  *out = Multicast::granularity;
-  return CUDA_SUCCESS;
-}
-
-/// A check of what is asked for.
-CUresult multicast_granularity(std::size_t* out, const CUmulticastObjectProp* wanted, CUmulticastGranularity_flags) {
-  if (wanted->numDevices < 2 || wanted->flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  *out = Multicast::granularity;
-  return CUDA_SUCCESS;
-}
-
-CUresult multicast_create(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* wanted) {
-  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!says("EMULATED_GPU_MULTICAST", "1")) return CUDA_ERROR_NOT_SUPPORTED;
-  if (multicast_fails("create", current_device())) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (wanted->numDevices < 2 || wanted->flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (wanted->size == 0 || wanted->size % Multicast::granularity != 0) return CUDA_ERROR_INVALID_VALUE;
-  auto made = Multicast::create(wanted->numDevices, wanted->size, static_cast<unsigned int>(wanted->handleTypes));
-  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  *handle = memory().add_handle(std::move(made));
-  return CUDA_SUCCESS;
-}
-
-CUresult multicast_add(CUmemGenericAllocationHandle handle, CUdevice device) {
-  const auto object = memory().handle(handle);
-  if (!object || !object->multicast) return CUDA_ERROR_INVALID_VALUE;
-  if (multicast_fails("add", number_of(device))) return CUDA_ERROR_INVALID_DEVICE;
-  return object->multicast->add(number_of(device)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/// Takes the memory as a whole: offsets are not emulated.
-CUresult multicast_bind(CUmemGenericAllocationHandle handle, std::size_t offset, CUmemGenericAllocationHandle memory_of,
-                        std::size_t memory_offset, std::size_t bytes, unsigned long long flags) {
-  const auto object = memory().handle(handle), bound = memory().handle(memory_of);
-  if (!object || !object->multicast || !bound || bound->multicast || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (offset != 0 || memory_offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  if (multicast_fails("bind", bound->device)) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (!object->multicast->complete()) return CUDA_ERROR_NOT_READY;  // the real one blocks
-  if (bytes == 0 || bytes % Multicast::granularity != 0 || bytes > bound->bytes || bytes > object->bytes)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (!object->multicast->has(bound->device)) return CUDA_ERROR_INVALID_DEVICE;
-  // A shareable object takes shareable memory alone.
-  if ((object->handles & ~bound->handles) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return object->multicast->bind(bound) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult multicast_unbind(CUmemGenericAllocationHandle handle, CUdevice device, std::size_t offset, std::size_t) {
-  const auto object = memory().handle(handle);
-  if (!object || !object->multicast || offset != 0) return CUDA_ERROR_INVALID_VALUE;
-  return object->multicast->unbind(number_of(device)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // ---- Kernels
@@ -852,7 +774,6 @@ CUresult load_module(CUmodule* module, const void* image) {
 struct Function {
   ReduceKernel reduce = nullptr;
   FlagKernel flags = nullptr;
-  MulticastKernel multicast = nullptr;
 };
 
 CUresult module_function(CUfunction* function, CUmodule module, const char* name) {
@@ -864,9 +785,7 @@ CUresult module_function(CUfunction* function, CUmodule module, const char* name
   if (wanted == "tensorferry_two_shot") found.flags = kernels.two_shot;
   if (wanted == "tensorferry_exchange") found.flags = kernels.exchange;
   if (wanted == "tensorferry_reduce_pieces") found.flags = kernels.reduce_pieces;
-  if (wanted == "tensorferry_multicast_one_shot") found.multicast = kernels.multicast_one_shot;
-  if (wanted == "tensorferry_multicast_two_shot") found.multicast = kernels.multicast_two_shot;
-  if (found.reduce == nullptr && found.flags == nullptr && found.multicast == nullptr) return CUDA_ERROR_NOT_FOUND;
+  if (found.reduce == nullptr && found.flags == nullptr) return CUDA_ERROR_NOT_FOUND;
   *function = as<CUfunction>(new Function(found));  // lives as long as the process
   return CUDA_SUCCESS;
 }
@@ -896,40 +815,11 @@ CUresult launch_flags(FlagKernel kernel, const tensorferry::collectives::cuda::F
   });
 }
 
-/// The kernel may access the memory of all GPUs behind the address, and all have bound some.
-bool is_multicast_for(int device, const void* address) {
-  const auto range = memory().find(as<CUdeviceptr>(address));
-  return range && range->pages->multicast && (range->access & (1U << device)) != 0 &&
-         !range->pages->multicast->replicas().empty();
-}
-
-CUresult launch_multicast(MulticastKernel kernel, const tensorferry::collectives::cuda::MulticastArguments& arguments,
-                          unsigned int blocks, unsigned int threads, CUstream stream) {
-  const int device = stream_of(stream)->device;
-  for (unsigned int rank = 0; rank < arguments.flags.ranks; ++rank) {
-    if (!accessible(as<CUdeviceptr>(arguments.flags.flags[rank]), 1, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  }
-  if (!accessible(as<CUdeviceptr>(arguments.own), 2 * arguments.half_bytes, device)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  if (!is_multicast_for(device, arguments.all)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  return put(stream, [=, running = std::shared_ptr<RunningGrid>()]() mutable {
-    if (failed) return true;
-    if (!running) {
-      const auto run_block = [=](unsigned int block) { kernel(arguments, block, blocks, threads); };
-      running = std::make_shared<RunningGrid>(run_block, blocks);
-    }
-    return running->done();
-  });
-}
-
 /// Runs the whole grid as one operation of the stream.
 CUresult launch(CUfunction given, unsigned int blocks, unsigned int, unsigned int, unsigned int threads, unsigned int,
                 unsigned int, unsigned int, CUstream stream, void** parameters, void**) {
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   const auto& function = *as<const Function*>(given);
-  if (function.multicast != nullptr) {
-    const auto& multicast = *static_cast<const tensorferry::collectives::cuda::MulticastArguments*>(parameters[0]);
-    return launch_multicast(function.multicast, multicast, blocks, threads, stream);
-  }
   if (function.flags != nullptr) {
     const auto& flags = *static_cast<const tensorferry::collectives::cuda::FlagArguments*>(parameters[0]);
     return launch_flags(function.flags, flags, blocks, threads, stream);
@@ -1009,12 +899,6 @@ const std::array functions{
     ENTRY(cuMemMap, map),
     ENTRY(cuMemUnmap, unmap),
     ENTRY(cuMemSetAccess, set_access),
-    ENTRY(cuMemGetAllocationGranularity, allocation_granularity),
-    ENTRY(cuMulticastGetGranularity, multicast_granularity),
-    ENTRY(cuMulticastCreate, multicast_create),
-    ENTRY(cuMulticastAddDevice, multicast_add),
-    ENTRY(cuMulticastBindMem, multicast_bind),
-    ENTRY(cuMulticastUnbind, multicast_unbind),
     ENTRY(cuModuleLoadData, load_module),
     ENTRY(cuModuleGetFunction, module_function),
     ENTRY(cuFuncGetAttribute, function_attribute),
@@ -1024,26 +908,12 @@ const std::array functions{
 }  // namespace
 }  // namespace emulated
 
-/// The functions for multicast came with CUDA 12.1: the real driver does not give them to who asks for an older
-/// version.
-CUresult emulated_address(const char* name, void** found, int version, cuuint64_t, CUdriverProcAddressQueryResult*) {
-  constexpr int first_with_multicast = 12010;
+CUresult emulated_address(const char* name, void** found, int, cuuint64_t, CUdriverProcAddressQueryResult*) {
   *found = nullptr;
   const auto same = [&](const auto& entry) { return std::string_view(entry.name) == name; };
-  if (version < first_with_multicast && std::string_view(name).starts_with("cuMulticast")) return CUDA_ERROR_NOT_FOUND;
   const auto it = std::find_if(emulated::functions.begin(), emulated::functions.end(), same);
   *found = it == emulated::functions.end() ? nullptr : it->function;
   return *found == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
-}
-
-/// The kernels of multicast_kernels.h call this in place of the switch.
-unsigned tensorferry_emulated_replicas(const void* multicast, void** replicas) {
-  const auto range = emulated::memory().find(reinterpret_cast<std::uintptr_t>(multicast));
-  if (!range || !range->pages->multicast) return 0;
-  const auto all = range->pages->multicast->replicas();
-  const auto offset = reinterpret_cast<std::uintptr_t>(multicast) - range->begin;
-  for (std::size_t i = 0; i < all.size(); ++i) replicas[i] = all[i] + offset;
-  return static_cast<unsigned>(all.size());
 }
 
 void emulated_fail() { emulated::failed = true; }

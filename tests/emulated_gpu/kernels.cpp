@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "rpc/collectives/cuda/flag_kernels.h"
-#include "rpc/collectives/cuda/multicast_kernels.h"
 
 namespace emulated {
 namespace {
@@ -38,36 +37,12 @@ void reduce_pieces(const group::cuda::FlagArguments& arguments, unsigned block, 
   group::cuda::reduce_pieces<T, Combination>(arguments, arguments.ranks, {block, blocks, threads});
 }
 
-template <class T, class Combination>
-constexpr MulticastKernel multicast_one_shot() {
-  if constexpr (group::cuda::switch_reduces<T, Combination>()) {
-    return [](const group::cuda::MulticastArguments& arguments, unsigned block, unsigned blocks, unsigned threads) {
-      group::cuda::reduce_by_switch_in_one_shot<T, Combination>(arguments, {block, blocks, threads});
-    };
-  }
-  return nullptr;
-}
-
-template <class T, class Combination>
-constexpr MulticastKernel multicast_two_shot() {
-  if constexpr (group::cuda::switch_reduces<T, Combination>()) {
-    return [](const group::cuda::MulticastArguments& arguments, unsigned block, unsigned blocks, unsigned threads) {
-      group::cuda::reduce_by_switch_in_two_shots<T, Combination>(arguments, {block, blocks, threads});
-    };
-  }
-  return nullptr;
-}
-
 using Table = std::map<std::pair<std::string_view, std::string_view>, Kernels>;
 
-#define KERNEL(element, combination)                                                  \
-  table[{#element, #combination}] = {&run<element, combination>, /* NOLINT: a type */ \
-                                     &one_shot<element, combination>,                 \
-                                     &two_shot<element, combination>,                 \
-                                     &exchange<element, combination>,                 \
-                                     &reduce_pieces<element, combination>,            \
-                                     multicast_one_shot<element, combination>(),      \
-                                     multicast_two_shot<element, combination>()}
+#define KERNEL(element, combination)                                                                   \
+  table[{#element, #combination}] = {&run<element, combination>, /* NOLINT: a type */                  \
+                                     &one_shot<element, combination>, &two_shot<element, combination>, \
+                                     &exchange<element, combination>, &reduce_pieces<element, combination>}
 #define REAL(element)       \
   KERNEL(element, Sum);     \
   KERNEL(element, Average); \

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "rpc/collectives/cuda/flag_arguments.h"
-#include "rpc/collectives/cuda/multicast_arguments.h"
 
 namespace emulated {
 
@@ -13,13 +12,9 @@ using ReduceKernel = void (*)(const tensorferry::collectives::cuda::ReduceArgume
 /// Runs one block of `blocks`, each of so many threads. Blocks wait for those of other ranks.
 using FlagKernel = void (*)(const tensorferry::collectives::cuda::FlagArguments&, unsigned block, unsigned blocks,
                             unsigned threads);
-/// The same of a kernel whose reduction the switch does.
-using MulticastKernel = void (*)(const tensorferry::collectives::cuda::MulticastArguments&, unsigned block,
-                                 unsigned blocks, unsigned threads);
 struct Kernels {
   ReduceKernel reduce;
   FlagKernel one_shot, two_shot, exchange, reduce_pieces;
-  MulticastKernel multicast_one_shot, multicast_two_shot;  // null if the switch has no instruction
 };
 
 /// An image of a kernel, which the emulated NVRTC writes and the emulated driver loads, is this text, then the type of

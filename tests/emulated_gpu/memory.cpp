@@ -11,8 +11,6 @@
 #include <string_view>
 #include <utility>
 
-#include "tests/emulated_gpu/multicast.h"
-
 namespace emulated {
 namespace {
 
@@ -65,14 +63,7 @@ PagesPtr Memory::import(int descriptor) {
     ::close(descriptor);
     return same;
   }
-  PagesPtr pages;
-  if (auto object = Multicast::find(descriptor)) {
-    pages = std::make_shared<Pages>(descriptor, object->bytes(), -1);
-    pages->handles = object->handle_types();
-    pages->multicast = std::move(object);
-  } else {
-    pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file.st_size), device_of(descriptor));
-  }
+  auto pages = std::make_shared<Pages>(descriptor, static_cast<std::size_t>(file.st_size), device_of(descriptor));
   known = pages;
   return pages;
 }
@@ -89,8 +80,7 @@ std::optional<std::uintptr_t> Memory::map(const PagesPtr& pages, int device) {
 bool Memory::map_at(std::uintptr_t begin, std::size_t bytes, const PagesPtr& pages) {
   const std::lock_guard lock(mutex_);
   if (bytes > pages->bytes) return false;
-  if (!pages->multicast && map_shared(reinterpret_cast<void*>(begin), bytes, pages->descriptor) == MAP_FAILED)
-    return false;
+  if (map_shared(reinterpret_cast<void*>(begin), bytes, pages->descriptor) == MAP_FAILED) return false;
   ranges_[begin] = {begin, bytes, next_++, pages, false, 0};
   return true;
 }

@@ -13,10 +13,8 @@ namespace emulated {
 
 inline constexpr std::size_t device_bytes = std::size_t{8} << 30;  // of each device
 
-class Multicast;
-
-/// Memory of one memfd on one device; or a multicast object, which has no memory and is on no device. Owns
-/// `descriptor`. The kernel frees the memory when no process has a mapping or descriptor of it any more.
+/// Memory of one memfd on one device. Owns `descriptor`. The kernel frees the memory when no process has a mapping or
+/// descriptor of it any more.
 struct Pages {
   Pages(int f, std::size_t b, int d) : descriptor(f), bytes(b), device(d) {}
   ~Pages();
@@ -27,7 +25,6 @@ struct Pages {
   const std::size_t bytes;
   const int device;                       // as the driver numbers all devices, not only those of this process
   std::atomic<unsigned int> handles{1U};  // the types of handles that can export it (CUmemAllocationHandleType)
-  std::shared_ptr<Multicast> multicast;   // null: memory
 };
 using PagesPtr = std::shared_ptr<Pages>;
 
@@ -56,8 +53,7 @@ class Memory {
 
   /// Maps all pages at addresses that the kernel chooses, as allocated memory that `device` may access.
   std::optional<std::uintptr_t> map(const PagesPtr& pages, int device);
-  /// Maps the first `bytes` bytes of `pages` at reserved addresses. No device may access them yet. Those of a multicast
-  /// object stay without memory, so that an ordinary access fails.
+  /// Maps the first `bytes` bytes of `pages` at reserved addresses. No device may access them yet.
   bool map_at(std::uintptr_t begin, std::size_t bytes, const PagesPtr& pages);
   /// Ends the mapping that begins at `begin`. Addresses of allocated memory are freed; others stay reserved.
   bool unmap(std::uintptr_t begin);

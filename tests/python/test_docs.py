@@ -296,4 +296,4 @@ def test_each_case_of_collectives_on_gpus_runs_once_on_emulated_ones() -> None:
         ):
             assert sum(fnmatch.fnmatchcase(case, pattern) for pattern in patterns.split()) == 1, case
             checked += 1
-    assert checked > 50
+    assert checked > 40

@@ -204,12 +204,6 @@ constexpr std::array flag_kernels{
     Kernel{"tensorferry_reduce_pieces", "FlagArguments",
            "reduce_pieces<Element, Combination>(a, ranks, ThreadBlock())"},
 };
-constexpr std::array multicast_kernels{
-    Kernel{"tensorferry_multicast_one_shot", "MulticastArguments",
-           "reduce_by_switch_in_one_shot<Element, Combination>(a, ThreadBlock())"},
-    Kernel{"tensorferry_multicast_two_shot", "MulticastArguments",
-           "reduce_by_switch_in_two_shots<Element, Combination>(a, ThreadBlock())"},
-};
 
 struct ProgramParts {
   std::string_view header;
@@ -222,8 +216,6 @@ ProgramParts parts_of(KernelProgram program) {
       return {"reduce_kernel.h", reduce_kernels};
     case KernelProgram::flags:
       return {"flag_kernels.h", flag_kernels};
-    case KernelProgram::multicast:
-      return {"multicast_kernels.h", multicast_kernels};
   }
   return {};
 }

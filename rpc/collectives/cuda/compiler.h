@@ -26,7 +26,6 @@ KernelTypes kernel_types(DType dtype, Reduction reduction) noexcept;
 enum class KernelProgram : std::uint8_t {
   reduce,  // reduce_kernel.h: "tensorferry_reduce"
   flags,   // flag_kernels.h: "tensorferry_one_shot", "_two_shot", "_exchange", "_reduce_pieces", for GPUs from 7.0 on
-  multicast,  // multicast_kernels.h: "tensorferry_multicast_one_shot", "_two_shot", for GPUs from 9.0 on
 };
 
 /// Compiles a program for GPUs of that compute capability (90: 9.0) and that many ranks, and returns the image that

@@ -8,7 +8,6 @@
 #include "channels/cuda/device.h"
 #include "rpc/collectives/cuda/direct_group.h"
 #include "rpc/collectives/cuda/lent_memory.h"
-#include "rpc/collectives/cuda/multicast_memory.h"
 #include "rpc/collectives/cuda/symmetric_buffers.h"
 #include "rpc/collectives/cuda/watch.h"
 #include "rpc/collectives/gpu_choice.h"
@@ -19,7 +18,7 @@ namespace tensorferry::collectives::cuda {
 struct GroupGpu {
   /// Returns the question for the algorithm of an operation.
   [[nodiscard]] AskedOnGpu ask(Operation operation, std::size_t bytes, std::size_t ranks, bool captured = false) const {
-    return {operation, bytes, ranks, placement, joined.topology, staged.empty(), flags, captured};
+    return {operation, bytes, ranks, placement, staged.empty(), flags, captured};
   }
 
   int device = 0;
@@ -28,12 +27,10 @@ struct GroupGpu {
   std::string staged;       // why its tensors go through host memory; empty: they do not
   RankPlacement placement = RankPlacement::gpu_each;
   JoinedGpus joined;
-  bool flags = false;                          // the kernels of all ranks can meet by flags
-  Crossings crossings;                         // measured, the same at every rank
-  std::shared_ptr<SymmetricBuffers> buffers;   // null in a group of one rank
-  std::size_t uses = 0;                        // of halves; used by the thread that runs operations
-  std::shared_ptr<MulticastMemory> multicast;  // null if the switch reduces nothing
-  std::string why_no_multicast;                // empty if it does
+  bool flags = false;                         // the kernels of all ranks can meet by flags
+  Crossings crossings;                        // measured, the same at every rank
+  std::shared_ptr<SymmetricBuffers> buffers;  // null in a group of one rank
+  std::size_t uses = 0;                       // of halves; used by the thread that runs operations
 };
 
 class Direct final : public DirectGroup, public std::enable_shared_from_this<Direct> {
@@ -64,7 +61,6 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
 
  private:
   Status negotiate(GroupGpu& gpu, const WaitLimits& limits);
-  Status find_multicast(GroupGpu& gpu, const WaitLimits& limits);
   std::string open_own(GroupGpu& gpu, BufferOffer& offer);
   void keep_notes(const std::shared_ptr<GroupGpu>& gpu);
 

@@ -146,7 +146,6 @@ void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
     }
     return "Tensors of GPUs go directly, by streams and kernels: " +
            explain_on_gpu(gpu->ask(operation, bytes, ranks), gpu->joined, prescribed, gpu->crossings) +
-           explain_multicast(gpu->ask(operation, bytes, ranks), gpu->why_no_multicast, prescribed, gpu->crossings) +
            (borrowed && *borrowed != 0
                 ? formatted("; inputs in {} allocations of other ranks are read in place", borrowed->load())
                 : "");
@@ -239,23 +238,7 @@ Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
     if (!crossings.ok()) return {Code::protocol_error, std::string(crossings.status().what())};
     gpu.crossings = *std::move(crossings);
   }
-  if (!gpu.staged.empty()) {
-    gpu.buffers.reset();
-    return {};
-  }
-  return find_multicast(gpu, limits);
-}
-
-/// The last step of negotiate(): all ranks have reached one another's memory.
-Status Direct::find_multicast(GroupGpu& gpu, const WaitLimits& limits) {
-  if (gpu.placement != RankPlacement::gpu_each) {
-    gpu.why_no_multicast = "ranks share a GPU";
-    return {};
-  }
-  auto made = MulticastMemory::make(*group_, first_step(), gpu.device, limits);
-  if (!made.ok()) return made.status();
-  gpu.multicast = std::move(made->memory);
-  gpu.why_no_multicast = std::move(made->why_not);
+  if (!gpu.staged.empty()) gpu.buffers.reset();
   return {};
 }
 

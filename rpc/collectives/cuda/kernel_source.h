@@ -9,6 +9,6 @@ struct EmbeddedHeader {
   const char* name;  // as in #include
   const char* text;
 };
-extern const std::array<EmbeddedHeader, 8> kernel_headers;
+extern const std::array<EmbeddedHeader, 6> kernel_headers;
 
 }  // namespace tensorferry::collectives::cuda

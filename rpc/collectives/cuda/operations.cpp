@@ -195,8 +195,6 @@ class Run final : public DeviceRun {
   void by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes output);
   Status reduce_by_flags(const Fingerprint& called, const FlagKernel& kernel, InBytes input, OutBytes output,
                          const WaitLimits& limits);
-  Status reduce_by_switch(const Fingerprint& called, bool two_shots, InBytes input, OutBytes output, const ReduceOp& op,
-                          const WaitLimits& limits);
   [[nodiscard]] bool meets_by_flags(const Fingerprint& called, std::size_t bytes) const;
   [[nodiscard]] FlagArguments flag_arguments() const;
   void lend(FlagArguments& arguments, std::size_t at) const;
@@ -453,31 +451,6 @@ Status Run::reduce_by_flags(const Fingerprint& called, const FlagKernel& kernel,
   });
 }
 
-/// Each kernel copies the input to this rank's multicast memory, meets the others, and lets the switch reduce. As
-/// reduce_by_flags(), but no input is read in place: the switch reads the memory that is bound to the multicast object.
-Status Run::reduce_by_switch(const Fingerprint& called, bool two_shots, InBytes input, OutBytes output,
-                             const ReduceOp& op, const WaitLimits& limits) {
-  using Kind = MulticastKernel::Kind;
-  const auto dtype = static_cast<DType>(called.dtype);
-  const auto kernel =
-      MulticastKernel::find(gpu_->device, dtype, op, ranks_, two_shots ? Kind::two_shot : Kind::one_shot);
-  if (auto status = agree(called, InBytes(), input.size(), limits); !status.ok()) return status;
-  if (!kernel.ok()) return kernel.status();
-  MulticastArguments arguments{flag_arguments(), gpu_->multicast->own(), gpu_->multicast->all(),
-                               MulticastMemory::half_bytes};
-  by_flags_ = true;
-  return enqueue(called, limits, [&] {
-    if (!captured_) direct_->watch().meets_by_flags();
-    for (std::size_t at = 0; at < input.size() && result_ == CUDA_SUCCESS; at += MulticastMemory::half_bytes) {
-      const auto in = part_of(input, at, MulticastMemory::half_bytes);
-      arguments.flags.input = in.data();
-      arguments.flags.output = part_of(output, at, in.size()).data();
-      arguments.flags.count = in.size() / size_of(dtype);
-      then(kernel->launch(arguments, stream_));
-    }
-  });
-}
-
 /// The root, or rank 0 if all take the result, reduces the bytes of all ranks.
 void Run::by_one(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output, std::size_t root) {
   const auto one = root == Mailbox::any_rank ? 0 : root;
@@ -546,13 +519,9 @@ Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, co
   begin();
   const auto dtype = static_cast<DType>(called.dtype);
   const bool takes = root == Mailbox::any_rank || root == rank_;
-  auto asked = gpu_->ask(static_cast<Operation>(called.operation), input.size(), ranks_, captured_);
-  if (gpu_->multicast) asked.by_switch = switch_reduction(dtype, op.kind);
+  const auto asked = gpu_->ask(static_cast<Operation>(called.operation), input.size(), ranks_, captured_);
   const auto choice = choose_on_gpu(asked, direct_->group().settings().algorithms, gpu_->crossings);
   const auto algorithm = choice.algorithm;
-  if (choice.by_switch) {
-    return reduce_by_switch(called, algorithm == AlgorithmOnGpu::two_shot, input, output, op, limits);
-  }
   const bool two_shots = algorithm == AlgorithmOnGpu::two_shot;
   const bool by_flags = choice.meeting == MeetingOnGpu::by_flags;
   const bool in_place = takes && two_shots && input.data() == output.data();

@@ -196,18 +196,4 @@ CUresult FlagKernel::launch(FlagArguments arguments, CUstream stream) const {
   return launch_with(of_, blocks, arguments, stream);
 }
 
-Result<MulticastKernel> MulticastKernel::find(int device, DType dtype, const ReduceOp& op, std::size_t ranks,
-                                              Kind kind) {
-  const auto found =
-      find_kernel(device, dtype, op, ranks, KernelProgram::multicast,
-                  kind == Kind::one_shot ? "tensorferry_multicast_one_shot" : "tensorferry_multicast_two_shot");
-  if (!found.ok()) return found.status();
-  return MulticastKernel(*found);
-}
-
-CUresult MulticastKernel::launch(MulticastArguments arguments, CUstream stream) const {
-  const auto blocks = complete(arguments.flags, of_);
-  return launch_with(of_, blocks, arguments, stream);
-}
-
 }  // namespace tensorferry::collectives::cuda

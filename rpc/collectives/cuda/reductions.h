@@ -5,7 +5,6 @@
 
 #include "rpc/collectives/cuda/compiler.h"
 #include "rpc/collectives/cuda/flag_arguments.h"
-#include "rpc/collectives/cuda/multicast_arguments.h"
 #include "rpc/collectives/cuda/reduce_arguments.h"
 
 namespace tensorferry::collectives::cuda {
@@ -54,20 +53,6 @@ class FlagKernel final {
 
  private:
   explicit FlagKernel(KernelLaunch of) : of_(of) {}
-  KernelLaunch of_;
-};
-
-/// A kernel whose reduction the switch does (multicast_kernels.h). As FlagKernel.
-class MulticastKernel final {
- public:
-  enum class Kind : std::uint8_t { one_shot, two_shot };
-  /// ChannelUnavailable too if switch_reduction() is `none`, or if the GPU is older than 9.0.
-  static Result<MulticastKernel> find(int device, DType dtype, const ReduceOp& op, std::size_t ranks, Kind kind);
-
-  [[nodiscard]] CUresult launch(MulticastArguments arguments, CUstream stream) const;
-
- private:
-  explicit MulticastKernel(KernelLaunch of) : of_(of) {}
   KernelLaunch of_;
 };
 

@@ -164,55 +164,6 @@ TEST_F(DirectProcesses, ReduceAndReplayGraphs) {
   EXPECT_EQ(child_status(), 0);
 }
 
-/// The same with a switch that reduces, if the GPUs have one.
-class MulticastProcesses : public DirectProcesses {
- protected:
-  static void SetUpTestSuite() {
-    ::setenv("EMULATED_GPU_MULTICAST", "1", 1);
-    if (is_emulated()) ::setenv("TENSORFERRY_CUDA_MULTICAST", "1", 1);
-  }
-  static bool is_by_switch(const ProcessRank& rank) {
-    const auto said = rank.group->explain(collectives::Operation::all_reduce, 100);
-    const bool yes = said.find("the switch reduces by multicast") != std::string::npos;
-    EXPECT_TRUE(yes || !is_emulated()) << said;
-    return yes;
-  }
-};
-
-TEST_F(MulticastProcesses, ReduceAndReplayGraphs) {
-  start([](ProcessRank& rank) {
-    reduce_and_replay(rank, 2);
-    rank.leave();
-    return 0;
-  });
-  if (IsSkipped()) return;
-  const bool by_switch = is_by_switch(*first_);
-  reduce_and_replay(*first_, 1);
-  first_->leave();
-  EXPECT_EQ(child_status(), 0);
-  if (!by_switch) GTEST_SKIP() << "these GPUs have no multicast";
-}
-
-TEST_F(MulticastProcesses, ThatAreKilledReleaseTheKernelsThatWaitForThem) {
-  start([](ProcessRank& rank) {
-    const auto values = rank.put(100'000, 2);
-    EXPECT_TRUE(rank.sum(values).ok());
-    EXPECT_TRUE(rank.holds(values, 3));
-    const CapturedGraph graph(rank.gpu(), [&] { EXPECT_TRUE(rank.sum(values).ok()); });
-    ::pause();  // it launches no graph
-    return 0;
-  });
-  if (IsSkipped()) return;
-  is_by_switch(*first_);
-  const auto values = first_->put(100'000, 1);
-  ASSERT_TRUE(first_->sum(values).ok());
-  EXPECT_TRUE(first_->holds(values, 3));
-  CapturedGraph graph(first_->gpu(), [&] { ASSERT_TRUE(first_->sum(values).ok()); });
-  graph.launch();
-  kill_the_second_and_expect_release();
-  EXPECT_THAT(first_->sum(values).text(), HasSubstr("rank 1"));
-}
-
 /// Sums symmetric memory of both ranks, in one shot and in two, and by streams that meet.
 void sum_in_place(ProcessRank& rank, std::int32_t own) {
   for (const std::size_t count : {1000, 200'000, 3'000'000}) {

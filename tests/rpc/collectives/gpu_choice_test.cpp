@@ -21,7 +21,6 @@ using collectives::OwnInput;
 using collectives::parse_algorithms;
 using collectives::parse_crossings;
 using collectives::RankPlacement;
-using collectives::SwitchReduction;
 using ::testing::HasSubstr;
 using Gpus = std::vector<std::size_t>;
 
@@ -138,13 +137,12 @@ struct Asking {
 
   [[nodiscard]] std::pair<AskedOnGpu, JoinedGpus> asked() const {
     const auto facts = facts_on(testing::machine(machine), gpus);
-    auto joined = facts.joined();
+    const auto joined = facts.joined();
     using PeerAccess = collectives::PairFacts::PeerAccess;
     const bool reachable = std::none_of(facts.pairs.begin(), facts.pairs.end(),
                                         [](const auto& each) { return each.peer_access == PeerAccess::no; });
-    const AskedOnGpu out{operation,       bytes,     gpus.size(), collectives::placement_of(facts.gpus, apart),
-                         joined.topology, reachable, flags,       captured};
-    return {out, joined};
+    const auto placement = collectives::placement_of(facts.gpus, apart);
+    return {AskedOnGpu{operation, bytes, gpus.size(), placement, reachable, flags, captured}, joined};
   }
   [[nodiscard]] AlgorithmOnGpu algorithm() const {
     return choose_on_gpu(asked().first, *parse_algorithms(prescribed), *parse_crossings(crossings)).algorithm;
@@ -266,134 +264,6 @@ INSTANTIATE_TEST_SUITE_P(
         Chosen{{"dgx-h100", first(8), Operation::reduce, 1 * MiB, true, "", "all_reduce=one_shot"},
                AlgorithmOnGpu::two_shot,
                {"by default"}}));
-
-// ---- the switch
-
-struct ChosenAtSwitch {
-  Asking asking;
-  SwitchReduction by_switch;
-  AlgorithmOnGpu algorithm;
-  bool reduces;
-};
-void PrintTo(const ChosenAtSwitch& each, std::ostream* out) {
-  *out << each.asking.machine << ", " << each.asking.gpus.size() << " ranks, " << each.asking.bytes << " bytes";
-}
-
-class SwitchChoice : public ::testing::TestWithParam<ChosenAtSwitch> {};
-
-TEST_P(SwitchChoice, IsMade) {
-  const auto& [asking, by_switch, algorithm, reduces] = GetParam();
-  auto asked = asking.asked().first;
-  asked.by_switch = by_switch;
-  const auto choice = choose_on_gpu(asked, *parse_algorithms(asking.prescribed), *parse_crossings(asking.crossings));
-  EXPECT_EQ(collectives::name_of(choice.algorithm), collectives::name_of(algorithm));
-  EXPECT_EQ(choice.by_switch, reduces);
-  // Kernels that ask the switch meet by flags at every size.
-  if (reduces) {
-    EXPECT_EQ(choice.meeting, collectives::MeetingOnGpu::by_flags);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Recorded, SwitchChoice,
-    ::testing::Values(
-        // Without multicast, nothing; with it, in one shot what has the same bits in any order, and in two shots all.
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * KiB},
-                       SwitchReduction::none,
-                       AlgorithmOnGpu::one_shot,
-                       false},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * KiB},
-                       SwitchReduction::rounded,
-                       AlgorithmOnGpu::one_shot,
-                       false},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * KiB},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::one_shot,
-                       true},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * MiB},
-                       SwitchReduction::none,
-                       AlgorithmOnGpu::two_shot,
-                       false},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * MiB},
-                       SwitchReduction::rounded,
-                       AlgorithmOnGpu::two_shot,
-                       true},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1024 * MiB},
-                       SwitchReduction::rounded,
-                       AlgorithmOnGpu::two_shot,
-                       true},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1024 * MiB},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::two_shot,
-                       true},
-        // What is prescribed or measured decides between one shot and two.
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * KiB, true, "all_reduce=two_shot"},
-                       SwitchReduction::rounded,
-                       AlgorithmOnGpu::two_shot,
-                       true},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * MiB, true, "all_reduce=one_shot"},
-                       SwitchReduction::rounded,
-                       AlgorithmOnGpu::one_shot,
-                       false},
-        ChosenAtSwitch{
-            {"dgx-h100", first(8), Operation::all_reduce, 64 * KiB, true, "", "all_reduce=one_shot:4096:two_shot"},
-            SwitchReduction::rounded,
-            AlgorithmOnGpu::two_shot,
-            true},
-        // Other operations, ranks that share a GPU or are alone, and kernels that cannot meet by flags.
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::reduce, 1 * MiB},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::two_shot,
-                       false},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::reduce_scatter, 1 * MiB},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::one_shot,
-                       false},
-        ChosenAtSwitch{{"dgx-h100", {0, 0, 1}, Operation::all_reduce, 1 * MiB},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::two_shot,
-                       false},
-        ChosenAtSwitch{
-            {"dgx-h100", {2}, Operation::all_reduce, 1 * MiB}, SwitchReduction::exact, AlgorithmOnGpu::one_shot, false},
-        ChosenAtSwitch{{"dgx-h100", first(8), Operation::all_reduce, 1 * MiB, true, "", "", false},
-                       SwitchReduction::exact,
-                       AlgorithmOnGpu::two_shot,
-                       false}));
-
-TEST(SwitchChoices, AreExplainedWithTheReasonThatThereIsNoMulticast) {
-  const auto [asked, joined] = Asking{"dgx-h100", first(8), Operation::all_reduce, 1 * MiB}.asked();
-  EXPECT_THAT(explain_multicast(asked, "", {}, {}), HasSubstr("the switch reduces by multicast, and the kernels then"));
-  EXPECT_THAT(explain_multicast(asked, "rank 3: the GPU has none", {}, {}),
-              HasSubstr("the switch reduces nothing (multicast), because rank 3: the GPU has none"));
-  EXPECT_THAT(explain_multicast(asked, "", *parse_algorithms("all_reduce=one_shot"), {}),
-              HasSubstr("might get other bits"));
-  auto other = asked;
-  other.operation = Operation::broadcast;
-  EXPECT_EQ(explain_multicast(other, "", {}, {}), "");
-  other = asked;
-  other.ranks = 1;
-  EXPECT_EQ(explain_multicast(other, "", {}, {}), "");
-}
-
-TEST(SwitchChoices, CountOnSumsOfFloatsAloneToBeRounded) {
-  using collectives::switch_reduction;
-  EXPECT_EQ(switch_reduction(DType::float32, Reduction::sum), SwitchReduction::rounded);
-  EXPECT_EQ(switch_reduction(DType::float32, Reduction::average), SwitchReduction::rounded);
-  EXPECT_EQ(switch_reduction(DType::bfloat16, Reduction::sum), SwitchReduction::rounded);
-  EXPECT_EQ(switch_reduction(DType::complex64, Reduction::average), SwitchReduction::rounded);
-  EXPECT_EQ(switch_reduction(DType::int64, Reduction::average), SwitchReduction::exact);
-  EXPECT_EQ(switch_reduction(DType::uint32, Reduction::max), SwitchReduction::exact);
-  EXPECT_EQ(switch_reduction(DType::int8, Reduction::bxor), SwitchReduction::exact);
-  // It has no instruction, or one that means something else.
-  for (const auto reduction : {Reduction::product, Reduction::premultiplied_sum, Reduction::min, Reduction::max}) {
-    EXPECT_EQ(switch_reduction(DType::float32, reduction), SwitchReduction::none);
-    EXPECT_EQ(switch_reduction(DType::float16, reduction), SwitchReduction::none);
-  }
-  EXPECT_EQ(switch_reduction(DType::bfloat16, Reduction::average), SwitchReduction::none);
-  EXPECT_EQ(switch_reduction(DType::int8, Reduction::sum), SwitchReduction::none);
-  EXPECT_EQ(switch_reduction(DType::boolean, Reduction::bor), SwitchReduction::none);
-  EXPECT_EQ(switch_reduction(DType::float8_e4m3fn, Reduction::sum), SwitchReduction::none);
-}
 
 TEST(GpuChoices, AreTheSameAtRanksWhoseInputsLieDifferently) {
   for (const auto& machine : emulated::machines()) {

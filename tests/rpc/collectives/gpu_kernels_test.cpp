@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "rpc/collectives/cuda/compiler.h"
-#include "rpc/collectives/gpu_multicast.h"
 #include "rpc/collectives/reduce.h"
 #include "tests/agent/patience.h"
 
@@ -89,8 +88,6 @@ TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
       {KernelProgram::flags, "tensorferry_two_shot"},
       {KernelProgram::flags, "tensorferry_exchange"},
       {KernelProgram::flags, "tensorferry_reduce_pieces"},
-      {KernelProgram::multicast, "tensorferry_multicast_one_shot"},
-      {KernelProgram::multicast, "tensorferry_multicast_two_shot"},
   };
   for (const auto& [program, name] : kernels) {
     const auto image = compile_kernels(program, kernel_types(DType::float32, Reduction::sum), 90, 8, name);
@@ -100,25 +97,6 @@ TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
       EXPECT_EQ(text.find(".text." + each + '\0') != std::string_view::npos, each == name) << name << ", " << each;
     }
   }
-}
-
-// The types of multicast_kernels.h say what the switch reduces, and so does switch_reduction().
-TEST(GpuKernels, CompileForWhatTheSwitchReducesAndForNothingElse) {
-  if (const auto why = why_not(); !why.empty()) GTEST_SKIP() << why;
-  std::set<std::pair<std::string_view, std::string_view>> compiled;
-  for_all([&](DType dtype, Reduction reduction) {
-    const auto types = kernel_types(dtype, reduction);
-    const bool expected = collectives::switch_reduction(dtype, reduction) != collectives::SwitchReduction::none;
-    if (types.element.empty()) {
-      EXPECT_FALSE(expected);
-      return;
-    }
-    if (!compiled.emplace(types.element, types.combination).second) return;
-    const auto image = compile_kernels(KernelProgram::multicast, types, 90, 2);
-    EXPECT_EQ(image.ok(), expected) << types.element << " " << types.combination << ": " << image.status().text();
-  });
-  const auto image = compile_kernels(KernelProgram::multicast, kernel_types(DType::float32, Reduction::sum), 80, 2);
-  EXPECT_FALSE(image.ok()) << "GPUs before 9.0 have no multicast";
 }
 
 TEST(GpuKernels, AGpuThatTheCompilerDoesNotKnowIsTheReason) {
