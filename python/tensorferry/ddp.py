@@ -5,13 +5,11 @@ A hook is a function ``hook(state, bucket)`` that returns a future of one tensor
 needs no process group of ``torch.distributed``. Buckets are ``torch.distributed.GradBucket`` in both.
 
 - :func:`all_reduce_hook`, :func:`half_hook` and :func:`bfloat16_hook` average over a group.
-- :func:`parameter_server_hook` hands buckets to a :class:`GradientServer` behind a remote reference.
 - :class:`CommHook` makes a hook of a function of one's own. torch's hooks, such as ``powerSGD_hook``, work too.
 """
 
 # Annotations here are no texts: DistributedDataParallel compares those of a hook with the types.
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from typing import Any, Generic, TypeAlias, TypeVar, cast
@@ -23,8 +21,6 @@ from torch.distributed import GradBucket
 from . import _C, errors
 from .c10d import group_of
 from .collectives import Group, Work
-from .device_streams import on_default_stream
-from .rpc import functions
 
 __all__ = [
     "GradBucket",
@@ -32,8 +28,6 @@ __all__ = [
     "all_reduce_hook",
     "half_hook",
     "bfloat16_hook",
-    "parameter_server_hook",
-    "GradientServer",
     "reduce_gradients",
     "broadcast_coalesced",
 ]
@@ -237,104 +231,6 @@ def bfloat16_hook(state: AnyGroup, bucket: GradBucket) -> torch.futures.Future[t
         tensorferry.ddp.reduce_gradients(network.parameters(), group, tensorferry.ddp.bfloat16_hook)
     """
     return _start("bfloat16", state, bucket)
-
-
-# ---- a parameter server
-
-
-class GradientServer:
-    """Averages the buckets of several trainers, in one process: the object behind :func:`parameter_server_hook`.
-
-    It keeps a sum for each bucket that some trainers have handed over and others not. Every trainer hands over each
-    bucket once a step. Gradients are added in the order in which they come, so the last bits can differ from run to
-    run; all trainers get the same bits. After an error make a new one.
-
-    Args:
-        trainers: how many trainers there are.
-
-    Raises:
-        ValueError: there is no trainer.
-
-    Example::
-
-        server = rpc.remote("server", tensorferry.ddp.GradientServer, args=(1,))
-        network = torch.nn.Linear(4, 2)
-        network(torch.ones(4)).sum().backward()
-        hook = tensorferry.ddp.parameter_server_hook
-        tensorferry.ddp.reduce_gradients(network.parameters(), server, hook)
-        assert server.rpc_sync().average(0, torch.ones(3)).tolist() == [1, 1, 1]  # what the hook calls
-    """
-
-    def __init__(self, trainers: int) -> None:
-        if trainers < 1:
-            raise ValueError("a server needs at least one trainer")
-        self._trainers = trainers
-        self._lock = threading.Lock()
-        self._rounds: dict[int, tuple[torch.Tensor, list[TensorFuture]]] = {}  # by bucket: the sum, and who waits
-
-    @functions.async_execution
-    def average(self, index: int, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Adds one trainer's gradients of a bucket.
-
-        Args:
-            index: the bucket's.
-            gradients: of any shape; the same for all trainers.
-
-        Returns:
-            A future of the average, which completes once all trainers have handed over the bucket.
-
-        Raises:
-            InvalidArgument: from the future, for all who wait for this bucket: the gradients of two trainers have
-                different shapes or dtypes.
-        """
-        device = gradients.device
-        answer: TensorFuture = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
-        with self._lock, on_default_stream(device):
-            total, waiting = self._rounds.setdefault(index, (torch.zeros_like(gradients), []))
-            waiting.append(answer)
-            alike = (total.shape, total.dtype) == (gradients.shape, gradients.dtype)
-            if alike:
-                total += gradients
-            complete = not alike or len(waiting) == self._trainers
-            if complete:
-                del self._rounds[index]
-                if alike:
-                    total /= self._trainers
-        if complete:  # answers everybody who waits, without the lock
-            difference = errors.InvalidArgument(
-                f"bucket {index} is {list(gradients.shape)} {gradients.dtype} at one trainer, and "
-                f"{list(total.shape)} {total.dtype} at another: all need the same model and bucket size"
-            )
-            for each in waiting:
-                if alike:
-                    each.set_result(total)
-                else:
-                    each.set_exception(difference)  # type: ignore[arg-type]
-        return answer
-
-
-@CommHook
-def parameter_server_hook(state: Any, bucket: GradBucket) -> Any:
-    """A hook that hands the bucket to a parameter server by a remote reference, and gets the average.
-
-    Trainers need no group: they know the server alone. Each rank's call has the default time-out of its agent.
-
-    Args:
-        state: a remote reference to a :class:`GradientServer`, or to another object with its method ``average``.
-        bucket: the bucket.
-
-    Raises:
-        RuntimeError: from the training step, if the call fails. The text names the hook and the bucket.
-
-    Example::
-
-        server = rpc.remote("server", tensorferry.ddp.GradientServer, args=(1,))
-        network = torch.nn.Linear(4, 2)
-        network(torch.ones(4)).sum().backward()
-        hook = tensorferry.ddp.parameter_server_hook
-        tensorferry.ddp.reduce_gradients(network.parameters(), server, hook)
-    """
-    return state.rpc_async().average(bucket.index(), bucket.buffer())
 
 
 # ---- without DistributedDataParallel

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,9 @@ import torch
 from conftest import Agents
 from tensorferry import collectives, ddp, errors
 from test_collectives import at_all_ranks, form
+
+sys.path.append(str(Path(__file__).parents[2] / "examples/11-gradient-server"))
+example = importlib.import_module("gradient_server")
 
 
 @pytest.fixture
@@ -249,14 +254,14 @@ def hand(reference: Any) -> None:
 
 
 def test_a_parameter_server_averages_behind_a_remote_reference(three: list[tensorferry.Agent]) -> None:
-    server = three[0].remote("c", ddp.GradientServer, args=(2,))
+    server = three[0].remote("c", example.GradientServer, args=(2,))
     three[0].rpc_sync("b", hand, args=(server,))
     references = [server, handed.pop()]
 
     def body(rank: int, _: tensorferry.Agent) -> None:
         for step in range(3):
             parameters = parameters_of(rank + step)
-            ddp.reduce_gradients(parameters, references[rank], ddp.parameter_server_hook, bucket_bytes=60)
+            ddp.reduce_gradients(parameters, references[rank], example.gradient_server_hook, bucket_bytes=60)
             assert all(gradient.eq(step + 1.5).all() for gradient in gradients_of(parameters))
 
     assert at_all_ranks(three[:2], body) == [None] * 2
@@ -267,17 +272,17 @@ def test_errors_of_a_parameter_server_reach_the_training_step(
     pair: tuple[tensorferry.Agent, tensorferry.Agent],
 ) -> None:
     a, _ = pair
-    text = '"parameter_server_hook" failed at bucket 0: ValueError: the server is closed'
+    text = '"gradient_server_hook" failed at bucket 0: ValueError: the server is closed'
     with pytest.raises(RuntimeError, match=text):
-        ddp.reduce_gradients(parameters_of(0), a.remote("b", BrokenServer), ddp.parameter_server_hook)
-    server = a.remote("b", ddp.GradientServer, args=(2,))
+        ddp.reduce_gradients(parameters_of(0), a.remote("b", BrokenServer), example.gradient_server_hook)
+    server = a.remote("b", example.GradientServer, args=(2,))
     first = server.rpc_async().average(3, torch.ones(2))
     second = server.rpc_async().average(3, torch.ones(5))
     for each in first, second:
         with pytest.raises(errors.InvalidArgument, match="bucket 3 is"):
             each.wait()
     with pytest.raises(ValueError, match="at least one trainer"):
-        ddp.GradientServer(0)
+        example.GradientServer(0)
 
 
 check = partial(test_c10d.check, program="data_parallel_rank.py")
@@ -289,7 +294,7 @@ def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_gradient_server_adds_in_the_order_of_the_calls_although_their_streams_differ() -> None:
-    server = ddp.GradientServer(2)
+    server = example.GradientServer(2)
     one, three = torch.ones(1000, device="cuda"), torch.full((1000,), 3.0, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -205,3 +205,16 @@ def test_local_sgd_learns_digits_with_few_averages(start: list[str]) -> None:
 def test_local_sgd_fails_when_it_has_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"above 0\.85"):
         run("10-local-sgd", "main.py", "--steps", "2")
+
+
+@pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "3", "main.py"]], ids=["alone", "torchrun"])
+def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list[str]) -> None:
+    output = run("11-gradient-server", *start)
+    reached = re.findall(r"trainer \d: accuracy on 360 pictures never trained on: ([\d.]+)", output)
+    assert len(reached) == 2 and len(set(reached)) == 1, output
+    assert accuracy(output) > 0.85
+
+
+def test_trainers_of_a_gradient_server_fail_when_they_have_not_learned() -> None:
+    with pytest.raises(AssertionError, match=r"not above 0\.85"):
+        run("11-gradient-server", "main.py", "--steps", "2")

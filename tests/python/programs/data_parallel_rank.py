@@ -5,10 +5,12 @@ Its tensors are on TEST_DEVICE, in which RANK stands for the rank; without that,
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import tensorferry.c10d
@@ -20,6 +22,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.append(str(Path(__file__).parents[3] / "examples/11-gradient-server"))
+example = importlib.import_module("gradient_server")
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])
 device = os.environ.get("TEST_DEVICE", "cpu").replace("RANK", str(rank))
@@ -197,10 +202,10 @@ def server() -> None:
     """Buckets go to a parameter server by a remote reference, and no gradients over the group."""
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, init_method=f"file://{sys.argv[1]}.rpc")
     if rank == 0:
-        made.append(rpc.remote("worker0", ddp.GradientServer, args=(size,)))
+        made.append(rpc.remote("worker0", example.GradientServer, args=(size,)))
     dist.barrier()
     held = rpc.rpc_sync("worker0", the_server)
-    got = trained(lambda model: model.register_comm_hook(held, ddp.parameter_server_hook))
+    got = trained(lambda model: model.register_comm_hook(held, example.gradient_server_hook))
     close(got, alone())
     same_everywhere(got)
     made.clear()
