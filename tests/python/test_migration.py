@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import tensorferry.rpc as ours
 import torch.distributed.rpc as theirs
 import torch.distributed.rpc.constants
+from conftest import free_port
 from programs.launch import launch
 
 GUIDE = Path(__file__).parents[2] / "docs" / "migrating-from-torch-rpc.md"
@@ -36,6 +40,18 @@ def losses(output: str) -> list[float]:
 def test_a_program_learns(program: str, tmp_path: Path) -> None:
     first, *_, last = losses(launch(program, "tensorferry", tmp_path))
     assert last < 0.6 * first
+
+
+def test_the_guides_program_learns_through_a_remote_part(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(import itertools\n.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "program.py").write_text(program)
+    environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, *_, last = losses(done.stdout)
+    assert last < 0.2 * first
 
 
 # What the guide says under "What behaves differently": (torch's, ours).
