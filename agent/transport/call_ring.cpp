@@ -78,7 +78,21 @@ void CallRing::release(std::uint32_t index) {
   free_[free_count_++] = index;
 }
 
+/// Ends the slot's call: true for one thread alone, which must then release() the slot. False: the call has lost the
+/// slot, or has given it up, and reclaim() frees it. Under slot_mutex_. Decides by this side's memory alone, because
+/// the callee may write any state, at any time, into the word of any slot.
+bool CallRing::end_call(SlotId slot) {
+  auto& generation = generations_[slot.index];
+  if (generation != slot.generation || abandoned_[slot.index]) return false;
+  generation = (slot.generation + 1) & generation_mask;
+  return true;
+}
+
 void CallRing::unreserve(SlotId slot) {
+  {
+    const std::lock_guard lock(slot_mutex_);
+    if (!end_call(slot)) return;
+  }
   shared_.slot[slot.index].word.store(word_of(slot, State::free), std::memory_order_relaxed);
   release(slot.index);
 }
@@ -167,17 +181,13 @@ bool CallRing::watch(SlotId slot) {
 std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
   auto& place = shared_.slot[slot.index];
   valid = true;
-  // The peer can write the word too, so the caller's private generation decides which thread takes the reply.
   {
     const std::lock_guard lock(slot_mutex_);
-    if (generations_[slot.index] != slot.generation ||
-        place.word.load(std::memory_order_acquire) != word_of(slot, State::full)) {
+    if (place.word.load(std::memory_order_acquire) != word_of(slot, State::full) || !end_call(slot))
       return std::nullopt;
-    }
-    generations_[slot.index] = (slot.generation + 1) & generation_mask;
   }
   TwoViews::has_taken(shared_.nonce, slot.index);
-  const auto length = place.length;  // read once, because the peer may change it
+  const auto length = place.length.load(std::memory_order_relaxed);  // read once, because the peer may change it
   valid = length <= most_reply;
   Bytes frame(place.bytes.begin(), place.bytes.begin() + (valid ? length : 0));
   release(slot.index);
@@ -193,8 +203,7 @@ bool CallRing::taken(SlotId slot) {
 void CallRing::take_by_socket(SlotId slot) {
   {
     const std::lock_guard lock(slot_mutex_);
-    if (generations_[slot.index] != slot.generation) return;
-    generations_[slot.index] = (slot.generation + 1) & generation_mask;
+    if (!end_call(slot)) return;
   }
   release(slot.index);
 }
@@ -208,6 +217,7 @@ std::optional<Bytes> CallRing::abandon(SlotId slot, bool& valid) {
     if (!word.compare_exchange_weak(seen, word_of(slot, State::abandoned), std::memory_order_seq_cst)) continue;
     if (state_of(seen) == State::sleeping) shared_futex_wake(word, INT_MAX);
     const std::lock_guard lock(slot_mutex_);
+    if (generations_[slot.index] != slot.generation) return std::nullopt;  // the callee has lied: the answer was taken
     if (!std::exchange(abandoned_[slot.index], true)) ++abandoned_count_;
     return std::nullopt;
   }
@@ -312,7 +322,7 @@ CallRing::Answered CallRing::answer(SlotId slot, ByteView frame) {
   if (!is_of(seen, slot)) return Answered::too_late;
   if (state_of(seen) != State::abandoned) {
     place.cpu.store(::sched_getcpu(), std::memory_order_relaxed);
-    place.length = static_cast<std::uint32_t>(frame.size());
+    place.length.store(static_cast<std::uint32_t>(frame.size()), std::memory_order_relaxed);
     std::memcpy(place.bytes.data(), frame.data(), frame.size());
   }
   TwoViews::publishes(shared_.nonce, slot.index);

@@ -140,7 +140,7 @@ class CallRing final {
   struct alignas(64) ReplySlot {
     std::atomic<std::uint32_t> word;
     std::atomic<std::int32_t> cpu;
-    std::uint32_t length;
+    std::atomic<std::uint32_t> length;
     std::array<std::byte, most_reply> bytes;
   };
   static_assert(sizeof(ReplySlot) == 4096);
@@ -158,6 +158,7 @@ class CallRing final {
 
   explicit CallRing(SharedMemory memory);
   Answered change(SlotId slot, State to);
+  bool end_call(SlotId slot);
   void release(std::uint32_t index);
   void copy_in(std::uint64_t at, ByteView bytes);
   void copy_out(std::uint64_t at, std::span<std::byte> into) const;

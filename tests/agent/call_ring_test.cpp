@@ -249,6 +249,66 @@ TEST_F(CallRings, WithInvalidContentsAreRefusedWithoutReadingOutside) {
   ::munmap(raw, static_cast<std::size_t>(bytes));
 }
 
+/// The memory of a ring as a hostile callee sees it.
+class HostileCallee {
+ public:
+  explicit HostileCallee(CallRing& ring)
+      : raw_(static_cast<std::byte*>(
+            ::mmap(nullptr, CallRing::memory_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, ring.share()->get(), 0))) {
+    EXPECT_NE(raw_, MAP_FAILED);
+  }
+  HostileCallee(const HostileCallee&) = delete;
+  HostileCallee& operator=(const HostileCallee&) = delete;
+  ~HostileCallee() { ::munmap(raw_, CallRing::memory_bytes()); }
+
+  /// Writes a state into the word of a slot: the slots are the last part of the memory, 4096 bytes each.
+  void write(SlotId slot, State state) {
+    const auto word = slot.generation << 4 | static_cast<std::uint32_t>(state);
+    const auto slots_at = CallRing::memory_bytes() - std::size_t{CallRing::slots} * 4096;
+    std::memcpy(raw_ + slots_at + slot.index * std::size_t{4096}, &word, sizeof word);
+  }
+
+ private:
+  std::byte* raw_;
+};
+
+TEST_F(CallRings, FreeEachSlotOnceWhateverTheCalleeWrites) {
+  HostileCallee lies(*caller);
+  bool valid = true;
+  const auto free_it = [&](State first, State second) {
+    const auto slot = send(frame_of(40, 1));
+    lies.write(slot, first);
+    if (first == State::full) (void)caller->take(slot, valid);
+    if (first == State::by_socket) caller->take_by_socket(slot);
+    if (first == State::pending) (void)caller->abandon(slot, valid);
+    lies.write(slot, second);
+    (void)caller->abandon(slot, valid);
+    (void)caller->take(slot, valid);
+    caller->take_by_socket(slot);
+    lies.write(slot, State::late);
+    caller->reclaim();
+    (void)pop();
+  };
+  for (const auto first : {State::full, State::by_socket, State::pending}) {
+    for (const auto second : {State::pending, State::sleeping, State::full, State::by_socket, State::late}) {
+      for (std::uint32_t i = 0; i < 3; ++i) free_it(first, second);
+    }
+  }
+  const auto unsent = caller->reserve();
+  ASSERT_TRUE(unsent);
+  lies.write(*unsent, State::full);
+  (void)caller->take(*unsent, valid);
+  caller->unreserve(*unsent);
+
+  std::set<std::uint32_t> indices;
+  while (const auto slot = caller->reserve()) {
+    ASSERT_TRUE(indices.insert(slot->index).second) << "slot " << slot->index << " is free twice";
+    ASSERT_LT(slot->index, CallRing::slots);
+    ASSERT_LE(indices.size(), CallRing::slots);
+  }
+  EXPECT_EQ(indices.size(), CallRing::slots);
+}
+
 TEST_F(CallRings, WithAWildDoneListHoldNoMoreEntriesThanSlots) {
   const auto descriptor = caller->share();
   auto* raw = static_cast<std::byte*>(
