@@ -77,6 +77,11 @@ std::string hex(std::uint64_t value, std::size_t digits = 1);
 /// Returns `value` with `decimals` decimals.
 std::string fixed(double value, int decimals);
 
+/// Returns UTF-8 text as it may be shown in a terminal, whoever wrote it. A space stands for each character that ends a
+/// line, is a control (C0, DEL, C1), changes the direction of what follows or has no width; `?` for each byte that is
+/// not UTF-8.
+std::string printable(std::string_view text);
+
 /// Returns the values of a range as text, with `separator` between them.
 template <class Range>
 std::string joined(const Range& values, std::string_view separator) {

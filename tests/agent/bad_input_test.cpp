@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/log.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"
 #include "tests/agent/patience.h"
@@ -101,6 +102,11 @@ class BadInput : public ::testing::Test {
     EXPECT_TRUE(eventually([&] { return target->in_flight().second == 0; }));
   }
 
+  static void capture_log() {
+    log_rate::forget();  // each case expects its own line
+    ::testing::internal::CaptureStderr();
+  }
+
   /// Waits until the connection has ended, and returns the lines that the target has logged until then.
   static std::vector<std::string> log_until_ended(RawConnection& connection) {
     const bool ended = connection.ended();
@@ -117,7 +123,7 @@ class BadInput : public ::testing::Test {
                           bool then_closes = false) {
     for (const bool by_unix : {true, false}) {
       SCOPED_TRACE(name + (by_unix ? " unix" : " tcp"));
-      ::testing::internal::CaptureStderr();
+      capture_log();
       auto stranger = raw_connect(record_of(store, "target"), by_unix);
       EXPECT_TRUE(stranger.write(bytes).ok());
       if (then_closes) stranger.half_close();
@@ -135,7 +141,7 @@ class BadInput : public ::testing::Test {
     for (const bool by_unix : {true, false}) {
       SCOPED_TRACE(name + (by_unix ? " unix" : " tcp"));
       hello.name = "hostile" + std::to_string(++hostile_);
-      ::testing::internal::CaptureStderr();
+      capture_log();
       auto peer = raw_dial(store, "target", hello, by_unix);
       EXPECT_TRUE(peer.write(bytes).ok());
       if (then_closes) peer.half_close();
@@ -185,7 +191,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   const auto wrong = Key::random();
   const Key none;
   for (const auto* key : {&wrong, &none}) {
-    ::testing::internal::CaptureStderr();
+    capture_log();
     auto stranger = raw_connect(record, false);
     const auto agreed = handshake_as_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(seconds(5)));
     EXPECT_EQ(agreed.status().code(), Code::unauthenticated);
@@ -195,7 +201,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
     EXPECT_THAT(lines[0], HasSubstr("Unauthenticated"));
   }
   // A stranger that sends on all the same.
-  ::testing::internal::CaptureStderr();
+  capture_log();
   auto stranger = raw_connect(record, false);
   DiallerHandshake handshake(raw_terms(wrong, true));
   ASSERT_TRUE(stranger.write(handshake.hello()).ok());
@@ -211,7 +217,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
 TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
   const auto send = [&](const std::string& name, const Bytes& bytes, const std::string& why, bool then_closes = false) {
     SCOPED_TRACE(name);
-    ::testing::internal::CaptureStderr();
+    capture_log();
     auto connection = raw_connect(record_of(store, "target"), true);
     const Key none;
     ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
@@ -261,7 +267,7 @@ TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
     EXPECT_LT(since.passed(), seconds(5));
     EXPECT_TRUE(strangers.front().ended(seconds(60))) << "the time-out of a handshake is 10 s";
   };
-  ::testing::internal::CaptureStderr();
+  capture_log();
   come_and_go();
   std::this_thread::sleep_for(milliseconds(100));
   const auto before = open_descriptors();
