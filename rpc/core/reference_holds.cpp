@@ -83,7 +83,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
   child.receiver = receiver;
   child.object = reference.object();
   if (reference.is_owner()) {
-    objects_.at(reference.object()).forks.emplace(fork, receiver.incarnation);
+    if (auto status = add_fork(objects_.at(reference.object()), fork, receiver); !status.ok()) return status;
   } else {
     auto& hold = holds_.at(reference.ids().fork);
     if (hold.state == Hold::State::lost) return hold.failure;
@@ -161,7 +161,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   auto accept = ReferenceOp::of(ReferenceOp::Kind::accept, record.fork);
 
   if (record.owner.incarnation == self_.incarnation) {
-    const auto object = find_or_await(record.object);
+    const auto object = find_or_await(record.object, &sender);
     post(transaction, sender, std::move(accept));
     if (object == objects_.end()) return Status(Code::not_found, why_gone(record.object));
     ++object->second.locals;
@@ -254,7 +254,7 @@ void References::drop_child(Transaction& transaction, const ForkId& fork, bool a
   if (accepted && child.receiver.incarnation != self_.incarnation) return;
   const auto object = objects_.find(child.object);
   if (object == objects_.end()) return;
-  object->second.forks.erase(fork);
+  drop_fork(object->second, fork);
   free_if_unused(transaction, object);
 }
 

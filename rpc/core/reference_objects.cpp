@@ -12,8 +12,7 @@ using references::OwnedObject;
 
 namespace {
 
-/// Bounds the objects that peers have named and whose create request has not come. There are normally no more of them
-/// than creations under way; the bound protects against a peer that names objects at will.
+/// Bounds the objects that all peers together have named and whose create request has not come.
 constexpr std::size_t most_awaited = std::size_t{1} << 20;
 
 }  // namespace
@@ -59,19 +58,55 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   }
   auto& created = peer_of(creator).created;
   if (created.contains(ids.object.counter)) return {Code::cancelled, "the creation of this object was cancelled"};
-  const auto object = find_or_await(ids.object);
+  const auto object = find_or_await(ids.object, &creator);
   if (object == objects_.end()) return {Code::resource_exhausted, "too many objects are awaited"};
   if (object->second.state != OwnedObject::State::awaited)
     return {Code::cancelled, "the creation of this object was cancelled"};
+  if (auto status = add_fork(object->second, ids.fork, creator); !status.ok()) {
+    free_if_unused(transaction, object);
+    return status;
+  }
   created.insert(ids.object.counter);
   begin_running(object);
-  object->second.forks.emplace(ids.fork, creator.incarnation);
   return {};
 }
 
 void References::begin_running(Objects::iterator object) {
+  end_awaiting(object->second);
   object->second.state = OwnedObject::State::running;
+}
+
+/// Counts an object in state `awaited` no more.
+void References::end_awaiting(OwnedObject& object) {
   --awaited_;
+  const auto peer = peers_.find(std::exchange(object.named_by, 0));
+  if (peer != peers_.end() && peer->second.awaited != 0) --peer->second.awaited;
+}
+
+/// Adds the fork by which `holder` holds the object. ResourceExhausted: it holds too many.
+Status References::add_fork(OwnedObject& object, const ForkId& fork, const AgentId& holder) {
+  if (object.forks.contains(fork)) return {};
+  if (holder.incarnation != self_.incarnation) {
+    auto& held = peer_of(holder).forks;
+    if (held >= most_forks_of_a_peer) {
+      return {Code::resource_exhausted,
+              formatted("\"{}\" holds {} references to objects of \"{}\", as many as an agent "
+                        "may",
+                        holder.name, held, self_.name)};
+    }
+    ++held;
+  }
+  object.forks.emplace(fork, holder.incarnation);
+  return {};
+}
+
+/// Removes the fork from the object, if the object has it.
+void References::drop_fork(OwnedObject& object, const ForkId& fork) {
+  const auto at = object.forks.find(fork);
+  if (at == object.forks.end()) return;
+  const auto holder = peers_.find(at->second);
+  if (holder != peers_.end() && holder->second.forks != 0) --holder->second.forks;
+  object.forks.erase(at);
 }
 
 void References::fulfil(const RRefId& id, Result<Outcome> outcome) {
@@ -86,7 +121,7 @@ void References::fulfil(const RRefId& id, Result<Outcome> outcome) {
 
 void References::finish(Transaction& transaction, Objects::iterator at, Result<Outcome> outcome) {
   auto& object = at->second;
-  if (object.state == OwnedObject::State::awaited) --awaited_;
+  if (object.state == OwnedObject::State::awaited) end_awaiting(object);
   object.state = outcome.ok() ? OwnedObject::State::ready : OwnedObject::State::failed;
   if (outcome.ok()) {
     object.outcome = *outcome;
@@ -103,22 +138,29 @@ void References::free_if_unused(Transaction& transaction, Objects::iterator at) 
   auto& object = at->second;
   if (object.locals != 0 || !object.forks.empty() || !object.waiters.empty()) return;
   if (object.state == OwnedObject::State::running) return;  // fulfil() frees it
-  if (object.state == OwnedObject::State::awaited) --awaited_;
+  if (object.state == OwnedObject::State::awaited) end_awaiting(object);
   transaction.discard(std::move(object.outcome.value));
   objects_.erase(at);
 }
 
 /// Returns the object. If it does not exist and its create request may still come, makes it in state `awaited`. Returns
-/// end() if the object is gone (why_gone() says why), or if too many are awaited.
-References::Objects::iterator References::find_or_await(const RRefId& id) {
+/// end() if the object is gone (why_gone() says why), or if too many are awaited. `named_by`: the peer that names it,
+/// whose awaited objects are counted; null: the caller's own bound holds.
+References::Objects::iterator References::find_or_await(const RRefId& id, const AgentId* named_by) {
   const auto object = objects_.find(id);
   if (object != objects_.end()) return object;
   if (id.incarnation == self_.incarnation || dead_.contains(id.incarnation)) return objects_.end();
   const auto creator = peers_.find(id.incarnation);
   if (creator != peers_.end() && creator->second.created.contains(id.counter)) return objects_.end();
   if (awaited_ >= most_awaited) return objects_.end();
+  auto* const peer = named_by != nullptr ? &peer_of(*named_by) : nullptr;
+  if (peer != nullptr && peer->awaited >= most_awaited_of_a_peer) return objects_.end();
+  const auto made = objects_.try_emplace(id).first;
   ++awaited_;
-  return objects_.try_emplace(id).first;
+  if (peer == nullptr) return made;
+  ++peer->awaited;
+  made->second.named_by = named_by->incarnation;
+  return made;
 }
 
 std::string References::why_gone(const RRefId& id) const {
@@ -144,7 +186,7 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
     transaction.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
   };
   if (closed_) return complete(Status(Code::agent_closed, formatted("agent {} was shut down", self_.name)));
-  const auto at = find_or_await(id);
+  const auto at = find_or_await(id, nullptr);  // each waits in a call, and the open calls are bounded
   if (at == objects_.end()) return complete(Status(Code::not_found, why_gone(id)));
   auto& object = at->second;
   if (object.state == OwnedObject::State::ready) return complete(object.outcome);

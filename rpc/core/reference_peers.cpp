@@ -165,7 +165,7 @@ ReferenceResult References::apply(Transaction& transaction, const AgentId& from,
       if (object == objects_.end()) break;
       const auto fork = object->second.forks.find(op.fork);
       if (fork == object->second.forks.end() || fork->second != from.incarnation) break;
-      object->second.forks.erase(fork);
+      drop_fork(object->second, op.fork);
       free_if_unused(transaction, object);
       break;
     }
@@ -179,9 +179,12 @@ ReferenceResult References::apply_fork(Transaction& transaction, const AgentId& 
   if (const auto may = may_use(from, op.object, op.fork); !may.ok()) {
     return {ResultCode::denied, std::string(may.what())};
   }
-  const auto object = find_or_await(op.object);
+  const auto object = find_or_await(op.object, &from);
   if (object == objects_.end()) return {ResultCode::gone, why_gone(op.object)};
-  object->second.forks.try_emplace(op.fork, from.incarnation);
+  if (const auto status = add_fork(object->second, op.fork, from); !status.ok()) {
+    free_if_unused(transaction, object);
+    return {ResultCode::denied, std::string(status.what())};
+  }
   // If the parent died before it had a link to this agent, no link reports that, and the object would be awaited for
   // ever. An unanswered ping shows it.
   if (object->second.state == OwnedObject::State::awaited && !peers_.contains(op.parent.incarnation)) {
@@ -205,7 +208,7 @@ void References::apply_abandon(Transaction& transaction, const AgentId& from, co
   const auto object = objects_.find(op.object);
   if (object == objects_.end()) return;
   const auto fork = object->second.forks.find(op.fork);
-  if (fork != object->second.forks.end() && fork->second == from.incarnation) object->second.forks.erase(fork);
+  if (fork != object->second.forks.end() && fork->second == from.incarnation) drop_fork(object->second, op.fork);
   if (object->second.state != OwnedObject::State::awaited) return free_if_unused(transaction, object);
   finish(transaction, object,
          Status(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text)));

@@ -60,6 +60,7 @@ struct OwnedObject {
   State state = State::awaited;
   Outcome outcome;                                  // if ready
   Status failure;                                   // if failed
+  std::uint64_t named_by = 0;                       // if awaited: the incarnation of the peer that named it; 0: none
   std::size_t locals = 0;                           // the owner's own handles, and its own creation under way
   std::unordered_map<ForkId, std::uint64_t> forks;  // fork to its holder's incarnation
   struct Waiter {
@@ -115,6 +116,9 @@ struct Peer {
   Bytes answer;               // the answer to that batch
   IntervalSet created;        // the counters of its objects here that were created or abandoned
   RecentSet<ForkId> refused;  // its forks that receive() must refuse
+  // What it has made this agent keep. Ends with the peer.
+  std::size_t awaited = 0;  // objects that it named and whose create request has not come
+  std::size_t forks = 0;    // of this agent's objects
 };
 
 }  // namespace references

@@ -139,6 +139,12 @@ class References final : public std::enable_shared_from_this<References> {
     virtual void after(Milliseconds delay, UniqueFunction<void()> what) = 0;
   };
 
+  /// Bounds what one peer can make this agent keep. Beyond them its operations are refused.
+  static constexpr std::size_t most_forks_of_a_peer = std::size_t{1} << 20;
+  /// Of objects that it names and whose create request has not come. There are normally no more of them than creations
+  /// under way.
+  static constexpr std::size_t most_awaited_of_a_peer = std::size_t{1} << 16;
+
   struct Options {
     Milliseconds retry{100};  // after a message failed; doubled each time
     Milliseconds most_retry{5000};
@@ -246,7 +252,10 @@ class References final : public std::enable_shared_from_this<References> {
 
   // Objects (reference_objects.cpp).
   std::shared_ptr<Reference> local_handle(const RRefId& object, std::string type_hint);
-  Objects::iterator find_or_await(const RRefId& object);
+  Objects::iterator find_or_await(const RRefId& object, const AgentId* named_by);
+  void end_awaiting(references::OwnedObject& object);
+  Status add_fork(references::OwnedObject& object, const ForkId& fork, const AgentId& holder);
+  void drop_fork(references::OwnedObject& object, const ForkId& fork);
   std::string why_gone(const RRefId& object) const;
   void begin_running(Objects::iterator object);
   void finish(Transaction& transaction, Objects::iterator object, Result<Outcome> outcome);

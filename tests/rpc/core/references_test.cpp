@@ -684,6 +684,45 @@ TEST_F(ReferencesTest, AMadeUpForkIsRefused) {
   EXPECT_EQ(owner_->references->counts().forks, 2U);
 }
 
+TEST_F(ReferencesTest, WhatOnePeerNamesIsBoundedAndEndsWithIt) {
+  // A hostile peer makes up objects, and forks of an object that it holds. Both prove themselves, since it knows their
+  // nonces.
+  const auto handle = create(*user_, *owner_);
+  std::uint64_t number = 0, fork = std::uint64_t{1} << 32;
+  const auto claim = [&](const auto& object_of, std::size_t count) {
+    std::size_t done = 0;
+    while (count != 0) {
+      ReferenceBatch batch{owner_->id.incarnation, ++number, {}};
+      for (; count != 0 && batch.ops.size() < ReferenceBatch::most_ops; --count) {
+        ForkId made{third_->id.incarnation, ++fork};
+        const auto object = object_of(fork);
+        made.nonce = proof_of(object, made, third_->id.incarnation);
+        batch.ops.push_back(ReferenceOp::of(ReferenceOp::Kind::fork, made, object));
+        batch.ops.back().parent = third_->id;
+      }
+      const auto answer = owner_->references->receive_mail(third_->id, encode(batch));
+      EXPECT_TRUE(answer.ok());
+      const auto results = decode<ReferenceAnswer>(*answer);
+      EXPECT_TRUE(results.has_value());
+      for (const auto& result : results->results) done += result.code == ReferenceResult::Code::done ? 1U : 0U;
+    }
+    return done;
+  };
+  const auto made_up = [&](std::uint64_t counter) { return RRefId{third_->id.incarnation, counter, 7}; };
+  constexpr auto most_awaited = References::most_awaited_of_a_peer;
+  EXPECT_EQ(claim(made_up, most_awaited + 5000), most_awaited);
+  const auto held = [&](std::uint64_t) { return handle->object(); };
+  constexpr auto most_forks = References::most_forks_of_a_peer;
+  EXPECT_EQ(claim(held, most_forks), most_forks - most_awaited);
+  EXPECT_EQ(owner_->references->counts().forks, most_forks + 1);
+
+  const auto other = create(*user_, *owner_);  // the user has bounds of its own
+  EXPECT_NE(send(*user_, *owner_, other), nullptr);
+  owner_->references->peer_lost(third_->id, Status(Code::connection_lost, "gone"));
+  EXPECT_EQ(owner_->references->counts().forks, 2U);
+  EXPECT_EQ(owner_->references->counts().objects, 2U);
+}
+
 TEST_F(ReferencesTest, AForgedRecordGivesTheOwnerNoHandle) {
   const auto handle = create(*user_, *owner_);
   ReferenceRecord record{owner_->id, handle->object(),       {third_->id.incarnation, 1},
