@@ -81,11 +81,13 @@ FileDescriptor make_sealed(std::size_t bytes, int with, Status& failed) {
 
 /// Returns why `fd` must not be mapped as `bytes` bytes; null if it may be.
 const char* objection_to(int fd, std::size_t bytes) {
+  // First, because only memory has seals. fstatfs() asks the server of a FUSE or NFS file, which a hostile peer may be.
+  const int has = ::fcntl(fd, F_GET_SEALS);
+  if (has < 0) return "is not a memfd";
   struct statfs system {};
   // Pages of hugetlbfs can be taken away under a mapping, and other files guarantee nothing.
   if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) return "is not a memfd";
-  const int has = ::fcntl(fd, F_GET_SEALS);
-  if (has < 0 || (has & seals) != seals) return "is not sealed against a change of its size";
+  if ((has & seals) != seals) return "is not sealed against a change of its size";
   struct stat file {};
   if (::fstat(fd, &file) != 0 || file.st_size < 0 || static_cast<std::size_t>(file.st_size) != bytes) {
     return "has another size than was announced";
