@@ -6,6 +6,7 @@
 #include "agent/engine.h"
 #include "agent/idempotent_call.h"
 #include "agent/link.h"
+#include "base/foreign_code.h"
 #include "base/futex.h"
 
 namespace tensorferry {
@@ -63,7 +64,7 @@ void Call::State::run_completion() {
     result = std::move(result_);
     result_ = Status(Code::invalid_argument, "the reply was taken already");
   }
-  completion(std::move(*result));
+  run_foreign("the completion of a call", [&] { completion(std::move(*result)); });
   if (link) link->calls().lazy().ended(*this, true);
 }
 

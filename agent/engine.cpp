@@ -5,6 +5,7 @@
 
 #include "agent/auth.h"
 #include "agent/link.h"
+#include "base/foreign_code.h"
 #include "base/log.h"
 
 namespace tensorferry {
@@ -85,12 +86,12 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
   }
   try {
     function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
-  } catch (const std::exception& error) {
+  } catch (const abi::__forced_unwind&) {
+    sleep_until_exit();
+  } catch (...) {
     // The reply was moved into the handler, and its destructor has failed the call. A handler should answer with its
     // errors itself.
-    log_warning("call=" + function->name + " its handler threw: " + error.what());
-  } catch (...) {
-    log_warning("call=" + function->name + " its handler threw");
+    log_thrown("call=" + function->name + " its handler");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/foreign_code.h"
 #include "base/fork.h"
 #include "base/threads.h"
 
@@ -67,7 +68,7 @@ void Background::State::run(const std::shared_ptr<State>& state) {
     }
     auto job = std::move(jobs.extract(jobs.begin()).mapped());
     lock.unlock();
-    job();
+    run_foreign("a job in the background", [&] { job(); });
     job = {};
     lock.lock();
   }

@@ -9,6 +9,7 @@
 #include "converters/current_streams.h"
 #include "python/csrc/device_streams.h"
 #include "python/csrc/errors.h"
+#include "rpc/torch_futures.h"
 
 namespace tensorferry::python {
 namespace {
@@ -176,11 +177,10 @@ void PythonFuture::complete(Result<Received> reply) {
     PyErr_SetString(PyExc_RuntimeError, raised.what());
     error = current_python_error();
   }
-  if (error) {
-    fut->setErrorIfNeeded(std::move(error));
-  } else {
+  settle(*fut, [&] {
+    if (error) return fut->setErrorIfNeeded(std::move(error));
     fut->markCompleted(holding(value), std::move(pending_.device_storages));
-  }
+  });
   --agent_->member().unread;
 }
 
@@ -275,7 +275,8 @@ std::shared_ptr<PythonFuture> PythonFuture::sent() {
   if (!pending_.call) raise(Status(Code::invalid_argument, "only the future of a call, such as rpc_async's, has sent"));
   auto said = c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get());
   sent_ = make(said);
-  pending_.call.on_sent([said = std::move(said)](const Status&) { said->markCompleted(c10::IValue()); }, true);
+  pending_.call.on_sent(
+      [said = std::move(said)](const Status&) { settle(*said, [&] { said->markCompleted(c10::IValue()); }); }, true);
   return sent_;
 }
 
@@ -283,15 +284,17 @@ std::shared_ptr<PythonFuture> PythonFuture::then(const py::object& self, py::fun
   escalate();
   auto result = fut->createInstance(c10::PyObjectType::get());
   on_completion(*fut, [result, self, callback = std::move(callback)] {
-    try {
-      const auto value = callback(self);
-      result->markCompleted(holding(value),
-                            result->devices().empty() ? std::nullopt : std::optional(device_storages_of(value)));
-    } catch (py::error_already_set& error) {
-      if (result.use_count() == 1) report_unseen(callback_raised, error.value());  // its future was dropped
-      error.restore();
-      result->setErrorIfNeeded(current_python_error());
-    }
+    settle(*result, [&] {
+      try {
+        const auto value = callback(self);
+        result->markCompleted(holding(value),
+                              result->devices().empty() ? std::nullopt : std::optional(device_storages_of(value)));
+      } catch (py::error_already_set& error) {
+        if (result.use_count() == 1) report_unseen(callback_raised, error.value());  // its future was dropped
+        error.restore();
+        result->setErrorIfNeeded(current_python_error());
+      }
+    });
   });
   auto next = make(std::move(result));
   next->before_ = shared();

@@ -236,7 +236,7 @@ void answer_fetch(const Received& received, PythonReply answer) {
     if (closing()) return;
     GilHeld gil;
     const ServingScope serving(&pending->agent(), pending->call());
-    pending->outcome(outcome);
+    answer_or_fail(*pending, [&] { pending->outcome(outcome); });
   });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/foreign_code.h"
 #include "rpc/collectives/raw_group.h"
 
 namespace tensorferry::collectives {
@@ -71,7 +72,7 @@ void GroupWork::end(Status status) {
     if (std::exchange(ending_, true)) return;
     before = std::move(before_);
   }
-  for (const auto& each : before) each();
+  for (const auto& each : before) run_foreign("a callback of a collective operation", [&] { each(); });
   std::vector<UniqueFunction<void(const Status&)>> told;
   {
     const std::lock_guard lock(mutex_);
@@ -80,7 +81,7 @@ void GroupWork::end(Status status) {
     told = std::move(told_);
     changed_.notify_all();
   }
-  for (const auto& each : told) each(status_);
+  for (const auto& each : told) run_foreign("a callback of a collective operation", [&] { each(status_); });
 }
 
 bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>& interrupted) {

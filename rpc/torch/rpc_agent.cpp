@@ -18,6 +18,7 @@
 #include "converters/cuda.h"
 #include "converters/current_streams.h"
 #include "rpc/torch/call_pattern.h"
+#include "rpc/torch_futures.h"
 
 namespace tensorferry::torch_rpc {
 namespace {
@@ -308,14 +309,14 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::hold(const ReferenceId& deleted, co
   auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
   const auto& known = getWorkerInfo(to.id_);  // stays valid
   const auto send_now = [this, future, &known, message, timeout_seconds] {
-    try {
+    settle(*future, [&] {  // send() throws once the agent has left
       send(known, message, timeout_seconds, {})->addCallback([future](JitFuture& sent) {
-        if (sent.hasError()) return future->setError(sent.exception_ptr());
-        future->markCompleted(sent.value());
+        settle(*future, [&] {
+          if (sent.hasError()) return future->setError(sent.exception_ptr());
+          future->markCompleted(sent.value());
+        });
       });
-    } catch (const std::exception&) {  // the agent has left
-      future->setError(std::current_exception());
-    }
+    });
   };
   return late_references_.hold(deleted, send_now) ? future : c10::intrusive_ptr<JitFuture>();
 }
@@ -327,12 +328,14 @@ void TorchRpcAgent::expire(PendingSend& pending, std::chrono::milliseconds timeo
     const std::lock_guard lock(pending.mutex);
     if (created && !pending.answered) late_references_.add(pending.late.emplace(*created));
   }
-  pending.future->setError(timed_out(timeout));
+  settle_error(*pending.future, timed_out(timeout));
 }
 
 void TorchRpcAgent::complete(PendingSend& pending, Result<Received> reply) {
   if (pending.timeout) timeouts_.remove(*pending.timeout);
-  if (!pending.done.test_and_set()) set_result(*pending.future, std::move(reply));
+  if (!pending.done.test_and_set()) {
+    settle(*pending.future, [&] { set_result(*pending.future, std::move(reply)); });
+  }
   if (pending.message) {
     {
       const std::lock_guard lock(pending.mutex);
@@ -385,7 +388,9 @@ void TorchRpcAgent::serve(Request request, Reply reply) {
   result->addCallback([self = shared_from_this(), id = message.id(), caller = request.peer.name,
                        reply = std::make_shared<Reply>(std::move(reply)), backward](JitFuture& done) mutable {
     backward.reset();
-    self->answer(done, id, caller, *reply);
+    // The thread that completes the future may be one of the program's, with callbacks of its own behind this one. If
+    // this throws, the end of `reply` fails the call.
+    run_foreign("an answer of torch.distributed.rpc", [&] { self->answer(done, id, caller, *reply); });
   });
 }
 

@@ -37,7 +37,7 @@ from torch.distributed.rpc import backend_registry
 folder = tempfile.mkdtemp()
 store = "file://" + folder + "/store"
 
-def workers(work, count=2):
+def workers(work, count=2, killed=()):
     # No worker begins before the last fork: a thread of this process that serves it might hold a lock of libc.
     forking, forked = os.pipe()
     children = []
@@ -59,7 +59,7 @@ def workers(work, count=2):
     os.close(forked)
     os.close(forking)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert codes == [0] * count, codes
+    assert codes == [-9 if rank in killed else 0 for rank in range(count)], codes
 
 def init(rank, world_size=2, **options):
     rpc.init_rpc(f"w{rank}", backend=rpc.BackendType.TENSORFERRY, rank=rank, world_size=world_size,
@@ -291,6 +291,44 @@ def test_shutdown_without_grace_ends_the_calls_under_way() -> None:
             os._exit(0)
         workers(work)
         """
+    )
+
+
+@pytest.mark.parametrize("how", ["is killed", "leaves"])
+def test_a_caller_survives_an_owner_that_ends_while_it_creates_references(how: str) -> None:
+    """torch's callback of a creation throws if the creation has failed."""
+    run_workers(
+        """
+        import signal, time
+        def sleep(seconds, folder):
+            open(folder + "/began", "w").close()
+            time.sleep(seconds)
+        def work(rank):
+            init(rank)
+            if rank == 0:
+                pid = rpc.rpc_sync("w1", os.getpid)
+                references = [rpc.remote("w1", sleep, args=(60, folder)) for _ in range(3)]
+                call = rpc.rpc_async("w1", time.sleep, args=(60,))
+                until = time.monotonic() + 60
+                while not os.path.exists(folder + "/began"):
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                os.kill(pid, HOW)
+                try:
+                    call.wait()
+                except RuntimeError as error:
+                    assert "w1" in str(error), error
+                else:
+                    raise AssertionError
+                assert rpc.rpc_sync("w0", max, args=(1, 2)) == 2
+            else:
+                signal.signal(signal.SIGUSR1, lambda *_: (rpc.shutdown(graceful=False), os._exit(0)))
+                time.sleep(60)
+            rpc.shutdown(graceful=False)  # waits for the threads that run the callbacks
+        workers(work, killed=KILLED)
+        """.replace("HOW", "signal.SIGKILL" if how == "is killed" else "signal.SIGUSR1").replace(
+            "KILLED", "[1]" if how == "is killed" else "[]"
+        )
     )
 
 

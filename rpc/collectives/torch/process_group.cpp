@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "rpc/tensor.h"
+#include "rpc/torch_futures.h"
 
 namespace tensorferry::collectives {
 namespace {
@@ -209,10 +210,11 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
   future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices);
   work_.group_work()->on_done([future = future_, results = results_, order](const Status& status) {
-    if (status.ok() && order) return order->on_stream([&] { future->markCompleted(value_of(results)); });
-    if (status.ok()) return future->markCompleted(value_of(results));
-    future->setError(std::make_exception_ptr(
-        c10::DistBackendError({"getFuture", __FILE__, static_cast<std::uint32_t>(__LINE__)}, status.text())));
+    settle(*future, [&] {
+      if (status.ok() && order) return order->on_stream([&] { future->markCompleted(value_of(results)); });
+      if (status.ok()) return future->markCompleted(value_of(results));
+      throw_status(status);
+    });
   });
   return future_;
 }
