@@ -19,6 +19,7 @@
 #include "python/csrc/future.h"
 #include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/device_group.h"
+#include "rpc/collectives/torch/interruptions.h"
 #include "rpc/collectives/torch/process_group.h"
 #include "rpc/collectives/torch/symmetric.h"
 #include "rpc/tensor.h"
@@ -219,7 +220,8 @@ std::shared_ptr<DeviceGroup> form(Groups& groups, std::vector<std::string> names
   std::optional<Result<std::shared_ptr<RawGroup>>> formed;
   {
     const GilReleased released;
-    formed.emplace(groups.form(std::move(names), std::move(settings)));
+    formed.emplace(collectives::run_interruptibly([self = groups.shared_from_this(), names = std::move(names),
+                                                   settings] { return self->form(names, settings); }));
   }
   return shared_without_gil(std::make_shared<DeviceGroup>(value_or_raise(*std::move(formed))));
 }
@@ -441,6 +443,7 @@ collectives::StartOptions options_of(std::optional<double> timeout) {
 }
 
 void bind_collectives(py::module_& module) {
+  collectives::handle_signals_by({&handles_signals, &run_signal_handlers});
   py::class_<TensorWork>(module, "GroupWork", "An operation of a group that has been started.")
       .def("wait", &wait_for, py::arg("timeout") = py::none())
       .def("done", &TensorWork::done)
@@ -487,7 +490,9 @@ void bind_collectives(py::module_& module) {
         Status status;
         {
           const GilReleased released;
-          status = self.raw().monitored_barrier(milliseconds_of(timeout), name_all);
+          status =
+              collectives::run_interruptibly([group = self.raw().shared_from_this(), time = milliseconds_of(timeout),
+                                              name_all] { return group->monitored_barrier(time, name_all); });
         }
         check(status);
       });

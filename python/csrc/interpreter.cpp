@@ -61,8 +61,17 @@ GilHeld::GilHeld() {
 
 GilHeld::~GilHeld() { PyGILState_Release(state_); }
 
+// Python runs signal handlers on the main thread alone, so the others need not take the GIL.
+bool handles_signals() noexcept { return ::gettid() == ::getpid() && !closing(); }
+
+void run_signal_handlers() {
+  const GilHeld gil;
+  if (PyErr_CheckSignals() == 0) return;
+  describe_interruption("the other ranks of a group");
+  throw py::error_already_set();
+}
+
 bool interrupted(PyThreadState* released) {
-  // Python runs signal handlers on the main thread alone, so the others need not take the GIL.
   if (::gettid() != ::getpid()) return false;
   take_gil(released);
   const bool raised = PyErr_CheckSignals() != 0;

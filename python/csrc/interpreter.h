@@ -74,6 +74,13 @@ std::shared_ptr<T> share_with_any_thread(T value) {
 /// signal handlers on the main thread alone; on other threads the result is false.
 bool interrupted(PyThreadState* released);
 
+/// Returns whether this thread is the one on which Python runs signal handlers, and Python is not about to end.
+bool handles_signals() noexcept;
+
+/// Runs pending signal handlers on the thread that handles_signals(), with or without the GIL. Throws what one raises,
+/// as error_already_set; a KeyboardInterrupt names a wait for other ranks.
+void run_signal_handlers();
+
 /// If the error that is set now is a KeyboardInterrupt without a text, gives it a text that names `waited_for`.
 void describe_interruption(std::string_view waited_for);
 

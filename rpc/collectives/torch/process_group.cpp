@@ -3,8 +3,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
+#include "rpc/collectives/torch/interruptions.h"
 #include "rpc/tensor.h"
 #include "rpc/torch_futures.h"
 
@@ -93,6 +95,17 @@ Started start_each(std::size_t count, StartOptions options, const Start& start) 
   return last;
 }
 
+/// Waits until the store has the keys, and does not block its connection: other threads may need it. Throws after
+/// `timeout`.
+void await_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  for (std::chrono::milliseconds pause(1); !store.check(keys);
+       pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
+    TORCH_CHECK(std::chrono::steady_clock::now() < until, "not all ranks have come");
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 /// Tells the other ranks the name `own`, and returns the names of all ranks when they have told them.
 std::vector<std::string> exchange_names(c10d::Store& store, const std::string& own, int rank, int size,
                                         const TorchGroupOptions& options) {
@@ -100,7 +113,7 @@ std::vector<std::string> exchange_names(c10d::Store& store, const std::string& o
   for (int each = 0; each < size; ++each) keys.push_back("tensorferry/agent/" + std::to_string(each));
   store.set(keys[static_cast<std::size_t>(rank)], own);
   try {
-    store.wait(keys, options.timeout);
+    await_keys(store, keys, options.timeout);
   } catch (const std::exception&) {
     std::string missing;
     for (int each = 0; each < size; ++each) {
@@ -188,7 +201,10 @@ std::vector<at::Tensor> TorchWork::result() {
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout != kNoTimeout;
   const auto until = std::chrono::steady_clock::now() + timeout;
-  if (!work_.wait(bounded ? std::optional(until) : std::nullopt)) {
+  Interruption interruption;
+  const bool ended = work_.wait(bounded ? std::optional(until) : std::nullopt, interruption.check());
+  interruption.rethrow();
+  if (!ended) {
     C10_THROW_ERROR(DistBackendError, c10::str("DeadlineExceeded: the operation did not end within ", timeout.count(),
                                                " ms; it goes on"));
   }
@@ -245,7 +261,8 @@ const DeviceGroup& TorchProcessGroup::group() {
     auto settings = options_->settings;
     settings.timeout = options_->timeout;
     if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
-    auto formed = groups_->form(names_(), std::move(settings));
+    auto formed =
+        run_interruptibly([groups = groups_, names = names_, settings] { return groups->form(names(), settings); });
     if (!formed.ok()) throw_status(formed.status());
     group_ = std::make_shared<DeviceGroup>(*formed);
     names_ = nullptr;
@@ -525,7 +542,9 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOpt
 
 void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
-  const auto status = group().raw().monitored_barrier(timeout, wait_all_ranks);
+  const auto status = run_interruptibly([group = shared_group(), timeout, wait_all_ranks] {
+    return group->raw().monitored_barrier(timeout, wait_all_ranks);
+  });
   if (!status.ok()) throw_status(status);
 }
 

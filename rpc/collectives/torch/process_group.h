@@ -77,7 +77,9 @@ class TorchWork final : public c10d::Work {
   /// The rank that a receive from any rank has received from.
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  /// Waits without the GIL, which torch's bindings release. `timeout` 0: until the operation's own.
+  /// Waits without the GIL, which torch's bindings release. `timeout` 0: until the operation's own. Throws what a
+  /// signal handler raises meanwhile (interruptions.h); if this thread runs the operation, that ends it and fails the
+  /// group.
   bool wait(std::chrono::milliseconds timeout) override;
   /// Work that the current stream gets next runs after the results, also if isCompleted() has said that they are there.
   /// Does nothing before the operation has been enqueued: torch's binding keeps the GIL, so this must not wait.
