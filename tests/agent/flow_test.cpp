@@ -158,7 +158,7 @@ TEST_F(Flow, ASenderAtTheBoundWaitsUntilItsDeadline) {
   const Since since;
   auto second = a->call("lazy", "f", large(200'000), within(milliseconds(200)));
   EXPECT_GE(since.passed(), milliseconds(200));
-  EXPECT_LT(since.passed(), seconds(2));
+  EXPECT_LT(since.passed(), seconds(20));
   ASSERT_TRUE(second.done());
   const auto status = second.take().status();
   EXPECT_EQ(status.code(), Code::deadline_exceeded);

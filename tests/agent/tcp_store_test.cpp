@@ -109,7 +109,7 @@ TEST_P(AnyStore, ErasesValuesAndCounters) {
 TEST_P(AnyStore, GetOfAMissingKeyEndsAtItsTimeout) {
   const auto from = steady_clock::now();
   EXPECT_EQ(store_->get("none", milliseconds(0)).status().code(), Code::deadline_exceeded);
-  EXPECT_LT(steady_clock::now() - from, seconds(2));
+  EXPECT_LT(steady_clock::now() - from, seconds(20));
   const auto status = store_->get("none", milliseconds(50)).status();
   EXPECT_EQ(status.code(), Code::deadline_exceeded);
   EXPECT_THAT(std::string(status.what()), HasSubstr("\"none\""));
@@ -248,7 +248,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   const auto first = dial(server->port());
   ASSERT_TRUE(write_all(first.get(), view_of(http), deadline_after(seconds(5))).ok());
-  EXPECT_TRUE(closed_by_peer(first, seconds(2)));
+  EXPECT_TRUE(closed_by_peer(first, seconds(20)));
 
   // After a valid handshake: a length beyond the bound, and bodies that are no requests.
   for (const std::uint32_t length : {0xffffffffU, 3U, 0U}) {
@@ -260,7 +260,7 @@ TEST(TcpStore, GarbageClosesItsOwnConnectionOnly) {
     Writer(bytes).put(length);
     bytes.resize(bytes.size() + 3, std::byte{0xee});
     ASSERT_TRUE(write_all(socket.get(), bytes, deadline_after(seconds(5))).ok());
-    EXPECT_TRUE(closed_by_peer(socket, seconds(2))) << length;
+    EXPECT_TRUE(closed_by_peer(socket, seconds(20))) << length;
     EXPECT_TRUE(good->set("a", view_of("b")).ok());
   }
 }
