@@ -710,9 +710,7 @@ MESSAGE = a_message()
 PAYLOAD, BUFFERS = MESSAGE.payload, MESSAGE.buffers
 
 
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_corrupted_messages_decode_or_raise(data):
+def decode_corrupted(data):
     careful = _testing.Codec()
     careful.refuse_pickle()
     payload = bytearray(PAYLOAD)
@@ -733,6 +731,19 @@ def test_corrupted_messages_decode_or_raise(data):
         repr(careful.decode(bytes(payload), buffers))
     except (RuntimeError, TypeError, ValueError):
         pass
+
+
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_corrupted_messages_decode_or_raise(data):
+    decode_corrupted(data)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_many_corrupted_messages_decode_or_raise(data):
+    decode_corrupted(data)
 
 
 @settings(max_examples=500)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorferry.cmake
@@ -31,10 +32,15 @@ def run(folder: str, *arguments: str, timeout: float = 300) -> str:
     return done.stdout
 
 
-START = pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "2", "main.py"]], ids=["alone", "torchrun"])
+def started(alone: list[str], torchrun: list[str], **options: Any) -> pytest.MarkDecorator:
+    """Runs the test with both ways to start an example. ``marks=pytest.mark.soak`` leaves torchrun to the night: other
+    examples show that it starts the processes."""
+    return pytest.mark.parametrize(
+        "start", [pytest.param(alone, id="alone"), pytest.param([*TORCHRUN, *torchrun], id="torchrun", **options)]
+    )
 
 
-@START
+@started(["main.py"], ["2", "main.py"])
 def test_hello_calls_and_raises_across_processes(start: list[str]) -> None:
     output = run("01-hello", *start)
     alice = re.search(r"I am alice, in process (\d+)", output)
@@ -44,7 +50,7 @@ def test_hello_calls_and_raises_across_processes(start: list[str]) -> None:
     assert "ZeroDivisionError" in output and "division by zero" in output
 
 
-@START
+@started(["main.py"], ["2", "main.py"], marks=pytest.mark.soak)
 def test_tensors_arrive_as_values_and_views_send_their_elements(start: list[str]) -> None:
     output = run("02-tensors", *start)
     assert "[0.0, 1.0, 2.0, 3.0] came back as [0.0, 10.0, 20.0, 30.0]; mine is unchanged" in output
@@ -82,9 +88,7 @@ def test_parameter_server_fails_when_it_has_not_learned() -> None:
         run("03-parameter-server", "main.py", "--epochs", "1", "--trainers", "1")
 
 
-@pytest.mark.parametrize(
-    "start", [["main.py", "--clients", "3"], [*TORCHRUN, "4", "main.py"]], ids=["alone", "torchrun"]
-)
+@started(["main.py", "--clients", "3"], ["4", "main.py"], marks=pytest.mark.soak)
 def test_async_batching_gives_the_same_answers_with_fewer_passes(start: list[str]) -> None:
     output = run("04-async-batching", *start, "--requests", "40")
     assert "the answers are the same: True" in output
@@ -107,6 +111,7 @@ def test_actors_and_a_learner_learn_to_balance_poles(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG") or "matplotlib is not there" in output
 
 
+@pytest.mark.soak
 def test_actors_and_a_learner_learn_under_torchrun(tmp_path: Path) -> None:
     output = run("05-actor-learner", *TORCHRUN, "4", "main.py", "--quick", "--plot", str(tmp_path / "returns.png"))
     assert "2 actors" in output
@@ -178,7 +183,7 @@ def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert done.stdout == found[2]
 
 
-@pytest.mark.parametrize("start", [["train.py"], [*TORCHRUN, "4", "train.py"]], ids=["alone", "torchrun"])
+@started(["train.py"], ["4", "train.py"])
 def test_ddp_trains_as_with_gloo(start: list[str]) -> None:
     losses = {}
     for backend in "tensorferry", "gloo":
@@ -193,7 +198,7 @@ def test_ddp_trains_with_gradients_that_travel_as_float16() -> None:
     assert accuracy(run("09-ddp", "train.py", "--hook", "half")) > 0.9
 
 
-@pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "4", "main.py"]], ids=["alone", "torchrun"])
+@started(["main.py"], ["4", "main.py"], marks=pytest.mark.soak)
 def test_local_sgd_learns_digits_with_few_averages(start: list[str]) -> None:
     output = run("10-local-sgd", *start)
     assert "320 steps, parameters averaged 40 times" in output
