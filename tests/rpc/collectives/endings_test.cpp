@@ -169,9 +169,10 @@ std::vector<Ending> all_endings() {
   for (std::size_t i = 0; i < 3; ++i) {
     for (std::size_t j = 0; j < 3; ++j) {
       for (std::size_t k = 0; k < 3; ++k) {
-        if (!is_soak && (i + j) % 3 != k) continue;
-        if (is_soak || i != j) out.push_back({{i + 2, links[j]}, algorithms[k], 100});
-        if (is_soak || i == j) out.push_back({{i + 2, links[j]}, algorithms[k], 100000});
+        if (!is_soak && (i + j + 1) % 3 != k) continue;
+        const bool is_large = (i + 2) % 3 == j;
+        if (is_soak || !is_large) out.push_back({{i + 2, links[j]}, algorithms[k], 100});
+        if (is_soak || is_large) out.push_back({{i + 2, links[j]}, algorithms[k], 100000});
       }
     }
   }
