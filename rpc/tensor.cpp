@@ -155,6 +155,22 @@ at::Tensor pack(const at::Tensor& view) {
   return strided_over(memory.storage(), view.scalar_type(), view.sizes(), strides, 0);
 }
 
+/// Returns whether elements of the tensor share memory, so that it has more of them than its bytes can hold.
+bool repeats_elements(const at::Tensor& tensor) {
+  const auto range = storage_range_of(tensor);
+  return static_cast<std::size_t>(tensor.numel()) > (range.end - range.begin) / tensor.itemsize();
+}
+
+/// Returns the tensor in memory of its own, which no sender can write. torch trusts the indices of a sparse tensor once
+/// they have been validated.
+at::Tensor own_copy(const at::Tensor& tensor) {
+  const auto range = storage_range_of(tensor);
+  const Dims bytes{static_cast<std::int64_t>(range.end - range.begin)};
+  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  const auto copy = strided_over(storage, at::kByte, bytes, Dims{1}, static_cast<std::int64_t>(range.begin)).clone();
+  return strided_over(copy.storage(), tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
+}
+
 SparseLayout::Kind kind_of(at::Layout layout) {
   switch (layout) {
     case at::kSparseCsr:
@@ -362,10 +378,14 @@ Status TensorWriter::write_sparse(const at::Tensor& tensor, bool parameter, cons
       static_cast<std::uint8_t>((tensor.requires_grad() ? SparseLayout::requires_grad : 0) |
                                 (parameter ? SparseLayout::parameter : 0) | (coalesced ? SparseLayout::coalesced : 0));
   layout.sizes = Dims(tensor.sizes());
-  const auto parts = parts_of(tensor);
+  auto parts = parts_of(tensor);
   for (const auto& part : parts) {
     if (auto status = check_kind(part, *converters_); !status.ok()) return status;
     if (auto status = check_storage(part); !status.ok()) return status;
+  }
+  for (auto part = parts.begin(); part != parts.end() - 1; ++part) {  // receivers refuse indices that share memory
+    const PlainOperators plain;
+    if (repeats_elements(*part)) *part = part->contiguous();
   }
   if (!out_->begin_sparse(layout, identity)) return out_->status();
   for (const auto& part : parts) {
@@ -420,6 +440,17 @@ Result<at::Tensor> TensorReader::read_sparse(Decoder& in) {
   }
   in.leave();
   const PlainOperators plain;
+  for (auto part = parts.begin(); part != parts.end() - 1; ++part) {
+    if (repeats_elements(*part)) {
+      return Status(Code::protocol_error, "a received sparse tensor has more indices than their buffer has bytes for");
+    }
+    try {
+      *part = own_copy(*part);
+    } catch (const c10::Error& error) {
+      return Status(Code::resource_exhausted, std::string("no memory for the indices of a received sparse tensor: ") +
+                                                  error.what_without_backtrace());
+    }
+  }
   const at::IntArrayRef sizes(layout.sizes.data(), layout.sizes.size());
   const auto& values = parts.back();
   const auto options = values.options().layout(layout_of(layout.kind));

@@ -1,7 +1,10 @@
 #include "rpc/core/layout.h"
 
+#include <charconv>
 #include <limits>
+#include <optional>
 #include <string_view>
+#include <system_error>
 
 #include "base/text.h"
 
@@ -131,26 +134,34 @@ Status validate(const TensorLayout& layout, std::uint64_t buffer_bytes) {
 
 namespace {
 
-bool is_digits(std::string_view text) {
-  return !text.empty() && text.size() <= 9 &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+/// Returns the number that `text` consists of, at most 9 digits; nullopt if it is none.
+std::optional<std::uint64_t> number_in(std::string_view text) {
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || text.size() > 9 || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
-/// Returns whether `dtype` is numpy's dtype.str of a type of plain bytes.
-bool is_plain(std::string_view dtype) {
-  if (dtype.size() < 3 || std::string_view("<>|=").find(dtype[0]) == std::string_view::npos) return false;
+/// Returns the bytes of an element of numpy's dtype.str of a type of plain bytes; 0 if it is no such type. A type
+/// without bytes ("|S0") is none: numpy makes arrays of another type of it, whose elements no message fills.
+std::uint64_t item_bytes_of(std::string_view dtype) {
+  if (dtype.size() < 3 || std::string_view("<>|=").find(dtype[0]) == std::string_view::npos) return 0;
   const char kind = dtype[1];
   dtype.remove_prefix(2);
   if (kind == 'm' || kind == 'M') {  // "<M8", "<M8[ns]", "<m8[25us]"
-    if (dtype[0] != '8') return false;
+    if (dtype[0] != '8') return 0;
     dtype.remove_prefix(1);
-    if (dtype.empty()) return true;
-    if (dtype.size() < 3 || dtype.front() != '[' || dtype.back() != ']') return false;
-    return std::all_of(dtype.begin() + 1, dtype.end() - 1, [](char c) {
+    if (dtype.empty()) return 8;
+    if (dtype.size() < 3 || dtype.front() != '[' || dtype.back() != ']') return 0;
+    const bool unit = std::all_of(dtype.begin() + 1, dtype.end() - 1, [](char c) {
       return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
     });
+    return unit ? 8 : 0;
   }
-  return std::string_view("biufcSUV").find(kind) != std::string_view::npos && is_digits(dtype);
+  if (std::string_view("biufcSUV").find(kind) == std::string_view::npos) return 0;
+  const auto count = number_in(dtype);
+  constexpr std::uint64_t bytes_of_a_character = 4;  // of 'U': UTF-32
+  return count ? *count * (kind == 'U' ? bytes_of_a_character : 1) : 0;
 }
 
 }  // namespace
@@ -158,7 +169,11 @@ bool is_plain(std::string_view dtype) {
 Status validate(const ArrayLayout& layout, std::uint64_t bytes) {
   constexpr auto known = ArrayLayout::fortran | ArrayLayout::read_only | ArrayLayout::scalar;
   if ((layout.flags & ~known) != 0) return wrong(formatted("array flags 0x{} are not known", hex(layout.flags)));
-  if (layout.dtype.size() > 32 || !is_plain(layout.dtype)) return wrong("an array's dtype is not one of plain bytes");
+  const auto item = layout.dtype.size() <= 32 ? item_bytes_of(layout.dtype) : 0;
+  if (item == 0) return wrong("an array's dtype is not one of plain bytes, at least one an element");
+  if (item != layout.item_bytes) {
+    return wrong(formatted("an array of dtype {} comes with {} bytes an element", layout.dtype, layout.item_bytes));
+  }
   if ((layout.flags & ArrayLayout::scalar) != 0 && !layout.sizes.empty()) return wrong("a scalar has dimensions");
   if (auto status = validate_sizes(layout.sizes, layout.item_bytes); !status.ok()) return status;
   auto expected = elements_of(layout.sizes);

@@ -114,8 +114,9 @@ struct ArrayLayout {
 };
 
 /// Checks that the elements take exactly `bytes` bytes, and that `dtype` is of plain bytes, never of objects: byte
-/// order, one of "biufcSUVmM", a count, and for m and M optionally a unit in brackets. The reader must still compare
-/// `item_bytes` with the item size of numpy's dtype. ProtocolError: the text says what is wrong.
+/// order, one of "biufcSUVmM", a count, and for m and M optionally a unit in brackets. Its elements must have at least
+/// one byte, and as many as `item_bytes` says. The reader must still compare `item_bytes` with the item size of numpy's
+/// dtype. ProtocolError: the text says what is wrong.
 Status validate(const ArrayLayout& layout, std::uint64_t bytes);
 
 }  // namespace tensorferry

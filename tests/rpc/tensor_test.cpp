@@ -219,6 +219,46 @@ TEST_F(TensorRecords, SparseTensorsWithMismatchedPartsAreProtocolErrors) {
   }
 }
 
+TEST_F(TensorRecords, TheIndicesOfASparseTensorStayAsTheyWereValidated) {
+  // torch trusts indices that were validated once, and the sender may still write the memory that they came in.
+  const auto dense = at::eye(4);
+  for (const auto& sent : {dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr({2, 2}),
+                           dense.to_sparse_bsc({2, 2})}) {
+    const auto message = written({sent});
+    const auto buffers = delivered(message);
+    Decoder in(message.payload, buffers);
+    TensorReader reader(converters, buffers);
+    const auto got = reader.read(in, in.next());
+    ASSERT_TRUE(got.ok()) << got.status().text();
+    const auto& values = buffers.back();
+    for (const auto& buffer : buffers) {
+      if (buffer.data != values.data) std::memset(buffer.data, 0x7f, buffer.bytes);  // the indices, as the sender may
+    }
+    EXPECT_TRUE(got->to_dense().equal(dense)) << sent.layout();
+  }
+}
+
+TEST_F(TensorRecords, ASparseTensorHasNoMoreIndicesThanItsBufferHolds) {
+  // Validating 2^40 indices that are one number of 8 bytes would take hours.
+  const auto many = std::int64_t{1} << 40;
+  const auto indices = at::zeros({1, 1}, at::kLong).expand({1, many});
+  const auto values = at::ones({1}).expand({many});
+  Encoder out;
+  TensorWriter writer(converters, out);
+  ASSERT_TRUE(out.begin_sparse({SparseLayout::Kind::coo, 0, {3}}));
+  ASSERT_TRUE(writer.write(indices, false).ok() && writer.write(values, false).ok());
+  out.end();
+  const auto message = out.take();
+  const auto buffers = delivered(message);
+  Decoder in(message.payload, buffers);
+  TensorReader reader(converters, buffers);
+  EXPECT_EQ(reader.read(in, in.next()).status().code(), Code::protocol_error);
+
+  const auto expanded = at::zeros({1, 1}, at::kLong).expand({1, 3});
+  const auto sparse = at::sparse_coo_tensor(expanded, at::ones({3}), {3});
+  EXPECT_TRUE(there_and_back(sparse).to_dense().equal(sparse.to_dense()));
+}
+
 TEST_F(TensorRecords, ASparseTensorWithANonTensorPartIsAProtocolError) {
   Encoder out;
   ASSERT_TRUE(out.begin_sparse({SparseLayout::Kind::coo, 0, {3, 3}}));

@@ -137,7 +137,6 @@ TEST(ArrayLayout, AcceptsPlainTypesWithExactlyTheirBytes) {
   EXPECT_TRUE(with("|b1", 1, {}, 1, ArrayLayout::scalar));
   EXPECT_FALSE(with("|b1", 1, {1}, 1, ArrayLayout::scalar));
   EXPECT_TRUE(with(">U5", 20, {0}, 0));
-  EXPECT_TRUE(with("|S0", 0, {7}, 0));
   EXPECT_TRUE(with("|V24", 24, {2}, 48));
   EXPECT_TRUE(with("<M8[ns]", 8, {1}, 8));
   EXPECT_TRUE(with("<m8[25us]", 8, {1}, 8));
@@ -150,7 +149,20 @@ TEST(ArrayLayout, AcceptsPlainTypesWithExactlyTheirBytes) {
   }
   EXPECT_FALSE(with("<f8", 8, {-1}, 8));
   EXPECT_FALSE(with("<f8", 0x7fffffff, {huge}, 8));
-  EXPECT_FALSE(with("|S0", 0, {huge, huge}, 0));
+  EXPECT_FALSE(with("<f8", 8, {huge, huge}, 8));
+}
+
+TEST(ArrayLayout, RefusesElementsWithoutBytesOrOfAnotherSizeThanTheDtypeSays) {
+  for (const char* dtype : {"|S0", "<U0", "|V0", "|S00", "<f0", "|b0"}) {
+    EXPECT_FALSE(validate(ArrayLayout{dtype, 0, 0, {7}}, 0).ok()) << dtype;
+    EXPECT_FALSE(validate(ArrayLayout{dtype, 0, 0, {0}}, 0).ok()) << dtype;
+    EXPECT_FALSE(validate(ArrayLayout{dtype, 1, 0, {7}}, 7).ok()) << dtype;
+  }
+  EXPECT_FALSE(validate(ArrayLayout{"<f8", 0, 0, {7}}, 0).ok());
+  EXPECT_FALSE(validate(ArrayLayout{"<f8", 4, 0, {7}}, 28).ok());
+  EXPECT_FALSE(validate(ArrayLayout{"<U5", 5, 0, {7}}, 35).ok());
+  EXPECT_FALSE(validate(ArrayLayout{"<M8[ns]", 16, 0, {1}}, 16).ok());
+  EXPECT_TRUE(validate(ArrayLayout{"<c16", 16, 0, {2}}, 32).ok());
 }
 
 TEST(DType, NumbersAreFixed) {
