@@ -384,6 +384,7 @@ void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
                 ticket = Ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after,
                                 record.release != 0},
                 id = record.release](const Status& failed) {
+      if (failed.code() == Code::protocol_error) link->close(failed);
       if (!failed.ok()) return;
       binding->channel->discard(ticket);
       want_release(id);
@@ -408,9 +409,7 @@ void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
     return message.arrived(status, {});
   }
   const auto payload = in.rest();
-  // A record of an empty buffer takes memory, too.
-  if (message.admit)
-    status = message.admit(wire::message_bytes(payload.size(), records) + records.size() * sizeof(Buffer));
+  if (message.admit) status = message.admit(wire::message_bytes(payload.size(), records));
   if (!status.ok()) {
     discard(records);
     return message.arrived(std::move(status), {});

@@ -1,9 +1,12 @@
 #include "agent/connections.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <thread>
 #include <vector>
 
@@ -18,6 +21,9 @@ namespace tensorferry {
 using Purpose = wire::Hello::Purpose;
 
 namespace {
+
+/// How long a thread waits for a peer that does not read, before the reactor does.
+constexpr Milliseconds patience_of_a_thread(20);
 
 /// Drops the descriptors of a frame that goes to another host. The channel at the peer sees that none came.
 void leave_out(Descriptors& descriptors, Bytes& frame, const FrameStream& stream) {
@@ -154,9 +160,25 @@ void Connections::queue_control(Bytes frame, Descriptors descriptors) {
   stream->queue(std::move(frame), std::move(descriptors));
 }
 
+/// Ends the link if the peer does not take control frames, because most of them are answers to frames of its own.
+/// Under mutex_; `stream` may be null.
+void Connections::bound_controls(const Stream& stream) {
+  constexpr std::size_t most_bytes = std::size_t{16} << 20;  // beside the calls that wait in the same stream
+  constexpr std::size_t most_unsent = std::size_t{1} << 16;  // while the connection is being dialled
+  const auto bytes = stream ? stream->unwritten() : 0;
+  const bool unread = bytes > most_bytes && bytes - most_bytes > link_.engine().options.max_bytes_in_flight;
+  if (closed() || refused_controls_ || (!unread && unsent_.controls.size() < most_unsent)) return;
+  refused_controls_ = true;
+  // By way of the pool, because channels send messages while they hold locks.
+  link_.engine().pool->submit([link = link_.shared_from_this()] {
+    link->close({Code::resource_exhausted, "the peer does not read the control messages that it is answered with"});
+  });
+}
+
 void Connections::write_controls() {
   std::unique_lock lock(mutex_);
   const auto stream = slot(ConnectionRole::calls_out).stream;
+  bound_controls(stream);
   const bool begin = !stream && !unsent_.controls.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
   lock.unlock();
   if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
@@ -269,15 +291,44 @@ void Connections::finish_writes(const Stream& stream) {
     if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
     writing_.push_back(stream);
   }
+  write_rest(stream);
+}
+
+/// Writes a stream in writing_ on a pool thread. While the peer reads, the thread waits for it, because waking another
+/// one would cost a fast transfer more. A peer that reads nothing keeps no thread: the reactor waits for it.
+void Connections::write_rest(const Stream& stream) {
   link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
     const LongSlice slice;
+    const auto& engine = link->engine();
     do {
       while (!stream->closed() && !stream->write_some()) {
+        const bool many = engine.pool->threads() / 2 > engine.options.max_threads;
         pollfd writable{stream->fd(), POLLOUT, 0};
+        if (::poll(&writable, 1, many ? 0 : static_cast<int>(patience_of_a_thread.count())) != 0) continue;
+        if (write_when_writable(stream)) return;
         ::poll(&writable, 1, 1000);
       }
     } while (go_on_writing(stream, nullptr) != NextBuffer::none);
   });
+}
+
+/// Lets the reactor wait until the socket has room or has ended; write_rest() then goes on. False: no descriptor is
+/// left to wait with.
+bool Connections::write_when_writable(const Stream& stream) {
+  FileDescriptor again(::fcntl(stream->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!again) return false;
+  auto& context = link_.engine().reactor->context();
+  const auto waiting = std::make_shared<boost::asio::posix::stream_descriptor>(context);
+  boost::asio::post(context, [waiting, stream, link = std::weak_ptr(link_.shared_from_this()),
+                              fd = std::make_shared<FileDescriptor>(std::move(again))] {
+    boost::system::error_code error;
+    waiting->assign(fd->release(), error);
+    waiting->async_wait(boost::asio::posix::stream_descriptor::wait_write,
+                        [waiting, stream, link](const boost::system::error_code&) {
+                          if (const auto held = link.lock()) held->connections().write_rest(stream);
+                        });
+  });
+  return true;
 }
 
 /// Writes the next buffer that waits, if this is a bulk connection. unfinished: the socket is full, or another sender

@@ -123,8 +123,9 @@ class Connections final {
                 Descriptors descriptors = {});
   /// Runs on the reactor thread: writes what is queued. Returns whether anything was.
   bool flush();
-  /// Makes a pool thread write the rest after the socket was full, so that no caller waits for a slow peer. On a bulk
-  /// connection, which the caller has taken, it then writes the buffers that wait.
+  /// Makes pool threads write the rest after the socket was full, so that no caller waits for a slow peer. While the
+  /// peer reads nothing, no thread waits for it. On a bulk connection, which the caller has taken, it then writes the
+  /// buffers that wait.
   void finish_writes(const Stream& stream);
   /// Sends goodbye on the calls connections.
   void say_goodbye();
@@ -208,6 +209,9 @@ class Connections final {
   enum class NextBuffer : std::uint8_t { none, written, unfinished };
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);
+  void write_rest(const Stream& stream);
+  bool write_when_writable(const Stream& stream);
+  void bound_controls(const Stream& stream);
   void complete_apart(std::vector<FrameStream::Written> written);
 
   Link& link_;
@@ -222,6 +226,7 @@ class Connections final {
   std::string dial_progress_;
   Status status_;
   std::vector<Stream> writing_;  // streams whose writes a pool thread finishes
+  bool refused_controls_ = false;
 
   Liveness liveness_;  // used by the reactor thread alone
 };

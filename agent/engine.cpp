@@ -1,12 +1,15 @@
 #include "agent/engine.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "agent/auth.h"
 #include "agent/link.h"
+#include "agent/thrown_replies.h"
 #include "base/foreign_code.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 
@@ -49,7 +52,7 @@ Pace Engine::tick() {
   return std::max(pool->busy() ? Pace::run : Pace::rest, active_links.tick(Clock::now()));
 }
 
-void Engine::look_after() {
+void Engine::look_after() try {
   const auto now = Clock::now();
   for (const auto& link : peers.all_links()) {
     link->keep_alive(now);
@@ -61,6 +64,10 @@ void Engine::look_after() {
   }
   counters.late_answers.log_if_due(now);
   memory.trim();
+  out_of_memory::take_reserve();
+  log_rate::write_counted();
+} catch (const std::bad_alloc&) {  // the next time does the rest
+  out_of_memory::release_reserve();
 }
 
 void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
@@ -84,15 +91,20 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
     }
     reply.tell(function->number);
   }
+  ThrownReplies thrown;
   try {
     function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
+    return;
   } catch (const abi::__forced_unwind&) {
     sleep_until_exit();
-  } catch (...) {
-    // The reply was moved into the handler, and its destructor has failed the call. A handler should answer with its
-    // errors itself.
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    log_warning("call=" + function->name + " its handler had no memory");
+    return thrown.fail(out_of_memory::status());
+  } catch (...) {  // a handler should answer with its errors itself
     log_thrown("call=" + function->name + " its handler");
   }
+  thrown.fail({Code::internal, "the handler ended without a reply"});
 }
 
 }  // namespace tensorferry

@@ -19,6 +19,8 @@ namespace tensorferry {
 
 class IncomingControls final {
  public:
+  /// The pulls that may wait. Control messages come before the requests that need them, or soon after.
+  static constexpr std::size_t most_waiting = std::size_t{1} << 17;
   /// Gets Ok when its message has come, or the link's status if the link ends before.
   using Pull = std::function<void(const Status&)>;
 
@@ -36,16 +38,20 @@ class IncomingControls final {
     waiting_.erase(ready, waiting_.end());
     return due;
   }
-  /// Runs `pull` when message `after` has been received: now, if it has been already or if the link has ended.
+  /// Runs `pull` when message `after` has been received: now, if it has been already or if the link has ended. Runs it
+  /// with ProtocolError, now, if `most_waiting` others wait: the caller must then end the link.
   void when_received(ControlId after, Pull pull) {
     Status failed;
     {
       const std::lock_guard lock(mutex_);
-      if (after > received_ && !ended_) {
+      if (after > received_ && !ended_ && waiting_.size() < most_waiting) {
         waiting_.emplace_back(after, std::move(pull));
         return;
       }
-      if (after > received_) failed = *ended_;
+      if (after > received_) {
+        failed =
+            ended_.value_or(Status(Code::protocol_error, "too many buffers wait for control messages of the peer"));
+      }
     }
     pull(failed);
   }

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <new>
 #include <utility>
 
 #include "agent/auth.h"
 #include "agent/link.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 namespace {
@@ -48,9 +50,14 @@ bool IncomingRing::serve_one() {
   const auto link = link_.lock();
   if (!link) return true;
   if (request) peer_cpu_.store(request->cpu, std::memory_order_relaxed);
-  auto status = request ? link->on_ring_request(ByteView(*buffer).first(request->bytes), request->slot)
-                        : Status(Code::protocol_error, "the shared memory of the ring has invalid contents");
-  if (!status.ok()) link->close(status);
+  try {
+    auto status = request ? link->on_ring_request(ByteView(*buffer).first(request->bytes), request->slot)
+                          : Status(Code::protocol_error, "the shared memory of the ring has invalid contents");
+    if (!status.ok()) link->close(status);
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    link->close(out_of_memory::status());
+  }
   return true;
 }
 

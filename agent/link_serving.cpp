@@ -1,9 +1,13 @@
 // The callee's side of a link: takes requests, dispatches them to handlers in order, and sends replies.
+#include <exception>
+#include <new>
 #include <utility>
 
 #include "agent/link.h"
 #include "agent/placement.h"
+#include "agent/thrown_replies.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -35,7 +39,20 @@ Reply& Reply::operator=(Reply&& other) noexcept {
 }
 
 Reply::~Reply() {
-  if (state_) fail({Code::internal, "the handler ended without a reply"});
+  if (!state_ || ThrownReplies::keep(*this)) return;
+  const bool no_memory = std::uncaught_exceptions() != 0;  // apart from handlers, only std::bad_alloc is thrown here
+  fail(no_memory ? out_of_memory::status() : Status(Code::internal, "the handler ended without a reply"));
+}
+
+/// Runs `send`. If there is no memory for it, ends the link, because a part of the answer may have been sent.
+template <class Send>
+static void or_end_link(Link& link, const Send& send) {
+  try {
+    send();
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    link.close(out_of_memory::status());
+  }
 }
 
 /// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
@@ -55,12 +72,14 @@ void Reply::send(Message message) {
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
   const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
   if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
-  record_answer(*state->link, *state->incoming);
-  if (late) state->link->answered_late(*state->incoming);
-  if (late)
-    state->link->refuse(state->route, too_late);
-  else
-    state->link->answer(state->route, std::move(message));
+  or_end_link(*state->link, [&] {
+    record_answer(*state->link, *state->incoming);
+    if (late) state->link->answered_late(*state->incoming);
+    if (late)
+      state->link->refuse(state->route, too_late);
+    else
+      state->link->answer(state->route, std::move(message));
+  });
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
@@ -69,9 +88,11 @@ void Reply::fail(Status status) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   if (state->runs_once()) state->record(status);
-  record_answer(*state->link, *state->incoming);
-  if (late) state->link->answered_late(*state->incoming);
-  state->link->refuse(state->route, status);
+  or_end_link(*state->link, [&] {
+    record_answer(*state->link, *state->incoming);
+    if (late) state->link->answered_late(*state->incoming);
+    state->link->refuse(state->route, status);
+  });
   state->link->end_incoming(state->route.call, *state->incoming);
 }
 
@@ -159,7 +180,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
     function = engine_->functions.find(name);
   }
   auto* stream = route.ring ? nullptr : route.stream.get();
-  const auto bytes = wire::message_bytes(frame.payload.size(), frame.buffers);
+  constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
+  const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);
+  const auto bytes = wire::message_bytes(kept, frame.buffers);
   const auto now = Clock::now();
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/threads.h"
 
 namespace tensorferry {
@@ -30,6 +32,18 @@ constexpr std::uint64_t few_in_a_tick = 16;
       "a child process returned from the called function that forked it, and was terminated: end the child by "
       "os._exit()");
   ::_exit(EXIT_FAILURE);
+}
+
+/// Runs work of a link that ends its own calls and links when there is no memory: what it holds is destroyed, and a
+/// Reply answers then.
+template <class Work>
+void run_or_drop(const Work& work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    log_warning("out of memory: work for a peer was dropped");
+  }
 }
 
 }  // namespace
@@ -276,7 +290,10 @@ void Pool::main() {
   current_worker = &self;
   std::unique_lock lock(mutex_);
   threads_.started();
-  while (next(self, lock)) {
+  bool more = true;
+  while (more) {
+    run_or_drop([&] { more = next(self, lock); });
+    if (!lock.owns_lock()) lock.lock();
   }
   if (leader_ == &self) leader_ = nullptr;
   threads_.ending();
@@ -407,9 +424,11 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
   if (job.takes_long && (leader_ == &self || leader_ == nullptr)) resign(self);
   lock.unlock();
   end_polling(self);
-  job.run();
-  if (forks() != forks_) end_child();
-  job.run = nullptr;
+  run_or_drop([&] {
+    const auto running = std::move(job.run);  // destroyed while std::bad_alloc unwinds: a Reply in it sees that
+    running();
+    if (forks() != forks_) end_child();
+  });
   lock.lock();
   if (job.takes_long) threads_.unblock();
   self.handling = false;
@@ -454,7 +473,7 @@ void Pool::report(int fd, std::unique_lock<std::mutex>& lock) {
     return jobs_.add({.run = [readable = std::move(readable)] { readable->on_readable(); }, .takes_long = true});
   }
   lock.unlock();
-  readable->on_readable();
+  run_or_drop([&] { readable->on_readable(); });
   readable.reset();
   lock.lock();
 }

@@ -37,8 +37,8 @@ class PoolJobs final {
   explicit PoolJobs(int places) : places_(places) {}
 
   void add(Job job) {
+    put(std::move(job));  // first: it throws if there is no memory
     begin_work();
-    put(std::move(job));
   }
   /// Returns how many of the jobs with, or without, the executor may start now.
   [[nodiscard]] std::size_t startable(bool with_executor) const {

@@ -3,7 +3,9 @@
 #include <pthread.h>
 
 #include <boost/asio/post.hpp>
+#include <new>
 
+#include "base/out_of_memory.h"
 #include "base/threads.h"
 
 namespace tensorferry {
@@ -54,10 +56,25 @@ void Reactor::kick() noexcept {
   if (pace_.exchange(Pace::run, std::memory_order_seq_cst) == Pace::run) return;
   const std::lock_guard lock(close_mutex_);
   if (!loop_) return;
-  boost::asio::post(loop_->context, [this] {
-    slower_ticks_ = 0;
-    schedule();  // replaces the slow wait, if there is one
-  });
+  try {
+    boost::asio::post(loop_->context, [this] {
+      slower_ticks_ = 0;
+      schedule();  // replaces the slow wait, if there is one
+    });
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    pace_.store(Pace::rest, std::memory_order_seq_cst);  // the next kick() tries again
+  }
+}
+
+/// Ticks. If there was no memory for a part of it, the next tick does that part.
+Pace Reactor::tick() noexcept {
+  try {
+    return tick_();
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    return Pace::run;
+  }
 }
 
 void Reactor::schedule() {
@@ -65,7 +82,7 @@ void Reactor::schedule() {
   loop_->timer.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
     const auto pace = pace_.load(std::memory_order_seq_cst);
-    auto wanted = tick_();
+    auto wanted = tick();
     slower_ticks_ = wanted < pace ? slower_ticks_ + 1 : 0;
     if (wanted > pace) {
       pace_.store(wanted, std::memory_order_seq_cst);
@@ -74,7 +91,7 @@ void Reactor::schedule() {
       if (!pace_.compare_exchange_strong(before, wanted, std::memory_order_seq_cst)) return;  // kick() schedules
       slower_ticks_ = 0;
       // A thread that began something before it saw the new pace has not kicked, so tick once more.
-      const auto again = tick_();
+      const auto again = tick();
       if (again > wanted) {
         if (!pace_.compare_exchange_strong(wanted, again, std::memory_order_seq_cst)) return;
       } else if (wanted == Pace::rest) {

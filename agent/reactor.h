@@ -51,6 +51,7 @@ class Reactor final {
     boost::asio::steady_timer timer{context};
   };
   void schedule();
+  Pace tick() noexcept;
 
   const std::function<Pace()> tick_;
   std::mutex close_mutex_;  // guards loop_ between close() and kick(), which any thread may call at any time

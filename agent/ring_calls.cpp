@@ -1,9 +1,11 @@
 #include "agent/ring_calls.h"
 
 #include <array>
+#include <new>
 #include <utility>
 
 #include "agent/link.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/copy.h"
 
@@ -31,7 +33,12 @@ bool OutgoingRing::serve_one() {
       if (!lock) return any;
       slot = calls->next_done();
     }
-    if (slot) link->calls().ring().on_done(*slot);
+    try {
+      if (slot) link->calls().ring().on_done(*slot);
+    } catch (const std::bad_alloc&) {
+      out_of_memory::release_reserve();
+      link->close(out_of_memory::status());
+    }
     any = true;
   }
   return any;

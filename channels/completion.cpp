@@ -1,9 +1,12 @@
 #include "channels/completion.h"
 
+#include <new>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/mutex.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 
@@ -19,27 +22,42 @@ struct Postponed {
 thread_local int nesting = 0;
 thread_local std::vector<Postponed>* postponed = nullptr;
 
+/// Runs one completion. If it has no memory, what it holds is destroyed: a call in it then fails, see Reply.
+void run(Completion completion, Status status) noexcept {
+  try {
+    completion(std::move(status));
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    log_warning("out of memory: the end of a transfer or of a call was not told");
+  }
+}
+
 }  // namespace
 
 void complete(Completion completion, Status status) noexcept {
   if (!completion) return;
   assert_no_lock();
   if (nesting == max_nesting) {
-    postponed->push_back({std::move(completion), std::move(status)});
+    try {
+      postponed->push_back({std::move(completion), std::move(status)});
+    } catch (const std::bad_alloc&) {  // the list has grown by nothing: the stack goes one deeper
+      out_of_memory::release_reserve();
+      run(std::move(completion), std::move(status));
+    }
     return;
   }
   if (nesting > 0) {
     ++nesting;
-    completion(std::move(status));
+    run(std::move(completion), std::move(status));
     --nesting;
     return;
   }
   std::vector<Postponed> later;
   postponed = &later;
   nesting = 1;
-  completion(std::move(status));
+  run(std::move(completion), std::move(status));
   while (!later.empty()) {
-    for (auto& each : std::exchange(later, {})) each.completion(std::move(each.status));
+    for (auto& each : std::exchange(later, {})) run(std::move(each.completion), std::move(each.status));
   }
   nesting = 0;
   postponed = nullptr;

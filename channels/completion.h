@@ -12,7 +12,7 @@ namespace tensorferry {
 /// `max_nesting` completions run by this function. Otherwise it runs on this thread as soon as the outermost of them
 /// has returned. So a chain of operations that each complete at once and start the next uses a bounded stack.
 ///
-/// Call it with no lock held. A completion must neither throw nor wait for another completion of the same thread.
+/// Call it with no lock held. A completion must not wait for another completion of the same thread.
 void complete(Completion completion, Status status) noexcept;
 
 inline constexpr int max_nesting = 8;

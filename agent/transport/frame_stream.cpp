@@ -8,10 +8,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -200,7 +202,7 @@ void FrameStream::end_read() noexcept {
   }
 }
 
-FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
+FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
   if (closed()) return Progress::closed;
   if (const auto held = parse(sink)) return *held;  // bytes that were received before a hold
   const auto got = receive();
@@ -218,6 +220,10 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) {
   }
   if (const auto ended = parse(sink)) return *ended;
   return Progress::some;
+} catch (const std::bad_alloc&) {  // a part of a frame may have been handled, so the stream cannot go on
+  out_of_memory::release_reserve();
+  close(out_of_memory::status());
+  return Progress::closed;
 }
 
 /// Lets the kernel report the socket as readable only when enough bytes of the first destination have come: for a large

@@ -87,9 +87,11 @@ std::size_t BufferRecord::count(const std::vector<BufferRecord>& records) {
 }
 
 std::uint64_t message_bytes(std::size_t payload, const std::vector<BufferRecord>& buffers) {
-  return std::accumulate(
-      buffers.begin(), buffers.end(), std::uint64_t{payload},
-      [](std::uint64_t sum, const auto& record) { return sum + std::min(record.bytes, ~std::uint64_t{0} - sum); });
+  // The sink, the ticket and the pull of a buffer take memory until it has landed, also if it is empty.
+  const std::uint64_t least = 512;
+  std::uint64_t sum = payload;
+  for (const auto& record : buffers) sum += std::min(std::max(record.bytes, least), ~std::uint64_t{0} - sum);
+  return sum;
 }
 
 namespace {

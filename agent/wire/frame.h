@@ -157,8 +157,8 @@ struct BufferRecord {
   static std::size_t count(const std::vector<BufferRecord>& records);
 };
 
-/// Returns the bytes of a message: its payload and its buffers. The greatest number if there are more, because a peer
-/// may claim any sizes.
+/// Returns the bytes that a message counts for: its payload and its buffers, each with at least what the receiver keeps
+/// for a buffer until it has landed. The greatest number if there are more, because a peer may claim any sizes.
 std::uint64_t message_bytes(std::size_t payload, const std::vector<BufferRecord>& buffers);
 
 /// A decoded frame: views into its body.

@@ -1,0 +1,37 @@
+#include "base/out_of_memory.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+
+namespace tensorferry::out_of_memory {
+namespace {
+
+// Address space alone: no page of it is ever touched. It counts for RLIMIT_AS and for vm.overcommit_memory=2, which are
+// what makes allocations fail; otherwise the kernel ends a process instead.
+constexpr std::size_t reserve_bytes = std::size_t{4} << 20;
+
+std::atomic<void*> reserve{nullptr};
+
+}  // namespace
+
+const Status& status() noexcept {
+  static const auto& made = *new Status(
+      Code::resource_exhausted, "this process is out of memory: raise its limit (ulimit -v, cgroup), or send it less");
+  return made;
+}
+
+void release_reserve() noexcept {
+  if (auto* const memory = reserve.exchange(nullptr)) ::munmap(memory, reserve_bytes);
+}
+
+void take_reserve() noexcept {
+  (void)status();  // is made while there is memory
+  if (reserve.load() != nullptr) return;
+  auto* const memory = ::mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return;
+  void* none = nullptr;
+  if (!reserve.compare_exchange_strong(none, memory)) ::munmap(memory, reserve_bytes);
+}
+
+}  // namespace tensorferry::out_of_memory

@@ -1,0 +1,19 @@
+/// What this process does when memory runs out: the one error for it, which takes no memory to give, and a reserve of
+/// memory with which calls and links end in order.
+///
+/// Code that catches std::bad_alloc calls release_reserve() first, because ending a call or a link allocates, too.
+/// The agents take the reserve again every second. Any thread may call these functions at any time.
+#pragma once
+
+#include "base/status.h"
+
+namespace tensorferry::out_of_memory {
+
+/// Returns the ResourceExhausted of a call or a link that had no memory.
+[[nodiscard]] const Status& status() noexcept;
+/// Gives the reserve back to the system, so that the next small allocations succeed.
+void release_reserve() noexcept;
+/// Takes the reserve, unless this process has it. If there is no memory, does nothing.
+void take_reserve() noexcept;
+
+}  // namespace tensorferry::out_of_memory
