@@ -208,6 +208,8 @@ bool Codec::write_result(PyObject* value, MessageReferences* references, Message
 
 bool Codec::write_exception(RemoteException described, PyObject* exception, MessageReferences* references,
                             Message& out) const {
+  // Peers that are trusted with less than all need not know where the program lies, nor its lines.
+  if (!pickle_) described.traceback = described.qualname + ": " + described.text;
   const auto attempt = [&](bool rebuildable) {
     return guarded([&] {
       Encoder encoder;

@@ -133,6 +133,13 @@ const ArrayInterface* interface_of(const Object& capsule) {
   return static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.get(), nullptr));
 }
 
+/// Returns the bytes that the array's elements take.
+std::size_t bytes_of(const ArrayInterface& interface) {
+  auto bytes = static_cast<std::size_t>(interface.item_bytes);
+  for (int i = 0; i < interface.dimensions; ++i) bytes *= static_cast<std::size_t>(interface.sizes[i]);
+  return bytes;
+}
+
 Object dtype_from(const ArrayLayout& layout, const Numpy& numpy) {
   constexpr std::size_t most = 512;
   struct Known {
@@ -287,6 +294,11 @@ Object copy_array(const ArrayLayout& layout, ByteView elements) {
   if (!capsule) return nullptr;
   const auto* const interface = interface_of(capsule);
   if (interface == nullptr) return nullptr;
+  if (bytes_of(*interface) != elements.size()) {  // memory that the message does not fill would hold others' data
+    PyErr_Format(PyExc_ValueError, "a received numpy array of dtype %s takes other bytes than it came with",
+                 layout.dtype.c_str());
+    return nullptr;
+  }
   if (!elements.empty()) std::memcpy(interface->data, elements.data(), elements.size());
   return finished(layout, std::move(array));
 }

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <random>
 #include <string_view>
 #include <utility>
 
@@ -81,6 +83,39 @@ Keys& keys() {
   return all;
 }
 
+/// Counts the keys of one container by hash. Python compares each key with those of its hash that came before, and a
+/// peer can choose integers, floats and tuples of one hash: n of them would hold the GIL for n * n comparisons. Python
+/// draws a secret for the hashes of texts and bytes, so these are not counted.
+class HashCounts final {
+ public:
+  static constexpr std::uint8_t most = 32;  // keys of one hash; by chance there are two or three
+
+  /// `keys`: how many the container has.
+  explicit HashCounts(std::size_t keys) {
+    constexpr std::size_t few = 64;  // whose comparisons cost nothing
+    if (keys <= few) return;
+    bits_ = static_cast<unsigned>(std::bit_width(2 * keys));
+    counts_.resize(std::size_t{1} << bits_);
+  }
+
+  /// Counts a key. Returns false if there are too many of its hash; or with a Python error if it has no hash.
+  bool add(PyObject* key) {
+    if (counts_.empty() || PyUnicode_CheckExact(key) != 0 || PyBytes_CheckExact(key) != 0) return true;
+    const auto hash = PyObject_Hash(key);
+    if (hash == -1 && PyErr_Occurred() != nullptr) return false;
+    // No sender knows the multiplier, so none can make keys of different hashes meet here.
+    static const auto multiplier = std::uint64_t{std::random_device()()} << 32 | std::random_device()() | 1U;
+    auto& count = counts_[(static_cast<std::uint64_t>(hash) * multiplier) >> (64 - bits_)];
+    return ++count <= most;
+  }
+
+ private:
+  unsigned bits_ = 0;
+  std::vector<std::uint8_t> counts_;
+};
+
+constexpr const char* too_many_of_one_hash = "holds a dict or set with too many keys of one hash";
+
 }  // namespace
 
 std::nullptr_t PythonValueReader::failed() {
@@ -101,12 +136,21 @@ Object PythonValueReader::numbered(std::uint32_t number, Object object) {
   return object;
 }
 
+Object PythonValueReader::numbered(std::uint32_t number, Object object, std::uint64_t before) {
+  if (object && number != Decoder::unnumbered) {
+    if (within_.size() <= number) within_.resize(in_->numbers());
+    within_[number] = values_ - before;
+  }
+  return numbered(number, std::move(object));
+}
+
 Object PythonValueReader::known(Object constant, const char* else_why) {
   if (constant || PyErr_Occurred() != nullptr) return constant;
   return failed(else_why);
 }
 
 Object PythonValueReader::read(Tag tag) {
+  ++values_;
   switch (tag) {
     case Tag::none:
       return borrow(Py_None);
@@ -183,12 +227,22 @@ Object PythonValueReader::read_key() {
   if (tag == Tag::text && !in_->far() && !in_->view().empty() && in_->view().size() <= Keys::longest) {
     if (auto key = keys().of(in_->view()); key || PyErr_Occurred() != nullptr) return key;
   }
-  return read(tag);
+  ++keys_;
+  auto key = read(tag);
+  --keys_;
+  return key;
 }
 
 Object PythonValueReader::read_text() {
   const auto number = in_->number();
-  Object text(PyUnicode_DecodeUTF8(characters(in_->view()), length(in_->view()), "surrogatepass"));
+  auto bytes = in_->view();
+  // Python checks the bytes, then copies them: in memory that the sender still writes, they could change in between.
+  const Object own(in_->far() ? bytes_object(bytes) : nullptr);
+  if (in_->far()) {
+    if (!own) return nullptr;
+    bytes = {reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(own.get())), bytes.size()};
+  }
+  Object text(PyUnicode_DecodeUTF8(characters(bytes), length(bytes), "surrogatepass"));
   if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError) != 0) {
     PyErr_Clear();
     return failed("holds text that is not UTF-8");
@@ -196,8 +250,12 @@ Object PythonValueReader::read_text() {
   return numbered(number, std::move(text));
 }
 
+/// Returns how many keys of a container are counted by hash: none if senders may run code here anyway.
+std::size_t PythonValueReader::counted_keys(std::size_t keys) const { return codec_->takes_pickle() ? 0 : keys; }
+
 Object PythonValueReader::read_tuple() {
   const auto number = in_->number();
+  const auto before = values_;
   const auto count = static_cast<Py_ssize_t>(in_->count());
   Object tuple(PyTuple_New(count));
   if (!tuple) return nullptr;
@@ -207,7 +265,7 @@ Object PythonValueReader::read_tuple() {
     PyTuple_SET_ITEM(tuple.get(), i, item.release());
   }
   in_->leave();
-  return numbered(number, std::move(tuple));
+  return numbered(number, std::move(tuple), before);
 }
 
 Object PythonValueReader::read_list() {
@@ -230,9 +288,11 @@ Object PythonValueReader::read_dict() {
   const auto count = in_->count();
   auto dict = numbered(in_->number(), Object(PyDict_New()));
   if (!dict) return nullptr;
+  HashCounts hashes(counted_keys(count));
   for (std::size_t i = 0; i < count; ++i) {
     const auto key = read_key();
     if (!key) return nullptr;
+    if (!hashes.add(key.get())) return PyErr_Occurred() != nullptr ? nullptr : failed(too_many_of_one_hash);
     const auto item = read();
     if (!item || PyDict_SetItem(dict.get(), key.get(), item.get()) != 0) return nullptr;
   }
@@ -242,15 +302,21 @@ Object PythonValueReader::read_dict() {
 
 Object PythonValueReader::read_set(Tag tag) {
   const auto number = in_->number();
+  const auto before = values_;
   const auto count = in_->count();
   Object set(tag == Tag::set ? PySet_New(nullptr) : PyFrozenSet_New(nullptr));
   if (!set) return nullptr;
+  HashCounts hashes(counted_keys(count));
   for (std::size_t i = 0; i < count; ++i) {
+    ++keys_;
     const auto item = read();
-    if (!item || PySet_Add(set.get(), item.get()) != 0) return nullptr;
+    --keys_;
+    if (!item) return nullptr;
+    if (!hashes.add(item.get())) return PyErr_Occurred() != nullptr ? nullptr : failed(too_many_of_one_hash);
+    if (PySet_Add(set.get(), item.get()) != 0) return nullptr;
   }
   in_->leave();
-  return numbered(number, std::move(set));
+  return numbered(number, std::move(set), before);
 }
 
 Object PythonValueReader::read_tensor(Tag tag) {
@@ -316,6 +382,7 @@ Object PythonValueReader::read_published() {
 
 Object PythonValueReader::read_record() {
   const auto number = in_->number();
+  const auto before = values_;
   const auto count = in_->count();
   if (in_->schema() != 0 || count == 0) return failed("holds a record that this agent cannot read");
   // Finds the class before reading the values: a record among the values overwrites the Decoder's record name, and
@@ -332,12 +399,20 @@ Object PythonValueReader::read_record() {
     if (!values.back()) return nullptr;
   }
   in_->leave();
-  return numbered(number, found.known->put_together(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values));
+  return numbered(number, found.known->put_together(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values),
+                  before);
 }
 
 Object PythonValueReader::read_again() {
   const auto number = in_->referred();
   if (number >= objects_.size() || !objects_[number]) return failed("refers to a value that is not complete");
+  constexpr std::uint64_t most_hashed_again = std::uint64_t{1} << 24;
+  constexpr std::uint64_t countless = std::uint64_t{1} << 62;  // back-references in back-references grow without end
+  const auto within = number < within_.size() ? within_[number] : 0;
+  values_ = std::min(values_ + within, countless);
+  if (keys_ != 0 && !codec_->takes_pickle() &&
+      (hashed_again_ = std::min(hashed_again_ + within, countless)) > most_hashed_again)
+    return failed("holds keys that are long tuples, again and again");
   return borrow(objects_[number].get());
 }
 

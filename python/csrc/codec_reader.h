@@ -29,6 +29,7 @@ class PythonValueReader {
  private:
   /// Reads the value after `tag`.
   Object read(Tag tag);
+  /// Reads a key of a dict.
   Object read_key();
   Object read_big_integer();
   Object read_text();
@@ -43,8 +44,12 @@ class PythonValueReader {
   Object read_published();
   Object read_again();
 
+  [[nodiscard]] std::size_t counted_keys(std::size_t keys) const;
+
   /// Keeps `object` under its number, for later back-references, and returns it. Ignores null and unnumbered values.
   Object numbered(std::uint32_t number, Object object);
+  /// Does the same for a value that can be a key; `before`: values_ when its first item was read.
+  Object numbered(std::uint32_t number, Object object, std::uint64_t before);
   /// Returns `constant`. If it is null without an error set, sets the error `else_why`.
   Object known(Object constant, const char* else_why);
   /// Sets the Decoder's error as the Python error; returns null.
@@ -58,6 +63,12 @@ class PythonValueReader {
   TensorReader tensors_;
   bool published_ = false;
   std::vector<Object> objects_;  // by number; null: not complete yet
+  // Python hashes a tuple again for each container that it is a key of. So the values in it count again for each
+  // back-reference, and a short message cannot hold the GIL for long.
+  std::uint64_t values_ = 0;           // that have been read; those behind a back-reference count too
+  std::vector<std::uint64_t> within_;  // by number: the values in a tuple, set or record that is complete
+  std::size_t keys_ = 0;               // that are being read, one inside the other
+  std::uint64_t hashed_again_ = 0;     // values behind the back-references in keys
 };
 
 }  // namespace tensorferry::python

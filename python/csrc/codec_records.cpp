@@ -111,6 +111,8 @@ std::nullptr_t refuse(Code code, const std::string& what) {
   return nullptr;
 }
 
+constexpr std::string_view structure_name = "tensordict:TensorDict";
+
 std::string in_quotes(std::string_view text) { return '"' + std::string(text.substr(0, 200)) + '"'; }
 
 }  // namespace
@@ -178,7 +180,7 @@ bool RecordClass::examine_tensordict(PyTypeObject* type) {
   auto* const module = PyDict_GetItemString(PyImport_GetModuleDict(), "tensordict");
   if (module == nullptr || PyModule_Check(module) == 0) return false;
   kind_ = RecordKind::structure;
-  name_ = "tensordict:TensorDict";
+  name_ = structure_name;
   fields_ = "source,batch_size,device,names,locked";
   return PyDict_GetItemString(PyModule_GetDict(module), "TensorDict") == reinterpret_cast<PyObject*>(type);
 }
@@ -347,7 +349,8 @@ const RecordClasses::Path* RecordClasses::path_to(std::string_view name, bool im
     return &found->second;
   }
   const auto colon = name.find(':');
-  if (colon == std::string_view::npos || colon == 0) {
+  constexpr std::size_t longest = 1024;
+  if (colon == std::string_view::npos || colon == 0 || name.size() > longest) {
     return refuse(Code::protocol_error, in_quotes(name) + " is not the name of a class");
   }
   const auto module = name.substr(0, colon);
@@ -370,6 +373,8 @@ const RecordClasses::Path* RecordClasses::path_to(std::string_view name, bool im
                   "there is no class " + in_quotes(name.substr(colon + 1)) + " in module " + in_quotes(module) +
                       (module == "__main__" ? ", which is another program here" : "") + ": " + not_here);
   }
+  constexpr std::size_t most = 4096;  // programs use a few hundred; a peer can give one class any number of names
+  if (paths_.size() >= most) paths_.clear();
   return &paths_.insert_or_assign(std::string(name), std::move(path)).first->second;
 }
 
@@ -388,7 +393,8 @@ Object RecordClasses::look_for(std::string_view name, bool imports, bool exposed
 }
 
 RecordClasses::Found RecordClasses::find(RecordKind kind, std::string_view name, bool imports) {
-  const bool exposed = exposed_ != nullptr && kind != RecordKind::structure;
+  // Structures have one class, which every agent knows. Other classes must be exposed here, if only those are allowed.
+  const bool exposed = exposed_ != nullptr && (kind != RecordKind::structure || name != structure_name);
   Found found{.type = look_for(name, imports, exposed), .known = nullptr};
   if (!found.type) return {};
   if (PyType_Check(found.type.get())) found.known = of(reinterpret_cast<PyTypeObject*>(found.type.get()));

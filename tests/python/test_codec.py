@@ -762,7 +762,57 @@ def test_an_array_whose_items_are_larger_than_its_dtype_says_is_refused():
     sent = codec.encode(np.zeros(1, "<U16"))
     payload = sent.payload.replace(b"\x04<U16", b"\x03<f4")
     assert payload != sent.payload
-    with pytest.raises(ValueError, match="dtype <f4 and elements of 64 bytes"):
+    with pytest.raises(errors.ProtocolError, match="dtype <f4 comes with 64 bytes an element"):
+        codec.decode(payload, [])
+
+
+def careful_codec():
+    careful = _testing.Codec()
+    careful.refuse_pickle()
+    return careful
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [i * (2**61 - 1) for i in range(1000)],
+        [(i * (2**61 - 1),) for i in range(1000)],
+        [complex(-1000003.0 * i, float(i)) for i in range(1000)],
+    ],
+    ids=["integers", "tuples", "complex"],
+)
+@pytest.mark.parametrize("container", [set, frozenset, dict.fromkeys], ids=lambda kind: kind.__name__)
+def test_many_keys_of_one_hash_are_refused_where_trust_is_less(container, keys):
+    # Python would compare each of n keys with all others: n * n comparisons under the GIL.
+    assert len({hash(key) for key in keys}) == 1
+    encoded = codec.encode(container(keys))
+    with pytest.raises(errors.ProtocolError, match="too many keys of one hash"):
+        careful_codec().decode(encoded.payload, [])
+    few = container(keys[:20] + list(range(1000, 3000)) + [f"text {i}" for i in range(3000)])
+    assert careful_codec().decode(codec.encode(few).payload, []) == few
+
+
+def test_keys_that_are_one_long_tuple_again_and_again_are_refused_where_trust_is_less():
+    long = tuple(range(50_000))
+    value = [long, *({long: i} for i in range(1000))]
+    encoded = codec.encode(value)
+    with pytest.raises(errors.ProtocolError, match="again and again"):
+        careful_codec().decode(encoded.payload, [])
+    few = [long, *({long: i} for i in range(10))]
+    assert careful_codec().decode(codec.encode(few).payload, []) == few
+
+
+@pytest.mark.parametrize("dtype", ["|S0", "<U0", "|V0"])
+@pytest.mark.parametrize("count", [0, 7, 1 << 33])
+def test_arrays_whose_elements_have_no_bytes_are_refused(dtype, count):
+    # numpy makes 1-byte elements of such a dtype: memory that the message does not fill.
+    sizes = bytearray()
+    while count > 0x7F:
+        sizes.append(count & 0x7F | 0x80)
+        count >>= 7
+    sizes.append(count)
+    payload = b"\0\x11\0\x03" + dtype.encode() + b"\0\x01" + bytes(sizes) + b"\0"
+    with pytest.raises(errors.ProtocolError, match="at least one"):
         codec.decode(payload, [])
 
 
