@@ -160,8 +160,32 @@ void Groups::handle(const Request& request, const JoinGroup& join, Reply reply) 
   if (join.rank >= join.names.size() || join.names[join.rank] != request.peer.name) {
     return reply.fail({Code::protocol_error, "a join of a group has a wrong rank"});
   }
+  if (join.names[0] != agent_->self().name) {
+    return reply.fail({Code::protocol_error, "a join of a group came to another agent than its rank 0"});
+  }
+  constexpr std::size_t most = 256;  // of one agent, which forms one group at a time on each of its threads
+  std::vector<Reply> ended;          // destroyed after the lock is released
+  std::size_t of_this_agent = 0;
   const std::lock_guard lock(mutex_);
   if (left_) return reply.fail({Code::agent_closed, "the agent was shut down"});
+  for (auto group = joining_.begin(); group != joining_.end();) {
+    const auto& names = group->first.second;
+    for (auto join_of = group->second.begin(); join_of != group->second.end();) {
+      auto& waits = join_of->second.second;
+      if (waits.cancelled()) {  // its agent has given it up, or has gone
+        ended.push_back(std::move(waits));
+        join_of = group->second.erase(join_of);
+      } else {
+        of_this_agent += names[join_of++->first] == request.peer.name ? 1U : 0U;
+      }
+    }
+    group = group->second.empty() ? joining_.erase(group) : std::next(group);
+  }
+  if (of_this_agent >= most) {
+    return reply.fail(
+        {Code::resource_exhausted, formatted("{} groups that \"{}\" has joined wait on \"{}\" for their other members",
+                                             of_this_agent, request.peer.name, join.names[0])});
+  }
   auto& waiting = joining_[{join.label, join.names}];
   // A member that joins again has given its earlier attempt up.
   waiting.erase(join.rank);

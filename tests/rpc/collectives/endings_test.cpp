@@ -241,6 +241,30 @@ TEST(Groups, AMemberThatJoinsAndGoesNoFurtherIsNamed) {
   joined.wait();
 }
 
+TEST(Groups, JoinsOfGroupsThatNeverFormAreBoundedForEachAgentAndEndWithIt) {
+  GroupWorld world(3);
+  constexpr std::size_t most = 256, more = 44;
+  std::vector<Call> calls;
+  for (std::size_t i = 0; i < most + more; ++i) {
+    collectives::JoinGroup join{"group " + std::to_string(i), {"rank0", "rank1", "never"}, 1, {}};
+    join.member.name = "rank1";
+    Message message;
+    message.payload = encode(collectives::GroupMessage(join));
+    calls.push_back(world.agents[1]->call("rank0", collectives::group_function, std::move(message),
+                                          within(std::chrono::seconds(60))));
+  }
+  const auto ended = [](const Call& call) { return call.done(); };
+  EXPECT_TRUE(eventually([&] { return std::count_if(calls.begin(), calls.end(), ended) == more; }));
+  for (auto& call : calls) {
+    if (call.done()) {
+      EXPECT_EQ(call.take().status().code(), Code::resource_exhausted);
+    }
+  }
+  world.form(GroupWorld::settings_of({2, "memory"}), {0, 2});  // another agent has a bound of its own
+  world.agents[1]->leave();
+  world.form(GroupWorld::settings_of({2, "memory"}), {0, 2});
+}
+
 /// Rank 0 leaves when it has done its part in an operation in which rank 1 is slow, and rank 2 waits for rank 1.
 class EarlyLeavers : public ::testing::TestWithParam<bool> {};
 
