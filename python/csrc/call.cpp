@@ -95,6 +95,11 @@ class Parsed {
     if (!args_ || args_.is_none()) {
       args_ = py::tuple();
     } else if (PyTuple_Check(args_.ptr()) == 0 && !is_published(args_.ptr())) {
+      if (!PySequence_Check(args_.ptr()) && !PyIter_Check(args_.ptr()) && !py::hasattr(args_, "__iter__")) {
+        throw py::type_error("args must be a tuple of the function's arguments, not " +
+                             text_attribute(py::type::handle_of(args_), "__qualname__") +
+                             ": a tuple of one needs a comma, args=(x,)");
+      }
       args_ = py::reinterpret_steal<py::object>(PySequence_Tuple(args_.ptr()));
       if (!args_) throw py::error_already_set();
     }

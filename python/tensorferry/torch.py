@@ -22,6 +22,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc import _utils, api, backend_registry
 
 from . import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+from .rpc.options import warn_of_tensorpipe_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,8 +177,7 @@ _MESSAGE_TYPES = {
 
 
 def _construct_options(rpc_timeout: float, init_method: str, **options: Any) -> RpcBackendOptions:
-    for option in ("_transports", "_channels"):  # TensorPipe's own
-        options.pop(option, None)
+    warn_of_tensorpipe_parts(**{option: options.pop(option, None) for option in ("_transports", "_channels")})
     return RpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **options)
 
 

@@ -72,6 +72,8 @@ def test_calls_a_module_level_function(pair):
     assert a.rpc_sync("b", add, args=(1,)) == 11
     assert a.rpc_sync("b", add, (1, 2)) == 3
     assert a.rpc_sync("b", add, args=(1,), kwargs={"y": 2, "scale": 3}) == 9
+    with pytest.raises(TypeError, match=r"args must be a tuple .* not int: a tuple of one needs a comma, args=\(x,\)"):
+        a.rpc_sync("b", add, args=(1))
     assert a.rpc_sync("b", add, [1, 2]) == 3  # torch takes any sequence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,8 +60,21 @@ class RpcBackendOptions:
         self._rpc_timeout = float(seconds)
 
 
+def warn_of_tensorpipe_parts(**given: Any) -> None:
+    """Warns of options that name transports or channels of TensorPipe."""
+    if names := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
+        warnings.warn(
+            f"{' and '.join(names)}: these are parts of TensorPipe, and have no effect here. Choose among the "
+            "channels of tensorferry by channels=",
+            stacklevel=3,
+        )
+
+
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """torch's options. All of them are used except ``num_worker_threads``.
+    """torch's options. All of them are used except ``num_worker_threads``, ``_transports`` and ``_channels``.
+
+    The last two name parts of TensorPipe, which are not here: a warning says so. ``channels=`` of ``init_rpc`` chooses
+    among the channels of this package.
 
     Args:
         num_worker_threads: stored, but not used. The number of threads grows with the functions that block, up to
@@ -94,6 +108,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _channels: list[Any] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
+        warn_of_tensorpipe_parts(_transports=_transports, _channels=_channels)
         self.num_worker_threads = num_worker_threads
         self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
         self.devices: list[torch.device] = []
