@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -159,6 +160,18 @@ def _device_maps(given: Mapping[str, DeviceMap] | None) -> dict[str, list[tuple[
     return maps
 
 
+def _check_types(name: object, rank: object, world_size: object) -> None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"an agent's name is a str, not {name!r}")
+    for what, value in (("rank", rank), ("world_size", world_size)):
+        if value is None and what == "world_size":
+            continue
+        try:
+            operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(f"{what}= is an int, not {value!r}") from None
+
+
 class Agent(Calls):
     """A member of a job, with the functions of :mod:`tensorferry.rpc` as methods. One process can have several agents.
 
@@ -171,7 +184,7 @@ class Agent(Calls):
             :func:`tensorferry.connect_store`.
         init_method: ``env://`` (the default), ``tcp://host:port``, ``file:///path``.
         timeout: the default time-out of calls, in seconds; 0: none.
-        join_timeout: seconds to wait for the world.
+        join_timeout: seconds to wait for the process that serves the rendezvous, and then for the world; 0: no limit.
         key: the cluster key; by default that of ``TENSORFERRY_KEY_FILE`` or ``TENSORFERRY_KEY``. Required to listen
             beyond this host.
         channels: the channels that are allowed. ``"xth,basic"`` allows only these, in this order; ``"-xth"`` allows all
@@ -212,7 +225,8 @@ class Agent(Calls):
     Raises:
         InvalidArgument: the name or rank belongs to a living agent, or an argument makes no sense.
         Unauthenticated: the agent has no key to listen beyond this host with, or its peers have another key.
-        DeadlineExceeded: some agents of the world have not joined; the text names the missing ones.
+        DeadlineExceeded: some agents of the world have not joined, and the text names the missing ones; or no process
+            serves the rendezvous.
 
     Example::
 
@@ -239,9 +253,10 @@ class Agent(Calls):
         trust: str = "full",
         **options: Any,
     ) -> None:
+        _check_types(name, rank, world_size)
         options["gpus"] = _gpus(devices)
         options["device_maps"] = _device_maps(device_maps)
-        meeting = meet(init_method, store, rank, world_size)
+        meeting = meet(init_method, store, rank, world_size, join_timeout)
         options["world_size"] = meeting.world_size
         if "prefix" not in options:
             options["prefix"] = _C.world_prefix(meeting.place, meeting.world_size, meeting.rank)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import logging
+import math
 import socket
+import time
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,9 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from . import _C
-from .errors import ConnectionLost, InvalidArgument
+from .errors import ConnectionLost, DeadlineExceeded, InvalidArgument
 
 __all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
+
+_log = logging.getLogger("tensorferry")
+_QUIET = 5.0  # seconds of waiting before a line says what is awaited
 
 
 class StoreServer(_C.StoreServer):
@@ -122,6 +128,37 @@ def _open_tcp_store(found: _C.Rendezvous) -> dist.TCPStore:
     )  # fmt: skip
 
 
+def _await_server(found: _C.Rendezvous, timeout: float) -> None:
+    """Waits until the server of a TCPStore takes connections: torch's client would hear neither of Ctrl-C nor of
+    ``timeout`` (seconds; 0: no limit)."""
+    address = f"{found.host}:{found.port}"
+    began = time.monotonic()
+    until = began + timeout if timeout > 0 else math.inf
+    says_at = began + _QUIET
+    pause = 0.01
+    while True:
+        try:
+            socket.create_connection((found.host, found.port), max(0.001, min(1.0, until - time.monotonic()))).close()
+        except OSError as error:
+            why = error
+        else:
+            return
+        now = time.monotonic()
+        if now >= until:
+            raise DeadlineExceeded(
+                f"the rendezvous host at {address} cannot be reached within {timeout:g} s ({why}): is the process of "
+                "rank 0 running, and are the address and port (MASTER_ADDR, MASTER_PORT) those of its host?"
+            )
+        if now >= says_at:
+            says_at = math.inf
+            server = "torchrun" if found.torchrun else "the process of rank 0"
+            _log.warning(
+                "rank %d waits for %s, which serves the rendezvous at %s (%s)", found.rank, server, address, why
+            )
+        time.sleep(min(pause, max(0.0, until - now)))
+        pause = min(2 * pause, 0.5)
+
+
 def _unreachable(found: _C.Rendezvous, error: Exception) -> ConnectionLost:
     """Returns the error of a store that torch could neither serve nor reach, without the C++ stack in torch's text."""
     why = str(error).split("\n", 1)[0]
@@ -133,7 +170,9 @@ def _unreachable(found: _C.Rendezvous, error: Exception) -> ConnectionLost:
     )
 
 
-def meet(init_method: str | None, store: Any, rank: int, world_size: int | None) -> Meeting:
+def meet(
+    init_method: str | None, store: Any, rank: int, world_size: int | None, join_timeout: float = 300.0
+) -> Meeting:
     """Returns the store to join at, with the rank and the world size.
 
     Args:
@@ -143,6 +182,7 @@ def meet(init_method: str | None, store: Any, rank: int, world_size: int | None)
         rank: this agent's rank; -1: with ``env://``, the rank in the environment, if any; else none.
         world_size: the number of agents that begin together; None: with ``env://`` and no rank given, the size in the
             environment, if any; else agents join and leave at any time.
+        join_timeout: seconds to wait for the process that serves the store; 0: no limit.
     """
     if store is not None:
         adapted = store if isinstance(store, _C.Store) else _C.adapt_store(store)
@@ -152,6 +192,8 @@ def meet(init_method: str | None, store: Any, rank: int, world_size: int | None)
     found = _C.Rendezvous(init_method, rank, world_size or 0)
     if found.built_in:
         raise InvalidArgument(f"{init_method}: pass store=tensorferry.connect_store(host, port) instead")
+    if not found.path and (found.rank != 0 or found.torchrun):
+        _await_server(found, join_timeout)
     try:
         store = dist.FileStore(found.path, found.world_size or -1) if found.path else _open_tcp_store(found)
     except dist.DistError as error:

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/log.h"
 #include "base/record.h"
 #include "base/text.h"
 #include "rpc/core/agent_network.h"
@@ -14,6 +15,8 @@ namespace {
 
 // Long enough for a peer that is joining right now, short enough that a caller soon learns of a wrong name.
 constexpr Milliseconds lookup_patience{2000};
+// A world that forms in less is not worth a line.
+constexpr std::chrono::seconds quiet_wait{5};
 // For all ranks of a world to read why it cannot begin.
 constexpr std::chrono::seconds readers_patience{5};
 
@@ -105,10 +108,32 @@ void Member::await_readers() const {
   }
 }
 
+// Logs which ranks have not joined. Asks the store once for each rank: of a large world, rank 0 alone does so.
+void Member::tell_awaited() const {
+  constexpr int large_world = 64;
+  constexpr std::size_t most_named = 8;
+  if (world_size_ > large_world && self().rank != 0) return;
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank != self().rank && !agent_->find(rank, {}).ok()) missing.push_back(rank);
+  }
+  if (missing.empty()) return;
+  const auto more = missing.size() > most_named ? formatted(" and {} more", missing.size() - most_named) : "";
+  const bool several = missing.size() > 1;
+  missing.resize(std::min(missing.size(), most_named));
+  log_warning(formatted("\"{}\" waits for rank{} {}{} of a world of {} to join", self().name, several ? "s" : "",
+                        joined(missing, ", "), more, world_size_));
+}
+
 Status Member::wait_for_world(Milliseconds timeout) {
   if (world_size_ == 0) return {};
   const Unlocked unlocked(lock_);
+  auto tells_at = Clock::now() + quiet_wait;
   const auto check = [&]() -> Status {
+    if (Clock::now() >= tells_at) {
+      tells_at = Clock::time_point::max();
+      tell_awaited();
+    }
     if (auto refused = told_by_world()) return *refused;
     if (!unlocked.interrupted()) return {};
     return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};

@@ -37,7 +37,8 @@ class Member final : public std::enable_shared_from_this<Member> {
   /// Lets peers find and call the agent. Blocks. Errors: those of RawAgent::announce(). If a world cannot begin because
   /// two of its ranks have one name, all its ranks are told: the error comes when all know it, after 5 s at most.
   Status announce();
-  /// Waits until all agents of the world have joined; without a world, returns at once. Timeout 0: no limit. Errors:
+  /// Waits until all agents of the world have joined; without a world, returns at once. Timeout 0: no limit. After 5 s
+  /// one log line names the ranks that are missing. Errors:
   /// DeadlineExceeded, with the ranks that are missing; InvalidArgument: two ranks of the world have one name;
   /// Cancelled: a signal ended the wait; the store's.
   Status wait_for_world(Milliseconds timeout);
@@ -90,6 +91,7 @@ class Member final : public std::enable_shared_from_this<Member> {
   void tell_world(const Status& refused) const;
   std::optional<Status> told_by_world() const;
   void await_readers() const;
+  void tell_awaited() const;
   std::optional<std::string> why_gone(const PeerInfo& peer) const;
   bool was_lost(const PeerInfo& peer) const;
   /// The agents of a world that have not come to a round of the shutdown.

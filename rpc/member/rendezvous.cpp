@@ -104,6 +104,10 @@ Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_
     return Status(Code::invalid_argument,
                   formatted("a world of {} needs this process's rank: rank=, or RANK (environment)", out.world_size));
   }
+  if (out.world_size != 0 && out.rank >= out.world_size) {
+    return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}: ranks are 0 to {}", out.rank,
+                                                    out.world_size, out.world_size - 1));
+  }
   warn_of_loopback(out);
   out.place = formatted("{} {}:{}{}", method.empty() ? "env://" : method, out.host, out.port, out.path);
   return out;

@@ -30,7 +30,7 @@ struct Rendezvous {
 ///  - "file:///path": a FileStore.
 ///  - "store://host:port": a StoreServer.
 ///
-/// InvalidArgument: the method is malformed; or a world has no rank.
+/// InvalidArgument: the method is malformed; or a world has no rank, or one that it does not have.
 Result<Rendezvous> find_rendezvous(std::string_view method, int rank, int world_size);
 
 /// Returns the prefix in the store of the keys of a member. With a world, successive worlds of one process get

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,13 @@ def test_a_timeout_among_the_options_is_a_float_like_torchs():
         rpc.RpcBackendOptions(rpc_timeout="soon")
 
 
+def test_transports_and_channels_of_tensorpipe_are_reported():
+    with pytest.warns(
+        UserWarning, match=r"_transports=\['uv'\] and _channels=\['cma'\]: these are parts of TensorPipe"
+    ):
+        rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["cma"])
+
+
 def test_wrong_arguments_are_reported(monkeypatch):
     with pytest.raises(TypeError, match=r"backend"):
         rpc.init_rpc("a", backend="tensorpipe")
@@ -156,6 +164,12 @@ def test_wrong_arguments_are_reported(monkeypatch):
         tensorferry.Agent(store=dist.HashStore())
     with pytest.raises(errors.InvalidArgument):
         tensorferry.Agent("bad\nname", store=dist.HashStore())
+    with pytest.raises(TypeError, match=r"rank= is an int, not '0'"):
+        tensorferry.Agent("a", rank="0", store=dist.HashStore())
+    with pytest.raises(TypeError, match=r"world_size= is an int, not '2'"):
+        tensorferry.Agent("a", rank=0, world_size="2", store=dist.HashStore())
+    with pytest.raises(TypeError, match=r"name is a str, not 3"):
+        tensorferry.Agent(3, rank=0, store=dist.HashStore())
     with pytest.raises(ValueError, match=r"time-out"):
         tensorferry.Agent("a", store=dist.HashStore(), timeout=-1)
     with pytest.raises(TypeError, match=r"no_such_option"):
@@ -344,3 +358,50 @@ def test_tensors_travel_in_both_directions_between_processes(cluster):
     futures = [rpc.rpc_async(1 + i % 2, torch.mul, (tensor, 2)) for i, tensor in enumerate(tensors)]
     for i, result in enumerate(tensorferry.wait_all(futures)):
         assert torch.equal(result, torch.full((300_000,), 2.0 * i))
+
+
+# ---- waiting for others
+
+
+@pytest.mark.parametrize("how", ["env", "tcp"])
+def test_join_timeout_bounds_the_wait_for_the_rendezvous(how, monkeypatch):
+    port = free_port()
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 1, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    where = {} if how == "env" else {"rank": 1, "world_size": 2, "init_method": f"tcp://127.0.0.1:{port}"}
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded, match=rf"127.0.0.1:{port} cannot be reached within 0.3 s.*rank 0"):
+        rpc.init_rpc(**where, join_timeout=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_join_timeout_bounds_the_wait_for_the_world_by_an_address():
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded, match=r"rank 1"):
+        rpc.init_rpc("w0", rank=0, world_size=2, init_method=f"tcp://127.0.0.1:{free_port()}", join_timeout=0.3)
+    assert time.monotonic() - start < 10
+
+
+def test_ctrl_c_ends_the_wait_for_the_rendezvous():
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        rpc.init_rpc("w1", rank=1, world_size=2, init_method=f"tcp://127.0.0.1:{free_port()}")
+    assert time.monotonic() - start < 5
+
+
+def test_a_rank_outside_of_the_world_fails_at_once():
+    with pytest.raises(errors.InvalidArgument, match=r"rank 2 is not within a world of 2"):
+        rpc.init_rpc("w2", rank=2, world_size=2, init_method=f"tcp://127.0.0.1:{free_port()}")
+
+
+def test_a_line_names_the_ranks_that_are_awaited(agents, capfd):
+    def start(rank):
+        with pytest.raises(errors.DeadlineExceeded, match=r"missing: rank.* 3\."):
+            agents(f"w{rank}", rank=rank, world_size=4, join_timeout=7)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(start, range(3)))
+    said = capfd.readouterr().err
+    for rank in range(3):
+        assert said.count(f'"w{rank}" waits for rank 3 of a world of 4 to join\n') == 1, said
