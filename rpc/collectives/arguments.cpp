@@ -35,7 +35,8 @@ Status first_error(std::initializer_list<Status> checks) {
 
 Status check_rank(const RawGroup& group, std::size_t rank) {
   if (rank < group.size()) return {};
-  return {Code::invalid_argument, formatted("a group of {} ranks has no rank {}", group.size(), rank)};
+  return {Code::invalid_argument,
+          formatted("a group of {} ranks has no rank {}", group.size(), static_cast<std::int64_t>(rank))};
 }
 
 Status check_reduced(Given input, Given output, const ReduceOp& op) {

@@ -20,6 +20,7 @@ struct Given {
 /// Returns the first of them that is not Ok.
 Status first_error(std::initializer_list<Status> checks);
 
+/// A rank that was negative before it became a std::size_t is named as it was.
 Status check_rank(const RawGroup& group, std::size_t rank);
 /// One tensor is reduced into another.
 Status check_reduced(Given input, Given output, const ReduceOp& op);

@@ -19,7 +19,7 @@ std::size_t entry_bytes(std::size_t ranks) { return head_bytes(ranks) + Board::s
 
 Status why_ended(const WaitLimits& limits) {
   if (auto failed = limits.failed(); !failed.ok()) return failed;
-  if (limits.interrupted && limits.interrupted()) return {Code::cancelled, "a signal ended the wait"};
+  if (limits.interrupted && limits.interrupted()) return interruption();
   if (std::chrono::steady_clock::now() >= limits.until) return {Code::deadline_exceeded, ""};
   return {};
 }

@@ -32,6 +32,8 @@ Status why_ended(const WaitLimits& limits);
 inline bool time_is_over(const Status& status) {
   return status.code() == Code::deadline_exceeded && status.what().empty();
 }
+/// The error of a wait that a signal has ended.
+inline Status interruption() { return {Code::cancelled, "a signal ended the wait"}; }
 /// How long a wait sleeps at most before it asks why_ended() again.
 inline constexpr std::chrono::milliseconds longest_sleep{100};
 

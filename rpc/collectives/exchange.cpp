@@ -88,7 +88,23 @@ Status Exchange::late(const Fingerprint& called, const std::vector<std::size_t>&
                     missing.empty() ? "all ranks have come. Raise timeout=" : not_come(missing))};
 }
 
-Status Exchange::agree(const std::vector<Fingerprint>& called) {
+// The root of a gather or scatter says whether the pieces differ in size; the other ranks know their own alone. On a
+// device they must know it, because they take other steps then.
+void Exchange::leave_sizes_to_the_root(std::vector<Fingerprint>& called) {
+  for (std::size_t root = 0; root < called.size(); ++root) {
+    const auto& by_root = called[root];
+    const auto operation = static_cast<Operation>(by_root.operation);
+    const bool uneven = by_root.elements == ~std::uint64_t{0} && by_root.device == 0;
+    if (!uneven || (operation != Operation::gather && operation != Operation::scatter)) continue;
+    if (by_root.root != static_cast<std::int32_t>(root)) continue;
+    for (auto& each : called) {
+      if (each.operation == by_root.operation && each.root == by_root.root) each.elements = by_root.elements;
+    }
+  }
+}
+
+Status Exchange::agree(std::vector<Fingerprint> called) {
+  leave_sizes_to_the_root(called);
   // The call that most ranks made counts as the right one; if two are equally frequent, that of the lowest rank.
   std::size_t most = 0, usual = 0;
   for (std::size_t rank = 0; rank < called.size(); ++rank) {

@@ -61,6 +61,8 @@ class Exchange final {
   Status pass_around(const Fingerprint& called, const RingPass& pass, const WaitLimits& limits);
   /// Returns whether the ranks called different operations since begin(), which all of them know.
   [[nodiscard]] bool disagreed() const noexcept { return disagreed_; }
+  /// The operation ends with an error that all ranks have found alike.
+  void disagree() noexcept { disagreed_ = true; }
   /// Returns memory that this rank uses within an operation; ResourceExhausted.
   [[nodiscard]] Result<Buffer> working_memory(std::size_t bytes) const;
 
@@ -81,7 +83,8 @@ class Exchange final {
   [[nodiscard]] std::string not_come(const std::vector<std::size_t>& missing) const;
 
  private:
-  Status agree(const std::vector<Fingerprint>& called);
+  Status agree(std::vector<Fingerprint> called);
+  static void leave_sizes_to_the_root(std::vector<Fingerprint>& called);
 
   // A step on a board (exchange.cpp).
   Status step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);

@@ -78,6 +78,53 @@ MemberRecord Groups::own_record(const GroupSettings& settings) const {
   return out;
 }
 
+std::string Groups::why_dead(const std::string& name) const {
+  std::vector<std::shared_ptr<RawGroup>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, group] : groups_) groups.push_back(group.lock());
+  }
+  for (const auto& group : groups) {
+    const auto rank = group ? group->rank_of(name) : std::nullopt;
+    if (!rank || *rank == group->rank() || group->closed()) continue;
+    group->look_for_the_dead();
+    if (auto why = group->why_dead(*rank); !why.empty()) return why;
+  }
+  return {};
+}
+
+void Groups::keep_number(std::uint64_t number, std::string name) {
+  const std::lock_guard lock(mutex_);
+  names_.insert_or_assign(number, std::move(name));
+}
+
+std::string Groups::name_of(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = names_.find(number);
+  return it == names_.end() ? std::string() : it->second;
+}
+
+bool Groups::answers(const std::string& name) const {
+  RawCallOptions options;
+  options.timeout = std::chrono::seconds(5);
+  options.label = "whether an agent lives";
+  auto call = agent_->call(name, group_function, message_of(GroupMessage(Greet{})), std::move(options));
+  call.wait();
+  const auto reply = call.take();
+  return reply.ok() || reply.status().code() == Code::deadline_exceeded;
+}
+
+Status Groups::dead_among(const std::vector<std::string>& names, const GroupSettings& settings) const {
+  if (!settings.members_are_unique) return {};
+  for (std::size_t rank = 0; rank < names.size(); ++rank) {
+    const auto why = why_dead(names[rank]);
+    if (why.empty()) continue;
+    return {Code::connection_lost, formatted("group \"{}\" cannot be formed: rank {} (\"{}\") has died or left: {}",
+                                             settings.label, rank, names[rank], why)};
+  }
+  return {};
+}
+
 void Groups::leave() {
   if (!agent_->usable_here().ok()) return;  // in a forked child the groups are the parent's
   std::vector<std::shared_ptr<RawGroup>> groups;
@@ -141,7 +188,13 @@ void Groups::handle(Request request, Reply reply) {
     return group->mailbox().serve(*from, *fetch, std::move(reply));
   } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
     const auto code = failed->code > 0 && failed->code < code_count ? static_cast<Code>(failed->code) : Code::internal;
-    group->rank_left(*from, failed->after, {code, failed->text});
+    if (failed->after == 0) {
+      group->rank_failed(*from, {code, failed->text});
+    } else {
+      group->rank_left(*from, failed->after - 1, {code, failed->text});
+    }
+  } else if (const auto* refused = std::get_if<RefuseData>(&*message)) {
+    group->mailbox().refuse(*from, *refused);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
@@ -224,12 +277,12 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
   }
   auto group = std::make_shared<RawGroup>(agent_, Membership{formed.group, rank, formed.members}, kept);
+  group->watch_processes();
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });
     groups_.emplace(formed.group, group);
   }
-  group->watch_processes();
   auto status = agree_on_links(*group, formed, settings, forming, until);
   if (forming) {
     const std::lock_guard lock(mutex_);
@@ -299,6 +352,10 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
     };
     while (!all_here() && Clock::now() < until) {
       changed_.wait_until(lock, std::min(until, Clock::now() + longest_sleep));
+      lock.unlock();
+      auto dead = dead_among(names, settings);
+      lock.lock();
+      if (!dead.ok()) return dead;
     }
     if (left_) return Status(Code::agent_closed, "the agent was shut down");
     auto& waiting = joining_[key];
@@ -330,14 +387,20 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
   return formed;
 }
 
-Result<Received> Groups::ask_root(const std::string& root, const GroupMessage& message, Clock::time_point until) {
+Result<Received> Groups::ask_root(const std::vector<std::string>& names, const GroupSettings& settings,
+                                  const GroupMessage& message, Clock::time_point until) {
   for (;;) {
     RawCallOptions options;
     options.timeout = left_until(until);
     options.wait_for_ready = true;
     options.label = "the formation of a group";
-    auto call = agent_->call(root, group_function, message_of(message), std::move(options));
-    call.wait();
+    auto call = agent_->call(names[0], group_function, message_of(message), std::move(options));
+    while (!call.wait(Clock::now() + longest_sleep)) {
+      if (auto dead = dead_among(names, settings); !dead.ok()) {
+        call.cancel();
+        return dead;
+      }
+    }
     auto reply = call.take();
     // Rank 0 may not serve groups yet. If it serves exposed functions alone, its refusal has the second code.
     const auto code = reply.ok() ? Code::ok : reply.status().code();
@@ -349,8 +412,8 @@ Result<Received> Groups::ask_root(const std::string& root, const GroupMessage& m
 
 Result<Formed> Groups::join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
                                  Clock::time_point until) {
-  auto reply =
-      ask_root(names[0], JoinGroup{settings.key, names, static_cast<std::uint32_t>(rank), own_record(settings)}, until);
+  auto reply = ask_root(names, settings,
+                        JoinGroup{settings.key, names, static_cast<std::uint32_t>(rank), own_record(settings)}, until);
   if (!reply.ok()) return reply.status();
   auto formed = decode<Formed>(reply->payload);
   if (!formed) return Status(Code::protocol_error, "a malformed answer of rank 0");
@@ -409,7 +472,7 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
   if (ready.no_board.empty() && !one_host) ready.no_board = "the ranks are on several hosts";
   if (ready.no_board.empty() && forming) board = forming->board;
   if (ready.no_board.empty() && !forming) {
-    auto reply = ask_root(group.names()[0], GetBoard{group.id()}, until);
+    auto reply = ask_root(group.names(), settings, GetBoard{group.id()}, until);
     if (reply.ok() && reply->buffers.size() == 1 && reply->buffers[0].bytes >= Board::bytes_for(group.size())) {
       board = std::move(reply->buffers[0]);
     } else {
@@ -421,11 +484,11 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
 
   Decision decision;
   if (forming) {
-    auto decided = decide(*forming, ready, group, until);
+    auto decided = decide(*forming, ready, group, settings, until);
     if (!decided.ok()) return decided.status();
     decision = *std::move(decided);
   } else {
-    auto reply = ask_root(group.names()[0], ready, until);
+    auto reply = ask_root(group.names(), settings, ready, until);
     if (!reply.ok()) return reply.status();
     auto decided = decode<Decision>(reply->payload);
     if (!decided) return {Code::protocol_error, "a malformed answer of rank 0"};
@@ -440,11 +503,17 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
 }
 
 Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, const RawGroup& group,
-                                Clock::time_point until) {
+                                const GroupSettings& settings, Clock::time_point until) {
   const auto ranks = group.size();
   std::unique_lock lock(mutex_);
   const auto all_ready = [&] { return left_ || forming.ready.size() + 1 == ranks; };
-  if (!changed_.wait_until(lock, until, all_ready)) {
+  while (!changed_.wait_until(lock, std::min(until, Clock::now() + longest_sleep), all_ready) && Clock::now() < until) {
+    lock.unlock();
+    auto dead = dead_among(group.names(), settings);
+    lock.lock();
+    if (!dead.ok()) return dead;
+  }
+  if (!all_ready()) {
     std::string missing;
     for (std::size_t rank = 1; rank < ranks; ++rank) {
       if (!forming.ready.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + group.names()[rank] + "\"";

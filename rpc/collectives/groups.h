@@ -31,6 +31,9 @@ struct GroupSettings {
   std::string host{};
   /// Tells groups of the same agents apart while they are formed. "": `label` does.
   std::string key{};
+  /// A name stands for one agent for ever, so the formation fails as soon as a member is known to have died. Else an
+  /// agent may still come in its place.
+  bool members_are_unique = false;
 };
 
 /// The part of an agent that serves groups. Thread-safe.
@@ -47,6 +50,15 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   /// `algorithms` makes no sense. DeadlineExceeded: not all have come; the text of rank 0 names them. Else the
   /// errors of calls.
   Result<std::shared_ptr<RawGroup>> form(std::vector<std::string> names, GroupSettings settings);
+  /// Returns why the agent `name` counts as dead: a group of which it is a member, and which this rank has not left,
+  /// has noticed it. Empty if nothing is known of its end.
+  [[nodiscard]] std::string why_dead(const std::string& name) const;
+  /// Keeps, or returns, the name of the agent that a program knows by a number, such as its rank in the world. Empty if
+  /// none is kept.
+  void keep_number(std::uint64_t number, std::string name);
+  [[nodiscard]] std::string name_of(std::uint64_t number) const;
+  /// Asks the agent `name` whether it serves groups. Returns false if it has died or left. Blocks for 5 s at most.
+  [[nodiscard]] bool answers(const std::string& name) const;
   /// Fails all groups with AgentClosed. The agent is about to leave.
   void leave();
   [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
@@ -68,8 +80,13 @@ class Groups final : public std::enable_shared_from_this<Groups> {
                                 Clock::time_point until, std::shared_ptr<Forming>& forming);
   Status agree_on_links(RawGroup& group, const Formed& formed, const GroupSettings& settings,
                         const std::shared_ptr<Forming>& forming, Clock::time_point until);
-  Result<Decision> decide(Forming& forming, const ReadyForGroup& own, const RawGroup& group, Clock::time_point until);
-  Result<Received> ask_root(const std::string& root, const GroupMessage& message, Clock::time_point until);
+  Result<Decision> decide(Forming& forming, const ReadyForGroup& own, const RawGroup& group,
+                          const GroupSettings& settings, Clock::time_point until);
+  /// Asks rank 0 of the members `names`.
+  Result<Received> ask_root(const std::vector<std::string>& names, const GroupSettings& settings,
+                            const GroupMessage& message, Clock::time_point until);
+  /// Returns the error of a formation of which a member is known to have died, or Ok.
+  [[nodiscard]] Status dead_among(const std::vector<std::string>& names, const GroupSettings& settings) const;
   Result<Formed> join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
                            Clock::time_point until);
   Status greet_all(const RawGroup& group, Clock::time_point until);
@@ -84,6 +101,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   std::map<std::pair<std::string, std::vector<std::string>>, std::map<std::size_t, std::pair<MemberRecord, Reply>>>
       joining_;                                                // at rank 0: joins that no formation has taken
   std::map<std::uint64_t, std::shared_ptr<Forming>> forming_;  // at rank 0, until all are ready
+  std::map<std::uint64_t, std::string> names_;                 // by number
   bool left_ = false;
 };
 

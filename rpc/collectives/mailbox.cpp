@@ -66,6 +66,14 @@ Status Mailbox::error_of_rank(const Status& status, std::size_t rank) const {
   return {Code::connection_lost, formatted("{} has died or left: {}", named(rank), status.what())};
 }
 
+Status Mailbox::ended(std::size_t rank, const LetterKey& key) const {
+  if (!failed_.ok()) return failed_;
+  if (!key.by_tag) return steps_ended_;
+  if (rank == any_rank) return !left_.empty() && left_.size() + 1 >= names_.size() ? left_.begin()->second : Status();
+  const auto it = left_.find(rank);
+  return it == left_.end() ? Status() : it->second;
+}
+
 Status Mailbox::withdrawn(const Status& why) const {
   return {Code::cancelled, named(rank_) + " has withdrawn the data" + (why.ok() ? "" : ": " + std::string(why.what()))};
 }
@@ -90,7 +98,7 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   bool left = false;
   {
     const std::lock_guard lock(mutex_);
-    failed = failed_;
+    failed = ended(to, key);
     if (key.by_tag) posted.sequence = sent_[{to, key}].next_sent++;
     left = fetched && !key.by_tag && gone_.contains(to);
     if (failed.ok() && fetched && !left) {
@@ -142,9 +150,9 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
   Status why;
   {
     const std::lock_guard lock(mutex_);
-    why = failed_;
+    why = ended(to, address.key);
     const auto it = offers_.find(address);
-    if (it == offers_.end() && !fetch.by_tag && failed_.ok() && fetch.number > forgotten_) {
+    if (it == offers_.end() && !fetch.by_tag && why.ok() && fetch.number > forgotten_) {
       if (auto found = asked_.extract(address)) before.emplace(std::move(found.mapped()));
       asked_.emplace(address, std::move(reply));
       return;
@@ -173,23 +181,20 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
 }
 
 std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
-                                           UniqueFunction<void(Status)> told) {
+                                           UniqueFunction<void(Status)> told, std::optional<DType> dtype) {
   auto delivery = std::make_shared<Delivery>(std::move(told));
-  Status failed;
+  Status why;
   {
     const std::lock_guard lock(mutex_);
-    failed = failed_;
-    if (failed.ok()) {
-      Receiver receiver{from, key, 0, destination, most, delivery};
+    why = ended(from, key);
+    if (why.ok() || key.by_tag) {  // a send that has arrived is received after the end, too
+      Receiver receiver{from, key, 0, destination, most, delivery, dtype};
       if (from != any_rank) receiver.sequence = lines_[{from, key}].next_claimed++;
       receivers_.push_back(std::move(receiver));
     }
   }
-  if (failed.ok()) {
-    run_matches();
-  } else {
-    delivery->complete(std::move(failed));
-  }
+  run_matches();
+  if (!why.ok()) withdraw(delivery, why);
   return delivery;
 }
 
@@ -200,7 +205,7 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
   Status failed;
   {
     const std::lock_guard lock(mutex_);
-    failed = failed_;
+    failed = ended(from, receiver.key);
     if (failed.ok()) under_way_.emplace(receiver.delivery.get(), receiver.delivery);
   }
   if (failed.ok()) {
@@ -214,7 +219,10 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
 void Mailbox::deliver(const Posted& posted, Buffer data) {
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok() || (!posted.by_tag && posted.number <= forgotten_)) return;
+    if (posted.by_tag ? !failed_.ok() && !keeps_arrived_
+                      : !ended(posted.from, {false, posted.number}).ok() || posted.number <= forgotten_) {
+      return;
+    }
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     const Letter letter{posted.from, posted.fingerprint, posted.bytes, true};
     line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data)});
@@ -232,6 +240,7 @@ std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
       const auto sequence = it->from == any_rank ? line->second.next_claimed : it->sequence;
       const auto found = line->second.arrived.find(sequence);
       if (found == line->second.arrived.end()) continue;
+      if (found->second.letter.bytes > most_eager && !ended(from, it->key).ok()) continue;  // its data never comes
       if (it->from == any_rank) ++line->second.next_claimed;
       std::pair<Receiver, Arrived> out(*it, std::move(found->second));
       out.first.sequence = sequence;
@@ -258,14 +267,54 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
     }
     receiver.delivery->complete(std::move(status), letter);
   };
-  if (letter.bytes > receiver.most) {
-    return end({Code::invalid_argument, formatted("\"{}\" sent {} bytes, and the receiver has room for {}",
-                                                  names_[letter.from], letter.bytes, receiver.most)});
+  if (auto refused = refusal(receiver, letter); !refused.ok()) {
+    if (letter.bytes > most_eager) tell_refused(receiver, letter, refused);
+    return end(std::move(refused));
   }
   if (letter.bytes > most_eager) return fetch(receiver, letter);
   if (arrived.data.bytes != letter.bytes) return end({Code::protocol_error, "a message of a group has other bytes"});
   if (letter.bytes != 0) std::memcpy(receiver.destination, arrived.data.data, letter.bytes);
   end({});
+}
+
+Status Mailbox::refusal(const Receiver& receiver, const Letter& letter) const {
+  if (!receiver.dtype) {
+    if (letter.bytes <= receiver.most) return {};
+    return {Code::invalid_argument, formatted("\"{}\" sent {} bytes, and the receiver has room for {}",
+                                              names_[letter.from], letter.bytes, receiver.most)};
+  }
+  const auto sent = static_cast<DType>(letter.fingerprint.dtype);
+  if (sent == *receiver.dtype && letter.bytes == receiver.most) return {};
+  const bool known = size_of(sent) != 0;
+  const auto counted = [](DType dtype, std::uint64_t bytes) {
+    return formatted("{} {} elements", bytes / size_of(dtype), name_of(dtype));
+  };
+  return {
+      Code::invalid_argument,
+      formatted("{} sent {} with tag {}, and the receive of {} takes {}: send and receive the same dtype and number "
+                "of elements",
+                named(letter.from), known ? counted(sent, letter.bytes) : formatted("{} bytes", letter.bytes),
+                receiver.key.number, named(rank_), counted(*receiver.dtype, receiver.most))};
+}
+
+void Mailbox::tell_refused(const Receiver& receiver, const Letter& letter, const Status& why) {
+  if (!receiver.key.by_tag) return;  // the operation fails, and with it the group
+  Message message;
+  message.payload =
+      encode(GroupMessage(RefuseData{group_, receiver.key.number, receiver.sequence, std::string(why.what())}));
+  RawCallOptions options;
+  options.timeout = Milliseconds(10000);
+  agent_.call(names_[letter.from], group_function, std::move(message), std::move(options));
+}
+
+void Mailbox::refuse(std::size_t to, const RefuseData& refused) {
+  std::vector<std::shared_ptr<Delivery>> over;
+  {
+    const std::lock_guard lock(mutex_);
+    const Address address{to, {true, refused.number}, refused.sequence};
+    take_unread([&](const Address& each) { return each == address; }, over);
+  }
+  for (const auto& delivery : over) delivery->complete({Code::invalid_argument, refused.text});
 }
 
 void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
@@ -280,10 +329,10 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
   bool failed = false;
   {
     const std::lock_guard lock(mutex_);
-    failed = !failed_.ok();
-    fetching_.emplace(receiver.delivery.get(), call);
+    failed = !ended(letter.from, receiver.key).ok();
+    fetching_.emplace(receiver.delivery.get(), Fetch{call, by_tag});
   }
-  if (failed) call.cancel();  // fail() has not seen the call
+  if (failed) call.cancel();  // fail() or leave() has not seen the call
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
                 letter](Result<Received> reply) {
     auto status = self->error_of_rank(reply.status(), letter.from);
@@ -341,7 +390,7 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
     if (offered != offers_.end() && offered->second.reading) touched = true;
     if (offered != offers_.end() && !offered->second.reading) offered->second = {{}, nullptr, false, why};
     touched = touched || under_way_.contains(delivery.get());
-    if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second;
+    if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second.call;
   }
   if (call) call.cancel();
   if (touched) return delivery->wait_for_end();
@@ -364,24 +413,57 @@ bool Mailbox::has_left(std::size_t rank) const {
   return gone_.contains(rank);
 }
 
-void Mailbox::fail(const Status& why) {
-  std::vector<std::shared_ptr<Delivery>> ended;
+void Mailbox::take_ended(std::vector<std::shared_ptr<Delivery>>& out) {
+  std::erase_if(receivers_, [&](Receiver& receiver) {
+    if (ended(receiver.from, receiver.key).ok()) return false;
+    // Later receives take what these would have taken.
+    if (receiver.from != any_rank) --lines_[{receiver.from, receiver.key}].next_claimed;
+    out.push_back(std::move(receiver.delivery));
+    return true;
+  });
+}
+
+void Mailbox::leave(std::size_t rank, const Status& why) {
+  std::vector<std::shared_ptr<Delivery>> over;
   std::vector<Call> calls;
   std::map<Address, Reply> asked;
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok()) return;
-    failed_ = why;
+    gone_.insert(rank);
+    if (!left_.emplace(rank, why).second || !failed_.ok()) return;
+    if (steps_ended_.ok()) steps_ended_ = why;
     asked.swap(asked_);
-    for (auto& receiver : receivers_) ended.push_back(std::move(receiver.delivery));
-    receivers_.clear();
-    take_unread([](const Address&) { return true; }, ended);
-    for (const auto& [delivery, call] : fetching_) calls.push_back(call);
-    lines_.clear();
+    take_ended(over);
+    take_unread([rank](const Address& address) { return address.to == rank || !address.key.by_tag; }, over);
+    for (const auto& [delivery, fetch] : fetching_) {
+      if (!fetch.by_tag) calls.push_back(fetch.call);
+    }
+    std::erase_if(lines_, [](const auto& line) { return !line.first.second.by_tag; });
   }
   for (auto& call : calls) call.cancel();
   for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
-  for (const auto& delivery : ended) delivery->complete(why);
+  for (const auto& delivery : over) delivery->complete(why);
+}
+
+void Mailbox::fail(const Status& why, bool keep_arrived) {
+  std::vector<std::shared_ptr<Delivery>> over;
+  std::vector<Call> calls;
+  std::map<Address, Reply> asked;
+  {
+    const std::lock_guard lock(mutex_);
+    keeps_arrived_ = keeps_arrived_ && keep_arrived;
+    if (failed_.ok()) {
+      failed_ = why;
+      asked.swap(asked_);
+      take_ended(over);
+      take_unread([](const Address&) { return true; }, over);
+      for (const auto& [delivery, fetch] : fetching_) calls.push_back(fetch.call);
+    }
+    std::erase_if(lines_, [this](const auto& line) { return !keeps_arrived_ || !line.first.second.by_tag; });
+  }
+  for (auto& call : calls) call.cancel();
+  for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
+  for (const auto& delivery : over) delivery->complete(why);
 }
 
 }  // namespace tensorferry::collectives

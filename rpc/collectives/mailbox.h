@@ -19,6 +19,7 @@
 
 #include "agent/agent.h"
 #include "base/function.h"
+#include "include/tensorferry/dtype.h"
 #include "rpc/collectives/messages.h"
 
 namespace tensorferry::collectives {
@@ -65,8 +66,9 @@ class Delivery final {
 
 /// The messages of one rank of a group.
 ///
-/// If the agent of a rank has died or left, messages to that rank and receives from it fail with ConnectionLost.
-/// Thread-safe. All functions return at once.
+/// If the agent of a rank has died or left, messages to that rank and receives from it fail with ConnectionLost. A
+/// small message that has arrived is received whatever becomes of its sender. Thread-safe. All functions return at
+/// once.
 class Mailbox final : public std::enable_shared_from_this<Mailbox> {
  public:
   /// The receiver fetches larger data.
@@ -86,9 +88,10 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
   /// Takes the next message of `key` from `from` into `destination`; with any_rank, the send that comes first from any
   /// rank. Sends of one rank and tag arrive in their order, and receives take them in theirs. InvalidArgument: the
-  /// message has more bytes than `most`; it stays unread if it has more than most_eager bytes.
+  /// message has more bytes than `most`; or, with `dtype`, another dtype or fewer bytes. The message counts as received
+  /// then. A sender whose data is still to be fetched gets the error too.
   std::shared_ptr<Delivery> receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
-                                    UniqueFunction<void(Status)> told = {});
+                                    UniqueFunction<void(Status)> told = {}, std::optional<DType> dtype = {});
   /// Takes data of a step, of which `bytes` bytes come. If they are more than most_eager, this rank tells the sender at
   /// once where it wants them, and a ProtocolError says that another number came.
   std::shared_ptr<Delivery> receive_exactly(std::size_t from, std::uint64_t step, std::byte* destination,
@@ -101,13 +104,20 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// counts as sent although its agent no longer answers.
   void let_go(std::size_t rank);
   [[nodiscard]] bool has_left(std::size_t rank) const;
-  /// Ends all deliveries, and all later ones, with `why`.
-  void fail(const Status& why);
+  /// `rank` has left the group, so no operation of all ranks goes on. Ends, now and later, with `why`: the data of all
+  /// steps, and sends to that rank and receives from it. Receives from any rank end when no other rank is left. A
+  /// receive still takes a message of `rank` that has arrived with its bytes.
+  void leave(std::size_t rank, const Status& why);
+  /// Ends all deliveries, and all later ones, with `why`. `keep_arrived`: a receive still takes a send that has arrived
+  /// with its bytes, because its sender has been told that it was sent.
+  void fail(const Status& why, bool keep_arrived);
 
   /// Handles a Posted.
   void deliver(const Posted& posted, Buffer data);
   /// Handles a FetchData from rank `to`.
   void serve(std::size_t to, const FetchData& fetch, Reply reply);
+  /// Handles a RefuseData from rank `to`.
+  void refuse(std::size_t to, const RefuseData& refused);
 
  private:
   struct Address {  // of a message that this rank sends
@@ -127,6 +137,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
     std::byte* destination = nullptr;
     std::uint64_t most = 0;
     std::shared_ptr<Delivery> delivery;
+    std::optional<DType> dtype{};  // then `most` is the size that the message must have
   };
   struct Line {  // the messages of one rank and key
     std::uint64_t next_sent = 0, next_claimed = 0;
@@ -143,6 +154,13 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   [[nodiscard]] Status error_of_rank(const Status& status, std::size_t rank) const;
   /// Returns what a receiver learns that asks for data which never comes; `why`: Ok if there is no more to say.
   [[nodiscard]] Status withdrawn(const Status& why) const;
+  /// Returns why no message of `key` goes to `rank` or comes from it any more, or Ok. Under mutex_.
+  [[nodiscard]] Status ended(std::size_t rank, const LetterKey& key) const;
+  /// Returns why the receiver cannot take the message, or Ok.
+  [[nodiscard]] Status refusal(const Receiver& receiver, const Letter& letter) const;
+  void tell_refused(const Receiver& receiver, const Letter& letter, const Status& why);
+  /// Ends the receivers for which ended() is an error, and puts their deliveries into `out`. Under mutex_.
+  void take_ended(std::vector<std::shared_ptr<Delivery>>& out);
   /// Takes the data that no receiver reads, if `wanted` its address, and puts its deliveries into `out`. Under mutex_.
   template <class Wanted>
   void take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out);
@@ -163,9 +181,15 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   std::map<Address, Offer> offers_;                                 // data that the receivers fetch
   std::map<Address, Reply> asked_;                                  // data of steps that this rank has not posted yet
   std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
-  std::map<const Delivery*, Call> fetching_;
+  struct Fetch {
+    Call call;
+    bool by_tag = false;
+  };
+  std::map<const Delivery*, Fetch> fetching_;
   std::uint64_t forgotten_ = 0;
-  Status failed_;
+  Status failed_, steps_ended_;
+  bool keeps_arrived_ = true;
+  std::map<std::size_t, Status> left_;  // why the transfers with the ranks that have left end
 };
 
 }  // namespace tensorferry::collectives

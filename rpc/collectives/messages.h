@@ -118,7 +118,7 @@ struct GroupFailed {
   std::uint64_t group = 0;
   std::uint8_t code = 0;
   std::string text;
-  std::uint64_t after = 0;  // of a member that has left: how many operations it has ended
+  std::uint64_t after = 0;  // of a member that has left: 1 more than the operations that it has ended; else 0
   static constexpr std::tuple fields{&GroupFailed::group, &GroupFailed::code, at_most(&GroupFailed::text, 8192),
                                      varint(&GroupFailed::after)};
 };
@@ -157,8 +157,19 @@ struct Progress {
   static constexpr std::tuple fields{&Progress::step};
 };
 
+/// To the sender of announced data: no receiver takes it, because its dtype or size is another than expected.
+struct RefuseData {
+  static constexpr std::uint8_t tag = 12;
+  std::uint64_t group = 0;
+  std::uint64_t number = 0;  // the tag of the send
+  std::uint64_t sequence = 0;
+  std::string text;  // why
+  static constexpr std::tuple fields{&RefuseData::group, &RefuseData::number, varint(&RefuseData::sequence),
+                                     at_most(&RefuseData::text, 8192)};
+};
+
 using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, FetchData, GroupFailed, MapRegion,
-                                  UnmapRegion, RunOperations, GetProgress>;
+                                  UnmapRegion, RunOperations, GetProgress, RefuseData>;
 
 /// What a rank tells all others at the beginning of a step without a board: its call, and its bytes if they are few.
 struct Told {

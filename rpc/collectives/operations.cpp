@@ -42,6 +42,18 @@ Status RawGroup::agree_on(const Fingerprint& called, const WaitLimits& limits) {
   return size() == 1 ? failed() : performing(called, limits).meet();
 }
 
+Status RawGroup::give_to_all(const Fingerprint& called, InBytes own, const std::vector<OutBytes>& all,
+                             const WaitLimits& limits) {
+  ExchangeStep step(size());
+  step.agreed = true;
+  step.give.assign(size(), own);
+  for (std::size_t from = 0; from < size(); ++from) {
+    step.take[from] = all[from].size();
+    step.into.push_back(all[from].data());
+  }
+  return performing(called, limits).step(std::move(step));
+}
+
 Status RawGroup::tell_each_other(const Fingerprint& called, InBytes own, OutBytes all, const WaitLimits& limits) {
   ExchangeStep step(size());
   step.give.assign(size(), own);
@@ -127,8 +139,10 @@ RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DT
                                 StartOptions options) {
   const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
-    const auto called =
-        on(device, fingerprint_of(Operation::gather, dtype, input.size(), static_cast<std::int32_t>(root)));
+    const bool even = std::all_of(outputs.begin(), outputs.end(),
+                                  [&](const OutBytes& piece) { return piece.size() == input.size(); });
+    const auto called = on(device, fingerprint_of(Operation::gather, dtype, even ? input.size() : uneven,
+                                                  static_cast<std::int32_t>(root)));
     if (device) return device->gather(called, input, outputs, root, true, limits);
     ExchangeStep step(size());
     step.give[root] = input;
@@ -145,8 +159,10 @@ RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, D
                                  StartOptions options) {
   const auto device = options.device;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
-    const auto called =
-        on(device, fingerprint_of(Operation::scatter, dtype, output.size(), static_cast<std::int32_t>(root)));
+    const bool even =
+        std::all_of(inputs.begin(), inputs.end(), [&](const InBytes& piece) { return piece.size() == output.size(); });
+    const auto called = on(device, fingerprint_of(Operation::scatter, dtype, even ? output.size() : uneven,
+                                                  static_cast<std::int32_t>(root)));
     if (device) return device->scatter(called, inputs, output, root, limits);
     ExchangeStep step(size());
     if (rank() == root) step.give = inputs;

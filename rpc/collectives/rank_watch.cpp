@@ -13,7 +13,9 @@ RankWatch::RankWatch(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Memb
       group_(std::move(group)),
       died_(std::move(died)),
       processes_(group_->size()),
-      asked_(group_->size()) {}
+      asked_(group_->size()),
+      left_out_(group_->size()),
+      dead_(group_->size()) {}
 
 std::shared_ptr<RankWatch> RankWatch::start(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group,
                                             Died died) {
@@ -33,9 +35,29 @@ void RankWatch::find_processes() {
     if (auto found = cma::Process::find(host.process); found.ok()) {
       processes_[other].emplace(std::move(*found));
     } else {
-      died_(other, "its process has ended");
+      tell(other, "its process has ended");
     }
   }
+}
+
+void RankWatch::tell(std::size_t rank, std::string_view why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (dead_[rank].empty()) dead_[rank] = why;
+    if (left_out_[rank]) return;
+  }
+  died_(rank, why);
+}
+
+void RankWatch::leave_out(std::size_t rank) {
+  const std::lock_guard lock(mutex_);
+  left_out_[rank] = true;
+}
+
+std::string RankWatch::why_dead(std::size_t rank) const {
+  if (has_ended(rank)) return "its process has ended";
+  const std::lock_guard lock(mutex_);
+  return dead_[rank];
 }
 
 const cma::Process* RankWatch::process(std::size_t rank) const noexcept {
@@ -43,6 +65,11 @@ const cma::Process* RankWatch::process(std::size_t rank) const noexcept {
 }
 
 bool RankWatch::has_ended(std::size_t rank) const noexcept { return processes_[rank] && !processes_[rank]->alive(); }
+
+bool RankWatch::is_left_out(std::size_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return left_out_[rank];
+}
 
 void RankWatch::look() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -52,13 +79,17 @@ void RankWatch::look() {
     return;
   }
   for (std::size_t other = 0; other < group_->size(); ++other) {
-    if (other == group_->rank) continue;
-    if (has_ended(other)) return died_(other, "its process has ended");
+    if (other == group_->rank || is_left_out(other)) continue;
+    if (has_ended(other)) {
+      tell(other, "its process has ended");
+      continue;
+    }
     const auto linked = agent_->linked(group_->members[other].name);
     if (linked && linked->incarnation != group_->members[other].incarnation) {
-      return died_(other, "another agent has its name");
+      tell(other, "another agent has its name");
+    } else if (!linked) {
+      ask(other);
     }
-    if (!linked) ask(other);
   }
 }
 
@@ -80,7 +111,7 @@ void RankWatch::ask(std::size_t rank) {
           const std::lock_guard lock(self->mutex_);
           self->asked_[rank] = false;
         }
-        if (!reply.ok()) self->died_(rank, reply.status().what());
+        if (!reply.ok()) self->tell(rank, reply.status().what());
       });
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +29,10 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   static std::shared_ptr<RankWatch> start(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group,
                                           Died died);
 
+  /// Does not tell of the end of `rank` any more: it has left the group.
+  void leave_out(std::size_t rank);
+  /// Returns why the rank counts as dead; empty if nothing is known of its end. Knows of ranks that are left out too.
+  [[nodiscard]] std::string why_dead(std::size_t rank) const;
   /// Tells of dead ranks; asks at most every 50 ms. Never blocks. A thread that waits calls it every 100 ms.
   void look();
   /// Returns the process of another rank of this host, which may be this process; null for the others.
@@ -39,14 +44,18 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   RankWatch(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group, Died died);
   void find_processes();
   void ask(std::size_t rank);
+  void tell(std::size_t rank, std::string_view why);
+  [[nodiscard]] bool is_left_out(std::size_t rank) const;
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<const Membership> group_;
   const Died died_;
   std::vector<std::optional<cma::Process>> processes_;  // by rank
   std::atomic<std::int64_t> looked_at_{0};              // the last look, on the steady clock
-  std::mutex mutex_;
-  std::vector<bool> asked_;  // by rank: a call is to find out whether it is alive; guarded by mutex_
+  mutable std::mutex mutex_;                            // guards the next three, which are by rank
+  std::vector<bool> asked_;                             // a call is to find out whether it is alive
+  std::vector<bool> left_out_;
+  std::vector<std::string> dead_;  // why; empty: it is not known to be dead
 };
 
 }  // namespace tensorferry::collectives

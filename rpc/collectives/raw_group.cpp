@@ -48,10 +48,20 @@ void RawGroup::close() {
 }
 
 std::vector<Call> RawGroup::leave() {
+  closed_ = true;
   if (size() == 1) return {};
   const Status why(Code::cancelled, formatted("{} has left group \"{}\"", named(rank()), settings_.label));
   const auto ended = fail_here(why, /*by_leaving=*/true);
-  return ended ? tell_others(why, *ended) : std::vector<Call>();
+  return ended ? tell_others(why, *ended + 1) : std::vector<Call>();
+}
+
+void RawGroup::end_started() {
+  std::shared_ptr<GroupWork> last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = last_.lock();
+  }
+  if (last) last->wait();
 }
 
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
@@ -147,25 +157,51 @@ std::optional<std::uint64_t> RawGroup::fail_here(const Status& why, bool by_leav
   std::uint64_t ended = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok()) return std::nullopt;
-    failed_ = why;
-    failed_by_leaving_ = by_leaving;
+    if (!over_.ok()) return std::nullopt;
+    over_ = why;
+    if (failed_.ok()) {
+      failed_ = why;
+      failed_by_leaving_ = by_leaving;
+    }
     ended = ended_;
     host = levels_.host;
     leaders = levels_.leaders;
+    changed_.notify_all();
   }
-  mailbox_->fail(why);
+  // Cancelled, AgentClosed: this rank leaves, or a rank aborts, and wants nothing more.
+  mailbox_->fail(why, /*keep_arrived=*/why.code() != Code::cancelled && why.code() != Code::agent_closed);
   exchange_.wake();
   if (host) host->fail(why, false);
   if (leaders) leaders->fail(why, false);
   return ended;
 }
 
+void RawGroup::end_without(std::size_t rank, const Status& why) {
+  if (!agent_->usable_here().ok()) return;
+  std::shared_ptr<RawGroup> host, leaders;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.ok()) {
+      failed_ = why;
+      failed_by_leaving_ = true;
+    }
+    host = levels_.host;
+    leaders = levels_.leaders;
+    changed_.notify_all();
+  }
+  if (ranks_) ranks_->leave_out(rank);
+  mailbox_->leave(rank, why);
+  exchange_.wake();
+  for (const auto& below : {host, leaders}) {  // parts of operations of all ranks
+    if (below) below->fail(why, false);
+  }
+}
+
 std::vector<Call> RawGroup::tell_others(const Status& why, std::uint64_t after) {
   std::vector<Call> told;
   const GroupFailed failed{id(), static_cast<std::uint8_t>(why.code()), std::string(why.what()), after};
   for (std::size_t to = 0; to < size(); ++to) {
-    if (to == rank()) continue;
+    if (to == rank() || mailbox_->has_left(to)) continue;
     Message message;
     message.payload = encode(GroupMessage(failed));
     RawCallOptions options;
@@ -173,6 +209,19 @@ std::vector<Call> RawGroup::tell_others(const Status& why, std::uint64_t after) 
     told.push_back(agent_->call(names_[to], group_function, std::move(message), std::move(options)));
   }
   return told;
+}
+
+void RawGroup::rank_failed(std::size_t rank, const Status& why) {
+  auto here = why;
+  if (why.code() == Code::deadline_exceeded) {
+    auto text = formatted("{} gave up: {}", named(rank), why.what());
+    const auto own = named(this->rank());
+    if (const auto at = text.find(own, named(rank).size()); at != std::string::npos) {
+      text.insert(at + own.size() - 1, ", this rank");  // before the bracket
+    }
+    here = Status(why.code(), std::move(text));
+  }
+  (void)fail_here(here);
 }
 
 // No rank ends an operation before all have begun it. So this rank runs the last one that the other rank has ended, or
@@ -185,15 +234,12 @@ void RawGroup::rank_left(std::size_t rank, std::uint64_t after, const Status& wh
     now = ended_ >= after;
     if (!now) {
       mailbox_->let_go(rank);
-      left_.push_back({after, why});
+      left_.push_back({rank, after, why});
       host = levels_.host;
       leaders = levels_.leaders;
     }
   }
-  if (now) {
-    (void)fail_here(why, /*by_leaving=*/after != 0);
-    return;
-  }
+  if (now) return end_without(rank, why);
   // These end with this group, whose operation theirs are a part of.
   for (const auto& below : {host, leaders}) {
     const auto there = below ? below->rank_of(names_[rank]) : std::nullopt;
@@ -228,6 +274,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   {
     const std::lock_guard lock(mutex_);
     work->number_ = ++started_;
+    last_ = work;
     queue_.push_back(work);
   }
   if (options.background) run_in_background();
@@ -246,6 +293,11 @@ void RawGroup::run_in_background() {
         self->fail(reply.status(), false);
         self->run_queue();
       });
+}
+
+Status RawGroup::over() const {
+  const std::lock_guard lock(mutex_);
+  return over_;
 }
 
 WaitLimits RawGroup::limits_of(GroupWork::Deadline until, std::function<bool()> interrupted) {
@@ -316,6 +368,21 @@ bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& int
   }
 }
 
+// A rank that gives an operation up tells the others why. Its word may come after what it causes: data that is
+// withdrawn, links that end. So those wait for the reason, here and nowhere else.
+Status RawGroup::first_reason(Status status) {
+  const bool withdrawn = status.code() == Code::cancelled && status.what() != interruption().what();
+  const bool lost = status.code() == Code::connection_lost;  // looking for the dead finds it out soon
+  const auto until = Clock::now() + std::chrono::seconds(withdrawn ? 10 : lost ? 1 : 0);
+  for (;;) {
+    look_for_the_dead();
+    std::unique_lock lock(mutex_);
+    if (!failed_.ok()) return failed_;
+    if (Clock::now() >= until) return status;
+    changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !failed_.ok(); });
+  }
+}
+
 void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupted) {
   const auto limits = limits_of(work->deadline_, interrupted);
   auto status = failed();
@@ -325,24 +392,25 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   work->run_ = {};
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
   if (!status.ok() && !exchange_.disagreed()) {
-    if (const auto why = failed(); !why.ok()) status = why;
-    fail(status, true);
+    status = first_reason(std::move(status));
+    if (failed().ok()) fail(status, true);
   }
   if (status.ok()) status = finished(work->finish_);
   if (const auto earlier = std::move(work->earlier_); status.ok() && earlier) status = earlier->status();
   bool more = false;
-  Status left;
+  std::vector<Left> left;
   {
     const std::lock_guard lock(mutex_);
     running_ = false;
     ended_ = std::max(ended_, work->number_);
-    for (const auto& each : left_) {
-      if (ended_ >= each.after) left = each.why;
-    }
+    const auto going =
+        std::partition(left_.begin(), left_.end(), [&](const Left& each) { return ended_ < each.after; });
+    left.assign(going, left_.end());
+    left_.erase(going, left_.end());
     more = !queue_.empty();
     changed_.notify_all();
   }
-  if (!left.ok()) (void)fail_here(left, /*by_leaving=*/true);
+  for (const auto& each : left) end_without(each.rank, each.why);
   work->end(std::move(status));
   // Another thread may have found this one running, and left the rest of the queue to it.
   if (more) run_in_background();
@@ -357,7 +425,11 @@ RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
       std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   auto ready = agent_->usable_here();
-  if (ready.ok()) ready = await_inputs(options.arrived, limits_of(work->deadline_, {}));
+  if (ready.ok()) {
+    auto limits = limits_of(work->deadline_, {});
+    limits.failed = [this] { return over(); };
+    ready = await_inputs(options.arrived, limits);
+  }
   if (!ready.ok()) {
     work->end(std::move(ready));
     return work;
@@ -395,9 +467,10 @@ void RawGroup::look_after_transfers() {
   }
 }
 
-RawGroup::Work RawGroup::send(InBytes data, std::size_t to, std::uint64_t tag, StartOptions options) {
+RawGroup::Work RawGroup::send(InBytes data, DType dtype, std::size_t to, std::uint64_t tag, StartOptions options) {
   Fingerprint called;
-  called.elements = data.size();
+  called.dtype = static_cast<std::uint8_t>(dtype);
+  called.elements = data.size() / size_of(dtype);
   return transfer(std::move(options),
                   formatted("a send to {} of group \"{}\" with tag {}", named(to), settings_.label, tag),
                   [&](UniqueFunction<void(Status)> told) {
@@ -405,12 +478,13 @@ RawGroup::Work RawGroup::send(InBytes data, std::size_t to, std::uint64_t tag, S
                   });
 }
 
-RawGroup::Work RawGroup::receive(OutBytes data, std::size_t from, std::uint64_t tag, StartOptions options) {
+RawGroup::Work RawGroup::receive(OutBytes data, DType dtype, std::size_t from, std::uint64_t tag,
+                                 StartOptions options) {
   const auto whom = from == Mailbox::any_rank ? std::string("any rank") : named(from);
   return transfer(std::move(options),
                   formatted("a receive from {} of group \"{}\" with tag {}", whom, settings_.label, tag),
                   [&](UniqueFunction<void(Status)> told) {
-                    return mailbox_->receive(from, {true, tag}, data.data(), data.size(), std::move(told));
+                    return mailbox_->receive(from, {true, tag}, data.data(), data.size(), std::move(told), dtype);
                   });
 }
 
@@ -427,8 +501,8 @@ Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
                                                rank(), settings_.label)};
   }
   if (rank() != 0) {
-    send({&token, 1}, 0, base, options)->wait();
-    const auto gone = receive({&token, 1}, 0, base + 1, options);
+    send({&token, 1}, DType::uint8, 0, base, options)->wait();
+    const auto gone = receive({&token, 1}, DType::uint8, 0, base + 1, options);
     gone->wait();
     if (gone->status().code() != Code::deadline_exceeded) return gone->status();
     return {
@@ -438,27 +512,34 @@ Status RawGroup::monitored_barrier(Milliseconds timeout, bool name_all) {
                   rank(), named(0), timeout.count())};
   }
   Status other;
-  std::vector<std::size_t> missing;
+  std::vector<std::size_t> missing, here{0};
   std::vector<Work> came;
   std::vector<std::byte> tokens(size());
-  for (std::size_t from = 1; from < size(); ++from) came.push_back(receive({&tokens[from], 1}, from, base, options));
+  for (std::size_t from = 1; from < size(); ++from) {
+    came.push_back(receive({&tokens[from], 1}, DType::uint8, from, base, options));
+  }
   for (std::size_t from = 1; from < size(); ++from) {
     came[from - 1]->wait();
     const auto status = came[from - 1]->status();
     if (status.code() == Code::deadline_exceeded) missing.push_back(from);
+    if (status.ok()) here.push_back(from);
     if (!status.ok() && status.code() != Code::deadline_exceeded && other.ok()) other = status;
   }
   if (!other.ok()) return other;
   if (!name_all && missing.size() > 1) missing.resize(1);
   if (!missing.empty()) {
-    std::string ranks;
-    for (const auto each : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(each);
-    return {Code::deadline_exceeded, formatted("{} {} failed to pass monitoredBarrier in {} ms: in group \"{}\", {}",
-                                               missing.size() == 1 ? "Rank" : "Ranks", ranks, timeout.count(),
-                                               settings_.label, exchange_.not_come(missing))};
+    const auto listed = [](const std::vector<std::size_t>& ranks) {
+      std::string out;
+      for (const auto each : ranks) out += (out.empty() ? "" : ", ") + std::to_string(each);
+      return out;
+    };
+    return {Code::deadline_exceeded,
+            formatted("{} {} failed to pass monitoredBarrier in {} ms: in group \"{}\", {}. {} {} came",
+                      missing.size() == 1 ? "Rank" : "Ranks", listed(missing), timeout.count(), settings_.label,
+                      exchange_.not_come(missing), here.size() == 1 ? "Rank" : "Ranks", listed(here))};
   }
   for (std::size_t to = 1; to < size(); ++to) {
-    const auto let_go = send({&token, 1}, to, base + 1, options);
+    const auto let_go = send({&token, 1}, DType::uint8, to, base + 1, options);
     let_go->wait();
     if (!let_go->status().ok()) return let_go->status();
   }

@@ -1,6 +1,7 @@
 /// A group of agents that reduce, gather and exchange bytes. It knows no torch and no Python.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +36,12 @@ namespace tensorferry::collectives {
 ///
 /// Errors: InvalidArgument (at every rank) if the ranks do not call the same operation; the group can be used further.
 /// All other errors fail the group at every rank, with an error that names the rank: ConnectionLost (a rank has died),
-/// DeadlineExceeded (names the ranks that have not come), Cancelled (abort(), or a rank has left the group). The
-/// survivors can form a new group.
+/// DeadlineExceeded (names the ranks that have not come), Cancelled (abort()). The survivors can form a new group. The
+/// first reason counts: an error that another rank's ending can cause, such as data that it withdraws, waits until that
+/// rank has told why.
+///
+/// If a rank leaves in order (close()), the operations of all ranks fail with Cancelled after those that it has ended.
+/// Sends and receives among the other ranks go on, and what it has sent in small messages is still received.
 ///
 /// Threads: any thread may start operations, but all ranks must start them in the same order.
 class RawGroup final : public std::enable_shared_from_this<RawGroup> {
@@ -64,6 +69,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] std::string explain(Operation operation, std::size_t bytes) const;
   /// Returns the error that has failed the group, or Ok.
   [[nodiscard]] Status failed() const;
+  /// Returns whether this rank has left the group.
+  [[nodiscard]] bool closed() const noexcept { return closed_; }
   /// Returns whether the group failed because a rank, perhaps this one, has left it in order.
   [[nodiscard]] bool failed_by_leaving() const;
   /// The numbers of the operation that was started last, and of the one that ended last.
@@ -77,9 +84,10 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Work reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, std::size_t root, StartOptions options = {});
   /// The input of each rank goes to `outputs` of every rank. `even`: all inputs have the same size.
   Work all_gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, bool even, StartOptions options = {});
-  /// `outputs` is used at `root` alone.
+  /// `outputs` is used at `root` alone. In host memory their sizes may differ; InvalidArgument fails the group if a
+  /// rank then gives another size than the root takes.
   Work gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, std::size_t root, StartOptions options = {});
-  /// `inputs` is used at `root` alone.
+  /// `inputs` is used at `root` alone. Sizes are as for gather().
   Work scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, std::size_t root, StartOptions options = {});
   /// The inputs of all ranks at index i are reduced into the output of rank i, and have its size.
   Work reduce_scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, ReduceOp op,
@@ -87,10 +95,12 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// The input at index i goes to rank i. `even`: all have the same size, at all ranks.
   Work all_to_all(std::vector<InBytes> inputs, std::vector<OutBytes> outputs, DType dtype, bool even,
                   StartOptions options = {});
-  /// Ends when the receiver has the bytes, or has been told of them and they have been read.
-  Work send(InBytes data, std::size_t to, std::uint64_t tag, StartOptions options = {});
-  /// `from` may be Mailbox::any_rank; GroupWork::letter() says which it was.
-  Work receive(OutBytes data, std::size_t from, std::uint64_t tag, StartOptions options = {});
+  /// Ends when the receiver has the bytes, or has been told of them and they have been read. InvalidArgument: the
+  /// receive that would read them has another dtype or size; a small send has ended well then.
+  Work send(InBytes data, DType dtype, std::size_t to, std::uint64_t tag, StartOptions options = {});
+  /// `from` may be Mailbox::any_rank; GroupWork::letter() says which it was. InvalidArgument: the next send has another
+  /// dtype or size. It counts as received, and the group goes on.
+  Work receive(OutBytes data, DType dtype, std::size_t from, std::uint64_t tag, StartOptions options = {});
   /// A barrier in which rank 0 names the ranks that have not come in time, all or the first of them. At the other ranks
   /// it fails if rank 0 does not let them go. Runs on the calling thread. A failure leaves the group as it is. With a
   /// time-out of 0 it fails at once.
@@ -98,10 +108,13 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
 
   /// Fails the group at every rank with Cancelled.
   void abort(const std::string& why);
-  /// Leaves the group: it fails with Cancelled, here at once, and at the others when they have ended the operations
-  /// that have ended here. Waits up to a second until they have heard of it, because an agent that leaves next would
-  /// take the message back.
+  /// Leaves the group: it fails with Cancelled, here at once. The others end the operations that have ended here first;
+  /// their sends and receives among themselves go on. Waits up to a second until they have heard of it, because an
+  /// agent that leaves next would take the message back.
   void close();
+  /// Waits until the operations of all ranks that have been started here have ended, each at its time-out at the
+  /// latest.
+  void end_started();
 
   // For operations on devices.
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
@@ -111,6 +124,14 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// Within an operation: the same, and writes what each rank has told to `all`, in the order of the ranks. All tell as
   /// many bytes.
   Status tell_each_other(const Fingerprint& called, InBytes own, OutBytes all, const WaitLimits& limits);
+  /// Within an operation, after tell_each_other(): gives `own` to all ranks, and takes what each gives.
+  Status give_to_all(const Fingerprint& called, InBytes own, const std::vector<OutBytes>& all,
+                     const WaitLimits& limits);
+  /// Within an operation: `why` is an error that all ranks have found alike. The group can be used further.
+  Status disagree(Status why) {
+    exchange_.disagree();
+    return why;
+  }
   /// The error of an operation whose time is over while it waits for the ranks `missing`.
   [[nodiscard]] Status late(const Fingerprint& called, const std::vector<std::size_t>& missing) const {
     return exchange_.late(called, missing);
@@ -119,6 +140,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void look_for_the_dead() { ranks_->look(); }
   /// Returns whether the process of the rank, on this host, has ended.
   [[nodiscard]] bool has_ended(std::size_t rank) const { return ranks_->has_ended(rank); }
+  /// Returns why the agent of the rank counts as dead; empty if nothing is known of its end.
+  [[nodiscard]] std::string why_dead(std::size_t rank) const { return ranks_->why_dead(rank); }
   /// Returns the words for streams on the board; empty without a board, or if there are too many ranks.
   [[nodiscard]] Buffer stream_words() const { return exchange_.stream_words(); }
   /// Returns why the ranks have no board; empty if they have one.
@@ -153,7 +176,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void look_after(const std::shared_ptr<GroupWork>& transfer);
   /// Fails the group here; `tell`: at the other ranks too.
   void fail(const Status& why, bool tell);
-  /// The group has failed at `rank`, or that rank has left: fails it here when this rank has ended `after` operations.
+  /// The group has failed at `rank`.
+  void rank_failed(std::size_t rank, const Status& why);
+  /// `rank` has left after it has ended `after` operations: ends, when this rank has ended them too, what needs it.
   void rank_left(std::size_t rank, std::uint64_t after, const Status& why);
   void run_queue();
 
@@ -169,13 +194,19 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
   void run_one(const std::shared_ptr<GroupWork>& work, const std::function<bool()>& interrupted);
   Status await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const;
-  /// Fails the group here and returns how many operations have ended; nullopt: it has failed before.
+  /// Fails the group here and returns how many operations have ended; nullopt: it has failed before. `by_leaving`: this
+  /// rank leaves. That other ranks have left is no failure before.
   std::optional<std::uint64_t> fail_here(const Status& why, bool by_leaving = false);
+  /// Another rank has left: ends here what needs it.
+  void end_without(std::size_t rank, const Status& why);
+  /// Returns the reason of an operation's error: the group's, or else `status`.
+  Status first_reason(Status status);
   /// As close(), and waits for nothing. Returns the calls that tell the others.
   std::vector<Call> leave();
   std::vector<Call> tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
+  [[nodiscard]] Status over() const;
   [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
 
   [[nodiscard]] Performing performing(const Fingerprint& called, const WaitLimits& limits) {
@@ -195,6 +226,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Levels levels_;                     // set before any operation
   std::shared_ptr<RankWatch> ranks_;  // set before any operation
 
+  std::atomic<bool> closed_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
@@ -202,9 +234,12 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::uint64_t started_ = 0, ended_ = 0;
   std::uint64_t barriers_ = 0;                       // monitored ones
   std::vector<std::weak_ptr<GroupWork>> transfers_;  // to be looked after; if there are any, a job does it
-  Status failed_;
+  std::weak_ptr<GroupWork> last_;                    // of all ranks
+  Status failed_;                                    // why no operation of all ranks goes on
   bool failed_by_leaving_ = false;
+  Status over_;  // why nothing goes on, sends and receives neither
   struct Left {
+    std::size_t rank;
     std::uint64_t after;
     Status why;
   };

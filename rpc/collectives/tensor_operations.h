@@ -120,7 +120,7 @@ class TensorOperations {
                               Staged::with(std::move(options), std::move(staged)));
   }
 
-  /// `outputs` is used at `root` alone.
+  /// `outputs` is used at `root` alone. Their sizes may differ, except on a device.
   Started gather(const Tensor& input, const Tensors& outputs, std::size_t root, StartOptions options = {}) const {
     if (auto status = first_error({access_.check(input), check_rank(*group_, root)}); !status.ok()) return status;
     Staged staged(access_);
@@ -135,7 +135,7 @@ class TensorOperations {
                           Staged::with(std::move(options), std::move(staged)));
   }
 
-  /// `inputs` is used at `root` alone.
+  /// `inputs` is used at `root` alone. Their sizes may differ, except on a device.
   Started scatter(const Tensors& inputs, const Tensor& output, std::size_t root, StartOptions options = {}) const {
     if (auto status = first_error({access_.check(output), check_rank(*group_, root)}); !status.ok()) return status;
     Staged staged(access_);
@@ -176,7 +176,7 @@ class TensorOperations {
     if (auto status = first_error({access_.check(tensor), check_rank(*group_, to)}); !status.ok()) return status;
     Staged staged(access_);
     const auto bytes = staged.input(tensor);
-    return group_->send(bytes, to, tag, Staged::with(std::move(options), std::move(staged)));
+    return group_->send(bytes, access_.dtype(tensor), to, tag, Staged::with(std::move(options), std::move(staged)));
   }
 
   /// `from` may be Mailbox::any_rank.
@@ -185,7 +185,8 @@ class TensorOperations {
     if (auto status = first_error({access_.check(tensor), known}); !status.ok()) return status;
     Staged staged(access_);
     const auto bytes = staged.output(tensor);
-    return group_->receive(bytes, from, tag, Staged::with(std::move(options), std::move(staged)));
+    return group_->receive(bytes, access_.dtype(tensor), from, tag,
+                           Staged::with(std::move(options), std::move(staged)));
   }
 
  protected:

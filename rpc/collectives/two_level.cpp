@@ -21,7 +21,7 @@ Status within(const WaitLimits& limits, const Start& start) {
   options.background = false;
   const auto work = start(std::move(options));
   if (work->wait(std::nullopt, limits.interrupted)) return work->status();
-  Status why(Code::cancelled, "a signal ended the wait");
+  auto why = interruption();
   work->withdraw(why);  // bytes may be landing in its memory
   return why;
 }
@@ -66,10 +66,12 @@ Status reduce_two_level(const Performing& now, const Levels& levels, InBytes inp
   const auto root_here = place_on_host(levels, now.rank(), root);
   if (!root_here || *root_here == 0) return {};
   if (leads) {
-    return within(now.limits, [&](auto options) { return host.send(sum, *root_here, result_tag, std::move(options)); });
+    return within(now.limits,
+                  [&](auto options) { return host.send(sum, dtype, *root_here, result_tag, std::move(options)); });
   }
   if (root != now.rank()) return {};
-  return within(now.limits, [&](auto options) { return host.receive(output, 0, result_tag, std::move(options)); });
+  return within(now.limits,
+                [&](auto options) { return host.receive(output, dtype, 0, result_tag, std::move(options)); });
 }
 
 Status broadcast_two_level(const Performing& now, const Levels& levels, OutBytes data, std::size_t root) {

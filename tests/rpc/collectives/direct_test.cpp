@@ -1114,7 +1114,7 @@ TEST_F(Direct, ACallbackThatWaitsForTheStreamDoesNotHoldUpItsRelease) {
     if (each.rank == 0) {
       collectives::StartOptions options;
       options.timeout = std::chrono::minutes(5);
-      receive = each.group.receive(never, 1, 7, options);
+      receive = each.group.receive(never, DType::uint8, 1, 7, options);
       receive->on_done([told, &gpu = each.gpu](const Status&) {
         gpu.synchronize();
         *told = true;

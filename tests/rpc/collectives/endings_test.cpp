@@ -412,16 +412,16 @@ TEST(Groups, AReceiveThatIsLateEndsAlone) {
   world.run([](std::size_t rank, RawGroup& group) {
     std::vector<float> values(4, static_cast<float>(rank));
     if (rank == 0) {
-      const auto late =
-          ended(group.receive(bytes_in(values), 1, 0, {std::chrono::milliseconds(50), true, nullptr, {}}));
+      const auto late = ended(
+          group.receive(bytes_in(values), DType::float32, 1, 0, {std::chrono::milliseconds(50), true, nullptr, {}}));
       EXPECT_EQ(late.code(), Code::deadline_exceeded);
     }
     EXPECT_TRUE(ended(group.barrier()).ok());
     if (rank == 1) {
-      EXPECT_TRUE(ended(group.send(bytes_in(values), 0, 0)).ok());
+      EXPECT_TRUE(ended(group.send(bytes_in(values), DType::float32, 0, 0)).ok());
     }
     if (rank == 0) {
-      EXPECT_TRUE(ended(group.receive(bytes_in(values), 1, 0)).ok());
+      EXPECT_TRUE(ended(group.receive(bytes_in(values), DType::float32, 1, 0)).ok());
     }
     EXPECT_EQ(values[0], 1);
   });
@@ -433,12 +433,13 @@ TEST(Groups, AReceiveOfASendThatWasLateLearnsWhy) {
   world.run([](std::size_t rank, RawGroup& group) {
     std::vector<float> values(100000);
     if (rank == 1) {
-      const auto late = ended(group.send(bytes_in(values), 0, 7, {std::chrono::milliseconds(50), true, nullptr, {}}));
+      const auto late =
+          ended(group.send(bytes_in(values), DType::float32, 0, 7, {std::chrono::milliseconds(50), true, nullptr, {}}));
       EXPECT_EQ(late.code(), Code::deadline_exceeded);
     }
     EXPECT_TRUE(ended(group.barrier()).ok());
     if (rank == 0) {
-      const auto status = ended(group.receive(bytes_in(values), 1, 7));
+      const auto status = ended(group.receive(bytes_in(values), DType::float32, 1, 7));
       EXPECT_EQ(status.code(), Code::cancelled);
       EXPECT_THAT(status.text(), HasSubstr("rank 1 (\"rank1\") has withdrawn the data: a send to rank 0"));
     }

@@ -279,9 +279,10 @@ TEST_P(Operations, SendsOfOneTagArriveInOrderAndTagsDoNotMix) {
       out.push_back(values_of(rank, i % 3 == 0 ? 30000 : i, i));
       in.emplace_back(out.back().size(), -1);
     }
-    for (std::size_t i = 0; i < 12; ++i) works.push_back(group.send(bytes_in(out[i]), to, i % 2));
+    for (std::size_t i = 0; i < 12; ++i) works.push_back(group.send(bytes_in(out[i]), DType::int64, to, i % 2));
     for (const std::size_t odd : {1, 0}) {  // the tags in the other order
-      for (std::size_t i = odd; i < 12; i += 2) works.push_back(group.receive(bytes_in(in[i]), from, i % 2));
+      for (std::size_t i = odd; i < 12; i += 2)
+        works.push_back(group.receive(bytes_in(in[i]), DType::int64, from, i % 2));
     }
     for (const auto& work : works) EXPECT_TRUE(ended(work).ok()) << ended(work).text();
     for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(in[i], values_of(from, in[i].size(), i));
@@ -292,12 +293,12 @@ TEST_P(Operations, ReceiveFromAnyRankSaysFromWhich) {
   world->run([&](std::size_t rank, RawGroup& group) {
     Values mine = values_of(rank, 20000);
     if (rank != 0) {
-      EXPECT_TRUE(ended(group.send(bytes_in(mine), 0, 3)).ok());
+      EXPECT_TRUE(ended(group.send(bytes_in(mine), DType::int64, 0, 3)).ok());
       return;
     }
     std::vector<bool> seen(ranks);
     for (std::size_t i = 1; i < ranks; ++i) {
-      const auto work = group.receive(bytes_in(mine), collectives::Mailbox::any_rank, 3);
+      const auto work = group.receive(bytes_in(mine), DType::int64, collectives::Mailbox::any_rank, 3);
       EXPECT_TRUE(ended(work).ok());
       EXPECT_EQ(mine, values_of(work->letter().from, 20000));
       EXPECT_FALSE(seen[work->letter().from]);
