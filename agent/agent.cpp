@@ -242,6 +242,14 @@ bool RawAgent::has_ended(const PeerInfo& peer) const {
   return record && record->incarnation == peer.incarnation && listener_is_gone(*impl_->engine, *record);
 }
 
+bool RawAgent::has_gone(std::string_view peer) const {
+  if (linked(peer)) return false;
+  const auto record = impl_->engine->directory->find(peer, {});
+  if (!record) return record.status().code() == Code::not_found;
+  const bool restarts = !environment::value_of("TORCHELASTIC_RUN_ID").empty();
+  return tensorferry::has_ended(*impl_->engine, *record, restarts);
+}
+
 Result<std::vector<PeerInfo>> RawAgent::wait_for_world(int size, Milliseconds timeout,
                                                        const std::function<Status()>& check) {
   if (auto status = ended(*impl_->engine); !status) return status;

@@ -115,7 +115,8 @@ class Group {
   /// Sends a tensor to rank `to`. Completes when the receiver has the elements, or a copy of them waits there.
   Future<void> send(const Tensor& tensor, std::size_t to, std::uint64_t tag = 0, Timeout timeout = {});
   /// Receives a tensor of the same tag from rank `from`; nullopt: from any rank. Gives the rank that it came from. A
-  /// receive that is late fails alone.
+  /// receive that is late fails alone, and so does one of another dtype or number of elements than the send
+  /// (InvalidArgument).
   Future<std::size_t> receive(const Tensor& tensor, std::optional<std::size_t> from = {}, std::uint64_t tag = 0,
                               Timeout timeout = {});
   /// A barrier in which rank 0 names the ranks that have not come in time: the first, or all if `name_all`. Blocks.

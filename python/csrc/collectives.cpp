@@ -3,8 +3,10 @@
 #include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -17,6 +19,7 @@
 #include "python/csrc/agent.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
+#include "python/csrc/interpreter.h"
 #include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/device_group.h"
 #include "rpc/collectives/torch/interruptions.h"
@@ -253,13 +256,11 @@ void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
           py::arg("tensors"), py::arg("op"), py::arg("factor"), timeout)
       .def(
           "all_reduce_sparse",
-          [](const DeviceGroup& self, at::Tensor tensor, std::optional<double> t) {
-            Status status;
-            {
-              const GilReleased released;
-              status = self.on_host().all_reduce_sparse(tensor, options_of(t));
-            }
-            check(status);
+          [](const DeviceGroup& self, const at::Tensor& tensor, std::optional<double> t) {
+            const auto start = [&](const TensorGroup& on, StartOptions with) {
+              return on.all_reduce_sparse(tensor, std::move(with));
+            };
+            return started(self, "all_reduce_sparse", {tensor}, options_of(t), start, Way::staged);
           },
           py::arg("tensor"), timeout)
       .def(
@@ -389,8 +390,20 @@ void bind_field(Class& bound, const char* name, Field Owner::*field) {
       [field, of](TorchGroupOptions& self, Field value) { of(self).*field = std::move(value); });
 }
 
+std::atomic<bool> keeps_threads{false};
+
+/// At the interpreter's end torch's binding would take the GIL in a destructor, from which CPython unwinds the thread
+/// although C++ forbids it. So a thread that waited in the backend stays here instead.
+void stay_if_python_ends() {
+  if (keeps_threads.load(std::memory_order_acquire) && ::gettid() != ::getpid()) sleep_for_ever();
+}
+
 void bind_process_group(py::module_& module) {
   py::module_::import("torch.distributed");  // registers the base classes
+  collectives::call_before_return(&stay_if_python_ends);
+  module.def(
+      "keep_waiting_threads", [] { keeps_threads.store(true, std::memory_order_release); },
+      "Lets no thread but the main one return from a call of the backend any more: the interpreter is about to end.");
   auto options = py::class_<TorchGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<TorchGroupOptions>>(
       module, "ProcessGroupOptions", "The options of a process group of torch.distributed.");
   options.def(py::init([](std::optional<double> timeout) {

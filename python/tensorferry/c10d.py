@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -28,12 +30,12 @@ __all__ = ["Options", "group_of", "register"]
 class _Own:
     """An agent that the backend has made, for the process groups whose ranks meet in one store. ``_lock`` guards it."""
 
-    def __init__(self, store: Any, options: dict[str, Any]) -> None:
+    def __init__(self, store: Any, options: dict[str, Any], rank: int) -> None:
         self.store = store
         self.options = options
         self.making = 0  # process groups that are being made
         self.agent = Agent(
-            f"c10d-{uuid.uuid4().hex[:12]}",
+            f"rank{rank}@{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:8]}",  # no two agents have one name
             store=store,
             trust="registered",
             prefix="tensorferry/c10d",
@@ -135,9 +137,10 @@ def _shared(store: Any) -> Any:
     return store
 
 
-def _own_of(store: Any, options: dict[str, Any]) -> _Own:
+def _own_of(store: Any, options: dict[str, Any], rank: int) -> _Own:
     """Returns the agent for the groups that meet in ``store``. Those of other stores leave if all their groups have
-    gone: ranks that meet in a new store may know nothing of the old one, and its server may have died."""
+    gone: ranks that meet in a new store may know nothing of the old one, and its server may have died. ``rank`` is the
+    rank in the world, for the name of a new agent."""
     _own[:] = [own for own in _own if own.usable]
     found = next((own for own in _own if own.is_in(store)), None)
     for own in [own for own in _own if own is not found and own.idle]:
@@ -147,7 +150,7 @@ def _own_of(store: Any, options: dict[str, Any]) -> _Own:
         _leaving.append(threading.Thread(target=own.agent.leave, name="tensorferry-leave", daemon=True))
         _leaving[-1].start()
     if found is None:
-        found = _Own(store, options)
+        found = _Own(store, options, rank)
         _own.append(found)
     for option, value in options.items():
         if found.options.get(option) != value:
@@ -159,14 +162,16 @@ def _own_of(store: Any, options: dict[str, Any]) -> _Own:
 
 
 @atexit.register
-def _await_leaving() -> None:
-    """Waits up to 2 s for each agent that is leaving: its thread must not enter Python after the end."""
+def _end() -> None:
+    """Runs before the agents leave, which ends what other threads wait for. Waits up to 2 s for each agent that is
+    leaving: its thread must not enter Python after the end."""
+    _C.keep_waiting_threads()
     for thread in _leaving:
         thread.join(2)
 
 
 @contextlib.contextmanager
-def _agent(store: Any, options: _C.ProcessGroupOptions) -> Iterator[Agent]:
+def _agent(store: Any, options: _C.ProcessGroupOptions, rank: int = 0) -> Iterator[Agent]:
     """Lends the agent of ``init_rpc``, or else one of the backend's own, with the options that concern it."""
     wanted: dict[str, Any] = {}
     if options.interface:
@@ -184,7 +189,7 @@ def _agent(store: Any, options: _C.ProcessGroupOptions) -> Iterator[Agent]:
         yield default
         return
     with _lock:
-        own = _own_of(_shared(store), wanted)
+        own = _own_of(_shared(store), wanted, rank)
         own.making += 1
     try:
         yield own.agent
@@ -213,7 +218,9 @@ def _make(options: Any, pg_options: Any = None) -> Any:
     chosen = _checked(options, pg_options)
     timeout = options.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    with _agent(options.store, chosen) as agent:
+    ranks = options.global_ranks_in_group
+    rank = ranks[options.group_rank] if ranks else options.group_rank
+    with _agent(options.store, chosen, rank) as agent:
         _agents[agent.name] = agent
         groups = _groups_of(agent)  # serves groups before another rank can know this agent
         return _C.ProcessGroup(

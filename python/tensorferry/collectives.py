@@ -197,7 +197,7 @@ class Group:
         """Reduces the tensors of all ranks; every rank gets the same bits.
 
         Args:
-            tensor: dense, or a sparse COO tensor, which is summed in place before this returns.
+            tensor: dense, or a sparse COO tensor, which is summed in place.
             op: ``sum``, ``average``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or
                 ``premultiplied_sum``; or a function of two tensors with the elements of one rank each, the same at
                 every rank. It writes the first one or returns the result, on any thread. If it raises, the operation
@@ -209,8 +209,7 @@ class Group:
         if tensor.layout is torch.sparse_coo:
             if op != "sum" or out is not None:
                 raise errors.InvalidArgument("sparse tensors are summed, in place")
-            self._group.all_reduce_sparse(tensor, timeout)
-            return Work([], lambda: tensor)
+            return Work([self._group.all_reduce_sparse(tensor, timeout)], lambda: tensor)
         return Work([self._group.all_reduce(tensor, into, op, factor, timeout)], lambda: into)
 
     def all_reduce_coalesced(
@@ -343,6 +342,7 @@ class Group:
         """Receives a tensor of the same tag. The result is the rank that it came from.
 
         Args:
+            tensor: has the dtype and the number of elements of the tensor that was sent.
             source: the rank; None: any.
         """
         work = self._group.receive(tensor, source, tag, timeout)

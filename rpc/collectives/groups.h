@@ -57,6 +57,8 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   /// none is kept.
   void keep_number(std::uint64_t number, std::string name);
   [[nodiscard]] std::string name_of(std::uint64_t number) const;
+  /// Returns whether the agent `name` has left, or its process was killed: RawAgent::has_gone().
+  [[nodiscard]] bool has_ended(const std::string& name) const { return agent_->has_gone(name); }
   /// Asks the agent `name` whether it serves groups. Returns false if it has died or left. Blocks for 5 s at most.
   [[nodiscard]] bool answers(const std::string& name) const;
   /// Fails all groups with AgentClosed. The agent is about to leave.

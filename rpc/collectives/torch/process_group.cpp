@@ -1,12 +1,15 @@
 #include "rpc/collectives/torch/process_group.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
+#include "base/text.h"
 #include "rpc/collectives/torch/interruptions.h"
+#include "rpc/collectives/torch/meeting.h"
 #include "rpc/tensor.h"
 #include "rpc/torch_futures.h"
 
@@ -25,6 +28,17 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
 const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists) {
   TORCH_CHECK_VALUE(lists.size() == 1, "the backend tensorferry takes one list of tensors a rank, not ", lists.size());
   return lists[0];
+}
+
+/// Returns a rank that torch gives. A negative one is not Mailbox::any_rank; check_rank() refuses it.
+std::size_t rank_from(std::int64_t given) {
+  if (given < 0) throw_status({Code::invalid_argument, formatted("a process group has no rank {}", given)});
+  return static_cast<std::size_t>(given);
+}
+
+std::uint64_t tag_from(int given) {
+  TORCH_CHECK_VALUE(given >= 0, "a tag is at least 0, and this one is ", given);
+  return static_cast<std::uint64_t>(given);
 }
 
 /// Returns the one list, or an empty one at the ranks that need none.
@@ -95,46 +109,21 @@ Started start_each(std::size_t count, StartOptions options, const Start& start) 
   return last;
 }
 
-/// Waits until the store has the keys, and does not block its connection: other threads may need it. Throws after
-/// `timeout`.
-void await_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  const auto until = std::chrono::steady_clock::now() + timeout;
-  for (std::chrono::milliseconds pause(1); !store.check(keys);
-       pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
-    TORCH_CHECK(std::chrono::steady_clock::now() < until, "not all ranks have come");
-    std::this_thread::sleep_for(pause);
-  }
-}
+std::atomic<void (*)()> before_return{nullptr};
 
-/// Tells the other ranks the name `own`, and returns the names of all ranks when they have told them.
-std::vector<std::string> exchange_names(c10d::Store& store, const std::string& own, int rank, int size,
-                                        const TorchGroupOptions& options) {
-  std::vector<std::string> keys;
-  for (int each = 0; each < size; ++each) keys.push_back("tensorferry/agent/" + std::to_string(each));
-  store.set(keys[static_cast<std::size_t>(rank)], own);
-  try {
-    await_keys(store, keys, options.timeout);
-  } catch (const std::exception&) {
-    std::string missing;
-    for (int each = 0; each < size; ++each) {
-      if (store.check({keys[static_cast<std::size_t>(each)]})) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(each);
-    }
-    if (missing.empty()) throw;
-    const std::string advice =
-        options.lazy ? " to its first operation. See whether they call the same operations"
-                     : ". See whether they call the same new_group() or init_process_group(), in the same order";
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("DeadlineExceeded: the process group was not formed within ",
-                             std::chrono::duration<double>(options.timeout).count(), " s: of its ", size, " ranks, ",
-                             missing, " did not come", advice, ", or raise timeout="));
+/// Stands at the begin of a function that blocks; calls the hook of call_before_return() at its end.
+struct Returning {
+  Returning() = default;
+  Returning(const Returning&) = delete;
+  Returning& operator=(const Returning&) = delete;
+  ~Returning() {
+    if (auto* const hook = before_return.load(std::memory_order_acquire)) hook();
   }
-  std::vector<std::string> names;
-  for (const auto& key : keys) names.push_back(store.get_to_str(key));
-  return names;
-}
+};
 
 }  // namespace
+
+void call_before_return(void (*hook)()) { before_return.store(hook, std::memory_order_release); }
 
 // ---- work
 
@@ -190,15 +179,24 @@ std::exception_ptr TorchWork::exception() const {
       c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, why.text()));
 }
 
-int TorchWork::sourceRank() const { return static_cast<int>(work_.group_work()->letter().from); }
+int TorchWork::sourceRank() const {
+  const auto type = retrieveOpType();
+  TORCH_CHECK(type == c10d::OpType::RECV || type == c10d::OpType::RECVANYSOURCE,
+              "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.");
+  return static_cast<int>(work_.group_work()->letter().from);
+}
 
 std::vector<at::Tensor> TorchWork::result() {
+  TORCH_CHECK(work_.group_work()->done(),
+              "the operation has not ended, so it has no result yet: call wait() before result()");
+  if (const auto why = work_.status(); !why.ok()) throw_status(why);
   std::vector<at::Tensor> out;
   for (const auto& list : results_) out.insert(out.end(), list.begin(), list.end());
   return out;
 }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
+  const Returning to_the_caller;
   const bool bounded = timeout != kNoTimeout;
   const auto until = std::chrono::steady_clock::now() + timeout;
   Interruption interruption;
@@ -214,7 +212,9 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void TorchWork::abort() {
-  TORCH_CHECK(false, "an operation of the backend tensorferry cannot be aborted alone: abort the group");
+  const auto type = retrieveOpType();
+  TORCH_CHECK(c10d::isP2POp(type), "an operation of all ranks cannot be aborted at one of them: abort the group");
+  work_.group_work()->withdraw({Code::cancelled, "the program aborted the operation"});
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
@@ -247,24 +247,32 @@ TorchProcessGroup::TorchProcessGroup(std::shared_ptr<Groups> groups, Names names
 c10::intrusive_ptr<TorchProcessGroup> TorchProcessGroup::meet_at(c10::intrusive_ptr<c10d::Store> store,
                                                                  std::shared_ptr<Groups> groups, int rank, int size,
                                                                  c10::intrusive_ptr<TorchGroupOptions> options) {
-  auto names = [store = std::move(store), own = groups->agent()->self().name, rank, size, options] {
-    // A store of its own: other threads may need this connection while an operation waits for the other ranks.
-    return exchange_names(options->lazy ? *store->clone() : *store, own, rank, size, *options);
+  auto names = [store = std::move(store), groups, rank, size, options] {
+    const Meeting meeting(*groups, rank, size, *options);
+    meeting.check_members();
+    // A store of its own: other threads may block this connection while an operation waits for the other ranks.
+    const auto own = options->lazy ? store->clone() : store;
+    return meeting.await_names(*own, meeting.tell(*own));
   };
   return c10::make_intrusive<TorchProcessGroup>(std::move(groups), std::move(names), rank, size, std::move(options));
 }
 
 const DeviceGroup& TorchProcessGroup::group() {
   if (const auto* formed = formed_.load(std::memory_order_acquire)) return *formed;
+  const Returning to_the_caller;
   const std::lock_guard lock(forming_);
   if (!group_) {
     auto settings = options_->settings;
     settings.timeout = options_->timeout;
+    settings.members_are_unique = true;
     if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
     auto formed =
         run_interruptibly([groups = groups_, names = names_, settings] { return groups->form(names(), settings); });
     if (!formed.ok()) throw_status(formed.status());
     group_ = std::make_shared<DeviceGroup>(*formed);
+    for (std::size_t rank = 0; rank < (*formed)->size(); ++rank) {
+      groups_->keep_number(number_of(*options_, rank), (*formed)->names()[rank]);
+    }
     names_ = nullptr;
     formed_.store(group_.get(), std::memory_order_release);
   }
@@ -321,6 +329,7 @@ StartOptions TorchProcessGroup::start_options(std::chrono::milliseconds timeout,
 
 TensorGroup TorchProcessGroup::group_on(const char* operation, std::initializer_list<at::TensorList> tensors,
                                         const StartOptions& options) {
+  const Returning to_the_caller;
   auto out = group().on(operation, tensors, options);
   if (!out.ok()) throw_status(out.status());
   return *std::move(out);
@@ -347,10 +356,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on,
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const auto on = group_on("broadcast", {tensors}, start_options(opts.timeout, opts.asyncOp));
-  return work_of(
-      on,
-      on.broadcast(only(tensors), static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
-      c10d::OpType::BROADCAST, "tensorferry:broadcast", {tensors}, tensors, opts.timeout);
+  return work_of(on, on.broadcast(only(tensors), rank_from(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+                 c10d::OpType::BROADCAST, "tensorferry:broadcast", {tensors}, tensors, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -364,13 +371,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce(Tensors& tensors, co
 TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_sparse(Tensors& tensors,
                                                                    const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(opts.reduceOp.op_ == c10d::ReduceOp::SUM, "sparse tensors can only be summed");
-  auto tensor = only(tensors);
-  if (const auto status = group().on_host().all_reduce_sparse(tensor, start_options(opts.timeout, false));
-      !status.ok()) {
-    throw_status(status);
-  }
-  // It has ended; a barrier's work stands for it.
-  return work_of(group().on_host(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
+  const auto on = staged_group_on("all_reduce_sparse", {tensors});
+  return work_of(on, on.all_reduce_sparse(only(tensors), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::_ALLREDUCE_SPARSE, "tensorferry:all_reduce_sparse", {tensors}, {}, opts.timeout);
 }
 
@@ -385,7 +387,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allreduce_coalesced(Tensors& t
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const auto on = group_on("reduce", {tensors}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
-                 on.reduce(only(tensors), only(tensors), op_of(opts.reduceOp), static_cast<std::size_t>(opts.rootRank),
+                 on.reduce(only(tensors), only(tensors), op_of(opts.reduceOp), rank_from(opts.rootRank),
                            start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::REDUCE, "tensorferry:reduce", {tensors}, tensors, opts.timeout);
 }
@@ -440,10 +442,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, T
                                                          const c10d::GatherOptions& opts) {
   const auto list = list_at_root(outputs, getRank() == opts.rootRank);
   const auto on = group_on("gather", {inputs, list}, start_options(opts.timeout, opts.asyncOp));
-  return work_of(
-      on,
-      on.gather(only(inputs), list, static_cast<std::size_t>(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
-      c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
+  return work_of(on, on.gather(only(inputs), list, rank_from(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
+                 c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
@@ -451,8 +451,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, Tens
   const auto list = list_at_root(inputs, getRank() == opts.rootRank);
   const auto on = group_on("scatter", {outputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
-                 on.scatter(list, only(outputs), static_cast<std::size_t>(opts.rootRank),
-                            start_options(opts.timeout, opts.asyncOp)),
+                 on.scatter(list, only(outputs), rank_from(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::SCATTER, "tensorferry:scatter", {outputs}, list, opts.timeout);
 }
 
@@ -513,34 +512,33 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::alltoall(Tensors& outputs, Ten
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::send(Tensors& tensors, int to, int tag) {
   const auto on = staged_group_on("send", {tensors});
-  return work_of(on,
-                 on.send(only(tensors), static_cast<std::size_t>(to), static_cast<std::uint32_t>(tag),
-                         start_options(c10d::kUnsetTimeout, true)),
+  return work_of(on, on.send(only(tensors), rank_from(to), tag_from(tag), start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::SEND, "tensorferry:send", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recv(Tensors& tensors, int from, int tag) {
   const auto on = staged_group_on("recv", {tensors});
   return work_of(on,
-                 on.receive(only(tensors), static_cast<std::size_t>(from), static_cast<std::uint32_t>(tag),
-                            start_options(c10d::kUnsetTimeout, true)),
+                 on.receive(only(tensors), rank_from(from), tag_from(tag), start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::RECV, "tensorferry:recv", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors, int tag) {
   const auto on = staged_group_on("recvAnySource", {tensors});
   return work_of(on,
-                 on.receive(only(tensors), Mailbox::any_rank, static_cast<std::uint32_t>(tag),
-                            start_options(c10d::kUnsetTimeout, true)),
+                 on.receive(only(tensors), Mailbox::any_rank, tag_from(tag), start_options(c10d::kUnsetTimeout, true)),
                  c10d::OpType::RECVANYSOURCE, "tensorferry:recvAnySource", {tensors}, tensors, c10d::kUnsetTimeout);
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOptions& opts) {
+  TORCH_CHECK_VALUE(opts.device_ids.empty() || at::hasCUDA(),
+                    "device_ids= of barrier() names GPUs, and this process has none: leave it out");
   return work_of(group().on_host(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
                  c10d::OpType::BARRIER, "tensorferry:barrier", {{}}, {}, opts.timeout);
 }
 
 void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const Returning to_the_caller;
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
   const auto status = run_interruptibly([group = shared_group(), timeout, wait_all_ranks] {
     return group->raw().monitored_barrier(timeout, wait_all_ranks);
@@ -555,6 +553,8 @@ void TorchProcessGroup::abort() {
 void TorchProcessGroup::shutdown() {
   const auto* const formed = formed_.load(std::memory_order_acquire);
   if (formed == nullptr) return;
+  const Returning to_the_caller;
+  formed->raw().end_started();
   formed->drain();  // else the others could take this rank's last operations for unfinished ones
   formed->raw().close();
 }

@@ -59,6 +59,11 @@ class CompletionHooks final {
 };
 #endif
 
+/// Sets a function that runs when a call of the backend that may block returns to its caller, also by an exception.
+/// Python's module sets it: at the interpreter's end a thread may not return to torch's binding, which would take the
+/// GIL.
+void call_before_return(void (*hook)());
+
 /// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work. Results on a device
 /// are valid in the order of the streams that were current at wait(), and of those of the future's callbacks.
 ///
@@ -74,8 +79,9 @@ class TorchWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  /// The rank that a receive from any rank has received from.
+  /// The rank that a receive has received from. Throws for all else.
   int sourceRank() const override;
+  /// Throws before the operation has ended (on a GPU: has been enqueued), and if it has failed.
   std::vector<at::Tensor> result() override;
   /// Waits without the GIL, which torch's bindings release. `timeout` 0: until the operation's own. Throws what a
   /// signal handler raises meanwhile (interruptions.h); if this thread runs the operation, that ends it and fails the
@@ -86,6 +92,7 @@ class TorchWork final : public c10d::Work {
   void synchronize() override {
     if (work_.group_work()->done()) wait(kNoTimeout);
   }
+  /// Ends a send or a receive; the message of a receive stays for the next one. Throws for operations of all ranks.
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -168,6 +175,8 @@ class TorchProcessGroup final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   /// A group that has not been formed stays as it is.
   void abort() override;
+  /// Leaves the group after the operations of all ranks that have been started here: destroy_process_group(). Sends and
+  /// receives that have not ended fail.
   void shutdown() override;
 
   /// Returns the group. Forms it first if no operation has.

@@ -122,56 +122,17 @@ TensorGroup::Started TensorGroup::all_reduce_coalesced(const Tensors& tensors, R
   return all_reduce(joined, joined, std::move(op), std::move(options));
 }
 
-Status TensorGroup::all_reduce_sparse(at::Tensor& tensor, StartOptions options) const {
-  if (!tensor.is_sparse()) return {Code::invalid_argument, "the tensor is not a sparse COO tensor"};
-  const at::NoGradGuard no_grad;
-  if (!tensor.device().is_cpu()) {
-    auto host = tensor.cpu();
-    auto status = all_reduce_sparse(host, std::move(options));
-    if (status.ok()) tensor.copy_(host.to(tensor.device()));
-    return status;
-  }
-  const auto wait = [](const Started& started) {
-    if (!started.ok()) return started.status();
-    (*started)->wait();
-    return (*started)->status();
-  };
-  options.background = false;
-  const auto own = tensor.coalesce();
-  const auto ranks = static_cast<std::int64_t>(raw().size());
-  // First the shape and the number of elements of each rank, then the elements.
-  auto sizes = at::tensor(own.sizes(), at::kLong);
-  const auto description = at::cat({at::tensor({own.sparse_dim(), own._nnz()}, at::kLong), sizes});
-  auto all = at::empty({ranks, description.numel()}, at::kLong);
-  const auto lines = all.unbind(0);
-  if (auto status = wait(all_gather(description, {lines.begin(), lines.end()}, options)); !status.ok()) return status;
-  Tensors indices, values;
-  for (std::int64_t from = 0; from < ranks; ++from) {
-    const auto count = all[from][1].item<std::int64_t>();
-    if (!at::equal(all[from].slice(0, 2), sizes) || all[from][0].item<std::int64_t>() != own.sparse_dim()) {
-      return {Code::invalid_argument, formatted("the sparse tensor of rank {} has another shape", from)};
-    }
-    indices.push_back(at::empty({own.sparse_dim(), count}, at::kLong));
-    auto shape = own._values().sizes().vec();
-    shape[0] = count;
-    values.push_back(at::empty(shape, own._values().options()));
-  }
-  if (auto status = wait(all_gather(own._indices(), indices, options)); !status.ok()) return status;
-  if (auto status = wait(all_gather(own._values(), values, options)); !status.ok()) return status;
-  const auto sum =
-      at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), own.sizes(), own.options()).coalesce();
-  tensor.copy_(sum);
-  return {};
-}
-
 Result<std::vector<at::Tensor>> rows_of(const at::Tensor& tensor, std::size_t ranks,
                                         const std::vector<std::int64_t>& counts) {
   const auto rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   std::vector<at::Tensor> out;
+  if (!counts.empty() && counts.size() != ranks) {
+    return Status(Code::invalid_argument, formatted("there are {} split sizes for {} ranks", counts.size(), ranks));
+  }
   if (tensor.dim() == 0 && ranks == 1) return std::vector<at::Tensor>{tensor};
   std::int64_t at = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const auto count = counts.empty() ? rows / static_cast<std::int64_t>(ranks) : counts.at(rank);
+    const auto count = counts.empty() ? rows / static_cast<std::int64_t>(ranks) : counts[rank];
     if (count < 0 || at + count > rows) break;
     out.push_back(tensor.narrow(0, at, count));
     at += count;

@@ -54,8 +54,9 @@ class TensorGroup final : public TensorOperations<TorchAccess> {
   using TensorOperations::TensorOperations;
   /// As for all kinds of tensors. Those of a device are joined there.
   Started all_reduce_coalesced(const Tensors& tensors, ReduceOp op, StartOptions options = {}) const;
-  /// Sums sparse COO tensors of one shape into `tensor` at every rank. Blocks until it has ended.
-  Status all_reduce_sparse(at::Tensor& tensor, StartOptions options = {}) const;
+  /// Sums sparse COO tensors of one shape into `tensor` at every rank: one operation. On a device the call waits until
+  /// the tensor is in host memory.
+  Started all_reduce_sparse(const at::Tensor& tensor, StartOptions options = {}) const;
 };
 
 /// Returns the rows of `tensor` along its first dimension, for one rank each: `counts` of them, or as many for each of

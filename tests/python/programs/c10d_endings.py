@@ -1,0 +1,203 @@
+"""One rank of a torch.distributed job on the backend tensorferry, for how things end: c10d_endings.py FILE RANK SIZE
+SCENARIO."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import tensorferry.c10d
+import torch
+import torch.distributed as dist
+
+path, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+def init(ranks: int = size) -> None:
+    store, timeout = dist.FileStore(str(path), ranks), timedelta(seconds=60)
+    dist.init_process_group("tensorferry", store=store, rank=rank, world_size=ranks, timeout=timeout)
+
+
+def mark(name: str) -> None:
+    path.with_suffix("." + name).touch()
+
+
+def await_mark(name: str) -> None:
+    until = time.monotonic() + 60
+    while not path.with_suffix("." + name).exists():
+        assert time.monotonic() < until, name
+        time.sleep(0.01)
+
+
+def refused(kind: type, call: Callable[[], object], *texts: str) -> None:
+    try:
+        call()
+    except kind as error:
+        assert all(text in str(error) for text in texts), error
+    else:
+        raise AssertionError(texts)
+
+
+def sends_and_leaves() -> None:
+    """What has been sent is received after the sender has gone, and the others go on among themselves."""
+    init()
+    t = torch.full((1000,), float(rank))
+    if rank == 0:
+        dist.send(t, 1)
+        dist.destroy_process_group()
+        mark("left")
+        return
+    await_mark("left")
+    if rank == 1:
+        dist.recv(t, 0)
+        assert t.eq(0).all()
+        dist.send(torch.ones(100_000), 2)
+        refused(dist.DistBackendError, lambda: dist.recv(t, 0), 'rank 0 ("rank0@', "has left")
+        await_mark("received")  # large data is received from the sender's memory
+    else:
+        got = torch.zeros(100_000)
+        dist.recv(got, 1)
+        assert got.eq(1).all()
+        mark("received")
+    dist.destroy_process_group()
+
+
+def starts_and_leaves() -> None:
+    """A rank leaves after the operations that it has started, although it has not waited for them."""
+    init()
+    t = torch.ones(100_000)
+    if rank == 0:
+        dist.all_reduce(t, async_op=True)
+        mark("started")
+    else:
+        await_mark("started")
+        dist.all_reduce(t)
+        assert t.eq(size).all()
+    dist.destroy_process_group()
+    assert t.eq(size).all()
+
+
+def ends_beside_a_thread() -> None:
+    """The process ends while a daemon thread waits."""
+    init()
+    began = threading.Event()
+
+    def wait() -> None:
+        work = dist.irecv(torch.ones(3), (rank + 1) % size)
+        began.set()
+        work.wait()
+
+    threading.Thread(target=wait, daemon=True).start()
+    began.wait()
+    time.sleep(0.2)  # until it waits
+    dist.barrier()
+
+
+def takes_a_rank_that_is_taken() -> None:
+    """Two processes have rank 1: the second one that comes is told."""
+    global rank
+    second = rank == 2
+    rank = min(rank, 1)
+    if second:
+        await_mark("first")
+        texts = "rank 1 of the process group is taken", f'"rank1@{socket.gethostname()}:', f":{os.getpid()}/", "second"
+        refused(dist.DistBackendError, lambda: init(2), *texts)
+        mark("refused")
+        return
+    init(2)
+    if rank == 1:
+        mark("first")
+    await_mark("refused")
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    assert t.item() == 2
+    dist.destroy_process_group()
+
+
+def dies_before_a_new_group() -> None:
+    """new_group(), and the first operation of a lazy group, name a member that has died."""
+    init()
+    lazy = dist.new_group(pg_options=tensorferry.c10d.Options(lazy=True))
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(9)
+    text = f'rank {size - 1} ("rank{size - 1}@'
+    began = time.monotonic()
+    refused(dist.DistBackendError, dist.new_group, "cannot be formed", text, "its process has ended")
+    refused(dist.DistBackendError, lambda: dist.barrier(lazy), text)
+    assert time.monotonic() - began < 20  # of 60
+    print("survived", flush=True)
+    os._exit(0)
+
+
+def refuses() -> None:
+    """What a call gets wrong is an error that says so, and the group goes on."""
+    init()
+    name = tensorferry.c10d.group_of().names[rank]
+    assert name.startswith(f"rank{rank}@{socket.gethostname()}:{os.getpid()}/"), name
+    world, one = dist.group.WORLD, torch.ones(1)
+    refused(dist.DistBackendError, lambda: world.broadcast(one, root=-1), "no rank -1")
+    refused(dist.DistBackendError, lambda: world.recv([one], -1, 0), "no rank -1")
+    refused(ValueError, lambda: world.send([one], 0, -1), "a tag is at least 0")
+    refused(ValueError, lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1] * 3, [1] * 3), "3 split sizes")
+    if not torch.cuda.is_available():
+        refused(ValueError, lambda: dist.barrier(device_ids=[0]), "device_ids= of barrier()")
+    other = 1 - rank
+    if rank == 0:
+        pending = dist.irecv(torch.ones(4), other, tag=9)
+        refused(RuntimeError, pending.result, "call wait() before result()")
+        dist.send(torch.ones(4, dtype=torch.int32), other)
+        dist.send(torch.ones(3), other)
+        big = lambda: dist.send(torch.ones(200_000), other)  # noqa: E731
+        refused(dist.DistBackendError, big, "200000 float32 elements", "100000 float64 elements")
+        pending.wait()
+    else:
+        refused(dist.DistBackendError, lambda: dist.recv(torch.ones(4), other), "4 int32", "4 float32", "same dtype")
+        refused(dist.DistBackendError, lambda: dist.recv(torch.ones(6), other), "3 float32", "6 float32")
+        halves = torch.ones(100_000, dtype=torch.float64)
+        refused(dist.DistBackendError, lambda: dist.recv(halves, other), "200000 float32", "100000 float64")
+        dist.send(torch.ones(4), other, tag=9)
+    work = dist.all_reduce(one, async_op=True)
+    work.wait()
+    assert work.result()[0].item() == size
+    refused(RuntimeError, work._source_rank, "recv or recv-from-any")
+    shapes = torch.eye(3 + rank).to_sparse()
+    refused(dist.DistBackendError, lambda: dist.all_reduce(shapes), "several shapes", "(3, 3)", "(4, 4)")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def sums_sparse_tensors_meanwhile() -> None:
+    """A sum of sparse tensors does not hold up the caller that starts it."""
+    init()
+    t = torch.eye(3).to_sparse()
+    if rank == 0:
+        work = dist.all_reduce(t, async_op=True)
+        dist.send(torch.ones(1), 1)
+        work.wait()
+    else:
+        dist.recv(torch.zeros(1), 0)
+        dist.all_reduce(t)
+    assert torch.equal(t.to_dense(), torch.eye(3) * size)
+    # Pieces of several sizes.
+    pieces = [torch.full((each + 1, 2), float(each)) for each in range(size)]
+    outs = [torch.empty(each + 1, 2) for each in range(size)]
+    dist.gather(pieces[rank], outs if rank == 1 else None, dst=1)
+    if rank == 1:
+        assert all(torch.equal(a, b) for a, b in zip(outs, pieces))
+    got = torch.empty(rank + 1, 2)
+    dist.scatter(got, pieces if rank == 0 else None, src=0)
+    assert torch.equal(got, pieces[rank])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[4]]()
+    print("done", sys.argv[4], flush=True)

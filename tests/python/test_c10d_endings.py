@@ -1,0 +1,40 @@
+"""How process groups, their operations and their processes end (programs/c10d_endings.py)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import test_c10d
+from test_c10d import told
+
+check = partial(test_c10d.check, program="c10d_endings.py")
+
+
+def test_what_a_rank_has_sent_is_received_after_it_has_left(tmp_path: Path) -> None:
+    check(tmp_path, 3, "sends_and_leaves")
+
+
+def test_a_rank_leaves_after_what_it_has_started(tmp_path: Path) -> None:
+    check(tmp_path, 3, "starts_and_leaves")
+
+
+def test_a_process_ends_in_order_while_a_daemon_thread_waits(tmp_path: Path) -> None:
+    check(tmp_path, 2, "ends_beside_a_thread")
+
+
+def test_the_second_process_of_a_rank_is_told_who_has_it(tmp_path: Path) -> None:
+    check(tmp_path, 3, "takes_a_rank_that_is_taken")
+
+
+def test_a_group_with_a_dead_member_is_refused_by_name(tmp_path: Path) -> None:
+    ranks = test_c10d.run(tmp_path, 3, "dies_before_a_new_group", program="c10d_endings.py")
+    assert ranks[-1].returncode == 9, told(ranks)
+    for rank in ranks[:-1]:
+        assert rank.returncode == 0 and rank.stdout == "survived\n", told(ranks)
+
+
+@pytest.mark.parametrize("scenario", ["refuses", "sums_sparse_tensors_meanwhile"])
+def test_a_call_says_what_is_wrong_and_holds_up_nothing(tmp_path: Path, scenario: str) -> None:
+    check(tmp_path, 2, scenario)
