@@ -6,6 +6,7 @@
 #include <future>
 #include <optional>
 
+#include "base/log.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"
 #include "tests/agent/patience.h"
@@ -205,6 +206,7 @@ TEST_F(ChannelChoice, ATicketOfAnUnwantedImmediateChannelFailsItsCallAlone) {
 TEST_F(ChannelChoice, SharedBlocksCarryOnceTheyAreWarmAndFallBackSilentlyBefore) {
   join_both([](RawAgentOptions& options) { options.channels = "shm,basic"; });
   ASSERT_EQ(usable_soon("shm"), "usable");
+  log_rate::forget();
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(echo(1'000'000).ok());
   EXPECT_EQ(sent_by("basic"), 1'000'000U);
@@ -461,6 +463,7 @@ TEST_F(ChannelChoice, ManyThreadsShareAUserDefinedChannel) {
 }
 
 TEST_F(ChannelChoice, ARefusedBufferTakesTheNextChannelWithOneWarning) {
+  log_rate::forget();
   ::testing::internal::CaptureStderr();
   join_both([](RawAgentOptions& options) { options.registry = with_mail({.refuses_every_second = true}); });
   ASSERT_EQ(usable_soon("mail"), "usable");
@@ -475,6 +478,7 @@ TEST_F(ChannelChoice, ARefusedBufferTakesTheNextChannelWithOneWarning) {
 }
 
 TEST_F(ChannelChoice, OtherChannelsCarryWithoutAWarningDuringAProbe) {
+  log_rate::forget();
   ::testing::internal::CaptureStderr();
   join_both([](RawAgentOptions& options) { options.registry = with_mail({.asked = [](const auto&) {}}); });
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(echo(10'000).ok());
