@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 
@@ -177,6 +178,8 @@ void fill_random(std::span<std::byte> bytes) noexcept {
     if (got > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     } else if (errno != EINTR) {
+      ::dprintf(STDERR_FILENO, "tensorferry: the kernel gives no random bytes, without which no secret is safe: %s\n",
+                std::strerror(errno));
       std::abort();
     }
   }
