@@ -255,9 +255,11 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (error) co_return cut();
   if (of->place) limit(*of, patience_with_proof);
 
+  const auto demands_proof = acceptor_demands_proof(socket->native_handle(), engine->identity.key);
+  if (!demands_proof) co_return demands_proof.status();
   Terms terms;
   terms.key = &engine->identity.key;
-  terms.demands_proof = acceptor_demands_proof(socket->native_handle(), engine->identity.key);
+  terms.demands_proof = *demands_proof;
   terms.purpose = "link";
   terms.version_min = wire::version_min;
   terms.version_max = wire::version_max;

@@ -1,6 +1,8 @@
 #include "agent/auth.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -88,6 +90,13 @@ Status key_at_both_ends(const Preamble& mine, const Preamble& theirs) {
 Status another_key() {
   return {Code::unauthenticated,
           formatted("the peer has another cluster key than this process. {}", how_to_set_a_key())};
+}
+
+/// Returns whether the other end of a TCP connection has closed it.
+bool has_closed(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state != TCP_ESTABLISHED;
 }
 
 uid_t overflow_uid() {
@@ -280,6 +289,7 @@ Status check_same_user(int fd) {
   auto uid = unix_peer_uid(fd);
   if (!uid) uid = tcp_peer_uid(fd);
   if (!key_needed(uid, ::geteuid())) return {};
+  if (!uid && has_closed(fd)) return {Code::connection_lost, "the peer closed the connection during the handshake"};
   const auto who = uid ? formatted("a process of uid {} is at the other end", *uid)
                        : std::string("the kernel does not say whose process is at the other end");
   return {Code::unauthenticated, formatted("{}, and without a cluster key uid {} speaks with its own processes of this "
@@ -287,10 +297,12 @@ Status check_same_user(int fd) {
                                            who, ::geteuid(), how_to_set_a_key())};
 }
 
-bool acceptor_demands_proof(int fd, const Key& key) {
+Result<bool> acceptor_demands_proof(int fd, const Key& key) {
   const auto uid = unix_peer_uid(fd);
   if (uid || !key.empty()) return key_needed(uid, ::geteuid());
-  return key_needed(tcp_peer_uid(fd), ::geteuid());
+  const auto same = check_same_user(fd);
+  if (same.code() == Code::connection_lost) return same;
+  return !same.ok();
 }
 
 Status why_refused(int fd, const Key& key, const Status& verdict) {

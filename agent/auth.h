@@ -119,11 +119,13 @@ FileDescriptor unix_peer_process(int fd) noexcept;
 [[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept;
 /// Ok if the kernel says that the other end of a connected socket belongs to this process's user: by SO_PEERCRED for a
 /// unix socket, else by the owner of the TCP socket (tcp_peer_uid()). Unauthenticated: another user, another host, or
-/// the kernel does not know; the text says which. A dialler calls it after the acceptor's first bytes have come.
+/// the kernel does not know; the text says which. ConnectionLost: the other end has closed the connection. A dialler
+/// calls it after the acceptor's first bytes have come.
 Status check_same_user(int fd);
 /// Returns whether the acceptor of a connection must demand a proof. The same user needs none over a unix socket. Over
 /// TCP, each peer needs one if this process has a key; if not, the same user needs none, and the others get in no way.
-[[nodiscard]] bool acceptor_demands_proof(int fd, const Key& key);
+/// ConnectionLost: without a key, the dialler has closed the connection, so the kernel knows its user no more.
+Result<bool> acceptor_demands_proof(int fd, const Key& key);
 /// Returns `verdict`, that of an acceptor's answer; or if the other end would have needed a key and this process has
 /// none, check_same_user()'s error, which names the user.
 Status why_refused(int fd, const Key& key, const Status& verdict);

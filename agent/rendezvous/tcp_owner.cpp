@@ -1,13 +1,20 @@
 #include "agent/rendezvous/tcp_owner.h"
 
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
+#include "base/file_descriptor.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -36,6 +43,64 @@ bool within_host(const sockaddr_storage& ours, const sockaddr_storage& theirs) {
   const auto& a = reinterpret_cast<const sockaddr_in6&>(ours).sin6_addr;
   const auto& b = reinterpret_cast<const sockaddr_in6&>(theirs).sin6_addr;
   return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+/// Copies the address to `words` in network order, and returns the port.
+__be16 diag_address(const sockaddr_storage& from, __be32* words) {
+  if (from.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(from);
+    words[0] = v4.sin_addr.s_addr;
+    return v4.sin_port;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(from);
+  std::memcpy(words, &v6.sin6_addr, sizeof v6.sin6_addr);
+  return v6.sin6_port;
+}
+
+/// What the kernel says of one socket.
+struct Asked {
+  bool answered = false;  // false: this kernel, or a filter of system calls, has no sock_diag(7)
+  std::optional<uid_t> uid;
+};
+
+/// Asks sock_diag(7) for the socket with these addresses: one look-up, however many connections the host has.
+Asked ask_sock_diag(const sockaddr_storage& local, const sockaddr_storage& remote) {
+  struct {
+    nlmsghdr header;
+    inet_diag_req_v2 request;
+  } question{};
+  question.header.nlmsg_len = sizeof question;
+  question.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  question.header.nlmsg_flags = NLM_F_REQUEST;
+  question.request.sdiag_family = static_cast<__u8>(local.ss_family);
+  question.request.sdiag_protocol = IPPROTO_TCP;
+  question.request.idiag_states = ~0U;
+  auto& id = question.request.id;
+  id.idiag_sport = diag_address(local, id.idiag_src);
+  id.idiag_dport = diag_address(remote, id.idiag_dst);
+  id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+
+  const FileDescriptor socket(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!socket || ::send(socket.get(), &question, sizeof question, 0) != sizeof question) return {};
+  alignas(nlmsghdr) std::array<std::byte, 4096> bytes;
+  ssize_t got = 0;
+  do {
+    got = ::recv(socket.get(), bytes.data(), bytes.size(), 0);
+  } while (got < 0 && errno == EINTR);
+  nlmsghdr header{};
+  if (got < static_cast<ssize_t>(sizeof header)) return {};
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto* const body = bytes.data() + NLMSG_HDRLEN;
+  if (header.nlmsg_type == NLMSG_ERROR && got >= static_cast<ssize_t>(NLMSG_HDRLEN + sizeof(nlmsgerr))) {
+    nlmsgerr error{};
+    std::memcpy(&error, body, sizeof error);
+    return {.answered = error.error == -ENOENT, .uid = std::nullopt};
+  }
+  inet_diag_msg answer{};
+  if (header.nlmsg_type != SOCK_DIAG_BY_FAMILY || got < static_cast<ssize_t>(NLMSG_HDRLEN + sizeof answer)) return {};
+  std::memcpy(&answer, body, sizeof answer);
+  const bool held = answer.idiag_state == TCP_ESTABLISHED && answer.idiag_inode != 0;
+  return {.answered = true, .uid = held ? std::optional<uid_t>(answer.idiag_uid) : std::nullopt};
 }
 
 }  // namespace
@@ -85,11 +150,12 @@ std::optional<uid_t> tcp_peer_uid(int fd) {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &ours_size) != 0) return std::nullopt;
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &theirs_size) != 0) return std::nullopt;
   if (!within_host(ours, theirs)) return std::nullopt;
+  // The peer's end has this end's remote address as its local one.
+  if (const auto asked = ask_sock_diag(theirs, ours); asked.answered) return asked.uid;
   for (const bool v6 : {false, true}) {
     if (!v6 && ours.ss_family != AF_INET) continue;
     std::ifstream file(v6 ? "/proc/thread-self/net/tcp6" : "/proc/thread-self/net/tcp");
     const std::string text(std::istreambuf_iterator<char>(file), {});
-    // Search for the line of the peer's end: its local address is this end's remote address.
     if (auto uid = uid_in_proc_net_tcp(text, proc_net_address(theirs, v6), proc_net_address(ours, v6))) return uid;
   }
   return std::nullopt;

@@ -11,8 +11,8 @@
 namespace tensorferry {
 
 /// Returns the uid of the process that holds the other end of a connected socket, if both ends are in this network
-/// namespace and the connection is established at both. Reads the kernel's table of TCP sockets, which takes long on a
-/// host with very many connections.
+/// namespace and the connection is established at both. Asks sock_diag(7); a kernel without it prints its table of TCP
+/// sockets, in which a connection may be missing while others come and go.
 ///
 /// nullopt: the other end is on another host, or has closed; or it is in a listener's queue, because its process has
 /// not accepted it yet. So a dialler asks after the first bytes of the acceptor have come.

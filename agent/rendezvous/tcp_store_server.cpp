@@ -268,7 +268,9 @@ asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> s
       co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), awaiting);
   if (no_hello) co_return gone;
   StoreConnection::limit(session, patience_with_proof);
-  AcceptorHandshake handshake({.key = &key_, .demands_proof = acceptor_demands_proof(fd, key_), .purpose = "store"});
+  const auto demands_proof = acceptor_demands_proof(fd, key_);
+  if (!demands_proof) co_return demands_proof.status();
+  AcceptorHandshake handshake({.key = &key_, .demands_proof = *demands_proof, .purpose = "store"});
   const auto answer = handshake.answer(hello);
   if (!answer) co_return answer.status();
   auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), awaiting);

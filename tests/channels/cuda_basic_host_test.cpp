@@ -96,7 +96,7 @@ TEST_F(CudaBasicHost, DescribesTheRouteAndTheSpeedOfALargeBuffer) {
   pair.a->send(memory->filled(16 * megabyte, 1));
   EXPECT_EQ(pair.b->receive().at(0)->landed.wait_name(), "Ok");
   sent_and_received();
-  EXPECT_THAT(pair.a->channel().describe(), testing::MatchesRegex("by way of the host, [0-9]+\\.[0-9]+ GB/s"));
+  EXPECT_THAT(pair.a->channel().describe(), testing::MatchesRegex("by way of the host, [0-9.]+ GB/s"));
 }
 
 TEST_F(CudaBasicHost, WithdrawnBuffersAreSkipped) {
