@@ -327,11 +327,12 @@ class RawAgent {
   /// other hosts and network namespaces, because a firewall may refuse for them.
   [[nodiscard]] bool has_ended(const PeerInfo& peer) const;
   /// Returns whether the agent of that name has left, or no agent answers for it at its addresses any more. Asks the
-  /// store, and dials for up to 2 s unless there is a link. On another host a firewall may refuse, so an agent there has
-  /// gone only if it has left; under torchrun (TORCHELASTIC_RUN_ID) also if it refuses.
+  /// store, and dials for up to 2 s unless there is a link. On another host a firewall may refuse, so an agent there
+  /// has gone only if it has left; under torchrun (TORCHELASTIC_RUN_ID) also if it refuses.
   [[nodiscard]] bool has_gone(std::string_view peer) const;
   /// Waits until agents of ranks 0..size-1 have joined, and returns them in that order. Agents that were killed do not
-  /// count, although their records are still in the store. DeadlineExceeded names the missing ranks. An error of `check`, which is called about twice a second, ends the wait.
+  /// count, although their records are still in the store. DeadlineExceeded names the missing ranks. An error of
+  /// `check`, which is called about twice a second, ends the wait.
   Result<std::vector<PeerInfo>> wait_for_world(int size, Milliseconds timeout,
                                                const std::function<Status()>& check = {});
   /// Waits until every member of that world has called barrier() with `tag` as often. DeadlineExceeded names the

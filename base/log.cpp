@@ -59,10 +59,10 @@ bool write_now(std::string_view line) noexcept {
 }
 
 /// A place in the source that logs.
-struct Kind {
+struct LineKind {
   const char* file = nullptr;
   std::uint32_t line = 0;
-  auto operator<=>(const Kind&) const = default;
+  auto operator<=>(const LineKind&) const = default;
 };
 
 /// What one kind may still write, and what it has not written.
@@ -85,7 +85,7 @@ struct Rate {
 
 struct Lines {
   std::mutex mutex;
-  std::map<Kind, Rate> rates;
+  std::map<LineKind, Rate> rates;
 };
 
 Lines& lines() {

@@ -58,13 +58,13 @@ __be16 diag_address(const sockaddr_storage& from, __be32* words) {
 }
 
 /// What the kernel says of one socket.
-struct Asked {
+struct SockDiagAnswer {
   bool answered = false;  // false: this kernel, or a filter of system calls, has no sock_diag(7)
   std::optional<uid_t> uid;
 };
 
 /// Asks sock_diag(7) for the socket with these addresses: one look-up, however many connections the host has.
-Asked ask_sock_diag(const sockaddr_storage& local, const sockaddr_storage& remote) {
+SockDiagAnswer ask_sock_diag(const sockaddr_storage& local, const sockaddr_storage& remote) {
   struct {
     nlmsghdr header;
     inet_diag_req_v2 request;

@@ -15,7 +15,7 @@ void handle_signals_by(const SignalHandling& handling) noexcept {
   handled_here = handling.handled_here;
 }
 
-std::function<bool()> Interruption::check() {
+std::function<bool()> WaitInterruption::check() {
   const auto here = handled_here.load();
   if (here == nullptr || !here()) return {};
   return [this, run = run_handlers.load()] {

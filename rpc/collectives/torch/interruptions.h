@@ -25,7 +25,7 @@ struct SignalHandling {
 void handle_signals_by(const SignalHandling& handling) noexcept;
 
 /// One wait of this thread that a signal may end.
-class Interruption final {
+class WaitInterruption final {
  public:
   /// Returns the callback of waits that take slices: it runs the handlers, and returns whether one has thrown. Empty if
   /// this thread runs none. `this` must outlive it.
@@ -44,7 +44,7 @@ class Interruption final {
 /// dropped. So it must own all that it uses.
 template <class Run>
 auto run_interruptibly(Run run) -> decltype(run()) {
-  Interruption interruption;
+  WaitInterruption interruption;
   const auto interrupted = interruption.check();
   if (!interrupted) return run();
   std::promise<decltype(run())> promise;

@@ -199,7 +199,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const Returning to_the_caller;
   const bool bounded = timeout != kNoTimeout;
   const auto until = std::chrono::steady_clock::now() + timeout;
-  Interruption interruption;
+  WaitInterruption interruption;
   const bool ended = work_.wait(bounded ? std::optional(until) : std::nullopt, interruption.check());
   interruption.rethrow();
   if (!ended) {

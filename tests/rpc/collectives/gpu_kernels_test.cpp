@@ -83,10 +83,8 @@ TEST(GpuKernels, ThatMeetByFlagsCompileForEveryDtype) {
 TEST(GpuKernels, AProgramHasTheKernelThatIsAskedForAndNoOther) {
   if (const auto why = why_not(); !why.empty()) GTEST_SKIP() << why;
   const std::vector<std::pair<KernelProgram, std::string>> kernels{
-      {KernelProgram::reduce, "tensorferry_reduce"},
-      {KernelProgram::flags, "tensorferry_one_shot"},
-      {KernelProgram::flags, "tensorferry_two_shot"},
-      {KernelProgram::flags, "tensorferry_exchange"},
+      {KernelProgram::reduce, "tensorferry_reduce"},       {KernelProgram::flags, "tensorferry_one_shot"},
+      {KernelProgram::flags, "tensorferry_two_shot"},      {KernelProgram::flags, "tensorferry_exchange"},
       {KernelProgram::flags, "tensorferry_reduce_pieces"},
   };
   for (const auto& [program, name] : kernels) {
