@@ -2,7 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <new>
 
 namespace tensorferry::out_of_memory {
 namespace {
@@ -16,7 +19,8 @@ std::atomic<void*> reserve{nullptr};
 }  // namespace
 
 const Status& status() noexcept {
-  static const auto& made = *new Status(
+  alignas(Status) static std::array<std::byte, sizeof(Status)> place;  // never destroyed: threads may end last
+  static const auto& made = *::new (place.data()) Status(
       Code::resource_exhausted, "this process is out of memory: raise its limit (ulimit -v, cgroup), or send it less");
   return made;
 }
