@@ -105,6 +105,8 @@ TEST_P(ChannelProcessSuite, CarriesBetweenProcessesInBothDirections) {
     WireEnd end("parent", driver_b(), DevicePair{GetParam().devices.remote, GetParam().devices.local}, memory_b(),
                 std::move(sockets));
     end.start();
+    const auto probed = end.wait_ready();  // the parent may send before this end may
+    if (!probed || !probed->ok()) ::_exit(1);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const auto arrivals = end.receive();
       if (arrivals.size() != 1) ::_exit(1);
