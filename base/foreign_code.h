@@ -1,4 +1,4 @@
-/// Runs code of others on threads of ours: callbacks of torch and of the program, and whatever they call.
+/// Runs code of others on threads of ours: callbacks of torch and of the program, and what those call.
 ///
 /// A thread of ours has no caller that could handle an exception: it would end the process. So each place that enters
 /// such code does it by run_foreign().

@@ -6,7 +6,7 @@
 /// "(and N more)". A kind is a place in the source that logs.
 ///
 /// Any thread may call these functions. They do not throw: without memory the line is dropped. They do not block: if
-/// nobody reads the pipe or the terminal, the line is dropped and counted.
+/// no process reads the pipe or the terminal, the line is dropped and counted.
 #pragma once
 
 #include <cstddef>

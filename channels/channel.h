@@ -283,7 +283,7 @@ class Driver {
   [[nodiscard]] virtual bool shares_memory() const { return false; }
 
   /// Returns true if both processes must belong to one user. The link asks the kernel for the peer's user and leaves
-  /// the driver out if it is another one, whatever the descriptors say.
+  /// the driver out if it is another one, even if the descriptors name the same user.
   [[nodiscard]] virtual bool within_one_user() const { return shares_memory(); }
 
   /// Opens one end of a pair; never returns null. Never blocks: it probes the pair for real (maps a nonce, reads a

@@ -33,6 +33,17 @@ int as_stranger(Life life) {
   return in_child([&] { return ::setresuid(stranger, stranger, stranger) == 0 ? life() : not_allowed; });
 }
 
+/// Accepts one connection as the user `stranger`, and performs the handshake without a key. 0: it failed; 1: it did
+/// not.
+int accept_as_stranger(const TcpListener& listener, const std::string& purpose) {
+  return as_stranger([&] {
+    if (!wait_for_socket(listener.socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
+    const FileDescriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const Terms terms{.demands_proof = false, .purpose = purpose};
+    return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+  });
+}
+
 class OtherUsers : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -73,13 +84,7 @@ TEST_F(OtherUsers, ThatTakeAnAgentsPlaceAreNotCalled) {
   Directory directory(store, "tensorferry", {});
   ASSERT_TRUE(directory.join(record, [](const Record&) { return false; }).ok());
   auto call = caller->call("taken", "f", {}, within(seconds(20)));
-  EXPECT_EQ(as_stranger([&] {
-              if (!wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
-              const FileDescriptor socket(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-              const Terms terms{.demands_proof = false, .purpose = "link"};
-              return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
-            }),
-            0);
+  EXPECT_EQ(accept_as_stranger(*listener, "link"), 0);
   ASSERT_TRUE(call.wait());
   const auto reply = call.take();
   EXPECT_THAT(reply.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
@@ -127,13 +132,7 @@ TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
     EXPECT_EQ(found.status().code(), Code::unauthenticated);
     EXPECT_THAT(found.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
   });
-  EXPECT_EQ(as_stranger([&] {
-              if (!wait_for_socket(listener->socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
-              const FileDescriptor socket(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-              const Terms terms{.demands_proof = false, .purpose = "store"};
-              return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
-            }),
-            0);
+  EXPECT_EQ(accept_as_stranger(*listener, "store"), 0);
   client.join();
 }
 
