@@ -37,11 +37,8 @@ if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
   target_include_directories(tensorferry_torch_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(tensorferry_torch_cuda INTERFACE
     tensorferry::libtorch tensorferry::lib_c10_cuda tensorferry::lib_cudart)
-  # C++ programs must load libtorch_cuda themselves, as no Python import of torch does it. Its kernels register
-  # themselves when it is loaded.
+  tensorferry_import_libtorch_cuda("${torch_root}" "${TENSORFERRY_CUDART}")
   add_library(tensorferry_torch_cuda_loaded INTERFACE)
   add_library(tensorferry::torch_cuda_loaded ALIAS tensorferry_torch_cuda_loaded)
-  target_link_options(tensorferry_torch_cuda_loaded INTERFACE
-    "LINKER:--push-state,--no-as-needed,${torch_root}/lib/libtorch_cuda.so,--pop-state")
-  target_link_libraries(tensorferry_torch_cuda_loaded INTERFACE tensorferry::torch_cuda)
+  target_link_libraries(tensorferry_torch_cuda_loaded INTERFACE tensorferry::libtorch_cuda tensorferry::torch_cuda)
 endif()

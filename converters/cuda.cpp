@@ -323,6 +323,8 @@ bool has_happened(const c10::Event& event) {
   return event.query();
 }
 
+int gpu_count() { return static_cast<int>(c10::cuda::device_count()); }
+
 void* native_handle(const c10::Stream& stream) { return CUDAStream(stream).stream(); }
 
 }  // namespace tensorferry

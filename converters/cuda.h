@@ -31,6 +31,9 @@ namespace tensorferry {
 /// `leaves_storages` is called before a sent storage is released. If it returns true, the storage is leaked instead.
 std::shared_ptr<Converter> make_cuda_converter(bool (*leaves_storages)() = nullptr);
 
+/// Returns the number of GPUs of this process. Creates no context. 0 if this build has no CUDA parts.
+int gpu_count();
+
 /// Makes torch's allocator report the memory that it gives back to the driver (channels/cuda/invalidate.h), from the
 /// first call on. The converter does so at its first use. Does nothing if this build has no CUDA parts.
 void report_released_memory();

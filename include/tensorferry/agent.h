@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -32,6 +33,14 @@ namespace tensorferry {
 
 class Agent;
 class Registry;
+namespace detail {
+class DeviceTensors;
+}
+
+/// The devices beside host memory on which an agent's tensors may lie; gpus() of tensorferry/gpus.h makes one.
+using Devices = std::shared_ptr<const detail::DeviceTensors>;
+/// Maps devices of this process to those of a peer.
+using DeviceMap = std::vector<std::pair<Device, Device>>;
 
 /// Options of Agent::join. They mean the same as in Python's tensorferry.Agent.
 struct AgentOptions {
@@ -60,6 +69,14 @@ struct AgentOptions {
   /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all
   /// of them. See tensorferry/channel.h.
   std::function<void(Registry&)> register_channels{};
+  /// The GPUs on which this agent sends and receives tensors: gpus() of tensorferry/gpus.h. Null: none; a peer's tensors
+  /// arrive in host memory, and a tensor on a GPU cannot be sent.
+  Devices devices{};
+  /// By name of the peer, the peer's devices on which the tensors of this agent's arguments land; its results come back
+  /// by the inverse map. A tensor on a device that the map lacks lands on the peer's device of the same type and index
+  /// if there is one, else on the first device of that type, else in host memory. join() throws InvalidArgument if a
+  /// map is not one to one or has more than 64 entries.
+  std::map<std::string, DeviceMap> device_maps{};
   /// The number of served functions that run at once, without those that wait for a call of their own. Further calls
   /// wait up to their deadlines, and start in turn by peer.
   int threads = 1024;
@@ -117,6 +134,9 @@ struct CallOptions {
   /// answers with 256 MiB for each caller. The arguments must not change until the call has ended. Not with `order`,
   /// nor with tensors that are handed over: InvalidArgument.
   bool idempotent = false;
+  /// The peer's devices on which the tensors among the arguments land, in place of AgentOptions::device_maps. Empty:
+  /// those. Throws InvalidArgument as join() does.
+  DeviceMap devices{};
 };
 
 /// One member of a job: calls functions of its peers, and serves functions to them.
@@ -236,8 +256,10 @@ class Agent {
   /// that still runs keeps its thread until it returns. Idempotent. Must not be called from a served function.
   void leave();
 
+  /// For the library only.
+  [[nodiscard]] const std::shared_ptr<detail::AgentCore>& core() const noexcept { return core_; }
+
  private:
-  friend class Group;
   explicit Agent(std::shared_ptr<detail::AgentCore> core) : core_(std::move(core)) {}
   void serve_function(std::string name, std::unique_ptr<detail::Function> function);
   std::shared_ptr<detail::Pending> start(const CallOptions& options, std::string_view peer, std::string_view function,

@@ -22,12 +22,20 @@ Tensor from_torch(const at::Tensor& tensor);
 /// memory, or if this version of torch lacks its dtype.
 at::Tensor to_torch(const Tensor& tensor);
 
-/// Autograd's history is not sent: the received tensor does not require grad.
+/// As in Python:
+///
+/// - Strided and sparse tensors, in host memory or on the agent's devices (AgentOptions::devices).
+/// - Autograd's history is not sent: a tensor that requires grad arrives as a leaf that requires grad.
+/// - A view without gaps is sent from its own memory and keeps its strides. One with gaps is copied first.
+/// - Numpy arrays are accepted too.
+///
+/// Throws InvalidArgument for other tensors (undefined, quantised, nested), and for tensors on devices that the agent
+/// does not have; the text says what to send instead.
 template <>
 struct Value<at::Tensor> {
   static std::string name() { return "tensor"; }
-  static void write(ValueWriter& out, const at::Tensor& value) { out.tensor(from_torch(value)); }
-  static at::Tensor read(ValueReader& in) { return to_torch(in.tensor()); }
+  static void write(ValueWriter& out, const at::Tensor& value);
+  static at::Tensor read(ValueReader& in);
 };
 
 }  // namespace tensorferry

@@ -58,6 +58,7 @@ class Encoder;  // the codec; not part of the public interface
 class Decoder;
 struct Buffer;
 namespace detail {
+class DeviceTensors;
 class ObjectMarshaller;
 class Reading;
 }  // namespace detail
@@ -96,12 +97,16 @@ class ValueWriter {
   void end();
 
   /// For the library only: writes into `out`. `marshaller` takes the references; null: a reference is InvalidArgument.
-  ValueWriter(Encoder& out, detail::ObjectMarshaller* marshaller) : out_(&out), marshaller_(marshaller) {}
+  /// `devices` are those of the agent; null: host memory alone.
+  ValueWriter(Encoder& out, detail::ObjectMarshaller* marshaller, const detail::DeviceTensors* devices = nullptr)
+      : out_(&out), marshaller_(marshaller), devices_(devices) {}
   [[nodiscard]] Encoder& encoder() const noexcept { return *out_; }
+  [[nodiscard]] const detail::DeviceTensors* devices() const noexcept { return devices_; }
 
  private:
   Encoder* out_;
   detail::ObjectMarshaller* marshaller_;
+  const detail::DeviceTensors* devices_;
 };
 
 /// Reads the values of one message, in order, and checks them, because the bytes come from a peer. Used by one thread.
@@ -121,7 +126,7 @@ class ValueReader {
   [[nodiscard]] std::vector<std::byte> bytes();
   /// Reads a dense tensor, or a numpy array in little-endian byte order with a dtype that DType has. The result shares
   /// the message's memory, except for a small numpy array, which is copied. Throws InvalidArgument for a lazily
-  /// conjugated or negated tensor.
+  /// conjugated or negated tensor. A tensor on a GPU does not fit: its bytes may still be on their way.
   [[nodiscard]] Tensor tensor();
   [[nodiscard]] Object object();
   /// Reads a None and returns true. Returns false, and reads nothing, if the next value is not None.

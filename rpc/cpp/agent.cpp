@@ -13,7 +13,15 @@
 namespace tensorferry {
 namespace {
 
-RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvous& meeting) {
+detail::DeviceSettings device_settings_of(AgentOptions& options) {
+  detail::DeviceSettings out{std::move(options.devices), {}};
+  for (const auto& [peer, map] : options.device_maps) out.maps.emplace(peer, detail::placement_of(map));
+  return out;
+}
+
+}  // namespace
+
+RawAgentOptions detail::raw_options_of(AgentOptions& options, const OpenRendezvous& meeting) {
   RawAgentOptions out;
   out.rank = meeting.rank;
   out.name = options.name.empty() && meeting.rank >= 0 ? "worker" + std::to_string(meeting.rank) : options.name;
@@ -24,6 +32,7 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   out.key = std::move(options.key);
   out.channels = std::move(options.channels);
   if (options.register_channels) options.register_channels(out.registry);
+  if (options.devices) options.devices->add_to(out);
   out.max_threads = options.threads;
   out.max_bytes_in_flight = options.max_bytes_in_flight;
   out.max_queued_calls = options.max_queued_calls;
@@ -39,13 +48,27 @@ RawAgentOptions raw_options_of(AgentOptions& options, const detail::OpenRendezvo
   return out;
 }
 
-}  // namespace
+Placement detail::placement_of(const DeviceMap& map) {
+  if (map.size() > 64) throw InvalidArgument("a device map has at most 64 entries");
+  for (auto one = map.begin(); one != map.end(); ++one) {
+    for (auto other = map.begin(); other != one; ++other) {
+      if (one->first == other->first || one->second == other->second) {
+        throw InvalidArgument("a device map is one to one: " + text_of(other->first) + " to " +
+                              text_of(other->second) + " and " + text_of(one->first) + " to " +
+                              text_of(one->second) + " cannot both be");
+      }
+    }
+  }
+  return {{}, map};
+}
 
 std::shared_ptr<Agent> Agent::join(AgentOptions options) {
   auto meeting = detail::meet(options);
-  auto raw = raw_options_of(options, meeting);
+  auto raw = detail::raw_options_of(options, meeting);
+  auto devices = device_settings_of(options);
   auto member = detail::value_or_throw(Member::create(std::move(raw), meeting.world_size));
-  const auto core = std::make_shared<detail::AgentCore>(std::move(meeting), std::move(member), options.timeout);
+  const auto core =
+      std::make_shared<detail::AgentCore>(std::move(meeting), std::move(member), options.timeout, std::move(devices));
   detail::serve_objects(core);
   std::shared_ptr<Agent> agent(new Agent(core));
   if (options.prepare) options.prepare(*agent);

@@ -12,14 +12,20 @@
 namespace tensorferry::detail {
 namespace {
 
-/// Returns the options of the RawAgent's call. A negative time-out becomes the agent's.
-RawCallOptions raw_options_of(const CallOptions& options, const AgentCore& core) {
+/// Returns the options of the RawAgent's call to `peer`. A negative time-out becomes the agent's.
+RawCallOptions raw_options_of(const CallOptions& options, const AgentCore& core, std::string_view peer) {
   RawCallOptions out;
   out.timeout = options.timeout.count() < 0 ? core.timeout : options.timeout;
   out.require = options.require;
   out.wait_for_ready = options.wait_for_ready;
   out.order = options.order;
   out.idempotent = options.idempotent;
+  if (!options.devices.empty()) {
+    out.arguments = placement_of(options.devices);
+  } else if (const auto map = core.devices.maps.find(peer); map != core.devices.maps.end()) {
+    out.arguments = map->second;
+  }
+  for (const auto& [from, to] : out.arguments.map) out.results.map.emplace_back(to, from);
   return out;
 }
 
@@ -38,12 +44,12 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
     begin_request(out, arguments + before, {}, call_.number(), options.timeout.count() >= 0);
     if (before != 0) out.bytes(first, [] { return Owner(); });
     ObjectMarshaller marshaller(*core_->member, peer_);
-    ValueWriter writer(out, &marshaller);
+    ValueWriter writer(out, &marshaller, core_->devices.devices.get());
     write(writer, pack);
     begin_keywords(out, 0);
     check(out.status());
     call_.carry(marshaller.take());
-    call_.send(*core_->member, peer_, function, out.take(), raw_options_of(options, *core_));
+    call_.send(*core_->member, peer_, function, out.take(), raw_options_of(options, *core_, peer_));
   }
 
   bool wait(std::optional<TimePoint> until) override {

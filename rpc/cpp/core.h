@@ -1,6 +1,7 @@
 /// The implementation of an Agent (tensorferry/agent.h). Objects and calls in flight keep it alive.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 
 #include "agent/agent.h"
 #include "rpc/collectives/groups.h"
+#include "rpc/cpp/device_tensors.h"
 #include "rpc/cpp/rendezvous.h"
 #include "rpc/member/member.h"
 #include "rpc/member/reference_marshaller.h"
@@ -16,14 +18,28 @@
 
 namespace tensorferry::detail {
 
+/// How the tensors of an agent reach devices: AgentOptions::devices and ::device_maps.
+struct DeviceSettings {
+  Devices devices;  // null: none but host memory
+  std::map<std::string, Placement, std::less<>> maps;
+};
+/// Returns the map as a placement. Throws InvalidArgument if it is not one to one, or has more than 64 entries.
+Placement placement_of(const DeviceMap& map);
+
+/// Returns the options of the agent underneath, which meets its peers at `meeting`. Moves out of `options`. Throws
+/// InvalidArgument.
+RawAgentOptions raw_options_of(AgentOptions& options, const OpenRendezvous& meeting);
+
 /// A member, its store and its groups. Thread-safe.
 class AgentCore final : public std::enable_shared_from_this<AgentCore> {
  public:
   /// Peers cannot find `joined` yet.
-  AgentCore(OpenRendezvous where, std::shared_ptr<Member> joined, Milliseconds default_timeout)
+  AgentCore(OpenRendezvous where, std::shared_ptr<Member> joined, Milliseconds default_timeout,
+            DeviceSettings device_settings)
       : meeting(std::move(where)),
         member(std::move(joined)),
         timeout(default_timeout),
+        devices(std::move(device_settings)),
         groups(collectives::Groups::serve({member, &member->agent()})) {}
   ~AgentCore() { leave(); }
   AgentCore(const AgentCore&) = delete;
@@ -42,6 +58,7 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   const OpenRendezvous meeting;
   const std::shared_ptr<Member> member;
   const Milliseconds timeout;
+  const DeviceSettings devices;
   const std::shared_ptr<collectives::Groups> groups;
 };
 

@@ -121,7 +121,7 @@ class Group::State {
 };
 
 std::shared_ptr<Group> Group::form(const Agent& agent, std::vector<std::string> names, GroupOptions options) {
-  return State::form(agent.core_, std::move(names), std::move(options));
+  return State::form(agent.core(), std::move(names), std::move(options));
 }
 
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}

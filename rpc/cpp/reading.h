@@ -67,6 +67,14 @@ class Reading {
   [[nodiscard]] const Received& message() const noexcept { return message_; }
   [[nodiscard]] AgentCore* core() const noexcept { return core_; }
 
+  /// The value of the last take() was a container, and has been read whole without leave().
+  void read_whole() noexcept {
+    if (!again_.empty() && again_.back().open != 0) --again_.back().open;
+  }
+  /// Returns the place for the reader of another library's tensors. The first value that needs one fills it, because
+  /// tensors in one buffer share one storage.
+  std::shared_ptr<void>& foreign_tensors() noexcept { return foreign_tensors_; }
+
   /// Sets, for the errors of a result, the function and peer that returned it and the name of the expected type.
   void expect_result(std::string_view function, std::string_view peer, std::string (*wanted)()) {
     function_ = function;
@@ -93,6 +101,7 @@ class Reading {
   AgentCore* core_;
   AgentId sender_;
   Decoder main_;
+  std::shared_ptr<void> foreign_tensors_;
   std::vector<Again> again_;
   Tag tag_ = Tag::invalid;
   bool peeked_ = false;

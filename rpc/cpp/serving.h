@@ -35,7 +35,7 @@ class TypedReply final {
     begin_reply(out, ReplyKind::value);
     auto marshaller = call_.creates() ? ObjectMarshaller::keeping(*core_->member)
                                       : ObjectMarshaller(*core_->member, call_.caller().name, &call_.caller());
-    ValueWriter writer(out, &marshaller);
+    ValueWriter writer(out, &marshaller, core->devices.devices.get());
     if (write(writer)) send(out, marshaller);
   }
   /// Answers with an exception that the function threw.
@@ -70,6 +70,8 @@ Handler reading_handler(const std::shared_ptr<AgentCore>& core, Body body) {
   return handler(core, [body = std::move(body)](std::shared_ptr<AgentCore> self, const Request& request, Reply reply) {
     auto* here = self.get();
     TypedReply answer(std::move(self), request.peer, std::move(reply));
+    const auto& devices = here->devices.devices;
+    const auto streams = devices ? devices->use_streams_of(request.arguments.buffers) : nullptr;
     try {
       Reading reading(request.arguments, here);
       reading.come_from(answer.call().caller());

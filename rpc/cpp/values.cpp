@@ -203,7 +203,12 @@ std::vector<std::byte> ValueReader::bytes() {
 
 Tensor ValueReader::tensor() {
   const auto tag = in_->peek();
-  if (tag == Tag::tensor) return tensor_of(in_->take(), in_->message());
+  if (tag == Tag::tensor) {
+    auto out = tensor_of(in_->take(), in_->message());
+    // Its bytes may still be on their way, in the order of a stream that a Tensor does not know.
+    if (out.device().type != DeviceType::cpu) mismatch("tensor in host memory; an at::Tensor may be on a GPU");
+    return out;
+  }
   if (tag != Tag::array) mismatch("tensor");
   auto& in = in_->take();
   in_->charge(in.view().size());
