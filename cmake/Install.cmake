@@ -4,6 +4,9 @@
 #
 #   tensorferry::core    libtensorferry.a: agent, channels, typed calls. Needs OpenSSL's libcrypto.
 #   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only if TENSORFERRY_TORCH is on.
+#   tensorferry::c10d    libtensorferry_c10d.a: process groups of torch.distributed, data-parallel training. The same.
+#   tensorferry::torch_rpc   libtensorferry_torch_rpc.a: the agent of torch.distributed.rpc. The same.
+#   tensorferry::cuda    libtensorferry_cuda.a: at::Tensors on GPUs, for these three. Only if there also are CUDA parts.
 #   tensorferry::conformance   sources: the tests that every channel must pass. Needs GoogleTest.
 
 include(GNUInstallDirs)
@@ -53,14 +56,34 @@ tensorferry_archive(tensorferry_core core tensorferry
   OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_member
      tensorferry_collectives tensorferry_cpp
   LINK OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
-set(torch_headers PATTERN "torch.h" EXCLUDE)
+set(components)
+set(torch_headers)
 if(TENSORFERRY_TORCH)
+  list(APPEND components torch c10d torch_rpc)
   tensorferry_archive(tensorferry_with_torch torch tensorferry_torch
     OF tensorferry_host_converters tensorferry_rpc tensorferry_cpp_torch LINK tensorferry_core tensorferry::libtorch)
-  set(torch_headers)
+  tensorferry_archive(tensorferry_with_c10d c10d tensorferry_c10d
+    OF tensorferry_collectives_cuda tensorferry_collectives_torch tensorferry_cpp_c10d LINK tensorferry_with_torch)
+  tensorferry_archive(tensorferry_with_torch_rpc torch_rpc tensorferry_torch_rpc
+    OF tensorferry_torch_rpc tensorferry_cpp_torch_rpc LINK tensorferry_with_torch)
 else()
-  file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-torch.cmake") # left by an earlier configuration of this folder
+  list(APPEND torch_headers PATTERN "torch.h" EXCLUDE PATTERN "c10d.h" EXCLUDE PATTERN "torch_rpc.h" EXCLUDE)
 endif()
+if(TENSORFERRY_TORCH AND TENSORFERRY_HAS_CUDA)
+  list(APPEND components cuda)
+  tensorferry_archive(tensorferry_with_cuda cuda tensorferry_cuda
+    OF tensorferry_gpu_converter tensorferry_cpp_cuda LINK tensorferry_with_torch tensorferry::libtorch_cuda)
+  # Its functions take the places of those that tensorferry::torch has for programs without GPUs. Nothing else refers to
+  # them, so the linker is told to take them.
+  target_link_options(tensorferry_with_cuda INTERFACE "LINKER:--undefined=tensorferry_with_cuda")
+else()
+  list(APPEND torch_headers PATTERN "gpus.h" EXCLUDE)
+endif()
+foreach(component torch c10d torch_rpc cuda)
+  if(NOT component IN_LIST components) # left by an earlier configuration of this folder
+    file(REMOVE "${PROJECT_BINARY_DIR}/tensorferry-${component}.cmake")
+  endif()
+endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${headers}" COMPONENT cpp FILES_MATCHING PATTERN "*.h"
   PATTERN "channel.h" EXCLUDE ${torch_headers})
 

@@ -20,8 +20,6 @@ namespace tensorferry::python {
 namespace {
 
 using collectives::DeviceGroup;
-using collectives::GradBucket;
-using collectives::GradFuture;
 using collectives::GroupError;
 using collectives::GroupHook;
 using Tensors = std::vector<at::Tensor>;
@@ -76,7 +74,7 @@ void broadcast(const DeviceGroup& group, const Tensors& tensors, std::size_t roo
 void reduce(const Tensors& parameters, py::function hook, std::size_t bucket_bytes) {
   PythonHook called(std::move(hook));
   run_without_gil([&](const auto& interrupted) {
-    collectives::reduce_gradients(parameters, called, bucket_bytes, interrupted);
+    reduce_gradients(parameters, called, bucket_bytes, interrupted);
     return Status();
   });
 }

@@ -20,7 +20,7 @@ from conftest import Agents
 from tensorferry import collectives, ddp, errors
 from test_collectives import at_all_ranks, form
 
-sys.path.append(str(Path(__file__).parents[2] / "examples/11-gradient-server"))
+sys.path.append(str(Path(__file__).parents[2] / "examples/14-gradient-server"))
 example = importlib.import_module("gradient_server")
 
 

@@ -96,6 +96,21 @@ def test_async_batching_gives_the_same_answers_with_fewer_passes(start: list[str
     assert rows and float(rows[1]) > 1, output
 
 
+def check_cpp_trainers(output: str, device: str) -> None:
+    found = re.findall(rf"trainer (\d) on {device}: accuracy of the last 20 batches: ([\d.]+)", output)
+    assert [rank for rank, _ in found] == ["0", "1"], output
+    assert all(float(accuracy) > 0.8 for _, accuracy in found), output
+
+
+def test_cpp_trainers_learn_with_a_parameter_server(prefix: Path) -> None:
+    check_cpp_trainers(run("11-cpp-trainer", "main.py", "--prefix", str(prefix)), "cpu")
+
+
+@pytest.mark.gpu
+def test_cpp_trainers_learn_on_a_gpu(prefix: Path) -> None:
+    check_cpp_trainers(run("11-cpp-trainer", "main.py", "--gpu", "--prefix", str(prefix)), "cuda:0")
+
+
 def returns(output: str) -> tuple[float, float]:
     found = re.search(r"mean return: ([\d.]+) by chance, ([\d.]+) of \d+ episodes after", output)
     assert found, output
@@ -214,7 +229,7 @@ def test_local_sgd_fails_when_it_has_not_learned() -> None:
 
 @pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "3", "main.py"]], ids=["alone", "torchrun"])
 def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list[str]) -> None:
-    output = run("11-gradient-server", *start)
+    output = run("14-gradient-server", *start)
     reached = re.findall(r"trainer \d: accuracy on 360 pictures never trained on: ([\d.]+)", output)
     assert len(reached) == 2 and len(set(reached)) == 1, output
     assert accuracy(output) > 0.85
@@ -222,4 +237,4 @@ def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list
 
 def test_trainers_of_a_gradient_server_fail_when_they_have_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"not above 0\.85"):
-        run("11-gradient-server", "main.py", "--steps", "2")
+        run("14-gradient-server", "main.py", "--steps", "2")

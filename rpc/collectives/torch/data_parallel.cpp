@@ -189,27 +189,6 @@ GroupError::GroupError(Status status)
     : c10::DistBackendError({"group", __FILE__, static_cast<std::uint32_t>(__LINE__)}, status.text()),
       status_(std::move(status)) {}
 
-std::vector<std::vector<std::size_t>> buckets_of(const Tensors& tensors, std::size_t bucket_bytes) {
-  struct Open {
-    std::size_t bucket = 0;
-    std::size_t bytes = 0;
-  };
-  std::map<std::pair<at::ScalarType, std::string>, Open> open;  // by dtype and device
-  std::vector<std::vector<std::size_t>> out;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto bytes = tensors[i].nbytes();
-    auto [found, is_new] = open.try_emplace({tensors[i].scalar_type(), tensors[i].device().str()});
-    auto& last = found->second;
-    if (is_new || last.bytes + bytes > bucket_bytes) {
-      last = {out.size(), 0};
-      out.emplace_back();
-    }
-    out[last.bucket].push_back(i);
-    last.bytes += bytes;
-  }
-  return out;
-}
-
 Status broadcast_coalesced(const DeviceGroup& group, const Tensors& tensors, std::size_t root, std::size_t bucket_bytes,
                            Milliseconds timeout, const Interrupted& interrupted) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -275,27 +254,6 @@ Status broadcast_coalesced(const DeviceGroup& group, const Tensors& tensors, std
   return first;
 }
 
-GradFuture run_hook(const std::string& name, const GradBucket& bucket, const std::function<GradFuture()>& run) {
-  const auto where = formatted("the hook \"{}\" failed at bucket {}", name, bucket.getIndex());
-  GradFuture future;
-  try {
-    future = run();
-    if (!future) throw std::runtime_error("it returned no future");
-  } catch (const std::exception&) {
-    throw_named(where, std::current_exception());
-  }
-  return future->then(
-      [where, elements = bucket.getBuffer().numel()](c10::ivalue::Future& done) -> c10::IValue {
-        try {
-          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-          return one_tensor(done.value(), elements);
-        } catch (const std::exception&) {
-          throw_named(where, std::current_exception());
-        }
-      },
-      c10::TensorType::get());
-}
-
 std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<DeviceGroup> group) {
   return std::make_unique<GroupHook>("all_reduce", std::move(group),
                                      [](const std::shared_ptr<DeviceGroup>& over, GradBucket& bucket) {
@@ -326,6 +284,67 @@ std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<DeviceGroup> group, at:
         };
         return future_of(on, on.all_reduce(small, small, Reduction::average, std::move(options)), buffer);
       });
+}
+
+}  // namespace tensorferry::collectives
+
+namespace tensorferry {
+
+using collectives::at_indices;
+using collectives::check_on_its_device;
+using collectives::copy_to_gradients;
+using collectives::filled_bucket;
+using collectives::GradientsInFlight;
+using collectives::GroupError;
+using collectives::in_flight_at_once;
+using collectives::Interrupted;
+using collectives::one_tensor;
+using collectives::part_of;
+using collectives::refuse;
+using collectives::Tensors;
+using collectives::throw_named;
+using collectives::wait_for;
+
+std::vector<std::vector<std::size_t>> buckets_of(const Tensors& tensors, std::size_t bucket_bytes) {
+  struct Open {
+    std::size_t bucket = 0;
+    std::size_t bytes = 0;
+  };
+  std::map<std::pair<at::ScalarType, std::string>, Open> open;  // by dtype and device
+  std::vector<std::vector<std::size_t>> out;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto bytes = tensors[i].nbytes();
+    auto [found, is_new] = open.try_emplace({tensors[i].scalar_type(), tensors[i].device().str()});
+    auto& last = found->second;
+    if (is_new || last.bytes + bytes > bucket_bytes) {
+      last = {out.size(), 0};
+      out.emplace_back();
+    }
+    out[last.bucket].push_back(i);
+    last.bytes += bytes;
+  }
+  return out;
+}
+
+GradFuture run_hook(const std::string& name, const GradBucket& bucket, const std::function<GradFuture()>& run) {
+  const auto where = formatted("the hook \"{}\" failed at bucket {}", name, bucket.getIndex());
+  GradFuture future;
+  try {
+    future = run();
+    if (!future) throw std::runtime_error("it returned no future");
+  } catch (const std::exception&) {
+    throw_named(where, std::current_exception());
+  }
+  return future->then(
+      [where, elements = bucket.getBuffer().numel()](c10::ivalue::Future& done) -> c10::IValue {
+        try {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          return one_tensor(done.value(), elements);
+        } catch (const std::exception&) {
+          throw_named(where, std::current_exception());
+        }
+      },
+      c10::TensorType::get());
 }
 
 void reduce_gradients(const Tensors& parameters, c10d::CommHookInterface& hook, std::size_t bucket_bytes,
@@ -374,4 +393,4 @@ void reduce_gradients(const Tensors& parameters, c10d::CommHookInterface& hook, 
   if (first) std::rethrow_exception(first);
 }
 
-}  // namespace tensorferry::collectives
+}  // namespace tensorferry

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.append(str(Path(__file__).parents[3] / "examples/11-gradient-server"))
+sys.path.append(str(Path(__file__).parents[3] / "examples/14-gradient-server"))
 example = importlib.import_module("gradient_server")
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])

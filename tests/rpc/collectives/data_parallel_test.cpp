@@ -12,11 +12,7 @@
 namespace tensorferry::testing {
 namespace {
 
-using collectives::buckets_of;
-using collectives::CommHook;
 using collectives::DeviceGroup;
-using collectives::GradBucket;
-using collectives::GradFuture;
 using collectives::GroupError;
 using Tensors = std::vector<at::Tensor>;
 using Indices = std::vector<std::vector<std::size_t>>;

@@ -1,0 +1,140 @@
+/// Process groups and data-parallel training of C++ programs (tensorferry/c10d.h), with a rank for each thread.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "tensorferry/c10d.h"
+#include "tensorferry/errors.h"
+
+namespace tensorferry::testing {
+namespace {
+
+constexpr int ranks = 2;
+
+/// Runs `body(group, rank)` as each rank of one process group.
+template <class Body>
+void as_ranks(Body body, const ProcessGroupOptions& options = {}) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::future<void>> running;
+  for (int rank = 0; rank < ranks; ++rank) {
+    running.push_back(std::async(std::launch::async, [=] {
+      auto group = make_process_group(store, rank, ranks, options);
+      body(group, rank);
+      group->shutdown();
+    }));
+  }
+  for (auto& one : running) one.get();
+}
+
+std::vector<at::Tensor> parameters_of(int rank) {
+  std::vector<at::Tensor> out{at::full({3, 2}, rank, at::kFloat), at::full({5}, rank + 10, at::kFloat)};
+  for (auto& one : out) one.requires_grad_(true).mutable_grad() = at::full_like(one, rank + 1);
+  return out;
+}
+
+TEST(CppProcessGroup, RunsTheOperationsOfC10d) {
+  as_ranks([](const ProcessGroupPointer& group, int rank) {
+    EXPECT_EQ(group->getBackendName(), "tensorferry");
+    std::vector<at::Tensor> tensors{at::full({4}, rank + 1.0)};
+    group->allreduce(tensors, {})->wait();
+    EXPECT_TRUE(at::equal(tensors[0], at::full({4}, 3.0)));
+  });
+}
+
+TEST(CppProcessGroup, FormsLazilyAtTheFirstOperation) {
+  ProcessGroupOptions options;
+  options.lazy = true;
+  as_ranks([](const ProcessGroupPointer& group, int /*rank*/) { group->barrier({})->wait(); }, options);
+}
+
+TEST(CppProcessGroup, SharesTheAgentOfTheProgram) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto meeting = local_store();
+  std::vector<std::future<int>> running;
+  for (int rank = 0; rank < ranks; ++rank) {
+    running.push_back(std::async(std::launch::async, [=] {
+      AgentOptions options;
+      options.name = "agent" + std::to_string(rank);
+      options.store = meeting;
+      const auto agent = Agent::join(std::move(options));
+      agent->serve("rank", [rank] { return rank; });
+      auto group = make_process_group(agent, store, rank, ranks);
+      group->barrier({})->wait();
+      const auto other = agent->call<int>("agent" + std::to_string(1 - rank), "rank").get();
+      group->barrier({})->wait();
+      group->shutdown();
+      return other;
+    }));
+  }
+  EXPECT_EQ(running[0].get(), 1);
+  EXPECT_EQ(running[1].get(), 0);
+}
+
+TEST(CppProcessGroup, FormsOfAgentsByTheirNames) {
+  const auto meeting = local_store();
+  std::vector<std::future<void>> running;
+  for (int rank = 0; rank < ranks; ++rank) {
+    running.push_back(std::async(std::launch::async, [=] {
+      AgentOptions options;
+      options.name = "agent" + std::to_string(rank);
+      options.store = meeting;
+      const auto agent = Agent::join(std::move(options));
+      EXPECT_THROW(make_process_group(agent, {"another"}), InvalidArgument);
+      auto group = make_process_group(agent, {"agent0", "agent1"});
+      EXPECT_EQ(group->getRank(), rank);
+      std::vector<at::Tensor> tensors{at::full({4}, rank + 1.0)};
+      group->allreduce(tensors, {})->wait();
+      EXPECT_TRUE(at::equal(tensors[0], at::full({4}, 3.0)));
+      group->shutdown();
+    }));
+  }
+  for (auto& one : running) one.get();
+}
+
+TEST(CppProcessGroup, TrainsWithBroadcastsAndHooks) {
+  as_ranks([](const ProcessGroupPointer& group, int rank) {
+    const auto parameters = parameters_of(rank);
+    std::vector<at::Tensor> values;
+    for (const auto& one : parameters) values.push_back(one.detach());
+    broadcast_coalesced(group, values, 1);
+    EXPECT_TRUE(at::equal(values[0], at::full({3, 2}, 1.0)));
+    EXPECT_TRUE(at::equal(values[1], at::full({5}, 11.0)));
+    reduce_gradients(parameters, *all_reduce_hook(group));
+    EXPECT_TRUE(at::equal(parameters[0].grad(), at::full({3, 2}, 1.5)));
+    reduce_gradients(parameters, *compress_hook(group, at::kBFloat16));
+    EXPECT_TRUE(at::equal(parameters[1].grad(), at::full({5}, 1.5)));
+    CommHook<double> scaled("scaled", 2.0, [](double& by, GradBucket& bucket) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.getBuffer() * by);
+      return future;
+    });
+    reduce_gradients(parameters, scaled);
+    EXPECT_TRUE(at::equal(parameters[1].grad(), at::full({5}, 3.0)));
+  });
+}
+
+TEST(CppProcessGroup, NamesWhatMakesNoSense) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto text_of = [](auto run) -> std::string {
+    try {
+      run();
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(text_of([&] { make_process_group(store, 2, 2); }).find("2 ranks has no rank 2"), std::string::npos);
+  ProcessGroupOptions options;
+  options.algorithms = "all_reduce=magic";
+  EXPECT_NE(text_of([&] { make_process_group(store, 0, 1, options); }).find("magic"), std::string::npos);
+  EXPECT_NE(text_of([&] { all_reduce_hook(ProcessGroupPointer()); }).find("make_process_group"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tensorferry::testing
