@@ -216,9 +216,7 @@ def main(
         (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
     if complete and ((show is None and not quick and only in ("", *figures.APART)) or keep):
         kept = keep_run(run)
-        console.print(
-            f"kept as {kept.relative_to(figures.ROOT)}, quoted in README.md, docs/performance.md and benchmarks/results.md"
-        )
+        console.print(f"kept as {kept.relative_to(figures.ROOT)}, and quoted on the pages of benchmarks.figures")
     summary(run, console)
     if not complete:
         raise typer.Exit(1)
