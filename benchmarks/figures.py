@@ -149,7 +149,9 @@ def on_gpus(run: Run) -> list[tuple[str, str, str]]:
 
 
 def paragraph(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+    """The text in lines of 120 columns, without a break in what stands in backquotes."""
+    unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+    return textwrap.fill(unbroken, 120, break_long_words=False, break_on_hyphens=False).replace("\0", " ") + "\n"
 
 
 def results(run: Run, apart: Mapping[str, Run] = {}) -> str:
