@@ -112,3 +112,12 @@ def test_lines_that_a_page_quotes_stand_in_their_file() -> None:
             assert lines in (ROOT / path).read_text(), f"{page.name} quotes {path} as it no longer is"
             quoted += 1
     assert quoted >= 2
+
+
+def test_the_lines_that_install_the_core_alone_are_run_by_ci() -> None:
+    page = (ROOT / "docs/getting-started.md").read_text()
+    (lines,) = re.findall(r"^```bash\n# the core alone\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert "TENSORFERRY_TORCH=OFF" in lines and "--install" in lines
+    step = (ROOT / ".ci/without-torch").read_text()
+    (command,) = re.findall(r"^lines=\$\((awk .*)\)$", step, re.MULTILINE)
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True).stdout == lines
