@@ -93,7 +93,6 @@ def expectations(run: Run, apart: Mapping[str, Run] = {}) -> str:
     if typed:
         rows.append(("a typed call between C++ programs, empty to 64 MB", GRPC, span(typed)))
     for name, what in {
-        "start-16": "16 agents start, call each other and leave",
         "actors-16-rate": "16 actors and one learner",
         "torch-backend-noop": "torch's own module on our backend, an empty call",
     }.items():
@@ -141,10 +140,9 @@ def on_gpus(run: Run) -> list[tuple[str, str, str]]:
     ]
     measured = reductions(run)
     which = f"`all_reduce` of {measured[0].size} to {measured[-1].size}, 2 to {max(r.gpus for r in measured)} GPUs"
-    for graph in (False, True):
-        for who in (NCCL_REDUCE, SYMMETRIC):
-            ratios = [r.ratios[who] for r in measured if r.graph == graph]
-            found.append((which + (", in a CUDA graph" if graph else ""), who, span(ratios)))
+    for who in (NCCL_REDUCE, SYMMETRIC):
+        plain, graph = ([r.ratios[who] for r in measured if r.graph == in_graph] for in_graph in (False, True))
+        found.append((which, who, f"{span(plain)}; in a CUDA graph {span(graph)}"))
     return found
 
 
