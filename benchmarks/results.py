@@ -6,6 +6,7 @@ minute, and a ratio is honest only when both sides met the same minute.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -114,13 +115,16 @@ class Run:
     rows: list[RowResult] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
+        """Writes the run as JSON; packed, if the name ends in .gz."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        packed = path.suffix == ".gz"
+        path.write_bytes(gzip.compress(text.encode(), mtime=0) if packed else text.encode())
 
     @staticmethod
     def load(path: Path) -> Run:
         """Reads what save() wrote; raises DifferentRuns for a file that was pieced together from several."""
-        data = json.loads(path.read_text())
+        data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
         if data.pop("format", None) != FORMAT:
             raise ValueError(f"{path.name} is not a benchmark run of format {FORMAT}")
         run = Run(**{**data, "rows": [_row(row) for row in data["rows"]]})

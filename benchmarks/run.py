@@ -3,8 +3,8 @@
 python -m benchmarks.run [--quick] [--peers] [--only NAME] [--json FILE] [--plot FILE]
 python -m benchmarks.run --show FILE [--plot FILE]
 
-All rows, not --quick and not --only, are also kept as docs/images/benchmark.json, and drawn and quoted in the docs. So
-are those of --only group and of --only peers, as docs/images/collectives.json and peers.json.
+All rows, not --quick and not --only, are also kept as benchmarks/runs/benchmark.json.gz, and drawn and quoted in the
+docs. So are those of --only group and of --only peers, as collectives.json.gz and peers.json.gz.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def keep_run(run: Run) -> Path:
     file."""
     if "gpus" in run.machine:
         run.save(figures.GPUS)
-        draw_gpus(run, figures.GPUS.with_suffix(".svg"))
+        draw_gpus(run, figures.PICTURES / "gpus.svg")
         figures.write(Run.load(figures.KEPT))
         return figures.GPUS
     family = figures.alone(run)
@@ -177,9 +177,9 @@ def keep_run(run: Run) -> Path:
             file.unlink(missing_ok=True)
     main = Run.load(figures.KEPT)
     apart = figures.runs_apart(main)
-    draw(apart.get("peers", main), figures.KEPT.with_suffix(".svg"))
+    draw(apart.get("peers", main), figures.PICTURES / "benchmark.svg")
     if group_figures(apart.get("group", main)):
-        draw_groups(apart.get("group", main), figures.GROUPS)
+        draw_groups(apart.get("group", main), figures.PICTURES / "collectives.svg")
     figures.write(main)
     return kept
 
@@ -216,7 +216,7 @@ def main(
         (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
     if complete and ((show is None and not quick and only in ("", *figures.APART)) or keep):
         kept = keep_run(run)
-        console.print(f"kept as {kept.relative_to(figures.ROOT)}, quoted in the README and docs/performance.md")
+        console.print(f"kept as {kept.relative_to(figures.ROOT)}, and quoted on the pages of benchmarks.figures")
     summary(run, console)
     if not complete:
         raise typer.Exit(1)

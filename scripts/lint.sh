@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the format, that no two C++ types share a name, clang-tidy on the changed torch-free C++ sources
+# Checks the format, that no two C++ types share a name, the subjects of commits, the words of docs/, clang-tidy on the changed torch-free C++ sources
 # (scripts/tidy.sh), ruff, mypy and stubtest. Runs every check, then fails if one has failed.
 . "$(dirname "$0")/common.sh"
 . scripts/sources.sh
@@ -12,6 +12,12 @@ cpp_sources | xargs -r "$(first_of clang-format-16 clang-format)" --dry-run -Wer
 
 say "names"
 "$venv/bin/python" scripts/names.py || failed+=(names)
+
+say "subjects of commits"
+"$venv/bin/python" scripts/subjects.py || failed+=(subjects)
+
+say "words of docs/"
+"$venv/bin/python" scripts/words.py | tail -n 1 || failed+=(words)
 
 say "ruff"
 "$venv/bin/ruff" check . || failed+=(ruff-check)

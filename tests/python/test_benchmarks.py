@@ -59,8 +59,10 @@ def test_a_file_made_of_two_runs_is_refused(tmp_path: Path) -> None:
 
 def test_a_saved_run_round_trips(tmp_path: Path) -> None:
     run = a_run()
-    run.save(tmp_path / "run.json")
-    assert Run.load(tmp_path / "run.json") == run
+    for name in ("run.json", "run.json.gz"):
+        run.save(tmp_path / name)
+        assert Run.load(tmp_path / name) == run
+    assert (tmp_path / "run.json.gz").stat().st_size < (tmp_path / "run.json").stat().st_size
 
 
 def test_the_picture_of_one_run_is_the_same_each_time(tmp_path: Path) -> None:
@@ -115,15 +117,14 @@ def test_the_picture_of_groups_has_a_panel_for_each_operation_and_a_bar_for_each
     assert [drawn.count(f">{value}<") for value in ("12", "1.1", "5", "2")] == [1, 1, apart, here - 2]
 
 
-def test_the_readme_says_what_groups_gain_if_the_run_has_them() -> None:
+def test_the_page_says_what_groups_gain_if_the_run_has_them() -> None:
     run = Run.load(figures.KEPT)
     run.rows = [row for row in run.rows if not row.name.startswith("group-")]
-    assert "Gloo" not in figures.readme(run)
-    said = " ".join(figures.readme(with_groups(run)).split())
-    assert "docs/images/collectives.svg" in said
-    assert "of one host **2x to 12x** as fast, and the other operations **1.1x to 2x**" in said
-    assert "between two hosts all of them are **5x** as fast." in said
-    assert "Beside Gloo, in the same run" in said
+    assert "Gloo" not in figures.expectations(run)
+    said = figures.expectations(with_groups(run))
+    assert "| `all_reduce` of 1 KB to 64 MB, 2 or 4 ranks, one host | Gloo | 2x to 12x |" in said
+    assert "| other operations of a group, one host | Gloo | 1.1x to 2x |" in said
+    assert "| operations of a group, two hosts | Gloo | 5x |" in said
 
 
 def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
@@ -131,10 +132,19 @@ def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
     run.rows = [row for row in run.rows if not row.name.startswith("group-")]
     of_groups.rows = []
     with_groups(of_groups)
-    assert "Beside Gloo, in another run" in " ".join(figures.readme(run, {"group": of_groups}).split())
+    assert "one host | Gloo | 2x to 12x |" in figures.expectations(run, {"group": of_groups})
     said = figures.results(run, {"group": of_groups})
-    assert f"\n{said}".count("\nRun `") == 2
+    assert f"\n{said}".count("\nRun `") == (3 if figures.GPUS.exists() else 2)
     assert all(row.title in said for row in of_groups.rows)
+
+
+def test_the_readme_and_the_page_say_one_figure_for_an_empty_call() -> None:
+    run = with_peers(Run.load(figures.KEPT))
+    rows = {row.name: row for row in run.rows}
+    rows["noop-unpinned"].contestants[1] = replace(rows["noop-unpinned"].contestants[1], rounds=(Round(1, 1, 1),) * 20)
+    said = " ".join(figures.readme(run).split())
+    assert "an empty call is answered **300x** faster" in said
+    assert "| an empty call from Python | torch.distributed.rpc | 300x |" in figures.expectations(run)
 
 
 def a_run_of_gpus() -> Run:
@@ -159,16 +169,20 @@ def a_run_of_gpus() -> Run:
 def test_a_run_on_gpus_is_kept_pictured_and_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- figures: -->\n<!-- end of figures -->")
-    monkeypatch.setattr(figures, "GPUS", tmp_path / "gpus.json")
-    monkeypatch.setattr(figures, "PAGES", {page: figures.readme})
-    assert "on 2 to" not in figures.readme(Run.load(figures.KEPT))
+    monkeypatch.setattr(figures, "GPUS", tmp_path / "gpus.json.gz")
+    monkeypatch.setattr(figures, "PICTURES", tmp_path)
+    monkeypatch.setattr(figures, "PAGES", {page: figures.expectations})
+    assert " GPU" not in figures.expectations(Run.load(figures.KEPT))
     run = a_run_of_gpus()
     assert keep_run(run) == figures.GPUS
     assert Run.load(figures.GPUS) == run
-    said = " ".join(page.read_text().split())
-    assert "On 4 H with torch 0," in said and "answered **20x** faster" in said and "moves **2x** as fast" in said
-    assert "on 2 to 4 GPUs is **3x to 3x** as fast as NCCL's and **0.5x to 0.5x**" in said
-    assert "in a CUDA graph **6x to 6x** and **2x to 2x**" in said
+    said = page.read_text()
+    assert "| a call with a tensor of 4 KB, GPU to GPU | torch.distributed.rpc with device maps | 20x |" in said
+    assert "| a call with a tensor of 64 MB, GPU to GPU | NCCL send/recv | 2x |" in said
+    reduced = "| `all_reduce` of 1 KB to 8 MB, 2 to 4 GPUs"
+    assert f"{reduced} | NCCL | 3x; in a CUDA graph 6x |" in said
+    assert f"{reduced} | torch's symmetric memory | 0.5x; in a CUDA graph 2x |" in said
+    assert "`make bench-gpu`, on 4 H on" in " ".join(said.split())
     drawn = (tmp_path / "gpus.svg").read_text()
     titles = ("2 GPUs", "4 GPUs", "2 GPUs, in a CUDA graph", "4 GPUs, in a CUDA graph", "1 KB", "8 MB", "0.5")
     assert all(f">{text}<" in drawn for text in titles)
@@ -180,6 +194,8 @@ def test_a_run_of_other_libraries_alone_is_pictured_and_quoted_until_a_full_run_
     kept, page = tmp_path / "benchmark.json", tmp_path / "page.md"
     page.write_text("<!-- figures: -->\n<!-- end of figures -->")
     monkeypatch.setattr(figures, "KEPT", kept)
+    monkeypatch.setattr(figures, "GPUS", tmp_path / "no run on GPUs")
+    monkeypatch.setattr(figures, "PICTURES", tmp_path)
     monkeypatch.setattr(figures, "APART", {"peers": tmp_path / "peers.json"})
     monkeypatch.setattr(figures, "PAGES", {page: figures.results})
     a_run().save(kept)

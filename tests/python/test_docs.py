@@ -40,11 +40,14 @@ def variables_of_the_header() -> dict[str, tuple[str, str]]:
     return out
 
 
-def table(heading: str) -> dict[str, list[str]]:
-    """The cells of the first table below ``heading`` of docs/environment.md by their first, without links."""
-    page = (ROOT / "docs/environment.md").read_text()
-    section = re.search(rf"^## {heading}\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE)
-    assert section, f"docs/environment.md has no section {heading!r}"
+RUN_TIME = "docs/environment.md", "At run time"
+IN_TESTS = "CONTRIBUTING.md", "Variables of tests and scripts"
+
+
+def table(page: str, heading: str) -> dict[str, list[str]]:
+    """The cells of the first table below ``heading`` of ``page`` by their first, without links."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^##|\Z)", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert section, f"{page} has no section {heading!r}"
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", section.group(1))
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", plain, re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows}
@@ -53,7 +56,7 @@ def table(heading: str) -> dict[str, list[str]]:
 def test_environment_page_repeats_the_header() -> None:
     header = variables_of_the_header()
     assert header, "base/environment.h has no table"
-    page = {name: (unset, meaning) for name, (meaning, unset, *_) in table("At run time").items()}
+    page = {name: (unset, meaning) for name, (meaning, unset, *_) in table(*RUN_TIME).items()}
     assert page == header
 
 
@@ -68,7 +71,7 @@ def test_only_the_header_names_variables_that_the_library_reads() -> None:
     assert not named, "these belong into base/environment.h"
 
 
-def test_environment_page_has_every_variable_that_tests_and_scripts_read() -> None:
+def test_a_page_has_every_variable_that_tests_and_scripts_read() -> None:
     reads = r"""(?:getenv\(|environ(?:\.\w+\(|\[)|\$ENV\{|\$\{?)["']?(TENSORFERRY_[A-Z0-9_]+)"""
     read = {
         variable
@@ -77,10 +80,10 @@ def test_environment_page_has_every_variable_that_tests_and_scripts_read() -> No
         for variable in re.findall(reads, text)
     }
     read |= set(re.findall(r"\$ENV\{(TENSORFERRY_\w+)\}", (ROOT / "cmake/Targets.cmake").read_text()))
-    missing = read - set(table("At run time")) - set(table("In tests and scripts"))
-    assert not missing, "docs/environment.md has no row for these"
-    unread = {name for name in table("In tests and scripts") if name.startswith("TENSORFERRY_")} - read
-    assert not unread, "no test or script reads these rows of docs/environment.md"
+    missing = read - set(table(*RUN_TIME)) - set(table(*IN_TESTS))
+    assert not missing, "docs/environment.md and CONTRIBUTING.md have no row for these"
+    unread = {name for name in table(*IN_TESTS) if name.startswith("TENSORFERRY_")} - read
+    assert not unread, "no test or script reads these rows of CONTRIBUTING.md"
 
 
 # The folders of the house whose dependencies the build or the #includes show.

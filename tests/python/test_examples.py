@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tensorferry.cmake
-from conftest import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -183,19 +182,6 @@ def test_a_channel_of_a_programs_own_carries_a_tensor(prefix: Path) -> None:
     assert "the sum of 4 MiB of ones that went by spool: 1048576" in output
     assert "receiver: cpu -> cpu by spool" in output
     assert "  spool: usable" in output
-
-
-def test_readme_example_prints_what_the_readme_says(tmp_path: Path) -> None:
-    text = (EXAMPLES.parent / "README.md").read_text()
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
-    assert found, "README.md has no example followed by its output"
-    (tmp_path / "example.py").write_text(found[1])
-    environment = {**os.environ, "MASTER_PORT": str(free_port())}
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == found[2]
 
 
 @started(["train.py"], ["4", "train.py"])

@@ -77,3 +77,58 @@ def test_the_command_of_torchrun_works(tmp_path: Path) -> None:
     key = commands("on the first host").splitlines()[1]
     first = f"{key}\n{command}"
     expect_the_pages_output(run_on_two_hosts(tmp_path, first, first.replace("--node-rank 0", "--node-rank 1")))
+
+
+ONE_WAY = """
+import pathlib
+import sys
+import time
+
+import tensorferry
+import tensorferry.rpc as rpc
+
+tried = pathlib.Path(sys.argv[1])
+
+
+def call_back():
+    return rpc.rpc_sync("worker1", max, args=(1, 2))
+
+
+if __name__ == "__main__":
+    rpc.init_rpc(ports="7000-7099")
+    if rpc.get_worker_info().id == 0:
+        try:
+            rpc.rpc_sync("worker1", max, args=(1, 2), timeout=3)
+        except tensorferry.errors.Error as error:
+            print(type(error).__name__)
+        tried.touch()
+    else:
+        while not tried.exists():
+            time.sleep(0.01)
+        print(rpc.rpc_sync("worker0", call_back, timeout=30))
+    rpc.shutdown()
+"""
+
+
+def test_an_agent_that_cannot_dial_its_peer_can_call_it_once_that_has_called(tmp_path: Path) -> None:
+    (tmp_path / "hosts.py").write_text(ONE_WAY)
+    environment = {**os.environ, "TENSORFERRY_KEY": "a key of the job's own", "TENSORFERRY_CHANNELS": "basic"}
+    environment.pop("TENSORFERRY_KEY_FILE", None)
+    with EmulatedNetwork("one", "two") as network:
+        network.tell("open one 29500 29500 7000 7099")
+        network.tell("open two")
+        environment |= {"MASTER_ADDR": network.addresses["one"], "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+        started = [
+            network.start(
+                host,
+                [sys.executable, "hosts.py", str(tmp_path / "tried")],
+                env=environment | {"RANK": str(rank)},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for rank, host in enumerate(("one", "two"))
+        ]
+        refused, called = outputs_of(started)
+    assert refused.strip() in ("ConnectionLost", "DeadlineExceeded")
+    assert called == "2\n"
