@@ -368,8 +368,13 @@ void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
 
 /// Returns the options with those that torch gives to a group. Torch's own default time-out does not count.
 c10::intrusive_ptr<TorchGroupOptions> options_for(const TorchGroupOptions& given, std::string name, double timeout,
-                                                  std::vector<std::uint64_t> global_ranks) {
+                                                  std::vector<std::uint64_t> global_ranks, bool reconfigures) {
   auto options = given.copy();
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  options->enable_reconfigure = reconfigures;
+#else
+  TORCH_CHECK_VALUE(!reconfigures, "this version of torch cannot reconfigure a process group");
+#endif
   if (const auto asked = milliseconds_of(timeout); asked != kBackendDefaultTimeout) options->timeout = asked;
   options->settings.key = name;
   options->group_name = std::move(name);
@@ -432,13 +437,13 @@ void bind_process_group(py::module_& module) {
       .def(py::init(torch::wrap_pybind_function([](const std::shared_ptr<Groups>& groups,
                                                    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                    const TorchGroupOptions& given, std::string name, double timeout,
-                                                   std::vector<std::uint64_t> global_ranks) {
-             auto chosen = options_for(given, std::move(name), timeout, std::move(global_ranks));
+                                                   std::vector<std::uint64_t> global_ranks, bool enable_reconfigure) {
+             auto chosen = options_for(given, std::move(name), timeout, std::move(global_ranks), enable_reconfigure);
              const GilReleased released;
              return TorchProcessGroup::meet_at(store, groups, rank, size, std::move(chosen));
            })),
            py::arg("groups"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("name"),
-           py::arg("timeout"), py::arg("global_ranks"))
+           py::arg("timeout"), py::arg("global_ranks"), py::arg("enable_reconfigure") = false)
       .def_property_readonly("group", torch::wrap_pybind_function_no_gil([](TorchProcessGroup& self) {
                                return shared_without_gil(self.shared_group());
                              }))

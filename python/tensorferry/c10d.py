@@ -232,6 +232,7 @@ def _make(options: Any, pg_options: Any = None) -> Any:
             options.group_id or "default",
             seconds,
             options.global_ranks_in_group,
+            getattr(options, "enable_reconfigure", False),  # torch 2.11 lacks it
         )
 
 

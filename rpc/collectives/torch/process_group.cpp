@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <thread>
+#include <unordered_set>
 #include <utility>
+#include <variant>
 
 #include "base/text.h"
 #include "rpc/collectives/torch/interruptions.h"
@@ -237,11 +239,24 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
 
 // ---- the process group
 
+namespace {
+
+/// Returns whether the group is formed by reconfigure() alone.
+bool waits_for_reconfigure([[maybe_unused]] const TorchGroupOptions& options) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  return options.enable_reconfigure;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
 TorchProcessGroup::TorchProcessGroup(std::shared_ptr<Groups> groups, Names names, int rank, int size,
                                      c10::intrusive_ptr<TorchGroupOptions> options)
     : Backend(rank, size), groups_(std::move(groups)), options_(std::move(options)), names_(std::move(names)) {
   init();
-  if (!options_->lazy) group();
+  if (!options_->lazy && !waits_for_reconfigure(*options_)) group();
 }
 
 c10::intrusive_ptr<TorchProcessGroup> TorchProcessGroup::meet_at(c10::intrusive_ptr<c10d::Store> store,
@@ -262,22 +277,67 @@ const DeviceGroup& TorchProcessGroup::group() {
   const Returning to_the_caller;
   const std::lock_guard lock(forming_);
   if (!group_) {
-    auto settings = options_->settings;
-    settings.timeout = options_->timeout;
-    settings.members_are_unique = true;
-    if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
-    auto formed =
-        run_interruptibly([groups = groups_, names = names_, settings] { return groups->form(names(), settings); });
-    if (!formed.ok()) throw_status(formed.status());
-    group_ = std::make_shared<DeviceGroup>(*formed);
-    for (std::size_t rank = 0; rank < (*formed)->size(); ++rank) {
-      groups_->keep_number(number_of(*options_, rank), (*formed)->names()[rank]);
-    }
+    TORCH_CHECK_WITH(DistBackendError, !waits_for_reconfigure(*options_),
+                     "the process group was made with enable_reconfigure=True: call reconfigure() first");
+    form(names_, options_->settings.key, options_->timeout);
     names_ = nullptr;
-    formed_.store(group_.get(), std::memory_order_release);
   }
   return *group_;
 }
+
+void TorchProcessGroup::form(const Names& names, const std::string& key, std::chrono::milliseconds timeout) {
+  auto settings = options_->settings;
+  settings.key = key;
+  settings.timeout = timeout;
+  settings.members_are_unique = true;
+  if (settings.label.empty()) settings.label = options_->group_name.empty() ? "default" : options_->group_name;
+  auto formed = run_interruptibly([groups = groups_, names, settings] { return groups->form(names(), settings); });
+  if (!formed.ok()) throw_status(formed.status());
+  group_ = std::make_shared<DeviceGroup>(*formed);
+  for (std::size_t rank = 0; rank < (*formed)->size(); ++rank) {
+    groups_->keep_number(number_of(*options_, rank), (*formed)->names()[rank]);
+  }
+  formed_.store(group_.get(), std::memory_order_release);
+}
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10d::ReconfigureHandle TorchProcessGroup::get_reconfigure_handle() const { return groups_->agent()->self().name; }
+
+c10::intrusive_ptr<c10d::Work> TorchProcessGroup::reconfigure(const c10d::ReconfigureOptions& opts) {
+  const Returning to_the_caller;
+  std::vector<std::string> names;
+  if (const auto* const given = std::get_if<std::vector<c10d::ReconfigureHandle>>(&opts.handles)) {
+    names = *given;
+  } else {
+    const auto& unordered = std::get<std::unordered_set<c10d::ReconfigureHandle>>(opts.handles);
+    names.assign(unordered.begin(), unordered.end());
+    std::sort(names.begin(), names.end());
+  }
+  const auto here = std::find(names.begin(), names.end(), get_reconfigure_handle());
+  TORCH_CHECK_VALUE(here != names.end(), "reconfigure(): the handle of this rank, ", get_reconfigure_handle(),
+                    ", is not among the ", names.size(), " handles");
+  {
+    const std::lock_guard lock(forming_);
+    TORCH_CHECK_VALUE(instances_.insert(opts.uuid).second, "reconfigure(): the uuid ", opts.uuid,
+                      " has been used before");
+    if (group_) {
+      group_->raw().abort("the process group is reconfigured");
+      former_ = {std::exchange(group_, nullptr)};
+      formed_.store(nullptr, std::memory_order_release);
+    }
+    const auto key = formatted("{}, instance {}", first_key_, opts.uuid);
+    form([names] { return names; }, key, opts.timeout.value_or(options_->timeout));
+    names_ = nullptr;
+    rank_ = static_cast<int>(here - names.begin());
+    size_ = static_cast<int>(names.size());
+    const std::lock_guard parts(splitting_);
+    options_->settings.key = key;  // new members have split no group yet
+    splits_ = 0;
+    last_split_.clear();
+  }
+  return barrier({});
+}
+#endif
 
 c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_ptr<c10d::Store>&,
                                                            const std::vector<int>& ranks,

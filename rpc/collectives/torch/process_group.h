@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -142,6 +143,20 @@ class TorchProcessGroup final : public c10d::Backend {
   void unregisterCompletionHook(int64_t id) override { hooks_->remove(id); }
 #endif
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  /// Returns the name of this rank's agent.
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  /// Forms the group anew, of the agents `opts.handles`: by position if they are a list, else ordered by their text. The
+  /// operations of the group that there was fail with Cancelled. Blocks until all have come, and returns the work of
+  /// their first barrier. The survivors of a group call it with fewer handles, and new processes with the same.
+  ///
+  /// `opts.uuid` is the same at all ranks, and new; hints are ignored. Throws a ValueError if it has been used, or if
+  /// this rank is not among the handles; c10::DistBackendError if a member has died or has not come in time. The old
+  /// group has failed then too, and the call may be made again with another uuid.
+  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
+
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -188,6 +203,7 @@ class TorchProcessGroup final : public c10d::Backend {
   }
 
  private:
+  void form(const Names& names, const std::string& key, std::chrono::milliseconds timeout);
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
   StartOptions start_options(std::chrono::milliseconds timeout, bool background) const;
   // These are DeviceGroup::on() and staged_on(), and form the group if no operation has.
@@ -202,8 +218,12 @@ class TorchProcessGroup final : public c10d::Backend {
   const c10::intrusive_ptr<TorchGroupOptions> options_;
   std::mutex forming_;
   Names names_;                                      // guarded by forming_; empty once the group is formed
-  std::shared_ptr<DeviceGroup> group_;               // set once, under forming_
+  std::shared_ptr<DeviceGroup> group_;               // guarded by forming_
   std::atomic<const DeviceGroup*> formed_{nullptr};  // group_, once it is set
+  // The groups before reconfigure(), of which other threads may be inside. Guarded by forming_.
+  std::vector<std::shared_ptr<DeviceGroup>> former_;
+  const std::string first_key_ = options_->settings.key;
+  std::set<std::int64_t> instances_;  // the uuids of reconfigure(); guarded by forming_
   std::atomic<std::uint64_t> sequence_{0}, works_{0};
   std::mutex splitting_;  // guards the next three
   std::uint64_t splits_ = 0;
