@@ -37,7 +37,8 @@ const std::shared_ptr<Converter>& host_converter() {
 Tensor from_torch(const at::Tensor& tensor) {
   if (!tensor.defined()) throw InvalidArgument("an undefined at::Tensor cannot be sent");
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
-    throw InvalidArgument("a Tensor is strided and in host memory: convert tensor.cpu(), or send the at::Tensor itself");
+    throw InvalidArgument(
+        "a Tensor is strided and in host memory: convert tensor.cpu(), or send the at::Tensor itself");
   }
   const auto dtype = dtype_of(tensor.scalar_type());
   if (!dtype) throw InvalidArgument("an at::Tensor of that dtype cannot be sent");

@@ -16,7 +16,11 @@ HERE = Path(__file__).parent
 
 def build(folder: Path, prefix: Path, gpu: bool) -> Path:
     """What a user of CMake types."""
-    options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython_EXECUTABLE={sys.executable}", f"-DGPU={'ON' if gpu else 'OFF'}"]
+    options = [
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DGPU={'ON' if gpu else 'OFF'}",
+    ]
     subprocess.run(
         ["cmake", "-S", HERE, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", *options],
         check=True,

@@ -69,8 +69,8 @@ struct AgentOptions {
   /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all
   /// of them. See tensorferry/channel.h.
   std::function<void(Registry&)> register_channels{};
-  /// The GPUs on which this agent sends and receives tensors: gpus() of tensorferry/gpus.h. Null: none; a peer's tensors
-  /// arrive in host memory, and a tensor on a GPU cannot be sent.
+  /// The GPUs on which this agent sends and receives tensors: gpus() of tensorferry/gpus.h. Null: none; a peer's
+  /// tensors arrive in host memory, and a tensor on a GPU cannot be sent.
   Devices devices{};
   /// By name of the peer, the peer's devices on which the tensors of this agent's arguments land; its results come back
   /// by the inverse map. A tensor on a device that the map lacks lands on the peer's device of the same type and index

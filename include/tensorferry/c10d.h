@@ -33,8 +33,8 @@
 
 namespace tensorferry {
 
-/// Options of make_process_group(). They mean the same as in Python's tensorferry.c10d.Options. All ranks give the same,
-/// except for `host`.
+/// Options of make_process_group(). They mean the same as in Python's tensorferry.c10d.Options. All ranks give the
+/// same, except for `host`.
 struct ProcessGroupOptions {
   /// Names the group in errors, and tells groups that meet in one store apart.
   std::string name = "default";
@@ -67,8 +67,8 @@ ProcessGroupPointer make_process_group(const std::shared_ptr<Agent>& agent, std:
 ProcessGroupPointer make_process_group(const std::shared_ptr<Agent>& agent,
                                        const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                        ProcessGroupOptions options = {});
-/// The same with an agent of its own, which joins in `store` with `agent_options` and leaves with the group. Its `store`
-/// and `rendezvous` are not used. Also throws the errors of Agent::join.
+/// The same with an agent of its own, which joins in `store` with `agent_options` and leaves with the group. Its
+/// `store` and `rendezvous` are not used. Also throws the errors of Agent::join.
 ProcessGroupPointer make_process_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                        ProcessGroupOptions options = {}, AgentOptions agent_options = {});
 
@@ -128,9 +128,9 @@ std::vector<std::vector<std::size_t>> buckets_of(const std::vector<at::Tensor>& 
 /// a gradient counts as one with zeros, and has a gradient afterwards. One that requires no gradient is left out.
 ///
 /// Throws what the hook or its future throws, and c10::DistBackendError if a parameter is not a dense tensor, or if the
-/// result has another number of elements than the bucket. No bucket is in flight afterwards, and some gradients may have
-/// been reduced: the optimiser must not step. If `interrupted`, which is asked while the call waits, returns true, it
-/// throws at once, and the hook's operations go on.
+/// result has another number of elements than the bucket. No bucket is in flight afterwards, and some gradients may
+/// have been reduced: the optimiser must not step. If `interrupted`, which is asked while the call waits, returns true,
+/// it throws at once, and the hook's operations go on.
 void reduce_gradients(const std::vector<at::Tensor>& parameters, c10d::CommHookInterface& hook,
                       std::size_t bucket_bytes = std::size_t{25} << 20, const std::function<bool()>& interrupted = {});
 
@@ -138,7 +138,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters, c10d::CommHookI
 /// flight at once. Every rank gives tensors of the same shapes and dtypes, which may be strided, and the same
 /// `bucket_bytes`. Blocks until all have arrived; on a GPU, until they will have in the order of the current stream.
 /// Throws c10::DistBackendError; some tensors may have arrived then.
-void broadcast_coalesced(const ProcessGroupPointer& group, const std::vector<at::Tensor>& tensors,
-                         std::size_t root = 0, std::size_t bucket_bytes = std::size_t{25} << 20);
+void broadcast_coalesced(const ProcessGroupPointer& group, const std::vector<at::Tensor>& tensors, std::size_t root = 0,
+                         std::size_t bucket_bytes = std::size_t{25} << 20);
 
 }  // namespace tensorferry

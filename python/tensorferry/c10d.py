@@ -80,11 +80,12 @@ class Options(_C.ProcessGroupOptions):
 
     Args:
         name: names the group in errors; ``""``: torch's name of the group.
-        lazy: True: the group is made at once, and its ranks meet at its first operation.
+        lazy: True: the group is made at once, and its ranks meet at its first operation. None: whether
+            ``TORCH_GLOO_LAZY_INIT`` is 1.
         timeout: seconds, or a timedelta, for the formation and for each operation; None: that of torch. A ``timeout=``
             that is passed to torch takes precedence. ``split_group`` always uses its own.
         interface: the network interfaces to listen on, in the order in which peers try them, or names or addresses of
-            this host: ``"ib0,eth0"``; ``""``: as for :class:`tensorferry.Agent`.
+            this host: ``"ib0,eth0"``; ``""``: ``GLOO_SOCKET_IFNAME``, else as for :class:`tensorferry.Agent`.
         max_threads: how many functions the agent runs at once; None: as for :class:`tensorferry.Agent`.
         algorithms: algorithms that are prescribed, such as ``"all_reduce=two_shot"``; ``""``:
             ``TENSORFERRY_COLLECTIVES``.
@@ -109,7 +110,7 @@ class Options(_C.ProcessGroupOptions):
         self,
         *,
         name: str = "",
-        lazy: bool = False,
+        lazy: bool | None = None,
         timeout: float | timedelta | None = None,
         interface: str = "",
         max_threads: int | None = None,
@@ -120,7 +121,7 @@ class Options(_C.ProcessGroupOptions):
     ) -> None:
         super().__init__(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
         self.name = name
-        self.lazy = lazy
+        self.lazy = os.environ.get("TORCH_GLOO_LAZY_INIT") == "1" if lazy is None else lazy
         self.interface = interface
         self.max_threads = 0 if max_threads is None else max_threads
         self.algorithms = algorithms
@@ -188,6 +189,8 @@ def _agent(store: Any, options: _C.ProcessGroupOptions, rank: int = 0) -> Iterat
         assert isinstance(default, Agent)
         yield default
         return
+    if not options.interface and "TENSORFERRY_SOCKET_IFNAME" not in os.environ and os.environ.get("GLOO_SOCKET_IFNAME"):
+        wanted["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
     with _lock:
         own = _own_of(_shared(store), wanted, rank)
         own.making += 1

@@ -53,9 +53,8 @@ Placement detail::placement_of(const DeviceMap& map) {
   for (auto one = map.begin(); one != map.end(); ++one) {
     for (auto other = map.begin(); other != one; ++other) {
       if (one->first == other->first || one->second == other->second) {
-        throw InvalidArgument("a device map is one to one: " + text_of(other->first) + " to " +
-                              text_of(other->second) + " and " + text_of(one->first) + " to " +
-                              text_of(one->second) + " cannot both be");
+        throw InvalidArgument("a device map is one to one: " + text_of(other->first) + " to " + text_of(other->second) +
+                              " and " + text_of(one->first) + " to " + text_of(one->second) + " cannot both be");
       }
     }
   }

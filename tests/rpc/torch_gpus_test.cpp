@@ -103,12 +103,12 @@ TEST_F(GpuAgents, NameTheDeviceThatAnAgentDoesNotHave) {
   const auto host = join(store, "host");
   sim->serve("count", [](const at::Tensor& x) { return x.numel(); });
   sim->serve("plain", [](const Tensor& x) { return static_cast<std::int64_t>(x.size()); });
-  const auto text = thrown_by<InvalidArgument>(
-      [&] { host->call<std::int64_t>("sim", "count", at::ones({8}, floats())).get(); });
+  const auto text =
+      thrown_by<InvalidArgument>([&] { host->call<std::int64_t>("sim", "count", at::ones({8}, floats())).get(); });
   EXPECT_NE(text.find("cuda:0"), std::string::npos) << text;
   const auto trainer = join_with_gpus("trainer");
-  const auto mismatch = thrown_by<InvalidArgument>(
-      [&] { trainer->call<std::int64_t>("sim", "plain", at::ones({8}, floats())).get(); });
+  const auto mismatch =
+      thrown_by<InvalidArgument>([&] { trainer->call<std::int64_t>("sim", "plain", at::ones({8}, floats())).get(); });
   EXPECT_NE(mismatch.find("plain(tensor) -> int"), std::string::npos) << mismatch;
   EXPECT_THROW(gpus({c10::cuda::device_count()}), InvalidArgument);
 }

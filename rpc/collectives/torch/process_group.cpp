@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -129,31 +130,16 @@ void call_before_return(void (*hook)()) { before_return.store(hook, std::memory_
 
 // ---- work
 
-#ifdef TENSORFERRY_COMPLETION_HOOKS
-void CompletionHooks::add(std::int64_t id, c10d::CompletionHook hook) {
-  const std::lock_guard lock(mutex_);
-  hooks_.insert_or_assign(id, std::move(hook));
-}
-
-void CompletionHooks::remove(std::int64_t id) {
-  const std::lock_guard lock(mutex_);
-  hooks_.erase(id);
-}
-
-void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key) {
-  {
-    const std::lock_guard lock(self->mutex_);
-    if (self->hooks_.empty()) return;
-  }
-  work.on_done([self, key, began = std::chrono::steady_clock::now()](const Status& status) {
-    if (!status.ok()) return;
+#ifdef TENSORFERRY_HOOKS
+void GroupHooks::watch(const std::shared_ptr<GroupHooks>& self, const std::shared_ptr<DeviceGroup>& group,
+                       GroupWork& work, std::uint64_t key) {
+  work.on_done([self, group, key, began = std::chrono::steady_clock::now()](const Status& status) {
     const std::chrono::duration<float, std::milli> took = std::chrono::steady_clock::now() - began;
-    std::map<std::int64_t, c10d::CompletionHook> hooks;
-    {
-      const std::lock_guard lock(self->mutex_);
-      hooks = self->hooks_;
+    if (status.ok()) {
+      self->completion.run(c10d::CompletionHookArgs{key, took.count()});
+    } else if (!group->raw().failed().ok()) {
+      self->abort.run();
     }
-    for (const auto& [id, hook] : hooks) hook({key, took.count()});
   });
 }
 #endif
@@ -210,7 +196,25 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   }
   if (const auto why = work_.status(); !why.ok()) throw_status(why);
   work_.block_current_stream();
+  // torch keeps the works that a compiled graph may wait for, until somebody has waited.
+  if (c10d::allow_inflight_collective_as_graph_input())
+    c10d::unregister_work(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this));
   return true;
+}
+
+void TorchWork::time_from_now() {
+  took_ = std::make_shared<std::atomic<float>>(-1.0F);
+  work_.group_work()->on_done([took = took_, began = std::chrono::steady_clock::now()](const Status&) {
+    took->store(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count());
+  });
+}
+
+float TorchWork::getDuration() const {
+  const auto took = took_ ? took_->load() : -1.0F;
+  TORCH_CHECK(took >= 0, took_ ? "the operation has not ended"
+                               : "the process group does not time its operations: call "
+                                 "_enable_collectives_timing() before it");
+  return took;
 }
 
 void TorchWork::abort() {
@@ -407,11 +411,13 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on,
   if (!started.ok()) throw_status(started.status());
   if (!c10d::isP2POp(type)) ++sequence_;
   const auto key = ++works_;
-#ifdef TENSORFERRY_COMPLETION_HOOKS
-  CompletionHooks::watch(hooks_, **started, key);
+#ifdef TENSORFERRY_HOOKS
+  if (!hooks_->empty()) GroupHooks::watch(hooks_, shared_group(), **started, key);
 #endif
-  return c10::make_intrusive<TorchWork>(*std::move(started), on.access(), type, title, std::move(results), inputs,
-                                        sequence_, key, start_options(timeout, true).timeout);
+  auto work = c10::make_intrusive<TorchWork>(*std::move(started), on.access(), type, title, std::move(results), inputs,
+                                             sequence_, key, start_options(timeout, true).timeout);
+  if (is_timed_) work->time_from_now();
+  return work;
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -607,6 +613,9 @@ void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool 
 }
 
 void TorchProcessGroup::abort() {
+#ifdef TENSORFERRY_HOOKS
+  hooks_->abort.run();
+#endif
   if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().abort("by ProcessGroup.abort()");
 }
 

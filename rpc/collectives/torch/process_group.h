@@ -23,7 +23,7 @@
 #include "rpc/collectives/torch/device_group.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-#define TENSORFERRY_COMPLETION_HOOKS 1
+#define TENSORFERRY_HOOKS 1
 #endif
 
 namespace tensorferry::collectives {
@@ -45,18 +45,47 @@ struct TorchGroupOptions final : c10d::Backend::Options {
   std::size_t max_threads = 0;
 };
 
-#ifdef TENSORFERRY_COMPLETION_HOOKS
-/// The hooks that torch's flight recorder waits for. Thread-safe. No hook runs under its lock.
-class CompletionHooks final {
+#ifdef TENSORFERRY_HOOKS
+/// Functions of the program under numbers that it chooses. Thread-safe. None runs under the lock.
+template <class Hook>
+class HookTable final {
  public:
-  void add(std::int64_t id, c10d::CompletionHook hook);
-  void remove(std::int64_t id);
-  /// Calls the hooks when `work` ends without an error, with the time since now. `self` is kept until then.
-  static void watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key);
+  void add(std::int64_t id, Hook hook) {
+    const std::lock_guard lock(mutex_);
+    hooks_.insert_or_assign(id, std::move(hook));
+  }
+  void remove(std::int64_t id) {
+    const std::lock_guard lock(mutex_);
+    hooks_.erase(id);
+  }
+  [[nodiscard]] bool empty() const {
+    const std::lock_guard lock(mutex_);
+    return hooks_.empty();
+  }
+  template <class... A>
+  void run(const A&... arguments) const {
+    std::map<std::int64_t, Hook> hooks;
+    {
+      const std::lock_guard lock(mutex_);
+      hooks = hooks_;
+    }
+    for (const auto& [_, hook] : hooks) hook(arguments...);
+  }
 
  private:
-  std::mutex mutex_;
-  std::map<std::int64_t, c10d::CompletionHook> hooks_;
+  mutable std::mutex mutex_;
+  std::map<std::int64_t, Hook> hooks_;
+};
+
+/// The hooks of a process group: torch's flight recorder waits for the ends of operations, programs for a failure.
+struct GroupHooks {
+  HookTable<c10d::CompletionHook> completion;
+  HookTable<c10d::AbortHook> abort;
+  [[nodiscard]] bool empty() const { return completion.empty() && abort.empty(); }
+  /// Calls the hooks when `work` of `group` ends: those of completion if it ends without an error, with the time since
+  /// now; those of abort if the group has failed. `self` is kept until then.
+  static void watch(const std::shared_ptr<GroupHooks>& self, const std::shared_ptr<DeviceGroup>& group, GroupWork& work,
+                    std::uint64_t key);
 };
 #endif
 
@@ -97,6 +126,9 @@ class TorchWork final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
+  /// The milliseconds from time_from_now() to the end; throws before the end, and if there was no such call.
+  float getDuration() const override;
+  void time_from_now();
   std::chrono::milliseconds getTimeout() const { return timeout_; }  // overrides one that torch 2.11 lacks
   uint64_t getCompletionKey() const { return key_; }                 // and this too
 
@@ -106,6 +138,7 @@ class TorchWork final : public c10d::Work {
   const std::uint64_t sequence_;
   const std::uint64_t key_;
   const std::chrono::milliseconds timeout_;
+  std::shared_ptr<std::atomic<float>> took_;  // milliseconds; negative: it goes on; null: not timed
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
@@ -127,6 +160,8 @@ class TorchProcessGroup final : public c10d::Backend {
                                                        c10::intrusive_ptr<TorchGroupOptions> options);
 
   const std::string getBackendName() const override { return "tensorferry"; }
+  /// Makes the works of later operations tell their getDuration().
+  void enableCollectivesTiming() override { is_timed_ = true; }
   /// Returns a copy: torch 2.11 writes the options of the parts of a group into it.
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_->copy(); }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
@@ -137,19 +172,25 @@ class TorchProcessGroup final : public c10d::Backend {
   /// type of device, with the same name: the later calls return the same process group.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
-#ifdef TENSORFERRY_COMPLETION_HOOKS
+#ifdef TENSORFERRY_HOOKS
   bool supportsCompletionHooks() const override { return true; }
-  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override { hooks_->add(id, std::move(hook)); }
-  void unregisterCompletionHook(int64_t id) override { hooks_->remove(id); }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_->completion.add(id, std::move(hook));
+  }
+  void unregisterCompletionHook(int64_t id) override { hooks_->completion.remove(id); }
+  /// The hooks run before abort() fails the group, and when an operation has ended because the group has failed.
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override { hooks_->abort.add(id, std::move(hook)); }
+  void unregisterAbortHook(int64_t id) override { hooks_->abort.remove(id); }
 #endif
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override { return true; }
   /// Returns the name of this rank's agent.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
-  /// Forms the group anew, of the agents `opts.handles`: by position if they are a list, else ordered by their text. The
-  /// operations of the group that there was fail with Cancelled. Blocks until all have come, and returns the work of
-  /// their first barrier. The survivors of a group call it with fewer handles, and new processes with the same.
+  /// Forms the group anew, of the agents `opts.handles`: by position if they are a list, else ordered by their text.
+  /// The operations of the group that there was fail with Cancelled. Blocks until all have come, and returns the work
+  /// of their first barrier. The survivors of a group call it with fewer handles, and new processes with the same.
   ///
   /// `opts.uuid` is the same at all ranks, and new; hints are ignored. Throws a ValueError if it has been used, or if
   /// this rank is not among the handles; c10::DistBackendError if a member has died or has not come in time. The old
@@ -225,12 +266,13 @@ class TorchProcessGroup final : public c10d::Backend {
   const std::string first_key_ = options_->settings.key;
   std::set<std::int64_t> instances_;  // the uuids of reconfigure(); guarded by forming_
   std::atomic<std::uint64_t> sequence_{0}, works_{0};
+  std::atomic<bool> is_timed_{false};
   std::mutex splitting_;  // guards the next three
   std::uint64_t splits_ = 0;
   std::string last_split_;                                      // torch's name of the part
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part_;  // of the last split; nullopt: this rank is not in it
-#ifdef TENSORFERRY_COMPLETION_HOOKS
-  const std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
+#ifdef TENSORFERRY_HOOKS
+  const std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
 #endif
 };
 

@@ -1,6 +1,6 @@
-"""A process of a group that survives the deaths of its ranks by ``reconfigure()``: reconfigured_rank.py STORE NAME
+"""A process of a group that survives the deaths of its ranks by ``reconfigure()``: reconfigured_rank.py STORE [BACKEND]
 
-Reads commands from its standard input, a line of JSON each, and answers with a line:
+Runs on the backend BACKEND (tensorferry). Reads commands from its standard input, a line of JSON each, and answers with a line:
 
 - ``{"uuid": 1, "handles": [...], "ordered": true}``: reconfigures. Answers with its rank and the size.
 - ``{"reduce": 2.0}``: sums that number over the ranks. Answers with the sum, or with "failed: " and the error.
@@ -10,10 +10,9 @@ import json
 import sys
 from datetime import timedelta
 
+import tensorferry.c10d  # noqa: F401  # registers the backend
 import torch
 import torch.distributed as dist
-
-import tensorferry.c10d  # registers the backend
 
 
 def main() -> None:

@@ -132,8 +132,7 @@ TEST(CppProcessGroup, NamesWhatMakesNoSense) {
   ProcessGroupOptions options;
   options.algorithms = "all_reduce=magic";
   EXPECT_NE(text_of([&] { make_process_group(store, 0, 1, options); }).find("magic"), std::string::npos);
-  EXPECT_NE(text_of([&] { all_reduce_hook(ProcessGroupPointer()); }).find("make_process_group"),
-            std::string::npos);
+  EXPECT_NE(text_of([&] { all_reduce_hook(ProcessGroupPointer()); }).find("make_process_group"), std::string::npos);
 }
 
 }  // namespace
