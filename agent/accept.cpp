@@ -7,29 +7,30 @@
 
 #include <array>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
 #include <list>
+#include <memory>
+#include <optional>
+#include <utility>
 
 #include "agent/address.h"
 #include "agent/connect.h"
+#include "agent/handshake_io.h"
 #include "agent/link.h"
 #include "agent/strangers.h"
+#include "agent/timer.h"
+#include "agent/transport/network.h"
+#include "agent/transport/socket_port.h"
 #include "base/log.h"
 
 namespace tensorferry {
 namespace {
 
 namespace asio = boost::asio;
-using Socket = asio::generic::stream_protocol::socket;
 using boost::system::error_code;
 
 constexpr std::chrono::seconds handshake_timeout{10};
@@ -39,22 +40,20 @@ constexpr std::chrono::seconds patience_with_proof{4};
 
 class AgentAcceptor;
 
+void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<Port> port);
+
 /// A connection in the handshake.
 struct Handshake {
-  std::shared_ptr<Socket> socket;
-  Strangers::Held place;  // null: the peer has proved itself
-  bool local = false;
-  std::shared_ptr<asio::steady_timer> timer;  // closes the socket
-};
+  Handshake(asio::io_context& context, const Clock& of, std::unique_ptr<Port> port)
+      : clock(of), io(context, of, std::move(port)) {}
 
-/// Closes the connection after `time`, unless called again before.
-void limit(const Handshake& of, std::chrono::seconds time) {
-  of.timer->expires_after(time);
-  of.timer->async_wait([socket = of.socket](const error_code& cancelled) {
-    error_code ignored;
-    if (!cancelled) socket->close(ignored);
-  });
-}
+  /// Cuts the handshake off after `time`, unless called again before.
+  void limit(std::chrono::seconds time) { io.set_deadline(clock.now() + time); }
+
+  const Clock clock;
+  HandshakeIo io;
+  Strangers::Held place;  // null: the peer has proved itself
+};
 
 void accept_unix(const std::shared_ptr<AgentAcceptor>& acceptor);
 void accept_tcp(const std::shared_ptr<AgentAcceptor>& acceptor, asio::ip::tcp::acceptor& tcp);
@@ -64,10 +63,15 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
 class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this<AgentAcceptor> {
  public:
   explicit AgentAcceptor(const std::shared_ptr<Engine>& of)
-      : engine(of), context(of->reactor->context()), unix_(context) {}
+      : engine(of),
+        context(of->reactor->context()),
+        clock(of->clock),
+        network(of->options.surroundings.network),
+        unix_(context) {}
   ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
 
   Status open(Engine& of) {
+    if (network) return listen_at_network(of);
     if (of.options.unix_sockets) {
       auto listener = listen_unix(of.options.socket_dir);
       if (!listener) return listener.status();
@@ -84,6 +88,15 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       if (of.identity.record.tcp_addresses.size() == Record::most_addresses) break;
       if (auto status = listen_on(of, address, *ports); !status) return status;
     }
+    return {};
+  }
+
+  Status listen_at_network(Engine& of) {
+    auto addresses = network->listen([weak = weak_from_this()](std::unique_ptr<Port> port) {
+      if (const auto self = weak.lock()) begin_handshake(self, std::move(port));
+    });
+    if (!addresses) return addresses.status();
+    of.identity.record.tcp_addresses = std::move(*addresses);
     return {};
   }
 
@@ -111,13 +124,16 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
       self->unix_.close(ignored);
       for (auto& each : self->tcp_) each.close(ignored);
       self->strangers.close_all();
-      for (const auto& one : self->proven) one->socket->close(ignored);
+      for (const auto& one : self->proven) one->io.cut();
+      if (self->network) self->network->stop_listening();
       self->stopped = true;
     });
   }
 
   const std::weak_ptr<Engine> engine;
   asio::io_context& context;
+  const Clock clock;
+  const std::shared_ptr<Network> network;
   asio::local::stream_protocol::acceptor unix_;
   std::list<asio::ip::tcp::acceptor> tcp_;  // one for each address; never changes after open()
   // Connections in the handshake: those that have to prove themselves and have not yet, and the others.
@@ -132,30 +148,26 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
 /// Marks the peer as one that has proved itself: no stranger pushes it out any more.
 void prove(AgentAcceptor& acceptor, const std::shared_ptr<Handshake>& of) {
   if (of->place) acceptor.strangers.release(std::exchange(of->place, nullptr));
-  limit(*of, handshake_timeout);
+  of->limit(handshake_timeout);
   acceptor.proven.push_back(of);
 }
 
 void end_handshake(AgentAcceptor& acceptor, const std::shared_ptr<Handshake>& of) {
-  of->timer->cancel();
   if (of->place) acceptor.strangers.release(std::exchange(of->place, nullptr));
   acceptor.proven.remove(of);
 }
 
-void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, Socket socket, bool local) {
-  if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this socket
-  auto of = std::make_shared<Handshake>();
-  of->local = local;
-  of->socket = std::make_shared<Socket>(std::move(socket));
-  of->timer = std::make_shared<asio::steady_timer>(acceptor->context);
-  const int fd = of->socket->native_handle();
+void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<Port> port) {
+  if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this connection
+  const int fd = port->descriptor();
+  const bool local = port->local();
+  auto of = std::make_shared<Handshake>(acceptor->context, acceptor->clock, std::move(port));
   if (local && !key_needed(unix_peer_uid(fd), ::geteuid())) {
     prove(*acceptor, of);
   } else {
-    limit(*of, patience_with_silence);
-    of->place = acceptor->strangers.admit(stranger_address(fd), [weak = std::weak_ptr(of->socket)] {
-      error_code ignored;
-      if (const auto alive = weak.lock()) alive->close(ignored);
+    of->limit(patience_with_silence);
+    of->place = acceptor->strangers.admit(stranger_address(fd), [weak = std::weak_ptr(of)] {
+      if (const auto alive = weak.lock()) alive->io.cut();
     });
   }
   asio::co_spawn(acceptor->context, handle_connection(acceptor, of), [acceptor, of](const std::exception_ptr& failure) {
@@ -168,9 +180,8 @@ void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, Socket sock
 /// gives up its own.
 asio::awaitable<void> pause(std::shared_ptr<AgentAcceptor> acceptor) {
   if (acceptor->strangers.shed()) co_return;
-  asio::steady_timer timer(acceptor->context, std::chrono::milliseconds(20));
-  error_code ignored;
-  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  Timer timer(acceptor->context, acceptor->clock);
+  co_await timer.wait_until(acceptor->clock.now() + std::chrono::milliseconds(20));
 }
 
 /// Accepts until the listener is closed, and passes each connection to `take`. An exception (no memory) costs the
@@ -197,7 +208,7 @@ void accept_all(const std::shared_ptr<AgentAcceptor>& acceptor, Listener& listen
 
 void accept_unix(const std::shared_ptr<AgentAcceptor>& acceptor) {
   accept_all(acceptor, acceptor->unix_, [of = acceptor.get()](asio::local::stream_protocol::socket socket) {
-    begin_handshake(of->shared_from_this(), std::move(socket), true);
+    begin_handshake(of->shared_from_this(), std::make_unique<SocketPort>(FileDescriptor(socket.release()), true));
   });
 }
 
@@ -205,7 +216,7 @@ void accept_tcp(const std::shared_ptr<AgentAcceptor>& acceptor, asio::ip::tcp::a
   accept_all(acceptor, tcp, [of = acceptor.get()](asio::ip::tcp::socket socket) {
     error_code ignored;
     socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-    begin_handshake(of->shared_from_this(), std::move(socket), false);
+    begin_handshake(of->shared_from_this(), std::make_unique<SocketPort>(FileDescriptor(socket.release()), false));
   });
 }
 
@@ -214,18 +225,20 @@ void log_refused(bool local, const Status& why) {
 }
 
 asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
+  const bool local = of->io.port().local();
   const auto status = co_await run_handshake(acceptor, of);
   const auto engine = acceptor->engine.lock();
-  if (!status.ok() && engine && !engine->leaving) log_refused(of->local, status);
+  if (!status.ok() && engine && !engine->leaving) log_refused(local, status);
 }
 
 /// Gives the connection to its link. On a pool thread, because messages that waited for it are sent there, and the link
 /// that it replaces is closed.
-void attach_apart(const std::shared_ptr<Engine>& engine, FileDescriptor socket, bool local, wire::Hello hello) {
-  engine->pool->submit([engine, socket = std::move(socket), local, hello = std::move(hello)]() mutable {
-    pollfd ended{socket.get(), POLLRDHUP, 0};
+void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<Port> port, wire::Hello hello) {
+  engine->pool->submit([engine, port = std::move(port), hello = std::move(hello)]() mutable {
+    pollfd ended{port->descriptor(), POLLRDHUP, 0};
     const bool gone = ::poll(&ended, 1, 0) > 0;
     if ((ended.revents & (POLLHUP | POLLERR)) != 0) return;  // the dialler has closed it already
+    const bool local = port->local();
     std::shared_ptr<Link> link;
     do {  // a link that ends at this moment does not take the connection: try the link that replaces it
       link = engine->peers.link_of(hello, gone);
@@ -233,32 +246,30 @@ void attach_apart(const std::shared_ptr<Engine>& engine, FileDescriptor socket, 
         const Status why(Code::connection_lost, "\"" + hello.name + "\" has given this connection up");
         return log_refused(local, why);
       }
-    } while (!link->attach(socket, local, false, hello) && socket && link->closed() && !engine->leaving);
+    } while (!link->attach(port, false, hello) && port && link->closed() && !engine->leaving);
   });
 }
 
-asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
-  const auto socket = of->socket;
-  const bool local = of->local;
-  const auto engine = acceptor->engine.lock();
-  if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
-  error_code error;
-  auto token = asio::redirect_error(asio::use_awaitable, error);
-  const auto cut = [&] {
-    return Status(Code::connection_lost, "the connection ended during the handshake: " + error.message());
-  };
-  std::size_t got = 0;
+Status cut_off(const Status& why) {
+  return {Code::connection_lost, "the connection ended during the handshake: " + std::string(why.what())};
+}
 
+/// Proves this side to the dialler, and has the dialler prove itself if it must. Nullopt: the peer has sent nothing, so
+/// it is a probe for a listener, or a stranger: not worth a warning.
+asio::awaitable<std::optional<Status>> shake_hands(AgentAcceptor& acceptor, const Engine& engine,
+                                                   std::shared_ptr<Handshake> of) {
+  auto& io = of->io;
+  const int fd = io.port().descriptor();
   std::array<std::byte, AcceptorHandshake::hello_bytes> opening{};
-  got = co_await asio::async_read(*socket, asio::buffer(opening), token);
-  if (error && got == 0) co_return Status();  // a probe for a listener, or a stranger: not worth a warning
-  if (error) co_return cut();
-  if (of->place) limit(*of, patience_with_proof);
+  const auto opened = co_await io.read_exactly(opening);
+  if (!opened.ok() && io.received() == 0) co_return std::nullopt;
+  if (!opened.ok()) co_return cut_off(opened);
+  if (of->place) of->limit(patience_with_proof);
 
-  const auto demands_proof = acceptor_demands_proof(socket->native_handle(), engine->identity.key);
+  const auto demands_proof = acceptor_demands_proof(fd, engine.identity.key);
   if (!demands_proof) co_return demands_proof.status();
   Terms terms;
-  terms.key = &engine->identity.key;
+  terms.key = &engine.identity.key;
   terms.demands_proof = *demands_proof;
   terms.purpose = "link";
   terms.version_min = wire::version_min;
@@ -266,37 +277,47 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   AcceptorHandshake handshake(terms);
   const auto answer = handshake.answer(opening);
   if (!answer) co_return answer.status();
-  co_await asio::async_write(*socket, asio::buffer(answer->bytes), token);
-  if (!answer->verdict.ok()) co_return why_refused(socket->native_handle(), engine->identity.key, answer->verdict);
-  if (error) co_return cut();
+  const auto answered = co_await io.write_all(answer->bytes);
+  if (!answer->verdict.ok()) co_return why_refused(fd, engine.identity.key, answer->verdict);
+  if (!answered.ok()) co_return cut_off(answered);
   Digest proof{};
-  co_await asio::async_read(*socket, asio::buffer(proof), token);
+  const auto proved = co_await io.read_exactly(proof);
   // The dialler checks the acceptor's proof first. If its key differs, it closes without sending a proof of its own. It
   // also closes when its attempt has taken too long, as on a slow path.
-  if (error == asio::error::eof && handshake.agreement().proven)
+  if (!proved.ok() && io.closed_by_peer() && handshake.agreement().proven)
     co_return Status(Code::unauthenticated,
                      "the peer ended the handshake without a proof that it has the cluster key: it has another key, or "
                      "its attempt took too long. If it has another key: " +
                          std::string(how_to_set_a_key()));
-  if (error) co_return cut();
+  if (!proved.ok()) co_return cut_off(proved);
   if (auto status = handshake.check(proof); !status) co_return status;
-  if (of->place) prove(*acceptor, of);
+  if (of->place) prove(acceptor, of);
+  co_return Status();
+}
+
+asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
+  auto& io = of->io;
+  const auto engine = acceptor->engine.lock();
+  if (!engine || engine->leaving) co_return Status(Code::agent_closed, "this agent is leaving");
+  const auto shaken = co_await shake_hands(*acceptor, *engine, of);
+  if (!shaken) co_return Status();
+  if (!shaken->ok()) co_return *shaken;
 
   wire::Header header;
   header.kind = wire::Kind::hello;
   const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, nullptr, 0)));
-  co_await asio::async_write(*socket, asio::buffer(mine), token);
-  if (error) co_return cut();
+  if (const auto sent = co_await io.write_all(mine); !sent.ok()) co_return cut_off(sent);
   Bytes head(wire::Header::size);
-  got = co_await asio::async_read(*socket, asio::buffer(head), token);
-  if (error == asio::error::eof && got == 0) co_return Status();  // agent_answers() wanted our hello alone
-  if (error) co_return cut();
+  const auto before = io.received();
+  const auto headed = co_await io.read_exactly(head);
+  // agent_answers() wanted our hello alone.
+  if (!headed.ok() && io.closed_by_peer() && io.received() == before) co_return Status();
+  if (!headed.ok()) co_return cut_off(headed);
   const auto theirs = wire::Header::decode(head);
   if (!theirs) co_return theirs.status();
   if (theirs->kind != wire::Kind::hello) co_return Status(Code::protocol_error, "the first frame is not a hello");
   Bytes body(theirs->length);
-  co_await asio::async_read(*socket, asio::buffer(body), token);
-  if (error) co_return cut();
+  if (const auto come = co_await io.read_exactly(body); !come.ok()) co_return cut_off(come);
   const auto hello = wire::Hello::decode(body);
   if (!hello) co_return hello.status();
   if (auto status = check_name(hello->name); !status)
@@ -304,7 +325,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (hello->expected != 0 && hello->expected != engine->identity.self.incarnation) {
     co_return Status(Code::connection_lost, "\"" + hello->name + "\" expects an earlier incarnation of this agent");
   }
-  attach_apart(engine, FileDescriptor(socket->release(error)), local, *hello);
+  attach_apart(engine, io.take_port(), *hello);
   co_return Status();
 }
 

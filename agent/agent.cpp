@@ -1,7 +1,6 @@
 #include "agent/agent.h"
 
 #include <algorithm>
-#include <boost/asio/steady_timer.hpp>
 #include <utility>
 
 #include "agent/call_state.h"
@@ -9,6 +8,7 @@
 #include "agent/engine.h"
 #include "agent/idempotent_call.h"
 #include "agent/link.h"
+#include "agent/timer.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -30,7 +30,7 @@ class RawAgent::Impl final {
  private:
   Status learn_key();
   void look_after();
-  std::unique_ptr<boost::asio::steady_timer> every_second_;
+  std::unique_ptr<Timer> every_second_;
 };
 
 Status RawAgent::Impl::learn_key() {
@@ -58,37 +58,41 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   record.rank = engine->options.rank;
   record.version_min = wire::version_min;
   record.version_max = wire::version_max;
-  engine->identity.self = {record.name, record.rank, record.incarnation};
 
   const std::weak_ptr<Engine> weak = engine;
-  engine->reactor = std::make_unique<Reactor>([weak] {
-    const auto alive = weak.lock();
-    return alive ? alive->tick() : Pace::rest;
-  });
+  const auto& surroundings = engine->options.surroundings;
+  if (surroundings.incarnation != 0) record.incarnation = surroundings.incarnation;
+  engine->identity.self = {record.name, record.rank, record.incarnation};
+  engine->reactor = std::make_unique<Reactor>(
+      [weak] {
+        const auto alive = weak.lock();
+        return alive ? alive->tick() : Pace::rest;
+      },
+      surroundings.threads);
   Pool::Limits limits;
+  limits.threads = surroundings.threads;
   limits.most = std::max(limits.least, engine->options.max_threads);
-  engine->pool =
-      std::make_shared<Pool>(limits, engine->options.executor, [raw = engine.get()] { raw->reactor->kick(); });
+  engine->pool = std::make_shared<Pool>(
+      limits, engine->options.executor, [raw = engine.get()] { raw->reactor->kick(); }, engine->clock);
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
-  engine->directory = std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key);
+  engine->directory =
+      std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key, engine->clock);
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
   if (!engine->options.trace.empty()) recording = engine->trace.start();
   engine->pool->start();
-  every_second_ = std::make_unique<boost::asio::steady_timer>(engine->reactor->context());
+  every_second_ = std::make_unique<Timer>(engine->reactor->context(), engine->clock);
   look_after();
-  engine->reactor->start();
+  if (surroundings.threads) engine->reactor->start();
   return {};
 }
 
 void RawAgent::Impl::look_after() {
   engine->look_after();
-  every_second_->expires_after(
-      std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1)));
-  every_second_->async_wait([this](const boost::system::error_code& error) {
-    if (!error) look_after();
-  });
+  const auto interval =
+      std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1));
+  every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); });
 }
 
 void RawAgent::Impl::leave() {
@@ -112,6 +116,8 @@ void RawAgent::Impl::leave() {
   }
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
+  while (!engine->options.surroundings.threads && engine->reactor->poll_one()) {
+  }
   engine->reactor->stop();
   every_second_.reset();
   acceptor.reset();
@@ -175,9 +181,23 @@ void RawAgent::leave() {
   if (usable_here()) impl_->leave();
 }
 const PeerInfo& RawAgent::self() const { return impl_->engine->identity.self; }
+const Clock& RawAgent::clock() const noexcept { return impl_->engine->clock; }
 Status RawAgent::usable_here() const {
   // Without an engine, create() has failed, and there is nothing to protect from a forked child.
   return impl_->engine && impl_->engine->inherited() ? impl_->engine->used_after_fork() : Status();
+}
+
+bool RawAgent::step(Work work) {
+  auto& engine = *impl_->engine;
+  switch (work) {
+    case Work::reactor:
+      return engine.reactor->poll_one();
+    case Work::pool:
+      return engine.pool->run_one();
+    case Work::tick:
+      return engine.reactor->tick_once() != Pace::rest;
+  }
+  return false;
 }
 
 void RawAgent::serve(std::string name, Handler handler, HandlerOptions options) {
@@ -192,7 +212,7 @@ void RawAgent::on_peer_lost(std::function<void(const PeerInfo&, Status)> callbac
 
 Call RawAgent::call(std::string_view peer, std::string_view function, Message message, RawCallOptions options) {
   auto& engine = *impl_->engine;
-  auto state = std::make_shared<Call::State>(std::string(function), std::move(options));
+  auto state = std::make_shared<Call::State>(std::string(function), std::move(options), engine.clock);
   if (auto status = ended(engine); !status) {
     state->complete(std::move(status));
     state->release_arguments();
@@ -271,7 +291,7 @@ Status RawAgent::barrier(const std::string& tag, Milliseconds timeout) {
 Result<Route> RawAgent::explain(std::string_view peer, Device local, const Placement& placement, std::size_t bytes) {
   if (auto status = ended(*impl_->engine); !status) return status;
   const auto link = impl_->engine->peers.link_to(peer);
-  if (auto status = link->connect(Clock::now() + std::chrono::seconds(10)); !status) return status;
+  if (auto status = link->connect(impl_->engine->clock.now() + std::chrono::seconds(10)); !status) return status;
   auto route = link->channels().explain(local, placement, bytes);
   if (route) route->transport = link->transport(route->no_ring);
   return route;

@@ -16,13 +16,13 @@
 
 #include "agent/rendezvous/store.h"
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "channels/buffer.h"
 #include "channels/registry.h"
 
 namespace tensorferry {
 
-using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 /// Identifies one incarnation of one agent. A restarted agent of the same name has another incarnation number.
@@ -230,6 +230,16 @@ class WaitInHandler {
   WaitInHandler& operator=(const WaitInHandler&) = delete;
 };
 
+class Network;
+
+/// What an agent takes from its process: time, connections, threads. Tests give others.
+struct Surroundings {
+  Clock clock{};
+  std::shared_ptr<Network> network{};  // null: the sockets of this host
+  bool threads = true;                 // false: the agent works only inside RawAgent::step()
+  std::uint64_t incarnation = 0;       // 0: random
+};
+
 struct RawAgentOptions {
   std::string name;
   int rank = -1;
@@ -254,7 +264,8 @@ struct RawAgentOptions {
   std::string interface;             // "": TENSORFERRY_SOCKET_IFNAME, else the one that reaches the rendezvous
   std::string ports;                 // "": any; "7000" or "7000-7099"
   std::string reaches;               // the rendezvous's host, from which the interface is chosen; "": loopback
-  bool unix_sockets = true;          // false: TCP also between processes of one host
+  Surroundings surroundings;
+  bool unix_sockets = true;   // false: TCP also between processes of one host
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
@@ -313,6 +324,8 @@ class RawAgent {
   Call call(std::string_view peer, std::string_view function, Message message, RawCallOptions options = {});
 
   [[nodiscard]] const PeerInfo& self() const;
+  /// Returns the clock of RawAgentOptions::surroundings.
+  [[nodiscard]] const Clock& clock() const noexcept;
   /// Returns Ok, or AgentClosed if this process is a forked child of the one that joined.
   [[nodiscard]] Status usable_here() const;
   /// Looks the agent of that name up in the store; waits up to `timeout` for it to join.
@@ -358,6 +371,16 @@ class RawAgent {
   std::string stop_trace(std::size_t recording);
   /// Returns the number of calls made here that have not completed, and of requests here that have not been answered.
   [[nodiscard]] std::pair<std::size_t, std::size_t> in_flight() const;
+
+  /// One kind of work of an agent without threads (Surroundings::threads).
+  enum class Work : std::uint8_t {
+    reactor,  // one handler of the reactor: a timer, a dial, a connection in its handshake
+    pool,     // one job or handler, or else the connections that have something to read
+    tick,     // the reactor's tick: flushes, acknowledgements, deadlines
+  };
+  /// Does one piece of such work on the calling thread. False: there was none. A simulation decides by it what an agent
+  /// does next. Not thread-safe.
+  bool step(Work work);
 
   /// Sets the callback that runs on a pool thread when the session with an incarnation of a peer has ended; replaces an
   /// earlier one. Does not run while this agent leaves.

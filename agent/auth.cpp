@@ -368,36 +368,36 @@ Status AcceptorHandshake::check(ByteView bytes) const {
   return {};
 }
 
-Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline) {
+Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline, const Clock& clock) {
   const auto during = [](const Status& status) {
     return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
   };
   DiallerHandshake handshake(std::move(terms));
   std::array<std::byte, DiallerHandshake::answer_bytes> answer;
-  if (auto status = write_all(fd, handshake.hello(), deadline); !status) return during(status);
-  if (auto status = read_exactly(fd, answer, deadline); !status) return during(status);
+  if (auto status = write_all(fd, handshake.hello(), deadline, clock); !status) return during(status);
+  if (auto status = read_exactly(fd, answer, deadline, clock); !status) return during(status);
   const auto mine = handshake.answer(answer);
   if (!mine) return mine.status();
   if (!handshake.agreement().proven) {
     if (auto status = check_same_user(fd); !status) return status;
   }
-  if (auto status = write_all(fd, *mine, deadline); !status) return during(status);
+  if (auto status = write_all(fd, *mine, deadline, clock); !status) return during(status);
   return handshake.agreement();
 }
 
-Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline) {
+Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline, const Clock& clock) {
   const auto during = [](const Status& status) {
     return Status(status.code(), formatted("the handshake with a peer that dialled failed: {}", status.what()));
   };
   AcceptorHandshake handshake(std::move(terms));
   std::array<std::byte, AcceptorHandshake::hello_bytes> hello;
-  if (auto status = read_exactly(fd, hello, deadline); !status) return during(status);
+  if (auto status = read_exactly(fd, hello, deadline, clock); !status) return during(status);
   const auto answer = handshake.answer(hello);
   if (!answer) return answer.status();
-  if (auto status = write_all(fd, answer->bytes, deadline); !status) return during(status);
+  if (auto status = write_all(fd, answer->bytes, deadline, clock); !status) return during(status);
   if (!answer->verdict) return answer->verdict;
   Digest theirs;
-  if (auto status = read_exactly(fd, theirs, deadline); !status) {
+  if (auto status = read_exactly(fd, theirs, deadline, clock); !status) {
     // The dialler checks this side's proof first. If its key differs, it closes without sending a proof of its own.
     if (handshake.agreement().proven && status.code() == Code::connection_lost) return another_key();
     return during(status);

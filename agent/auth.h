@@ -31,6 +31,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
 
@@ -198,9 +199,9 @@ class AcceptorHandshake {
 /// Performs the dialling side of the handshake over a connected stream socket; blocks until `deadline` at most. If
 /// neither side demands a proof, the acceptor must be this user's (check_same_user()). On an error (DeadlineExceeded,
 /// ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
-Result<Agreement> handshake_as_dialler(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
+Result<Agreement> handshake_as_dialler(int fd, Terms terms, Clock::time_point deadline, const Clock& clock = {});
 /// Performs the accepting side. Demands what `terms` say: the caller knows the dialler's user before it begins
 /// (acceptor_demands_proof()). Otherwise like handshake_as_dialler().
-Result<Agreement> handshake_as_acceptor(int fd, Terms terms, std::chrono::steady_clock::time_point deadline);
+Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Clock::time_point deadline, const Clock& clock = {});
 
 }  // namespace tensorferry

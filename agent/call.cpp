@@ -32,8 +32,11 @@ std::string_view shown_name(std::string_view function) {
   return function.substr(function.rfind(':') + 1);  // npos + 1 is 0
 }
 
-Call::State::State(std::string name, RawCallOptions call_options)
-    : function(std::move(name)), options(std::move(call_options)), deadline(deadline_of(options, made)) {}
+Call::State::State(std::string name, RawCallOptions call_options, Clock of_agent)
+    : function(std::move(name)),
+      options(std::move(call_options)),
+      clock(std::move(of_agent)),
+      deadline(deadline_of(options, made)) {}
 
 bool Call::State::inherited() const noexcept { return link && !done() && link->engine().inherited(); }
 
@@ -77,7 +80,7 @@ bool Call::State::sleep(std::optional<Clock::time_point> until) {
   auto expected = idle;
   if (!word_.compare_exchange_strong(expected, sleeping, std::memory_order_acq_rel) && expected != sleeping)
     return true;
-  const bool uninterrupted = futex_wait(word_, sleeping, until);
+  const bool uninterrupted = clock.wait(word_, sleeping, until);
   expected = sleeping;
   // Another thread may sleep on the word too: it says again that it sleeps, else complete() would not wake it.
   if (word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel)) futex_wake(word_);
@@ -94,7 +97,7 @@ void Call::State::wake() {
 bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
   const WaitInHandler place;
   while (!done()) {
-    if (until && Clock::now() >= *until) return false;
+    if (until && clock.now() >= *until) return false;
     prepare_to_sleep();
     if (!sleep(until) && interrupted && interrupted()) return false;
   }

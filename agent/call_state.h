@@ -31,7 +31,7 @@ enum class SendHold : std::uint8_t { none, connection, probe, order };
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
-  State(std::string function, RawCallOptions options);
+  State(std::string function, RawCallOptions options, Clock clock = {});
 
   /// Ends the call with `result`; later results are dropped. Wakes the waiting thread, and hands the completion to the
   /// pool of `link`. If the pool has been stopped, runs the completion on the calling thread.
@@ -76,7 +76,8 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
 
   const std::string function;
   const RawCallOptions options;
-  const Clock::time_point made = Clock::now();
+  const Clock clock;  // the agent's
+  const Clock::time_point made = clock.now();
   const std::optional<Clock::time_point> deadline;
   std::shared_ptr<Link> link;              // set before the state is shared with readers
   std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not in it

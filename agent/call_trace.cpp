@@ -80,7 +80,7 @@ class Writing {
 
   std::string finish(const PeerInfo& self, const std::string& boot_id, std::uint64_t dropped) {
     const auto behind = std::chrono::duration_cast<std::chrono::microseconds>(
-        std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch());
+        std::chrono::system_clock::now().time_since_epoch() - std::chrono::steady_clock::now().time_since_epoch());
     out_ += "\n],\"displayTimeUnit\":\"ns\",\"otherData\":{\"agent\":";
     put_string(out_, self.name);
     out_ += ",\"boot_id\":";

@@ -37,7 +37,7 @@ struct CallRecord {
   std::string channel_name;                         // "": it had no buffer, or this is the callee's record
   Code code = Code::ok;
 
-  void reach(std::size_t stage) noexcept { stages[stage] = Clock::now().time_since_epoch().count(); }
+  void reach(std::size_t stage, Clock::time_point now) noexcept { stages[stage] = now.time_since_epoch().count(); }
 };
 
 class CallTrace final {

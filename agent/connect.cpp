@@ -1,26 +1,28 @@
+// How an agent reaches another one; dial.cpp decides when it tries.
 #include "agent/connect.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <cerrno>
 #include <cstring>
-#include <thread>
+#include <future>
+#include <list>
+#include <utility>
 
 #include "agent/address.h"
-#include "agent/link.h"
-#include "agent/rendezvous/blocking_io.h"
-#include "base/log.h"
+#include "agent/handshake_io.h"
+#include "agent/transport/network.h"
+#include "agent/transport/socket_port.h"
 #include "base/text.h"
 
 namespace tensorferry {
 namespace {
 
-constexpr std::chrono::seconds longest_bulk_dial{30};
-constexpr Milliseconds head_start{200};
+namespace asio = boost::asio;
 
 Terms terms_of(const Engine& engine, bool demands_proof) {
   Terms terms;
@@ -32,21 +34,13 @@ Terms terms_of(const Engine& engine, bool demands_proof) {
   return terms;
 }
 
-Result<wire::Hello> read_hello(int fd, Clock::time_point deadline) {
-  Bytes head(wire::Header::size);
-  if (auto status = read_exactly(fd, head, deadline); !status) return status;
-  const auto header = wire::Header::decode(head);
-  if (!header) return header.status();
-  if (header->kind != wire::Kind::hello) return Status(Code::protocol_error, "the first frame is not a hello");
-  Bytes body(header->length);
-  if (auto status = read_exactly(fd, body, deadline); !status) return status;
-  return wire::Hello::decode(body);
-}
-
-Bytes hello_frame(const wire::Hello& hello) {
-  wire::Header header;
-  header.kind = wire::Kind::hello;
-  return wire::assemble(header, {}, {}, encode(hello));
+Result<std::unique_ptr<Port>> start_connect(const Engine& engine, const std::string& address) {
+  if (const auto& network = engine.options.surroundings.network) return network->start_connect(address);
+  const auto where = split_host_port(address);
+  if (!where) return where.status();
+  auto socket = start_connect_tcp(where->host, where->port);
+  if (!socket) return socket.status();
+  return std::unique_ptr<Port>(std::make_unique<SocketPort>(std::move(*socket), false));
 }
 
 /// Connects to the addresses of one agent side by side: to the first one at once, and to each further one when all
@@ -55,34 +49,41 @@ class TcpRace {
  public:
   struct Winner {
     std::string address;
-    FileDescriptor socket;
+    std::unique_ptr<Port> port;
   };
 
-  TcpRace(const std::vector<std::string>& addresses, Clock::time_point deadline)
-      : addresses_(addresses), deadline_(deadline) {}
+  TcpRace(Engine& engine, const std::vector<std::string>& addresses, Clock::time_point deadline)
+      : engine_(engine),
+        addresses_(addresses),
+        deadline_(deadline),
+        wake_(std::make_shared<Timer>(engine.reactor->context(), engine.clock)) {}
 
   /// Waits for the next connection that is made. Nullopt: all other addresses have failed, or the deadline has passed.
-  std::optional<Winner> next() {
+  asio::awaitable<std::optional<Winner>> next() {
     while (!open_.empty() || begun_ < addresses_.size()) {
-      const auto now = Clock::now();
+      const auto now = engine_.clock.now();
       if (begun_ < addresses_.size() && (open_.empty() || now >= next_begin_)) {
         begin(addresses_[begun_++]);
         next_begin_ = now + alone_for;
-      } else if (now >= deadline_) {
-        for (const auto& each : open_) note(each.address, "no answer");
+      } else if (auto winner = take_ready()) {
+        co_return winner;
+      } else if (!open_.empty() && now >= deadline_) {
+        for (const auto& each : open_) note(each->address, "no answer");
         silent_ = true;
         open_.clear();
         begun_ = addresses_.size();
-      } else if (auto winner = wait(begun_ < addresses_.size() ? std::min(next_begin_, deadline_) : deadline_)) {
-        return winner;
+      } else if (!open_.empty()) {
+        co_await wake_->wait_until(begun_ < addresses_.size() ? std::min(next_begin_, deadline_) : deadline_);
       }
     }
-    return std::nullopt;
+    co_return std::nullopt;
   }
   /// Returns what happened at the addresses so far; "": nothing went wrong.
   [[nodiscard]] const std::string& failures() const { return failures_; }
   /// Returns whether an address did not answer, so that another attempt may succeed.
   [[nodiscard]] bool silent() const { return silent_; }
+  /// Returns whether the host of an address has said that no process listens there.
+  [[nodiscard]] bool refused() const { return refused_; }
   void note(const std::string& address, std::string_view what) {
     if (!failures_.empty()) failures_ += "; ";
     failures_ += address + ": " + std::string(what);
@@ -91,43 +92,63 @@ class TcpRace {
  private:
   static constexpr Milliseconds alone_for{300};
 
+  /// A connection that is being made.
+  struct Attempt {
+    Attempt(asio::io_context& context, std::string to, std::unique_ptr<Port> by)
+        : address(std::move(to)), port(std::move(by)), descriptor(context, port->descriptor()) {}
+    ~Attempt() { (void)descriptor.release(); }
+    Attempt(const Attempt&) = delete;
+    Attempt& operator=(const Attempt&) = delete;
+
+    std::string address;
+    std::unique_ptr<Port> port;
+    asio::posix::stream_descriptor descriptor;  // the port's, which closes it
+    bool ready = false;                         // it has been made, or has failed
+  };
+
   void begin(const std::string& address) {
-    const auto where = split_host_port(address);
-    if (!where) return note(address, where.status().what());
-    auto socket = start_connect_tcp(where->host, where->port);
-    if (socket) return open_.push_back({address, std::move(*socket)});
-    // The kernel knows no route at the moment, or has no socket left.
-    silent_ = silent_ || socket.status().code() != Code::invalid_argument;
-    note(address, socket.status().what());
+    auto port = start_connect(engine_, address);
+    if (!port) {
+      // The kernel knows no route at the moment, or has no socket left.
+      silent_ = silent_ || port.status().code() != Code::invalid_argument;
+      return note(address, port.status().what());
+    }
+    const auto attempt = std::make_shared<Attempt>(engine_.reactor->context(), address, std::move(*port));
+    open_.push_back(attempt);
+    attempt->descriptor.async_wait(
+        asio::posix::stream_descriptor::wait_write,
+        [weak = std::weak_ptr(attempt), wake = wake_](const boost::system::error_code& cancelled) {
+          const auto made = weak.lock();
+          if (cancelled || !made) return;
+          made->ready = true;
+          wake->cancel();
+        });
   }
 
-  std::optional<Winner> wait(Clock::time_point until) {
-    std::vector<pollfd> sockets;
-    for (const auto& each : open_) sockets.push_back({each.socket.get(), POLLOUT, 0});
-    const auto left = std::chrono::ceil<Milliseconds>(until - Clock::now()).count();
-    if (::poll(sockets.data(), sockets.size(), static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000))) <= 0)
-      return std::nullopt;
-    for (std::size_t i = sockets.size(); i-- > 0;) {
-      if (sockets[i].revents == 0) continue;
-      auto made = std::move(open_[i]);
+  /// Takes out the latest connection that has been made; notes those that have failed.
+  std::optional<Winner> take_ready() {
+    for (std::size_t i = open_.size(); i-- > 0;) {
+      if (!open_[i]->ready) continue;
+      const auto made = open_[i];
       open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
-      int error = 0;
-      socklen_t size = sizeof error;
-      ::getsockopt(made.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error == 0) return made;
-      silent_ = silent_ || error != ECONNREFUSED;
-      note(made.address, std::strerror(error));
+      (void)made->descriptor.release();
+      const int error = made->port->connect_error();
+      if (error == 0) return Winner{made->address, std::move(made->port)};
+      (error == ECONNREFUSED ? refused_ : silent_) = true;
+      note(made->address, std::strerror(error));
     }
     return std::nullopt;
   }
 
+  Engine& engine_;
   const std::vector<std::string>& addresses_;
   const Clock::time_point deadline_;
+  const std::shared_ptr<Timer> wake_;
   std::size_t begun_ = 0;
   Clock::time_point next_begin_;
-  std::vector<Winner> open_;  // not connected yet, in the order of the addresses
+  std::vector<std::shared_ptr<Attempt>> open_;  // in the order of the addresses
   std::string failures_;
-  bool silent_ = false;
+  bool silent_ = false, refused_ = false;
 };
 
 /// The error of a dial whose connection the listener took and did not answer: it has too many connections in the
@@ -137,14 +158,45 @@ Status refused_for_now(const Status& status) {
   return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
 }
 
+asio::awaitable<Result<wire::Hello>> read_hello(HandshakeIo& io) {
+  Bytes head(wire::Header::size);
+  if (auto status = co_await io.read_exactly(head); !status) co_return status;
+  const auto header = wire::Header::decode(head);
+  if (!header) co_return header.status();
+  if (header->kind != wire::Kind::hello) co_return Status(Code::protocol_error, "the first frame is not a hello");
+  Bytes body(header->length);
+  if (auto status = co_await io.read_exactly(body); !status) co_return status;
+  co_return wire::Hello::decode(body);
+}
+
+/// The dialling side of the handshake. If neither side demands a proof, the acceptor must be this user's.
+asio::awaitable<Status> shake_hands(Engine& engine, HandshakeIo& io) {
+  const auto during = [](const Status& status) {
+    return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
+  };
+  const int fd = io.port().descriptor();
+  DiallerHandshake handshake(terms_of(engine, dialler_demands_proof(fd, engine.identity.key)));
+  std::array<std::byte, DiallerHandshake::answer_bytes> answer{};
+  if (auto status = co_await io.write_all(handshake.hello()); !status) co_return during(status);
+  if (auto status = co_await io.read_exactly(answer); !status) co_return during(status);
+  const auto mine = handshake.answer(answer);
+  if (!mine) co_return mine.status();
+  if (!handshake.agreement().proven) {
+    if (auto status = check_same_user(fd); !status) co_return status;
+  }
+  if (auto status = co_await io.write_all(*mine); !status) co_return during(status);
+  co_return Status();
+}
+
 /// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
-Result<Connected> run_handshake(Engine& engine, FileDescriptor socket, bool local, Clock::time_point deadline) {
-  const bool demand = dialler_demands_proof(socket.get(), engine.identity.key);
-  const auto agreed = handshake_as_dialler(socket.get(), terms_of(engine, demand), deadline);
-  if (!agreed) return refused_for_now(agreed.status());
-  auto hello = read_hello(socket.get(), deadline);
-  if (!hello) return refused_for_now(hello.status());
-  return Connected{std::move(socket), local, std::move(*hello)};
+asio::awaitable<Result<Connected>> run_handshake(Engine& engine, std::unique_ptr<Port> port,
+                                                 Clock::time_point deadline) {
+  HandshakeIo io(engine.reactor->context(), engine.clock, std::move(port));
+  io.set_deadline(deadline);
+  if (const auto status = co_await shake_hands(engine, io); !status.ok()) co_return refused_for_now(status);
+  auto hello = co_await read_hello(io);
+  if (!hello) co_return refused_for_now(hello.status());
+  co_return Connected{io.take_port(), std::move(*hello)};
 }
 
 /// Returns whether an agent runs on this kernel, in this network namespace.
@@ -159,32 +211,61 @@ Status check_answer(const Record& record, const wire::Hello& hello) {
   return {Code::connection_lost, "another agent answers at the address of \"" + record.name + "\" (it has ended)"};
 }
 
-/// Connects to the agent, completes the handshake, and checks that it is the agent of the record. If one address fails
-/// in any of this, goes on with the next: an address may lead to another host in this network than in the agent's own.
-Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point deadline, bool& may_answer) {
-  may_answer = false;
+asio::awaitable<DialResult> reach_by_unix_socket(Engine& engine, const Record& record, FileDescriptor socket,
+                                                 Clock::time_point deadline) {
+  std::unique_ptr<Port> port = std::make_unique<SocketPort>(std::move(socket), true);
+  auto connected = co_await run_handshake(engine, std::move(port), deadline);
+  if (connected) {
+    if (auto why = check_answer(record, connected->hello); !why.ok()) connected = std::move(why);
+  }
+  const bool may_answer = connected.status().code() == Code::resource_exhausted;
+  co_return DialResult{std::move(connected), may_answer};
+}
+
+/// Runs `work` on the reactor and waits for its result; `otherwise` if the agent leaves meanwhile, or has no thread.
+template <class Value>
+Value await_on_reactor(Engine& engine, asio::awaitable<Value> work, Value otherwise) {
+  if (!engine.options.surroundings.threads) return otherwise;
+  auto promise = std::make_shared<std::promise<Value>>();
+  auto result = promise->get_future();
+  const bool taken =
+      engine.reactor->post([&reactor = *engine.reactor, held = std::move(work), answer = std::move(promise)]() mutable {
+        asio::co_spawn(reactor.context(), std::move(held), [answer](const std::exception_ptr& failure, Value value) {
+          if (!failure) answer->set_value(std::move(value));
+        });
+      });
+  if (!taken) return otherwise;
+  try {
+    return result.get();
+  } catch (const std::future_error&) {  // it was dropped
+    return otherwise;
+  }
+}
+
+}  // namespace
+
+asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record record, Clock::time_point deadline) {
   Status why(Code::connection_lost, "it has no address that this agent can use");
-  const bool may_unix = engine.options.unix_sockets && may_share_unix(engine.identity.record, record);
+  bool may_answer = false;
+  const bool may_unix = engine->options.unix_sockets && may_share_unix(engine->identity.record, record);
   if (may_unix) {
     auto socket = connect_unix(record.unix_address);
     if (socket) {
-      auto connected = run_handshake(engine, std::move(*socket), true, deadline);
-      if (connected) why = check_answer(record, connected->hello);
-      if (connected && why.ok()) return connected;
-      if (!connected) why = connected.status();
-      may_answer = why.code() == Code::resource_exhausted;
-      return why;
+      auto reached = co_await reach_by_unix_socket(*engine, record, std::move(*socket), deadline);
+      co_return reached;
     }
     why = socket.status();
     may_answer = why.code() == Code::resource_exhausted;  // many agents dial it at once
   }
   const auto unix_failure = why;
-  TcpRace race(record.tcp_addresses, deadline);
+  TcpRace race(*engine, record.tcp_addresses, deadline);
   auto code = Code::connection_lost;
-  while (auto winner = race.next()) {
-    auto connected = run_handshake(engine, std::move(winner->socket), false, deadline);
+  for (;;) {
+    auto winner = co_await race.next();
+    if (!winner) break;
+    auto connected = co_await run_handshake(*engine, std::move(winner->port), deadline);
     auto answer = connected ? check_answer(record, connected->hello) : connected.status();
-    if (answer.ok()) return connected;
+    if (answer.ok()) co_return DialResult{std::move(connected), may_answer};
     // A living agent would have answered at its unix address: another process has the port of an agent that has ended.
     if (may_unix && answer.code() == Code::unauthenticated)
       answer = {Code::connection_lost, formatted("{}, but another process answers at {}: {}", unix_failure.what(),
@@ -194,213 +275,42 @@ Result<Connected> reach(Engine& engine, const Record& record, Clock::time_point 
     race.note(winner->address, answer.what());
   }
   may_answer = may_answer || race.silent();
-  if (race.failures().empty()) return why;
-  return Status(code, race.failures());
+  co_return DialResult{race.failures().empty() ? why : Status(code, race.failures()), may_answer};
 }
 
-}  // namespace
-
-Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& link, wire::Hello::Purpose purpose,
-                             Clock::time_point deadline, bool& may_answer) {
-  auto connected = reach(engine, record, deadline, may_answer);
-  if (!connected) return connected;
-  const auto frame = hello_frame(engine.hello(purpose, &link, record.incarnation));
-  if (auto status = write_all(connected->socket.get(), frame, deadline); !status) return status;
-  connected->hello.purpose = purpose;
-  return connected;
+asio::awaitable<bool> finds_no_listener(std::shared_ptr<Engine> engine, Record record) {
+  if (!in_this_network(*engine, record) || record.tcp_addresses.empty()) co_return false;
+  for (const auto& address : record.tcp_addresses) {
+    const std::vector<std::string> one{address};
+    TcpRace race(*engine, one, engine->clock.now() + std::chrono::seconds(1));
+    (void)co_await race.next();
+    if (!race.refused()) co_return false;
+  }
+  co_return true;
 }
 
 bool agent_answers(Engine& engine, const Record& record) {
-  bool may_answer = false;
-  return reach(engine, record, Clock::now() + std::chrono::seconds(2), may_answer).ok();
+  const auto work = [](std::shared_ptr<Engine> by, Record of) -> asio::awaitable<bool> {
+    const auto until = by->clock.now() + std::chrono::seconds(2);
+    const auto reached = co_await reach(by, std::move(of), until);
+    co_return reached.connected.ok();
+  };
+  return await_on_reactor(engine, work(engine.shared_from_this(), record), false);
 }
 
 bool has_ended(Engine& engine, const Record& record, bool earlier) {
   if (record.incarnation == engine.identity.self.incarnation) return false;
   if (!earlier && !in_this_network(engine, record)) return false;
-  bool may_answer = false;
-  const auto reached = reach(engine, record, Clock::now() + std::chrono::seconds(2), may_answer);
-  return reached.status().code() == Code::connection_lost && !may_answer;
-}
-
-bool listener_is_gone(const Engine& engine, const Record& record) {
-  const bool same = in_this_network(engine, record) && !record.tcp_addresses.empty();
-  const auto refuses = [](const std::string& address) {
-    const auto where = split_host_port(address);
-    if (!where) return false;
-    auto socket = start_connect_tcp(where->host, where->port);
-    if (!socket) return false;
-    if (!wait_for_socket(socket->get(), POLLOUT, Clock::now() + std::chrono::seconds(1)).ok()) return false;
-    int error = 0;
-    socklen_t size = sizeof error;
-    ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    return error == ECONNREFUSED;
+  const auto work = [](std::shared_ptr<Engine> by, Record of) -> asio::awaitable<bool> {
+    const auto until = by->clock.now() + std::chrono::seconds(2);
+    const auto reached = co_await reach(by, std::move(of), until);
+    co_return reached.connected.status().code() == Code::connection_lost && !reached.may_answer;
   };
-  return same && std::all_of(record.tcp_addresses.begin(), record.tcp_addresses.end(), refuses);
+  return await_on_reactor(engine, work(engine.shared_from_this(), record), false);
 }
 
-namespace {
-
-using Purpose = wire::Hello::Purpose;
-
-/// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: no sign of that,
-/// also if the store does not answer.
-Status look_up(Engine& engine, Session& session) {
-  if (session.process_ended()) return {Code::connection_lost, "its process has ended"};
-  const auto found = engine.directory->find(session.peer().name, Milliseconds(0));
-  if (found.status().code() == Code::not_found) return {Code::connection_lost, "it left the job"};
-  if (!found) return {};
-  if (found->incarnation != session.peer().incarnation) return {Code::connection_lost, "it was restarted"};
-  session.set_record(*found);
-  if (listener_is_gone(engine, *found)) {
-    return {Code::connection_lost, "no process listens at " + found->tcp_addresses.front() + " any more"};
-  }
-  if (Clock::now() - session.last_heard() > engine.options.peer_timeout) {
-    return {Code::connection_lost,
-            formatted("it could not be reached for {} s",
-                      std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - session.last_heard()).count())};
-  }
-  return {};
-}
-
-/// Waits between attempts to dial: 20 ms at first, twice as long each time, 1 s at most.
-class Backoff {
- public:
-  void wait() {
-    std::this_thread::sleep_for(next_);
-    next_ = std::min(2 * next_, Milliseconds(1000));
-  }
-
- private:
-  Milliseconds next_{20};
-};
-
-/// One thread's attempts to dial one connection of a link.
-struct Dialling {
-  const std::shared_ptr<Link>& link;
-  const Purpose purpose;
-  const Clock::time_point since = Clock::now();
-  int attempts = 0;
-
-  /// Returns how long the next attempt may take. The first ones are short: on a path that was cut, a new connection is
-  /// made sooner than TCP would repeat its first packet.
-  Milliseconds next_patience(bool session) {
-    return std::min(Milliseconds(3000) * ++attempts, Milliseconds(session ? 5000 : 10000));
-  }
-};
-
-Status dial_and_attach(Engine& engine, Link& link, const Record& record, Purpose purpose, Milliseconds patience,
-                       bool& may_answer) {
-  std::string addresses;
-  for (const auto& address : record.tcp_addresses) addresses += (addresses.empty() ? "" : ", ") + address;
-  link.connections().note_dial("connecting to " + addresses);
-  auto connected = dial_agent(engine, record, link, purpose, Clock::now() + patience, may_answer);
-  // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
-  // dial, and ask it to dial at the same time.
-  if (const auto session = link.session()) session->note_dial(connected.ok());
-  if (!connected) {
-    link.connections().note_dial(std::string(connected.status().what()));
-    return connected.status();
-  }
-  if (link.attach(connected->socket, connected->local, true, connected->hello)) return {};
-  return {Code::connection_lost, "the link refused the connection"};
-}
-
-/// Dials a peer of which no incarnation is known. True: attached, or the link has been closed.
-bool dial_stranger(Engine& engine, Dialling& dialling) {
-  const auto& link = dialling.link;
-  // The directory waits for an absent peer only as long as the link's calls allow, and in short slices, because a later
-  // call may allow less.
-  const auto patience = std::clamp(link->connections().patience(), Milliseconds(0), Milliseconds(100));
-  const auto found = engine.directory->find(link->peer().name, patience);
-  Status why = found.status();
-  bool may_answer = false;
-  if (found) {
-    why = dial_and_attach(engine, *link, *found, dialling.purpose, dialling.next_patience(false), may_answer);
-    if (why.ok()) {
-      link->session()->set_record(*found);
-      return true;
-    }
-  }
-  // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers at
-  // its address, a retry may succeed: another process has the port of a peer that has ended.
-  const bool hopeless = found.status().code() == Code::unauthenticated;
-  if (engine.leaving || hopeless) {
-    link->close(why);
-    return true;
-  }
-  const bool refused = why.code() == Code::resource_exhausted;  // for now
-  return link->unreachable(refused ? Status(Code::connection_lost, std::string(why.what())) : why,
-                           may_answer && Clock::now() - dialling.since < engine.options.peer_timeout);
-}
-
-/// Dials the peer of a session. True: attached, or given up.
-bool dial_known(Engine& engine, Dialling& dialling, const std::shared_ptr<Session>& session) {
-  const auto& link = dialling.link;
-  if (!session->record()) (void)look_up(engine, *session);
-  // Another connection can carry the request to be dialled, so this side does not wait long for its own attempt.
-  const bool alone = !link->connections().connected();
-  // If this side could not dial the peer before, the peer dials in the meantime.
-  if (!alone && session->is_hard_to_dial()) (void)link->connections().ask_to_dial(dialling.purpose);
-  Status why(Code::connection_lost, "its record cannot be read from the store");
-  if (const auto record = session->record()) {
-    bool may_answer = false;
-    why = dial_and_attach(engine, *link, *record, dialling.purpose,
-                          alone ? dialling.next_patience(true) : Milliseconds(2000), may_answer);
-    if (why.ok()) return true;
-  }
-  if (engine.leaving) return true;
-  if (!alone && link->connections().ask_to_dial(dialling.purpose)) return false;
-  const auto dead = look_up(engine, *session);
-  if (dead.ok()) return false;
-  engine.peers.bury(session, dead);
-  if (link->connections().leave_session(*session)) return false;
-  link->close(dead, Loss::peer);
-  return true;
-}
-
-}  // namespace
-
-void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
-  const bool taken = pool->submit_long([engine = shared_from_this(), link, purpose] {
-    Backoff backoff;
-    Dialling dialling{link, purpose};
-    const auto since = dialling.since;
-    // If both agents of a session dialled its next link at once, each could take a connection of a link that the other
-    // has just given up. So one of them goes first, and the other one dials when it has been dialled, or after a while.
-    const auto lost = link->session();
-    const bool second = lost && engine->identity.self.incarnation < lost->peer().incarnation;
-    while (second && !link->connections().connected() && !link->closed() && Clock::now() < since + head_start)
-      std::this_thread::sleep_for(Milliseconds(1));
-    while (link->connections().keep_dialling(purpose)) {
-      const auto session = link->session();
-      if (session ? dial_known(*engine, dialling, session) : dial_stranger(*engine, dialling)) return;
-      if (purpose == Purpose::bulk && Clock::now() - since > longest_bulk_dial) {
-        // The peer waits for bytes that cannot come, so their calls could not end otherwise.
-        if (!link->connections().awaits_bulk()) return;
-        return link->close(
-            {Code::connection_lost, formatted("neither agent could dial the bulk connection to \"{}\" in {} s",
-                                              link->peer().name, longest_bulk_dial.count())});
-      }
-      backoff.wait();
-    }
-  });
-  if (!taken) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
-}
-
-void Engine::dial_back(std::shared_ptr<Link> link, Purpose purpose) {
-  const auto job = [engine = shared_from_this(), link, purpose] {
-    if (const auto session = link->session()) {
-      if (!session->record()) (void)look_up(*engine, *session);
-      if (const auto known = session->record()) {
-        bool may_answer = false;
-        const auto dialled = dial_and_attach(*engine, *link, *known, purpose, Milliseconds(10000), may_answer);
-        if (!dialled.ok()) log_warning("peer=" + link->peer().name + " asked to be dialled: " + dialled.text());
-      }
-    }
-    link->connections().dialled_back(purpose);
-  };
-  if (!pool->submit_long(job)) link->connections().dialled_back(purpose);
+bool listener_is_gone(Engine& engine, const Record& record) {
+  return await_on_reactor(engine, finds_no_listener(engine.shared_from_this(), record), false);
 }
 
 }  // namespace tensorferry

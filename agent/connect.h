@@ -1,51 +1,68 @@
-/// Connection setup between agents: a pool thread dials, the reactor thread accepts. On both sides the handshake
-/// comes first (auth.h), then a hello each way, the acceptor's first. After that the link owns the descriptor.
+/// Connection setup between agents, without a thread that waits for a peer: dials and handshakes are coroutines on the
+/// reactor. On both sides the handshake comes first (auth.h), then a hello each way, the acceptor's first. After that
+/// the link owns the connection.
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "agent/engine.h"
-#include "base/file_descriptor.h"
+#include "agent/transport/port.h"
 
 namespace tensorferry {
 
 /// A connection that has completed the handshake, and the peer's hello.
 struct Connected {
-  FileDescriptor socket;  // non-blocking
-  bool local = false;     // a unix socket
+  std::unique_ptr<Port> port;
   wire::Hello hello;
 };
 
-/// Connects to the agent of `record`, completes the handshake, and sends this agent's hello for `link`. Uses the unix
-/// socket if the two agents may share one and it accepts, else the TCP addresses: the first at once, and each further
-/// one when those before it have failed, or have not answered for 300 ms. Blocks until `deadline` at most.
+/// The outcome of an attempt to reach an agent.
+struct DialResult {
+  Result<Connected> connected;
+  /// An address did not answer, or the agent closed the connection during its handshake, so another attempt may
+  /// succeed.
+  bool may_answer = false;
+};
+
+/// Connects to the agent of `record`, completes the handshake, and checks that it is that agent. Uses the unix socket
+/// if the two agents may share one and it accepts, else the TCP addresses: the first at once, and each further one when
+/// those before it have failed, or have not answered for 300 ms.
 ///
 /// ConnectionLost: no address accepts (the text says of each address why), or another agent answers there;
-/// DeadlineExceeded; Unauthenticated, ProtocolError: the handshake failed. `may_answer`: an address did not answer, or
-/// the agent closed the connection during its handshake, so another attempt may succeed.
-Result<Connected> dial_agent(Engine& engine, const Record& record, const Link& link, wire::Hello::Purpose purpose,
-                             Clock::time_point deadline, bool& may_answer);
+/// DeadlineExceeded; Unauthenticated, ProtocolError: the handshake failed.
+boost::asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record record, Clock::time_point deadline);
+
+/// Opens a connection of `purpose` to the link's peer and attaches it. Tries again, with backoff; see Engine::dial.
+boost::asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link,
+                                                 wire::Hello::Purpose purpose);
+/// Dials the peer of the link's session once, because it has asked for a connection on which it sends.
+boost::asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link,
+                                       wire::Hello::Purpose purpose);
+
+/// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
+/// process has ended then, because its listener lives as long as it does. A process that it forked may keep the
+/// listener. Takes up to 1 s for each address.
+boost::asio::awaitable<bool> finds_no_listener(std::shared_ptr<Engine> engine, Record record);
+
+// The next three are for the program's threads and those of the pool: they block until the reactor has the answer.
 
 /// Returns whether the agent of `record`, in that incarnation, answers at its addresses. Blocks for up to 2 s.
 bool agent_answers(Engine& engine, const Record& record);
-
 /// Returns whether the agent of `record` has ended without leaving: its addresses refuse, or another agent has them.
 /// Dials for up to 2 s; an agent that is silent has not ended. On other hosts a firewall may refuse, so an agent there
 /// counts as ended only if it was in an `earlier` world, whose processes all have to go before the next one begins.
 bool has_ended(Engine& engine, const Record& record, bool earlier);
-
-/// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
-/// process has ended then, because its listener lives as long as it does. A process that it forked may keep the
-/// listener. Blocks for up to 1 s for each address.
-bool listener_is_gone(const Engine& engine, const Record& record);
+/// As finds_no_listener().
+bool listener_is_gone(Engine& engine, const Record& record);
 
 /// Listens on this agent's addresses and attaches accepted connections to their links.
 ///
-/// Handshakes run side by side, as coroutines on the reactor thread. A connection that fails its handshake costs one
-/// log line. Until its peer has proved itself it takes a place among the strangers (strangers.h): for 1 s while it is
-/// silent, and for 4 s more until its proof.
+/// Handshakes run side by side. A connection that fails its handshake costs one log line. Until its peer has proved
+/// itself it takes a place among the strangers (strangers.h): for 1 s while it is silent, and for 4 s more until its
+/// proof.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;

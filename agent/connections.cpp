@@ -3,7 +3,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <thread>
 #include <vector>
 
 #include "agent/engine.h"
@@ -316,6 +315,7 @@ void Connections::say_goodbye() {
 
 void Connections::read_bulk(const Stream& stream) {
   const LongSlice slice;
+  const Milliseconds lingers(link_.engine().options.surroundings.threads ? 2 : 0);
   while (stream->begin_read()) {
     const auto resumes = [this] {
       const std::lock_guard lock(mutex_);
@@ -324,7 +324,7 @@ void Connections::read_bulk(const Stream& stream) {
     auto progress = FrameStream::Progress::some;
     while (progress == FrameStream::Progress::some) {
       progress = stream->read_some(link_);
-      if (progress == FrameStream::Progress::none && stream->wait_readable(Milliseconds(2)))
+      if (progress == FrameStream::Progress::none && stream->wait_readable(lingers))
         progress = FrameStream::Progress::some;
     }
     if (progress == FrameStream::Progress::closed) link_.close(stream->status());
@@ -351,7 +351,7 @@ void Connections::resume_bulk() {
 
 // ---- Making connections
 
-Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
+Connections::Stream Connections::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello,
                                         const std::shared_ptr<Session>& session) {
   const auto role = role_of(hello.purpose, dialled);
   std::shared_ptr<Session> earlier;  // destroyed after the lock is released
@@ -361,13 +361,14 @@ Connections::Stream Connections::attach(FileDescriptor& fd, bool local, bool dia
   const bool full =
       is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
   if (full || slot.state == State::attaching) return nullptr;
-  auto stream = std::make_shared<FrameStream>(std::move(fd), local,
-                                              is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  auto stream =
+      std::make_shared<FrameStream>(std::move(port), is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
   slot.state = is_out(role) ? State::attaching : State::up;
   slot.dialled = dialled;
   if (role == ConnectionRole::calls_in) slot.stream = stream;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
   earlier = other_.meet(hello, dialled, session);
+  changed_state();
   return stream;
 }
 
@@ -389,6 +390,7 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
       if (calls.empty() && controls.empty()) {
         slot(role).state = State::up;
         slot(role).stream = stream;
+        changed_state();
         break;
       }
     }
@@ -414,125 +416,6 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
   finish_writes(stream);  // the buffers that wait
 }
 
-void Connections::dial() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed() || !begin_dialling(ConnectionRole::calls_out)) return;
-  }
-  link_.engine().dial(link_.shared_from_this(), Purpose::calls);
-}
-
-bool Connections::keep_dialling(Purpose purpose) {
-  const auto role = dialled_role(purpose);
-  std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
-  bool wanted = false;
-  {
-    const std::lock_guard lock(mutex_);
-    auto& state = slot(role).state;
-    if (closed() || state != State::dialling) return false;
-    if (is_bulk(role) && !bulk_.out.empty()) {  // one more: tried once
-      if (std::exchange(bulk_.attempt_due, false)) return true;
-      bulk_.allow_no_more();
-      state = State::up;
-      return false;
-    }
-    ended = unsent_.take_calls_if([&](const Call::State& call) { return !link_.calls().contains(call); });
-    const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
-    wanted = is_bulk(role) ? !unsent_.buffers.empty()
-                           : !called || !unsent_.calls.empty() || !unsent_.controls.empty() || connecting_ != 0;
-    if (!wanted) state = State::absent;
-  }
-  for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
-  return wanted;
-}
-
-bool Connections::ask_to_dial(Purpose purpose) {
-  auto by = stream(ConnectionRole::calls_out);
-  if (!by) by = stream(ConnectionRole::calls_in);  // which the peer reads from time to time
-  if (!by) return false;
-  const Bytes wanted{static_cast<std::byte>(purpose)};
-  wire::Header header;
-  header.kind = wire::Kind::dial;
-  transmit(by, wire::assemble(header, {}, {}, wanted), {}, true);
-  return true;
-}
-
-Status Connections::on_dial(ByteView payload) {
-  const auto wanted = decode<wire::DialRequest>(payload);
-  if (!wanted) return {Code::protocol_error, "a malformed dial frame"};
-  const auto purpose = wanted->purpose == Purpose::bulk ? Purpose::bulk_back : Purpose::calls_back;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!begin_dialling(dialled_role(purpose))) return {};
-  }
-  link_.engine().dial_back(link_.shared_from_this(), purpose);
-  return {};
-}
-
-void Connections::dialled_back(Purpose purpose) {
-  const std::lock_guard lock(mutex_);
-  auto& state = slot(dialled_role(purpose)).state;
-  if (state == State::dialling) state = State::absent;
-}
-
-bool Connections::peer_has_dialled() const {
-  const std::lock_guard lock(mutex_);
-  const auto& calls_in = slot(ConnectionRole::calls_in);
-  return calls_in.stream && !calls_in.dialled;
-}
-
-bool Connections::awaits_bulk() const {
-  const std::lock_guard lock(mutex_);
-  return slot(ConnectionRole::bulk_out).state == State::dialling && bulk_.out.empty();
-}
-
-void Connections::fail_impatient(const Status& why, bool may_answer) {
-  std::deque<UnsentCall> impatient;
-  {
-    const std::lock_guard lock(mutex_);
-    impatient = unsent_.take_calls_if([&](const Call::State& call) {
-      return !(may_answer || call.options.wait_for_ready) || !link_.calls().contains(call);
-    });
-  }
-  const Status named(why.code(), "no link to \"" + peer().name + "\": " + std::string(why.what()));
-  for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
-}
-
-Milliseconds Connections::patience() const {
-  const std::lock_guard lock(mutex_);
-  return unsent_.patience(Clock::now());
-}
-
-void Connections::note_dial(std::string what) {
-  const std::lock_guard lock(mutex_);
-  dial_progress_ = std::move(what);
-}
-
-std::string Connections::dial_progress() const {
-  const std::lock_guard lock(mutex_);
-  return dial_progress_.empty() ? "" : ": " + dial_progress_;
-}
-
-Status Connections::connect(Clock::time_point until, const std::function<bool()>& settled) {
-  bool begin = false;
-  {
-    const std::lock_guard lock(mutex_);
-    ++connecting_;
-    begin = !closed() && begin_dialling(ConnectionRole::calls_out);
-  }
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
-  while (!closed() && !(stream(ConnectionRole::calls_out) && settled())) {
-    if (Clock::now() >= until) break;
-    std::this_thread::sleep_for(Milliseconds(1));
-  }
-  const std::lock_guard lock(mutex_);
-  --connecting_;
-  if (!closed() && !slot(ConnectionRole::calls_out).stream)
-    return {Code::deadline_exceeded,
-            "no link to \"" + peer().name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
-  return status_;
-}
-
 // ---- The end
 
 std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
@@ -540,6 +423,7 @@ std::optional<Connections::Remains> Connections::end(const Status& why, bool unl
   if (closed_.load() || (unless_awaited && !unsent_.calls.empty())) return std::nullopt;
   status_ = why;
   closed_.store(true, std::memory_order_release);
+  changed_state();
   Remains remains;
   for (const auto& each : slots_) {
     if (each.stream) remains.streams.push_back(each.stream);
@@ -554,9 +438,9 @@ std::optional<Connections::Remains> Connections::end(const Status& why, bool unl
 
 Status Connections::keep_alive(Clock::time_point now) {
   if (closed() || local() || incarnation() == 0) return {};
-  TcpMoved moved;
+  BytesMoved moved;
   for (const auto& each : streams()) {
-    const auto one = bytes_moved(each->fd());
+    const auto one = each->port().moved();
     moved.received += one.received;
     moved.acknowledged += one.acknowledged;
   }

@@ -1,9 +1,9 @@
 /// The connections of a link: which of the four there are, what waits for one that is not up yet, and whether the peer
 /// gives signs of life on them.
 ///
-/// States of one connection, drawn in docs/architecture.md: *absent*, *dialling* (a thread of this side tries to make
-/// it), *attaching* (it has been made, and what waited for it is being sent), *up*. No connection goes back from up:
-/// when one ends, the link ends with all of them, and the session's next link starts from absent. A connection that
+/// States of one connection, drawn in docs/architecture.md: *absent*, *dialling* (the reactor of this side tries to
+/// make it), *attaching* (it has been made, and what waited for it is being sent), *up*. No connection goes back from
+/// up: when one ends, the link ends with all of them, and the session's next link starts from absent. A connection that
 /// cannot be dialled ends nothing: the peer is asked to dial it.
 ///
 /// Threads: any, unless a function says otherwise. Completions run under no lock of the link's.
@@ -82,7 +82,7 @@ class Connections final {
   [[nodiscard]] bool connected() const;
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
-  /// Returns the number of calls that wait for a connection, and whether a thread dials it.
+  /// Returns the number of calls that wait for a connection, and whether it is being dialled.
   [[nodiscard]] std::pair<std::size_t, bool> waiting() const;
 
   // --- sending -------------------------------------------------------------------------------------------------------
@@ -123,9 +123,9 @@ class Connections final {
                 Descriptors descriptors = {});
   /// Runs on the reactor thread: writes what is queued. Returns whether anything was.
   bool flush();
-  /// Makes pool threads write the rest after the socket was full, so that no caller waits for a slow peer. While the
-  /// peer reads nothing, no thread waits for it. On a bulk connection, which the caller has taken, it then writes the
-  /// buffers that wait.
+  /// Makes pool threads write the rest after the socket was full, so that no caller waits for a slow peer. Between the
+  /// writes the reactor waits until the socket has room. On a bulk connection, which the caller has taken, the threads
+  /// then write the buffers that wait.
   void finish_writes(const Stream& stream);
   /// Sends goodbye on the calls connections.
   void say_goodbye();
@@ -142,15 +142,15 @@ class Connections final {
   // -----------------------------------------------------------------
   /// Takes a connection after its handshake and hello: absent or dialling -> attaching, and for one on which the peer
   /// sends, -> up. Null: refused, because the link has ended, has such a connection already, or belongs to another
-  /// incarnation; `fd` is then left as it was.
-  Stream attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello,
+  /// incarnation; `port` is then left as it was.
+  Stream attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello,
                 const std::shared_ptr<Session>& session);
   /// Learns which link of the peer took the connection that this side dialled. ConnectionLost: it is not the link that
   /// has dialled this one. Then the peer has given one of the two up.
   Status on_link(std::uint64_t number);
   /// Sends everything that waited for the connection: attaching -> up. New messages queue behind until then.
   void send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello);
-  /// Starts a thread that dials the calls connection of this side, if it is absent.
+  /// Begins to dial the calls connection of this side, if it is absent.
   void dial();
   /// Asks before each attempt to dial. False: the attempt is not needed any more, because there is such a connection,
   /// or because the peer has dialled and nothing waits for this connection: dialling -> absent. Then the next message
@@ -176,6 +176,11 @@ class Connections final {
   void note_dial(std::string what);
   /// Returns ": " and that text, for the errors of calls that wait for a connection; "": no attempt was made.
   [[nodiscard]] std::string dial_progress() const;
+  /// Runs `wake` under the lock here whenever a connection is made or the link ends, for the dialling of a role; empty:
+  /// no more.
+  void wake_at_change(ConnectionRole role, std::function<void()> wake);
+  /// Tells connect() that what it waits for may have come.
+  void notice_change();
   /// Dials the calls connection if needed. Returns when it is up and `settled()`, the link has ended, or `until` has
   /// passed: DeadlineExceeded.
   Status connect(Clock::time_point until, const std::function<bool()>& settled);
@@ -210,7 +215,8 @@ class Connections final {
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);
   void write_rest(const Stream& stream);
-  bool write_when_writable(const Stream& stream);
+  void changed_state();
+  void write_when_writable(const Stream& stream);
   void bound_controls(const Stream& stream);
   void complete_apart(std::vector<FrameStream::Written> written);
 
@@ -223,6 +229,12 @@ class Connections final {
   BulkStreams bulk_;
   UnsentMessages unsent_;
   int connecting_ = 0;  // threads in connect()
+  /// Tells those who wait for the next change of state.
+  struct Changes {
+    std::uint64_t count = 0;
+    Condition changed;
+    std::array<std::function<void()>, 4> wakes;  // of the dialling of each role
+  } changes_;
   std::string dial_progress_;
   Status status_;
   std::vector<Stream> writing_;  // streams whose writes a pool thread finishes

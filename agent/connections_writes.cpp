@@ -1,10 +1,8 @@
 // The rest of what a link's connections write when a socket was full.
-#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/post.hpp>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -17,8 +15,8 @@
 namespace tensorferry {
 namespace {
 
-/// How long a thread waits for a peer that does not read, before the reactor does.
-constexpr Milliseconds patience_of_a_thread(20);
+/// How long a thread stays at a full socket, in real time, before the reactor waits for it.
+constexpr Milliseconds lingers_for(1);
 
 }  // namespace
 
@@ -31,41 +29,46 @@ void Connections::finish_writes(const Stream& stream) {
   write_rest(stream);
 }
 
-/// Writes a stream in writing_ on a pool thread. While the peer reads, the thread waits for it, because waking another
-/// one would cost a fast transfer more. A peer that reads nothing keeps no thread: the reactor waits for it.
+/// Writes a stream in writing_ on a pool thread, until the socket is full. While the peer reads, the thread stays for a
+/// moment, because waking another one would cost a fast transfer more.
 void Connections::write_rest(const Stream& stream) {
   link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
     const LongSlice slice;
     const auto& engine = link->engine();
     do {
       while (!stream->closed() && !stream->write_some()) {
-        const bool many = engine.pool->threads() / 2 > engine.options.max_threads;
+        const bool many =
+            !engine.options.surroundings.threads || engine.pool->threads() / 2 > engine.options.max_threads;
         pollfd writable{stream->fd(), POLLOUT, 0};
-        if (::poll(&writable, 1, many ? 0 : static_cast<int>(patience_of_a_thread.count())) != 0) continue;
-        if (write_when_writable(stream)) return;
-        ::poll(&writable, 1, 1000);
+        if (::poll(&writable, 1, many ? 0 : static_cast<int>(lingers_for.count())) == 0)
+          return write_when_writable(stream);
       }
     } while (go_on_writing(stream, nullptr) != NextBuffer::none);
   });
 }
 
-/// Lets the reactor wait until the socket has room or has ended; write_rest() then goes on. False: no descriptor is
-/// left to wait with.
-bool Connections::write_when_writable(const Stream& stream) {
-  FileDescriptor again(::fcntl(stream->fd(), F_DUPFD_CLOEXEC, 0));
-  if (!again) return false;
-  auto& context = link_.engine().reactor->context();
-  const auto waiting = std::make_shared<boost::asio::posix::stream_descriptor>(context);
-  boost::asio::post(context, [waiting, stream, link = std::weak_ptr(link_.shared_from_this()),
-                              fd = std::make_shared<FileDescriptor>(std::move(again))] {
-    boost::system::error_code error;
-    waiting->assign(fd->release(), error);
-    waiting->async_wait(boost::asio::posix::stream_descriptor::wait_write,
-                        [waiting, stream, link](const boost::system::error_code&) {
-                          if (const auto held = link.lock()) held->connections().write_rest(stream);
-                        });
+/// Lets the reactor wait until the socket has room or has ended; write_rest() then goes on.
+void Connections::write_when_writable(const Stream& stream) {
+  /// The stream's descriptor in the reactor, which does not close it.
+  struct Waiting {
+    Waiting(boost::asio::io_context& context, Stream of) : stream(std::move(of)), descriptor(context, stream->fd()) {}
+    ~Waiting() { (void)descriptor.release(); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    const Stream stream;
+    boost::asio::posix::stream_descriptor descriptor;
+  };
+  auto& reactor = *link_.engine().reactor;
+  reactor.post([&reactor, stream, link = std::weak_ptr(link_.shared_from_this())] {
+    const auto waiting = std::make_shared<Waiting>(reactor.context(), stream);
+    waiting->descriptor.async_wait(boost::asio::posix::stream_descriptor::wait_write,
+                                   [waiting, link](const boost::system::error_code& cancelled) {
+                                     if (cancelled) return;
+                                     const auto stream_of = waiting->stream;
+                                     (void)waiting->descriptor.release();
+                                     if (const auto held = link.lock()) held->connections().write_rest(stream_of);
+                                   });
   });
-  return true;
 }
 
 }  // namespace tensorferry

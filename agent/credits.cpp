@@ -22,14 +22,14 @@ bool Credits::wait(std::size_t bytes, std::optional<Clock::time_point> until) {
     grant();
   }
   while (self.granted.load() == 0) {
-    if (until && Clock::now() >= *until) {
+    if (until && clock_.now() >= *until) {
       const std::lock_guard lock(mutex_);
       if (self.granted.load() != 0) return true;
       std::erase(waiters_, &self);
       grant();  // smaller messages behind this one may fit
       return false;
     }
-    futex_wait(self.granted, 0, until);
+    clock_.wait(self.granted, 0, until);
   }
   // grant() wakes under the lock, and must be done with `self` before it goes out of scope.
   const std::lock_guard lock(mutex_);
@@ -52,6 +52,11 @@ void Credits::release(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   in_flight_ -= bytes;
   grant();
+}
+
+std::size_t Credits::taken() const {
+  const std::lock_guard lock(mutex_);
+  return in_flight_;
 }
 
 void Credits::close() {

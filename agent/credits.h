@@ -21,13 +21,15 @@ namespace tensorferry {
 /// without running a handler; so waiting for credit always ends unless the peer stops. Thread-safe.
 class Credits final {
  public:
-  explicit Credits(std::size_t most) : most_(most) {}
+  explicit Credits(std::size_t most, Clock clock = {}) : most_(most), clock_(std::move(clock)) {}
   /// Takes credit if it is there and no thread waits for some. False: the caller must use wait().
   bool try_acquire(std::size_t bytes);
   /// Takes credit, and blocks until there is enough. False: `until` has passed. After close(), returns true at once.
   bool wait(std::size_t bytes, std::optional<Clock::time_point> until);
   /// Gives credit back, and wakes the threads whose turn has come.
   void release(std::size_t bytes);
+  /// Returns how many bytes of credit are taken.
+  [[nodiscard]] std::size_t taken() const;
   /// Gives credit to all waiting threads, and to all later ones: their calls fail by themselves.
   void close();
 
@@ -42,7 +44,8 @@ class Credits final {
   void grant();
 
   const std::size_t most_;
-  Mutex mutex_;
+  const Clock clock_;
+  mutable Mutex mutex_;
   std::deque<Waiter*> waiters_;  // in the order of asking
   std::size_t in_flight_ = 0;
   bool closed_ = false;

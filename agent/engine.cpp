@@ -14,7 +14,7 @@
 namespace tensorferry {
 
 Engine::Engine(RawAgentOptions agent_options)
-    : options(std::move(agent_options)), memory(options.memory), peers(*this) {}
+    : options(std::move(agent_options)), clock(options.surroundings.clock), memory(options.memory), peers(*this) {}
 
 Engine::~Engine() = default;
 
@@ -49,11 +49,11 @@ void Engine::activate(std::weak_ptr<Link> link) {
 
 Pace Engine::tick() {
   pool->tick();
-  return std::max(pool->busy() ? Pace::run : Pace::rest, active_links.tick(Clock::now()));
+  return std::max(pool->busy() ? Pace::run : Pace::rest, active_links.tick(clock.now()));
 }
 
 void Engine::look_after() try {
-  const auto now = Clock::now();
+  const auto now = clock.now();
   for (const auto& link : peers.all_links()) {
     link->keep_alive(now);
     const auto session = link->session();
@@ -73,7 +73,7 @@ void Engine::look_after() try {
 void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
                          const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
   if (!reply.begin()) {
-    const bool expired = reply.deadline() && *reply.deadline() <= Clock::now();
+    const bool expired = reply.deadline() && *reply.deadline() <= clock.now();
     const std::string called(shown_name(function ? function->name : name));
     return reply.fail({expired ? Code::deadline_exceeded : Code::cancelled,
                        "\"" + called + "\": " + (expired ? "its deadline had passed" : "its caller had cancelled it") +

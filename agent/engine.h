@@ -68,6 +68,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   void look_after();
 
   RawAgentOptions options;
+  const Clock clock;  // the agent's; see RawAgentOptions::surroundings
   AgentIdentity identity;
   std::unique_ptr<Directory> directory;
   AgentDrivers drivers;

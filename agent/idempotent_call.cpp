@@ -58,10 +58,10 @@ void IdempotentCall::attempt() {
   options.idempotent = false;
   options.label = call_->shown();
   if (call_->deadline) {
-    const auto left = std::chrono::ceil<Milliseconds>(*call_->deadline - Clock::now());
+    const auto left = std::chrono::ceil<Milliseconds>(*call_->deadline - engine_->clock.now());
     options.timeout = std::max(left, Milliseconds(1));
   }
-  const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options));
+  const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
   attempt->idempotency = {key_, 0, reached_ ? reached_->peer().incarnation : 0};
   const auto bytes = message_.bytes();
@@ -98,7 +98,7 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
 
 bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {
   if (why.code() != Code::connection_lost || engine_->leaving) return false;
-  if (call_->deadline && Clock::now() >= *call_->deadline) return false;
+  if (call_->deadline && engine_->clock.now() >= *call_->deadline) return false;
   const auto known = attempt.link->session();
   const auto& session = known ? known : reached_;  // none: the link never had a connection
   if (!session || session->dead() || session->process_ended() || (reached_ && reached_ != session)) return false;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -17,7 +18,6 @@ namespace tensorferry {
 
 class LateAnswers final {
  public:
-  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds log_interval{60};
 
   /// `peer`: the caller; `function`: for people.

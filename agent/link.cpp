@@ -2,7 +2,6 @@
 // link_rings.cpp.
 #include "agent/link.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,12 +40,6 @@ class ReadableConnection final : public Readable {
 constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
 constexpr std::size_t resume_after = std::size_t{1} << 20;
 
-/// Returns whether the peer has closed its end.
-bool has_ended(const FrameStream& stream) {
-  pollfd state{stream.fd(), POLLRDHUP, 0};
-  return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-}
-
 }  // namespace
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
@@ -54,7 +47,7 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Sessio
       connections_(*this, std::move(peer), engine_->peers.next_link_number(), std::move(session)),
       channels_(*this),
       calls_(*this),
-      credits_(engine_->options.max_bytes_in_flight),
+      credits_(engine_->options.max_bytes_in_flight, engine_->clock),
       incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
                        engine_->options.max_queued_bytes}),
       untaken_replies_(engine_->options.max_bytes_in_flight, [this](bool pause) { pause_handlers(pause); }) {}
@@ -82,9 +75,10 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);
 }
 
-bool Link::attach(FileDescriptor& fd, bool local, bool dialled, const wire::Hello& hello) {
+bool Link::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello) {
+  const bool local = port->local();
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
-  const auto stream = connections_.attach(fd, local, dialled, hello, session);
+  const auto stream = connections_.attach(port, dialled, hello, session);
   if (!stream) return false;
   if (local)
     engine_->peers.watch_process(session, unix_peer_process(stream->fd()));
@@ -140,7 +134,7 @@ constexpr Milliseconds longest_last_look(50);
 void Link::take_last_replies() {
   calls_.ring().take_all();  // first, because a slot may say that its reply comes by socket
   const auto stream = outgoing();
-  const auto until = Clock::now() + longest_last_look;
+  const auto until = std::chrono::steady_clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
     if (stream->begin_read()) {
       while (stream->read_some(*this) == FrameStream::Progress::some) {
@@ -149,7 +143,7 @@ void Link::take_last_replies() {
     }
     // Another thread reads them, and closes the stream when it reaches the end. If a forked child of the peer keeps the
     // connection open, there is no end, so the wait is bounded.
-    if (Clock::now() > until) return;
+    if (std::chrono::steady_clock::now() > until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -201,7 +195,7 @@ void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std
 
 void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
   // What the peer sent before it ended is read all the same.
-  if (requests_held_ && keep_held(*stream) && !has_ended(*stream)) return;
+  if (requests_held_ && keep_held(*stream) && !stream->port().ended()) return;
   if (!stream->begin_read()) {
     // A thread reads, and something in a frame holds it up. The stream must not be reported again and again meanwhile.
     // The thread that reads arms it again, because `requests_missed_` is set, and may do so at once: so the stream is

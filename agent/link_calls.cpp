@@ -9,7 +9,7 @@ namespace tensorferry {
 
 Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
   if (credits_.try_acquire(bytes)) return {};
-  const auto until = options.timeout.count() > 0 ? std::optional(Clock::now() + options.timeout) : std::nullopt;
+  const auto until = options.timeout.count() > 0 ? std::optional(engine_->clock.now() + options.timeout) : std::nullopt;
   const WaitInHandler waiting;
   calls_.expect_replies();  // replies carry the acknowledgements that return credit
   if (credits_.wait(bytes, until)) return {};
@@ -35,7 +35,8 @@ std::string Link::state_text() {
                                 : "not dialled");
   if (!why_no_ring.empty()) out += ", no ring: " + why_no_ring;
   if (stream) out += "; " + calls_.reader().state_text(*stream);
-  out += formatted("; {} calls wait for the link, {} in flight", deferred, calls_.count());
+  out += formatted("; {} calls wait for the link, {} in flight, {} bytes of credit taken", deferred, calls_.count(),
+                   credits_.taken());
   return out + calls_.state_text();
 }
 

@@ -1,7 +1,6 @@
 // Calls through shared memory: the negotiation of a link's rings, and the requests in the incoming one.
 #include "agent/link_rings.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -212,14 +211,20 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
 }
 
 void Link::no_ring_because(std::string reason) {
-  const std::lock_guard lock(ring_mutex_);
-  ring_reason_ = std::move(reason);
+  {
+    const std::lock_guard lock(ring_mutex_);
+    ring_reason_ = std::move(reason);
+  }
+  connections_.notice_change();
 }
 
 /// Drops the offered ring after the peer has answered the offer.
 void Link::withdraw_ring() {
-  const std::lock_guard lock(ring_mutex_);
-  ring_offered_.reset();
+  {
+    const std::lock_guard lock(ring_mutex_);
+    ring_offered_.reset();
+  }
+  connections_.notice_change();
 }
 
 bool Link::ring_settled() {
@@ -242,8 +247,7 @@ bool Link::ended_by_peer() {
   } else if (const auto stream = connections_.only_incoming()) {
     // Only the peer has dialled. If its connection has ended, so has this link: the next call needs a link to the
     // peer's next incarnation.
-    pollfd state{stream->fd(), POLLRDHUP, 0};
-    if (::poll(&state, 1, 0) > 0 && (state.revents & (POLLRDHUP | POLLHUP)) != 0) ended = CallRing::Ended::otherwise;
+    if (stream->port().ended()) ended = CallRing::Ended::otherwise;
   }
   if (ended == CallRing::Ended::no) return false;
   if (ended == CallRing::Ended::left) leaving_ = true;

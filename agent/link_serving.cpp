@@ -61,7 +61,7 @@ static void record_answer(Link& link, const IncomingRequest& incoming) {
   if (!record) return;
   record->stages[CallRecord::received] = incoming.received.load();
   record->stages[CallRecord::started] = incoming.began.load();
-  record->reach(CallRecord::replied);
+  record->reach(CallRecord::replied, link.engine().clock.now());
   link.engine().trace.add(record);
 }
 
@@ -69,7 +69,7 @@ void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
-  const bool expired = state->incoming->deadline && *state->incoming->deadline <= Clock::now();
+  const bool expired = state->incoming->deadline && *state->incoming->deadline <= state->link->engine().clock.now();
   const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
   if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
   or_end_link(*state->link, [&] {
@@ -110,12 +110,12 @@ static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, C
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  return given_up(*state_->incoming, state_->route, Clock::now());
+  return given_up(*state_->incoming, state_->route, state_->link->engine().clock.now());
 }
 
 bool Reply::begin() {
   if (!state_ || state_->inherited()) return false;
-  const auto now = Clock::now();
+  const auto now = state_->link->engine().clock.now();
   if (given_up(*state_->incoming, state_->route, now)) return false;
   state_->link->begin(*state_->incoming, now);
   return true;
@@ -183,7 +183,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
   const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);
   const auto bytes = wire::message_bytes(kept, frame.buffers);
-  const auto now = Clock::now();
+  const auto now = engine_->clock.now();
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
   auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
@@ -208,7 +208,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
         if (const auto& engine = *self->engine_;
             engine.counters.serving > static_cast<std::size_t>(engine.options.max_threads))
           incoming->busy_at_arrival = engine.pool->load().busy;
-        if (incoming->traced) incoming->traced->reach(CallRecord::queued);
+        if (incoming->traced) incoming->traced->reach(CallRecord::queued, self->engine_->clock.now());
         if (!incoming->order_ticket) {
           return self->dispatch(std::move(function), std::move(name), std::move(received), std::move(incoming),
                                 std::move(*reply));
@@ -270,7 +270,7 @@ void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string nam
 void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
   constexpr std::size_t most_unwritten = 1 << 20;  // a peer that asks and does not read gets no answers
   if (stream->unwritten() > most_unwritten) return;
-  auto status = incoming_calls_.status(call, Clock::now());
+  auto status = incoming_calls_.status(call, engine_->clock.now());
   const auto load = engine_->pool->load();
   status.busy = load.busy;
   status.handlers = load.most;

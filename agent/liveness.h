@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/transport/tcp_liveness.h"
+#include "agent/transport/port.h"
 
 namespace tensorferry {
 
@@ -20,7 +20,7 @@ class Liveness final {
   enum class Verdict : std::uint8_t { heard, silent, ask, dead };  // ask: send a ping; dead: three silent intervals
 
   /// `moved`: by all connections so far. `interval`: the heartbeat.
-  Verdict look(Clock::time_point now, const TcpMoved& moved, Clock::duration interval) {
+  Verdict look(Clock::time_point now, const BytesMoved& moved, Clock::duration interval) {
     const bool heard = moved.received != std::exchange(last_.received, moved.received) ||
                        moved.acknowledged > std::exchange(last_.acknowledged, moved.acknowledged) + more_than_pings;
     // This process may have been stopped between two looks, so each adds one interval of silence at most.
@@ -40,7 +40,7 @@ class Liveness final {
   static constexpr std::uint64_t more_than_pings = 4096;
 
   Clock::time_point last_look_, last_asked_;
-  TcpMoved last_;
+  BytesMoved last_;
   Clock::duration silent_{0};  // without the time during which this process was stopped
 };
 

@@ -37,9 +37,9 @@ struct ArgumentPin {
   std::size_t bytes;
 };
 
-std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline) {
+std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline, Clock::time_point now) {
   if (!deadline) return 0;
-  const auto left = std::chrono::ceil<Milliseconds>(*deadline - Clock::now()).count();
+  const auto left = std::chrono::ceil<Milliseconds>(*deadline - now).count();
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(left, 1, 0xffffffff));
 }
 
@@ -139,7 +139,8 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   wire::Header header;
   header.kind = wire::Kind::request;
   header.call = call->id;
-  header.remaining_ms = remaining_ms(call->deadline);
+  const auto sent_at = link_.engine().clock.now();
+  header.remaining_ms = remaining_ms(call->deadline, sent_at);
   header.order = call->options.order;
   Bytes extensions;
   const auto status = name_function(*call, header, extensions);
@@ -154,7 +155,7 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
     wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));
   }
   // A burst of calls shares system calls: a thread that waits for a reply flushes, and so does the tick.
-  const auto now = Clock::now().time_since_epoch().count();
+  const auto now = sent_at.time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
   call->sent_at = now;
@@ -195,7 +196,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     link_.channels().discard(stream, frame);
     return {};
   }
-  if (call->traced) call->traced->reach(CallRecord::answered);
+  if (call->traced) call->traced->reach(CallRecord::answered, link_.engine().clock.now());
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     const std::lock_guard lock(numbers_mutex_);
@@ -205,7 +206,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     call->landing = false;  // an error has no buffers
     auto status = wire::decode_status(frame.payload);
     // The callee may notice first that the deadline has passed; the caller's own error says more.
-    const bool late = call->deadline && *call->deadline <= Clock::now();
+    const bool late = call->deadline && *call->deadline <= link_.engine().clock.now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
     // The link's channels are closed at its end, and then the callee fails because it cannot read the arguments. That
     // is no answer: an idempotent call is sent again.
@@ -250,7 +251,7 @@ void OutgoingCalls::record(const Call::State& call, Code code) {
     const auto driver = static_cast<std::size_t>(channel);
     record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver].name() : "inline";
   }
-  record.reach(CallRecord::landed);
+  record.reach(CallRecord::landed, engine.clock.now());
   engine.trace.add(call.traced);
 }
 
@@ -349,14 +350,14 @@ void OutgoingCalls::ask(Call::State& call) {
 Status OutgoingCalls::on_status(std::uint64_t id, ByteView payload) {
   const auto status = decode<wire::CallStatus>(payload);
   if (!status) return {Code::protocol_error, "a malformed status frame"};
-  const auto now = Clock::now();
+  const auto now = link_.engine().clock.now();
   last_reply_ = now.time_since_epoch().count();
   if (const auto call = pending_.find(id)) call->set_report({*status, now});
   return {};
 }
 
 Status OutgoingCalls::expired(const Call::State& call) const {
-  const auto now = Clock::now();
+  const auto now = link_.engine().clock.now();
   CallersView view;
   view.peer = link_.peer().name;
   view.connected = link_.outgoing() != nullptr;
@@ -372,7 +373,7 @@ Status OutgoingCalls::expired(const Call::State& call) const {
 std::string OutgoingCalls::state_text() const {
   std::string out;
   for (const auto& call : pending_.all()) {
-    const auto since = [now = Clock::now()](Clock::time_point then) {
+    const auto since = [now = link_.engine().clock.now()](Clock::time_point then) {
       return std::chrono::duration_cast<Milliseconds>(now - then).count();
     };
     out += formatted("\n  \"{}\", made {} ms ago", call->shown(), since(call->made));

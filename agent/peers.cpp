@@ -114,7 +114,7 @@ std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
     auto& known = sessions_[peer.name];
     if (known && known->peer().incarnation == peer.incarnation) return known;
     if (known) retire(*known);
-    before = std::exchange(known, std::make_shared<Session>(peer, first_key_of(peer)));
+    before = std::exchange(known, std::make_shared<Session>(peer, first_key_of(peer), engine_.clock));
     session = known;
   }
   if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});

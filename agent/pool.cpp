@@ -48,8 +48,12 @@ void run_or_drop(const Work& work) {
 
 }  // namespace
 
-Pool::Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick)
-    : kick_(std::move(kick)), executor_(std::move(executor)), jobs_(limits.most), threads_(limits) {}
+Pool::Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick, Clock clock)
+    : kick_(std::move(kick)),
+      clock_(std::move(clock)),
+      executor_(std::move(executor)),
+      jobs_(limits.most),
+      threads_(limits) {}
 
 Pool::~Pool() = default;
 
@@ -233,7 +237,7 @@ void Pool::tick() {
   const std::lock_guard lock(mutex_);
   const auto finished = jobs_.finished_since_last();
   if (stopping_) return;
-  if (jobs_.start_expired()) wake_for_jobs();
+  if (jobs_.start_expired(clock_.now())) wake_for_jobs();
   const bool more = short_of_threads(finished);
   if (finished != 0) return more ? wake_one() : void();
   // No job has ended for a tick, so every running job takes longer: other threads must read and take the waiting work.
@@ -256,14 +260,20 @@ void Pool::stop(std::chrono::milliseconds patience) {
   dropped = readables_.clear();
   rings_.doorbell().wake_all();
   readables_.interrupt();
+  if (!threads_.limits().threads) {
+    lock.unlock();
+    while (run_one()) {
+    }
+    return;
+  }
   const int mine = on_pool_thread() ? 1 : 0;
-  ended_.wait_for(lock, patience, [&] { return threads_.count() <= mine; });
+  clock_.wait_for(ended_, lock, patience, [&] { return threads_.count() <= mine; });
   lock.unlock();
 }
 
 /// Wakes a parked thread, or starts a new one. Under mutex_.
 void Pool::wake_one() {
-  if (stopping_) return;
+  if (stopping_ || !threads_.limits().threads) return;
   if (threads_.wake()) return rings_.doorbell().wake();
   if (!threads_.start()) return;
   try {
@@ -309,6 +319,29 @@ void Pool::main() {
   threads_.ended();
   if (stopping_ && threads_.count() == 0) readables_.close();
   ended_.notify_all();
+}
+
+bool Pool::run_one() {
+  auto* const pool_before = std::exchange(current_pool, this);
+  auto* const worker_before = std::exchange(current_worker, &driven_);
+  bool any = true;
+  {
+    std::unique_lock lock(mutex_);
+    leader_ = &driven_;
+    driven_.sources = rings_.none();
+    if (jobs_.startable(false) != 0) {
+      run_or_drop([&] { run(driven_, jobs_.take(false), lock); });
+    } else {
+      const auto ready = readables_.poll();
+      any = ready.count != 0;
+      for (std::size_t i = 0; i < ready.count && !stopping_; ++i) report(ready.fds[i], lock);
+    }
+    if (!lock.owns_lock()) lock.lock();
+    leader_ = nullptr;
+  }
+  current_pool = pool_before;
+  current_worker = worker_before;
+  return any;
 }
 
 /// Takes one step of a thread's life: runs a job, serves the rings, leads, or sleeps. False ends the thread.
@@ -437,7 +470,7 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
 
 /// Sleeps until there may be work. False: the thread is to end.
 bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
-  if (!threads_.at_minimum() && threads_.leave_as_surplus(Clock::now())) return false;
+  if (!threads_.at_minimum() && threads_.leave_as_surplus(clock_.now())) return false;
   auto& doorbell = rings_.doorbell();
   const auto ticket = doorbell.ticket();
   self.sources = rings_.all();  // read after the doorbell's ticket: add() wakes this thread for a ring that comes later

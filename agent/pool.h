@@ -33,6 +33,7 @@
 #include "agent/pool_jobs.h"
 #include "agent/pool_threads.h"
 #include "agent/readable_set.h"
+#include "base/clock.h"
 #include "base/fork.h"
 #include "base/function.h"
 
@@ -40,12 +41,11 @@ namespace tensorferry {
 
 class Pool final : public std::enable_shared_from_this<Pool> {
  public:
-  using Clock = std::chrono::steady_clock;
   using Limits = PoolLimits;
   using Watch = ReadableSet::Watch;
 
   /// `kick` starts the reactor's tick, which calls tick() about every millisecond while `busy()`.
-  Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick);
+  Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick, Clock clock = {});
   ~Pool();
   void start();
 
@@ -103,6 +103,9 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
   /// requests wait for slow handlers at two ticks running. Called by the reactor thread.
   void tick();
+  /// Runs one job, or else the readers of the descriptors that are ready, on the calling thread, for a pool without
+  /// threads. False: there was nothing to do.
+  bool run_one();
   /// Returns whether jobs wait or run.
   [[nodiscard]] bool busy() const noexcept { return jobs_.busy(); }
   [[nodiscard]] int threads() const;
@@ -146,6 +149,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
 
   const std::uint32_t forks_ = forks();
   const std::function<void()> kick_;
+  const Clock clock_;
   ExecutorUse executor_;
 
   mutable std::mutex mutex_;  // guards the members below, except for what their classes say
@@ -154,6 +158,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   PoolJobs jobs_;
   PoolThreads threads_;
   Worker* leader_ = nullptr;
+  Worker driven_;          // the caller of run_one()
   bool was_slow_ = false;  // at the last tick, see short_of_threads()
   bool stopping_ = false;
   std::condition_variable ended_;  // a thread has

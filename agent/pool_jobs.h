@@ -17,13 +17,13 @@
 #include <utility>
 
 #include "agent/fair_queue.h"
+#include "base/clock.h"
 #include "base/function.h"
 
 namespace tensorferry {
 
 class PoolJobs final {
  public:
-  using Clock = std::chrono::steady_clock;
   struct Job {
     UniqueFunction<void()> run;
     bool takes_long = false;  // it may wait for a peer
@@ -104,10 +104,10 @@ class PoolJobs final {
   void start_waiting(const void* sender) {
     start_if([sender](const void* of, const Job& job) { return of == sender && !job.outlives_sender; });
   }
-  /// Does so with waiting handlers whose deadline has passed; looks ten times a second. False: it has not looked.
-  bool start_expired() {
+  /// Does so with waiting handlers whose deadline has passed; looks ten times a second of the clock. False: it has not
+  /// looked.
+  bool start_expired(Clock::time_point now) {
     if (plain_.handlers.empty() && in_executor_.handlers.empty()) return false;
-    const auto now = Clock::now();
     if (now - looked_for_expired_ < std::chrono::milliseconds(100)) return false;
     looked_for_expired_ = now;
     start_if([now](const void*, const Job& job) { return job.deadline && *job.deadline <= now; });

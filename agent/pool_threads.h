@@ -12,9 +12,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace tensorferry {
 
 struct PoolLimits {
+  bool threads = true;  // false: there are none, and Pool::run_one() does the work
   int least = 2;
   int most = 1024;  // handlers that run and do not wait for a peer; other threads read, dial and complete calls
   std::chrono::milliseconds idle{5000};  // threads beyond `least` end after they were not needed for this long
@@ -22,7 +25,6 @@ struct PoolLimits {
 
 class PoolThreads final {
  public:
-  using Clock = std::chrono::steady_clock;
   /// Threads beyond those for handlers, so that a full pool still reads, dials and completes calls.
   static constexpr int own = 16;
 

@@ -4,6 +4,7 @@
 
 #include <boost/asio/post.hpp>
 #include <new>
+#include <utility>
 
 #include "base/out_of_memory.h"
 #include "base/threads.h"
@@ -16,9 +17,21 @@ thread_local bool is_reactor = false;
 constexpr std::chrono::milliseconds tick_interval{1}, slow_interval{10};
 constexpr int ticks_until_slower = 200;  // so that not every call of a burst pays for waking this thread
 
+/// Marks the calling thread as a reactor's while it lives.
+class OnReactor final {
+ public:
+  OnReactor() : before_(std::exchange(is_reactor, true)) {}
+  ~OnReactor() { is_reactor = before_; }
+  OnReactor(const OnReactor&) = delete;
+  OnReactor& operator=(const OnReactor&) = delete;
+
+ private:
+  const bool before_;
+};
+
 }  // namespace
 
-Reactor::Reactor(std::function<Pace()> tick) : tick_(std::move(tick)) {}
+Reactor::Reactor(std::function<Pace()> tick, bool threads) : tick_(std::move(tick)), threads_(threads) {}
 
 Reactor::~Reactor() { stop(); }
 
@@ -51,7 +64,25 @@ void Reactor::close() {
   closed = std::move(loop_);
 }
 
+bool Reactor::poll_one() {
+  const OnReactor here;
+  return loop_ && loop_->context.poll_one() != 0;
+}
+
+Pace Reactor::tick_once() {
+  const OnReactor here;
+  return tick();
+}
+
+bool Reactor::post(UniqueFunction<void()> job) {
+  const std::lock_guard lock(close_mutex_);
+  if (!loop_) return false;
+  boost::asio::post(loop_->context, [job = std::move(job)] { job(); });
+  return true;
+}
+
 void Reactor::kick() noexcept {
+  if (!threads_) return;
   if (pace_.load(std::memory_order_seq_cst) == Pace::run) return;
   if (pace_.exchange(Pace::run, std::memory_order_seq_cst) == Pace::run) return;
   const std::lock_guard lock(close_mutex_);

@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/function.h"
+
 namespace tensorferry {
 
 /// What a tick found: how soon the next one is needed.
@@ -25,7 +27,8 @@ class Reactor final {
  public:
   /// `tick` runs on the thread from a kick() on: about every millisecond, and every 10 ms after it has not returned
   /// Pace::run about 200 times in a row. It stops when it has returned Pace::rest as often.
-  explicit Reactor(std::function<Pace()> tick);
+  /// `threads` false: there is no thread, and the caller of poll_one() and tick_once() decides what happens.
+  explicit Reactor(std::function<Pace()> tick, bool threads = true);
   ~Reactor();
 
   void start();
@@ -33,6 +36,12 @@ class Reactor final {
   void stop();
   /// Closes the reactor's descriptors. Call it after stop(), when no object made with context() is left.
   void close();
+  /// Runs `job` on the reactor. Any thread, at any time. False: close() has dropped it.
+  bool post(UniqueFunction<void()> job);
+  /// Runs one handler that is ready, on the calling thread. False: there is none.
+  bool poll_one();
+  /// Ticks once.
+  Pace tick_once();
   /// Returns the thread's io_context; valid until close().
   [[nodiscard]] boost::asio::io_context& context() noexcept { return loop_->context; }
   /// Returns whether the calling thread is a reactor's. No owner or completion of the program's runs there: it might
@@ -54,7 +63,8 @@ class Reactor final {
   Pace tick() noexcept;
 
   const std::function<Pace()> tick_;
-  std::mutex close_mutex_;  // guards loop_ between close() and kick(), which any thread may call at any time
+  const bool threads_;
+  std::mutex close_mutex_;  // guards loop_ between close() and post() or kick(), which any thread may call at any time
   std::unique_ptr<Loop> loop_ = std::make_unique<Loop>();
   std::atomic<Pace> pace_{Pace::rest};  // at which the thread ticks now
   int slower_ticks_ = 0;                // in a row that asked for a slower pace

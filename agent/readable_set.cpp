@@ -67,16 +67,24 @@ const ReadableSet::Entry* ReadableSet::find(int fd) const {
 ReadableSet::Ready ReadableSet::wait(std::unique_lock<std::mutex>& lock) {
   waits_ = true;
   lock.unlock();
-  Ready ready;
-  std::array<epoll_event, ready.fds.size()> events{};
-  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
-  for (int i = 0; i < count; ++i) {
-    const auto key = events[static_cast<std::size_t>(i)].data.u64;
-    if (key != wake_key) ready.fds[ready.count++] = static_cast<int>(key);
-  }
+  const auto found = ready(-1);
   lock.lock();
   waits_ = false;
-  return ready;
+  return found;
+}
+
+ReadableSet::Ready ReadableSet::poll() { return ready(0); }
+
+/// `timeout`: as epoll_wait()'s.
+ReadableSet::Ready ReadableSet::ready(int timeout) const {
+  Ready found;
+  std::array<epoll_event, found.fds.size()> events{};
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  for (int i = 0; i < count; ++i) {
+    const auto key = events[static_cast<std::size_t>(i)].data.u64;
+    if (key != wake_key) found.fds[found.count++] = static_cast<int>(key);
+  }
+  return found;
 }
 
 void ReadableSet::interrupt() {

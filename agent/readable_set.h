@@ -57,6 +57,8 @@ class ReadableSet final {
   /// Sleeps until descriptors are ready or another thread interrupts. Releases `lock`, which holds the pool's mutex,
   /// meanwhile. One thread at a time.
   Ready wait(std::unique_lock<std::mutex>& lock);
+  /// Returns the descriptors that are ready now.
+  Ready poll();
   /// Returns whether a thread is inside wait().
   [[nodiscard]] bool waits() const noexcept { return waits_; }
   /// Wakes the thread inside wait(), or the next one. After close() does nothing.
@@ -69,6 +71,7 @@ class ReadableSet final {
 
  private:
   void watch(int fd, Watch kind, bool armed, bool fresh);
+  Ready ready(int timeout) const;
 
   FileDescriptor epoll_;
   FileDescriptor wake_;  // eventfd in the epoll set

@@ -1,7 +1,6 @@
 #include "agent/reply_reader.h"
 
 #include <poll.h>
-#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <utility>
@@ -28,7 +27,7 @@ bool ReplyReader::read_or_sleep(Call::State& call, std::optional<Clock::time_poi
                                 const std::function<bool()>& interrupted, bool& slept) {
   bool stopped = false;
   while (!call.done()) {
-    const auto now = Clock::now();
+    const auto now = link_.engine().clock.now();
     if (until && now >= *until) return false;
     if (call.deadline && now >= *call.deadline) link_.calls().expire(call.shared_from_this());
     // A call whose reply is landing in the caller's own memory has no deadline: the reply has come, and after
@@ -74,15 +73,10 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
     pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
     auto limit = until;
     if (nudged.fd() < 0) {  // nothing can wake this thread when its call ends
-      const auto soon = Clock::now() + Milliseconds(10);
+      const auto soon = link_.engine().clock.now() + Milliseconds(10);
       limit = until ? std::min(*until, soon) : soon;
     }
-    timespec left{};
-    if (limit) {
-      const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(*limit - Clock::now()).count());
-      left = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
-    }
-    const int ready = ::ppoll(sources, 2, limit ? &left : nullptr, nullptr);
+    const int ready = link_.engine().clock.poll(sources, limit);
     if (ready == 0) return;
     if (ready < 0) {
       stopped = interrupted && interrupted();
@@ -117,8 +111,7 @@ void ReplyReader::stop_reading(const std::shared_ptr<FrameStream>& stream) {
 void ReplyReader::read_late_replies() {
   const auto stream = late_.load(std::memory_order_relaxed) ? link_.outgoing() : nullptr;
   if (!stream) return;
-  int unread = 0;
-  ::ioctl(stream->fd(), FIONREAD, &unread);
+  const auto unread = stream->port().unread();
   {
     const std::lock_guard lock(mutex_);
     draining_ = unread > 0;
@@ -161,8 +154,7 @@ void ReplyReader::call_ended(const Call::State& call) {
 }
 
 std::string ReplyReader::state_text(FrameStream& stream) {
-  int unread = 0;
-  ::ioctl(stream.fd(), FIONREAD, &unread);
+  const auto unread = stream.port().unread();
   const std::lock_guard lock(mutex_);
   return formatted("{} bytes of replies unread, {}, {} threads wait to read", unread,
                    stream.being_read() ? "a thread reads"

@@ -207,11 +207,11 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
     if (!waiting.until(over)) place.emplace();
     bool slept = false;
     while (!over()) {
-      bool stopped = until && Clock::now() >= *until;
+      bool stopped = until && link_.engine().clock.now() >= *until;
       if (!stopped) {
         // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
         slept = true;
-        stopped = !ring_->calls->sleep(call.slot, until) && interrupted && interrupted();
+        stopped = !ring_->calls->sleep(call.slot, until, link_.engine().clock) && interrupted && interrupted();
       }
       if (!stopped) continue;
       if (slept) ring_->calls->stop_sleeping(call.slot);

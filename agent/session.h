@@ -29,14 +29,15 @@ enum class Loss : std::uint8_t { connection, peer };
 class Session final {
  public:
   /// `first_key`: see ExecutionRecord.
-  explicit Session(PeerInfo peer, std::uint64_t first_key = 0) : peer_(std::move(peer)), executions_(first_key) {
+  explicit Session(PeerInfo peer, std::uint64_t first_key = 0, Clock clock = {})
+      : peer_(std::move(peer)), clock_(std::move(clock)), executions_(first_key) {
     heard();
   }
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
 
   /// Notes a sign of life: bytes have arrived, or bytes that wait to be sent have gone.
-  void heard() noexcept { last_heard_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+  void heard() noexcept { last_heard_.store(clock_.now().time_since_epoch().count(), std::memory_order_relaxed); }
   [[nodiscard]] Clock::time_point last_heard() const noexcept {
     return Clock::time_point(Clock::duration(last_heard_.load(std::memory_order_relaxed)));
   }
@@ -65,6 +66,7 @@ class Session final {
 
  private:
   const PeerInfo peer_;
+  const Clock clock_;
   std::atomic<Clock::rep> last_heard_{0};
   std::atomic<bool> dead_{false}, hard_to_dial_{false};
   mutable Mutex mutex_;  // guards the next two

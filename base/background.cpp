@@ -14,7 +14,9 @@ namespace {
 constexpr std::chrono::seconds lingers_for{1};
 }  // namespace
 
-Background::Background() : born_in_(forks()), state_(std::make_shared<State>()) {}
+Background::Background(Clock clock) : born_in_(forks()), state_(std::make_shared<State>()) {
+  state_->clock = std::move(clock);
+}
 
 Background::~Background() {
   if (born_in_ != forks()) {
@@ -55,15 +57,15 @@ void Background::submit(Job job, Clock::time_point at) {
 }
 
 void Background::State::run(const std::shared_ptr<State>& state) {
-  auto& [mutex, changed, jobs, alive, ended, thread] = *state;
+  auto& [clock, mutex, changed, jobs, alive, ended, thread] = *state;
   std::unique_lock lock(mutex);
   while (!ended) {
     if (jobs.empty()) {
       if (!changed.wait_for(lock, lingers_for, [&] { return ended || !jobs.empty(); })) break;
       continue;
     }
-    if (const auto due = jobs.begin()->first; due > Clock::now()) {
-      changed.wait_until(lock, due);
+    if (const auto due = jobs.begin()->first; due > clock.now()) {
+      clock.wait_until(changed, lock, due);
       continue;
     }
     auto job = std::move(jobs.extract(jobs.begin()).mapped());

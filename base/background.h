@@ -9,19 +9,19 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/function.h"
 
 namespace tensorferry {
 
-/// Runs jobs one after another, each at its time, on one thread. The thread starts with the first job, sleeps between
-/// jobs, and ends after a second without a waiting job. Thread-safe. If the object that a job works on may end before
-/// the job, the job holds it weakly.
+/// Runs jobs one after another, each at its time on a clock, on one thread. The thread starts with the first job,
+/// sleeps between jobs, and ends after a second without a waiting job. Thread-safe. If the object that a job works on
+/// may end before the job, the job holds it weakly.
 class Background final {
  public:
-  using Clock = std::chrono::steady_clock;
   using Job = UniqueFunction<void()>;
 
-  Background();
+  explicit Background(Clock clock = {});
   /// Drops the jobs that have not begun, and waits for a running one, unless that one destroys the object. In a forked
   /// child it does neither.
   ~Background();
@@ -34,6 +34,7 @@ class Background final {
 
  private:
   struct State {
+    Clock clock;
     std::mutex mutex;
     std::condition_variable changed;
     std::multimap<Clock::time_point, Job> jobs;

@@ -10,8 +10,9 @@ failed=()
 say "clang-format"
 cpp_sources | xargs -r "$(first_of clang-format-16 clang-format)" --dry-run -Werror || failed+=(clang-format)
 
-say "names"
+say "names, clocks"
 "$venv/bin/python" scripts/names.py || failed+=(names)
+"$venv/bin/python" scripts/clocks.py || failed+=(clocks)
 
 say "subjects of commits"
 "$venv/bin/python" scripts/subjects.py || failed+=(subjects)

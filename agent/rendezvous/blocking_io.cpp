@@ -16,27 +16,23 @@ Status lost(const char* doing) { return {Code::connection_lost, std::string(doin
 
 }  // namespace
 
-Deadline deadline_after(std::chrono::milliseconds timeout) noexcept {
+Deadline deadline_after(std::chrono::milliseconds timeout, const Clock& clock) noexcept {
   using std::chrono::milliseconds;
-  return std::chrono::steady_clock::now() +
+  return clock.now() +
          std::clamp(timeout, milliseconds(0), std::chrono::duration_cast<milliseconds>(std::chrono::hours(24 * 365)));
 }
 
-Status wait_for_socket(int fd, short events, Deadline deadline) {
+Status wait_for_socket(int fd, short events, Deadline deadline, const Clock& clock) {
   for (;;) {
-    using std::chrono::milliseconds;
-    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-    const auto slice = std::clamp(left, milliseconds(0), milliseconds(60000));  // poll(2) takes an int
     pollfd one{.fd = fd, .events = events, .revents = 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(slice.count()));
+    const int ready = clock.poll({&one, 1}, deadline);
     if (ready > 0) return {};
     if (ready < 0 && errno != EINTR) return {Code::internal, std::string("poll: ") + std::strerror(errno)};
-    if (std::chrono::steady_clock::now() >= deadline)
-      return {Code::deadline_exceeded, "the peer did not answer in time"};
+    if (clock.now() >= deadline) return {Code::deadline_exceeded, "the peer did not answer in time"};
   }
 }
 
-Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline) {
+Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline, const Clock& clock) {
   while (!into.empty()) {
     const auto got = ::recv(fd, into.data(), into.size(), MSG_DONTWAIT);
     if (got > 0) {
@@ -44,7 +40,7 @@ Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline) {
     } else if (got == 0) {
       return {Code::connection_lost, "the peer closed the connection"};
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (auto status = wait_for_socket(fd, POLLIN, deadline); !status) return status;
+      if (auto status = wait_for_socket(fd, POLLIN, deadline, clock); !status) return status;
     } else if (errno != EINTR) {
       return lost("reading");
     }
@@ -52,13 +48,13 @@ Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline) {
   return {};
 }
 
-Status write_all(int fd, ByteView bytes, Deadline deadline) {
+Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock) {
   while (!bytes.empty()) {
     const auto put = ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (put >= 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(put));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (auto status = wait_for_socket(fd, POLLOUT, deadline); !status) return status;
+      if (auto status = wait_for_socket(fd, POLLOUT, deadline, clock); !status) return status;
     } else if (errno != EINTR) {
       return lost("writing");
     }

@@ -7,24 +7,25 @@
 #include <span>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace tensorferry {
 
-using Deadline = std::chrono::steady_clock::time_point;
+using Deadline = Clock::time_point;
 
 /// Returns the time point `timeout` from now. A negative timeout counts as 0, and one of more than a year as a year (so
 /// that the sum does not overflow).
-Deadline deadline_after(std::chrono::milliseconds timeout) noexcept;
+Deadline deadline_after(std::chrono::milliseconds timeout, const Clock& clock = {}) noexcept;
 
 /// Fills `into`. DeadlineExceeded; ConnectionLost: the peer closed or reset the connection; InternalError: poll(2)
 /// failed. After an error the bytes that had arrived are lost.
-Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline);
+Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline, const Clock& clock = {});
 /// Writes all of `bytes`. Errors as read_exactly's.
-Status write_all(int fd, ByteView bytes, Deadline deadline);
+Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock = {});
 
 /// Waits for `events` of poll(2). DeadlineExceeded, Internal.
-Status wait_for_socket(int fd, short events, Deadline deadline);
+Status wait_for_socket(int fd, short events, Deadline deadline, const Clock& clock = {});
 
 /// Returns whether an idle stream cannot carry another request: it has ended, or has bytes that were not requested.
 [[nodiscard]] bool spoiled(int fd) noexcept;

@@ -12,7 +12,6 @@ namespace tensorferry {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 constexpr std::string_view void_record = "void";
 // Microseconds lie between a claim's add() and its set(). A claim that takes longer than this counts as dead.
@@ -31,10 +30,6 @@ constexpr std::size_t most_named = 16;                          // members named
 
 std::string name_slot(std::string_view name) { return formatted("n/{}", name); }
 std::string rank_slot(std::int64_t rank) { return formatted("r/{}", rank); }
-
-milliseconds until(Deadline deadline) {
-  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(deadline - steady_clock::now()));
-}
 
 bool absent(const Status& status) { return status.code() == Code::deadline_exceeded; }
 
@@ -62,8 +57,12 @@ std::string listed(const std::vector<std::string>& parts) {
 
 }  // namespace
 
-Directory::Directory(std::shared_ptr<Store> store, std::string prefix, Key signing)
-    : store_(std::move(store)), prefix_(std::move(prefix)), signing_(std::move(signing)) {}
+Directory::Directory(std::shared_ptr<Store> store, std::string prefix, Key signing, Clock clock)
+    : store_(std::move(store)), prefix_(std::move(prefix)), signing_(std::move(signing)), clock_(std::move(clock)) {}
+
+milliseconds Directory::until(Clock::time_point deadline) const {
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(deadline - clock_.now()));
+}
 
 std::string Directory::record_key(std::string_view slot, std::int64_t generation) const {
   return formatted("{}/rec/{}/{}", prefix_, slot, generation);
@@ -79,7 +78,7 @@ Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t 
         Code::protocol_error,
         formatted("the store counts {} claims of \"{}\": another program writes to this key", up_to, slot.substr(2)));
   }
-  const auto deadline = deadline_after(grace);
+  const auto deadline = deadline_after(grace, clock_);
   Newest found;
   for (auto generation = up_to; generation > 0; --generation) {
     const auto bytes = store_->get(record_key(slot, generation), until(deadline));
@@ -274,7 +273,7 @@ Result<Record> Directory::find(int rank, milliseconds timeout) {
 }
 
 Result<Record> Directory::find_slot(const std::string& slot, const std::string& whom, milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   for (;;) {
     const auto top = store_->add(counter_key(slot), 0);
     if (!top) return top.status();
@@ -319,7 +318,7 @@ Status Directory::Look::incomplete() const {
 }
 
 Result<Directory::Look> Directory::look_for_world(int size, milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   Look look;
   for (int rank = 0; rank < size; ++rank) {
     auto member = find_slot(rank_slot(rank), formatted("agent of rank {}", rank), until(deadline));
@@ -419,9 +418,9 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     const bool last = arrival_ >= size;
     looking.looks = last || self_.rank == 0;
     looking.pause = last ? milliseconds(0) : first_look;
-    looking.at = deadline_after(looking.pause);
+    looking.at = deadline_after(looking.pause, clock_);
   }
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   for (int slices = 1;; ++slices) {
     const bool over = until(deadline).count() == 0;
     const auto due = may_be_complete(size, looking);
@@ -435,7 +434,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
       if (over) return look->incomplete();
       looking.looked = true;
       looking.pause = std::clamp(2 * looking.pause, first_pause, longest_pause);
-      looking.at = deadline_after(looking.pause);
+      looking.at = deadline_after(looking.pause, clock_);
     }
     const auto slice = std::min({until(deadline), looking.looks ? until(looking.at) : world_slice, world_slice});
     const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, next), slice);
@@ -476,7 +475,7 @@ Status Directory::barrier(const std::string& tag, milliseconds timeout) {
 /// Rank 0's side of a barrier: waits for all arrivals and publishes the verdict. So the store serves n waits for
 /// arrivals, not n for each member.
 Status Directory::gather(const std::string& barrier, const std::vector<WorldMember>& world, milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   std::vector<std::string> missing;
   bool hopeless = false;  // a member has left and will not arrive: collect the other missing members, and end
   for (const auto& member : world) {
@@ -521,7 +520,7 @@ Status Directory::gather(const std::string& barrier, const std::vector<WorldMemb
 
 Status Directory::follow(const std::string& barrier, std::uint64_t self, const std::vector<WorldMember>& world,
                          milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   const auto& leader = world.front();
   const auto verdict = formatted("{}/verdict/{}", barrier, hex(leader.incarnation, 16));
   const auto arrival = formatted("{}/{}", barrier, hex(self, 16));

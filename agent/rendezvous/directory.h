@@ -35,6 +35,7 @@
 #include "agent/rendezvous/record.h"
 #include "agent/rendezvous/roster.h"
 #include "agent/rendezvous/store.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 
@@ -46,7 +47,7 @@ class Directory {
   using Alive = std::function<bool(const Record&)>;
 
   /// `signing` is the user's own key. If it is empty, records are neither signed nor verified.
-  Directory(std::shared_ptr<Store> store, std::string prefix, Key signing);
+  Directory(std::shared_ptr<Store> store, std::string prefix, Key signing, Clock clock = {});
 
   /// Claims the record's name, and its rank unless that is -1. Call it once.
   /// - InvalidArgument: a living agent has the name or the rank (the text gives its name, pid and host), or one of them
@@ -85,6 +86,8 @@ class Directory {
   Status barrier(const std::string& tag, Milliseconds timeout);
 
  private:
+  /// Returns the time until `deadline`; 0 after it.
+  [[nodiscard]] Milliseconds until(Clock::time_point deadline) const;
   struct Claim {
     std::string slot;
     std::int64_t generation = 0;
@@ -121,7 +124,7 @@ class Directory {
     bool looks = false;   // this agent is one of those that look
     bool looked = false;  // and has done so, in vain
     Milliseconds pause{0};
-    std::chrono::steady_clock::time_point at{};
+    Clock::time_point at{};
   };
   Result<bool> may_be_complete(int size, const Looking& looking);
   Result<std::int64_t> expected_roster(std::int64_t next);
@@ -138,6 +141,7 @@ class Directory {
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   const Key signing_;
+  const Clock clock_;
 
   std::mutex mutex_;  // guards the members below; never held across a call of the store
   Record self_;

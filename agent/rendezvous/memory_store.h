@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/store.h"
@@ -17,6 +18,8 @@ namespace tensorferry {
 
 class MemoryStore final : public Store {
  public:
+  explicit MemoryStore(Clock clock = {}) : clock_(std::move(clock)) {}
+
   Status set(std::string_view key, ByteView value) override {
     {
       const std::lock_guard lock(mutex_);
@@ -27,11 +30,12 @@ class MemoryStore final : public Store {
   }
 
   Result<Bytes> get(std::string_view key, std::chrono::milliseconds timeout) override {
-    const auto until = deadline_after(timeout);
+    const auto until = deadline_after(timeout, clock_);
     std::unique_lock lock(mutex_);
     for (;;) {
       if (const auto found = values_.find(key); found != values_.end()) return found->second;
-      if (changed_.wait_until(lock, until) == std::cv_status::timeout && !values_.contains(key)) {
+      clock_.wait_until(changed_, lock, until);
+      if (clock_.now() >= until && !values_.contains(key)) {
         return Status(Code::deadline_exceeded,
                       "key \"" + std::string(key) + "\" was not set within " + std::to_string(timeout.count()) + " ms");
       }
@@ -62,6 +66,7 @@ class MemoryStore final : public Store {
   }
 
  private:
+  const Clock clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Bytes, std::less<>> values_;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "agent/rendezvous/store.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 
@@ -48,6 +49,6 @@ class TcpStoreServer {
 /// ConnectionLost and says that the amount may or may not have been added. If the server has ended, calls fail at once
 /// with ConnectionLost.
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
-                                                 std::chrono::milliseconds timeout);
+                                                 std::chrono::milliseconds timeout, Clock clock = {});
 
 }  // namespace tensorferry

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "agent/address.h"
@@ -27,7 +26,6 @@ namespace tensorferry {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using store_protocol::Op;
 
 constexpr std::size_t most_idle = 2;
@@ -37,22 +35,24 @@ constexpr milliseconds wait_at_server{10000};   // a longer get() asks again, an
 
 class Client final : public Store {
  public:
-  Client(std::string host, std::uint16_t port, Key key) : host_(std::move(host)), port_(port), key_(std::move(key)) {}
+  Client(std::string host, std::uint16_t port, Key key, Clock clock)
+      : host_(std::move(host)), port_(port), key_(std::move(key)), clock_(std::move(clock)) {}
 
   /// Opens the first connection; retries until `timeout`.
   Status open(milliseconds timeout);
 
   Status set(std::string_view key, ByteView value) override {
-    return exchange({.op = Op::set, .key = key, .value = value}, deadline_after(operation_limit)).status();
+    return exchange({.op = Op::set, .key = key, .value = value}, deadline_after(operation_limit, clock_)).status();
   }
   Result<Bytes> get(std::string_view key, milliseconds timeout) override;
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
-    const auto answer = exchange({.op = Op::add, .key = key, .amount = amount}, deadline_after(operation_limit));
+    const auto answer =
+        exchange({.op = Op::add, .key = key, .amount = amount}, deadline_after(operation_limit, clock_));
     if (!answer) return answer.status();
     return answer->sum;
   }
   Status erase(std::string_view key) override {
-    return exchange({.op = Op::erase, .key = key}, deadline_after(operation_limit)).status();
+    return exchange({.op = Op::erase, .key = key}, deadline_after(operation_limit, clock_)).status();
   }
   [[nodiscard]] bool loopback() const override { return loopback_; }
 
@@ -81,6 +81,7 @@ class Client final : public Store {
   const std::string host_;
   const std::uint16_t port_;
   const Key key_;
+  const Clock clock_;
   bool loopback_ = false;  // written by open() alone
 
   struct Idle {
@@ -91,7 +92,7 @@ class Client final : public Store {
 };
 
 Status Client::open(milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = deadline_after(timeout, clock_);
   for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
     auto connection = connect(deadline);
     if (connection) {
@@ -102,28 +103,28 @@ Status Client::open(milliseconds timeout) {
     const auto code = connection.status().code();
     const bool hopeless = code == Code::unauthenticated || code == Code::protocol_error;
     if (hopeless) return named(connection.status());
-    if (steady_clock::now() + pause >= deadline) {
+    if (clock_.now() + pause >= deadline) {
       return {Code::deadline_exceeded,
               formatted("no store at {} within {} s ({}): is the process that serves it running, and are its "
                         "address and port (MASTER_ADDR, MASTER_PORT) right?{}",
                         join_host_port(host_, port_), fixed(static_cast<double>(timeout.count()) / 1000, 1),
                         connection.status().what(), is_loopback(host_) ? only_this_host : "")};
     }
-    std::this_thread::sleep_for(pause);
+    clock_.sleep_for(pause);
   }
 }
 
 Result<Bytes> Client::get(std::string_view key, milliseconds timeout) {
-  const auto until = deadline_after(timeout);
+  const auto until = deadline_after(timeout, clock_);
   for (;;) {
-    const auto left = std::chrono::ceil<milliseconds>(until - steady_clock::now());
+    const auto left = std::chrono::ceil<milliseconds>(until - clock_.now());
     const auto wait = std::clamp(left, milliseconds(0), wait_at_server);
     auto answer = exchange({.op = Op::get, .key = key, .milliseconds = static_cast<std::uint32_t>(wait.count())},
-                           deadline_after(wait + operation_limit));
+                           deadline_after(wait + operation_limit, clock_));
     if (answer) return std::move(answer->value);
     const bool not_set = answer.status().code() == Code::not_found;  // exchange() says so: see there
     if (!not_set) return answer.status();
-    if (steady_clock::now() >= until) {
+    if (clock_.now() >= until) {
       return named({Code::deadline_exceeded, formatted("key \"{}\" was not set within {} ms", key, timeout.count())});
     }
   }
@@ -160,13 +161,13 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
 // Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
 Result<Client::StoreReply> Client::exchange_on(int fd, ByteView request, Deadline deadline) const {
-  if (auto status = write_all(fd, request, deadline); !status) return status;
+  if (auto status = write_all(fd, request, deadline, clock_); !status) return status;
   std::array<std::byte, store_protocol::header_bytes> header;
-  if (auto status = read_exactly(fd, header, deadline); !status) return status;
+  if (auto status = read_exactly(fd, header, deadline, clock_); !status) return status;
   const auto length = store_protocol::parse_length(header);
   if (!length) return length.status();
   Bytes body(*length);
-  if (auto status = read_exactly(fd, body, deadline); !status) return status;
+  if (auto status = read_exactly(fd, body, deadline, clock_); !status) return status;
   const auto reply = store_protocol::parse_reply(body);
   if (!reply) return reply.status();
   if (reply->code != Code::ok) {
@@ -187,7 +188,7 @@ Result<Client::Connection> Client::connect(Deadline deadline) const {
     }
     const bool local = is_loopback(address);
     Terms terms{.key = &key_, .demands_proof = !key_.empty() || !local, .purpose = "store"};
-    const auto greeted = handshake_as_dialler(socket->get(), std::move(terms), deadline);
+    const auto greeted = handshake_as_dialler(socket->get(), std::move(terms), deadline, clock_);
     if (!greeted) return greeted.status();
     return Connection{std::move(*socket), local};
   }
@@ -202,7 +203,7 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
   }
   auto socket = start_connect_tcp(address, port_);
   if (!socket) return socket;
-  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline); !status) return status;
+  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline, clock_); !status) return status;
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -231,10 +232,10 @@ void Client::give_back(FileDescriptor socket) {
 }  // namespace
 
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
-                                                 milliseconds timeout) {
+                                                 milliseconds timeout, Clock clock) {
   auto loaded = Key::load(key);
   if (!loaded) return loaded.status();
-  auto client = std::make_shared<Client>(host, port, std::move(*loaded));
+  auto client = std::make_shared<Client>(host, port, std::move(*loaded), std::move(clock));
   if (auto status = client->open(timeout); !status) return status;
   return std::shared_ptr<Store>(std::move(client));
 }

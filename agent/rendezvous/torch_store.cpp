@@ -14,7 +14,6 @@
 #include <array>
 #include <cstring>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "agent/address.h"
@@ -26,7 +25,6 @@ namespace tensorferry {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 enum class Query : std::uint8_t { validate = 0, set = 1, get = 3, add = 4, check = 5, erase = 8, ping = 13 };
 
@@ -38,7 +36,11 @@ constexpr std::uint64_t longest_value = 64 << 20;
 class TorchStore final : public Store {
  public:
   TorchStore(std::string host, std::uint16_t port, TorchStoreOptions options)
-      : host_(std::move(host)), port_(port), options_(options), loopback_(is_loopback(host_)) {}
+      : host_(std::move(host)),
+        port_(port),
+        options_(std::move(options)),
+        clock_(options_.clock),
+        loopback_(is_loopback(host_)) {}
 
   /// Opens the first connection; retries until `options.timeout`.
   Status open();
@@ -76,6 +78,7 @@ class TorchStore final : public Store {
   const std::string host_;
   const std::uint16_t port_;
   const TorchStoreOptions options_;
+  const Clock clock_;
   const bool loopback_;
 
   struct Connection {
@@ -87,21 +90,21 @@ class TorchStore final : public Store {
 };
 
 Status TorchStore::open() {
-  const auto deadline = deadline_after(options_.timeout);
+  const auto deadline = deadline_after(options_.timeout, clock_);
   Status status;
   {
     const std::lock_guard lock(connection_.get().mutex);
     for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
       status = connect(deadline);
       if (status.ok()) break;
-      if (steady_clock::now() + pause >= deadline) {
+      if (clock_.now() + pause >= deadline) {
         return {Code::deadline_exceeded,
                 formatted("no store at {} within {} s ({}): is the process of rank 0 running, and are the address "
                           "and port (MASTER_ADDR, MASTER_PORT) right?{}",
                           join_host_port(host_, port_), fixed(static_cast<double>(options_.timeout.count()) / 1000, 1),
                           status.what(), loopback_ ? only_this_host : "")};
       }
-      std::this_thread::sleep_for(pause);
+      clock_.sleep_for(pause);
     }
   }
   if (options_.counts_as_worker) return add_raw("init/", 1).status();
@@ -124,8 +127,8 @@ Status TorchStore::connect(Deadline deadline) {
     const auto nonce = static_cast<std::uint32_t>(::getpid());
     out.put(nonce);
     std::array<std::byte, sizeof nonce> answer{};
-    failure = write_all(socket->get(), hello, deadline);
-    if (failure.ok()) failure = read_exactly(socket->get(), answer, deadline);
+    failure = write_all(socket->get(), hello, deadline, clock_);
+    if (failure.ok()) failure = read_exactly(socket->get(), answer, deadline, clock_);
     if (failure.ok() && std::memcmp(answer.data(), &nonce, sizeof nonce) != 0) {
       failure = {Code::protocol_error, "the server there is not a store of torch"};
     }
@@ -139,7 +142,7 @@ Status TorchStore::connect(Deadline deadline) {
 Result<FileDescriptor> TorchStore::dial(const std::string& address, Deadline deadline) const {
   auto socket = start_connect_tcp(address, port_);
   if (!socket) return socket;
-  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline); !status) return status;
+  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline, clock_); !status) return status;
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -150,21 +153,21 @@ Result<FileDescriptor> TorchStore::dial(const std::string& address, Deadline dea
 Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool once) {
   const bool fresh = !own_socket() || spoiled(own_socket().get());
   if (fresh) {
-    if (auto status = connect(deadline_after(operation_patience)); !status) return failed(status);
+    if (auto status = connect(deadline_after(operation_patience, clock_)); !status) return failed(status);
   }
   auto status = exchange_once(request, answer);
   if (status.ok()) return {};
   own_socket() = {};
   if (once || fresh || status.code() != Code::connection_lost) return failed(status);
-  if (auto again = connect(deadline_after(operation_patience)); !again) return failed(again);
+  if (auto again = connect(deadline_after(operation_patience, clock_)); !again) return failed(again);
   status = exchange_once(request, answer);
   return status.ok() ? status : failed(status);
 }
 
 Status TorchStore::exchange_once(ByteView request, std::span<std::byte> answer) {
-  const auto deadline = deadline_after(operation_patience);
-  if (auto status = write_all(own_socket().get(), request, deadline); !status) return status;
-  return answer.empty() ? Status() : read_exactly(own_socket().get(), answer, deadline);
+  const auto deadline = deadline_after(operation_patience, clock_);
+  if (auto status = write_all(own_socket().get(), request, deadline, clock_); !status) return status;
+  return answer.empty() ? Status() : read_exactly(own_socket().get(), answer, deadline, clock_);
 }
 
 Status TorchStore::set(std::string_view key, ByteView value) {
@@ -190,7 +193,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
   put_key(asks, key);
   gets.put(Query::get);
   put_key(gets, key);
-  const auto until = deadline_after(timeout);
+  const auto until = deadline_after(timeout, clock_);
   for (auto pause = first_pause;; pause = std::min(2 * pause, longest_pause)) {
     {
       const std::lock_guard lock(connection_.get().mutex);
@@ -205,18 +208,19 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
           return named({Code::protocol_error, formatted("a value of {} bytes", length)});
         }
         Bytes value(length);
-        if (auto status = read_exactly(own_socket().get(), value, deadline_after(operation_patience)); !status) {
+        if (auto status = read_exactly(own_socket().get(), value, deadline_after(operation_patience, clock_), clock_);
+            !status) {
           own_socket() = {};
           return failed(status);
         }
         return value;
       }
     }
-    const auto left = until - steady_clock::now();
+    const auto left = until - clock_.now();
     if (left <= std::chrono::nanoseconds::zero()) {
       return named({Code::deadline_exceeded, formatted("\"{}\" was not set within {} ms", key, timeout.count())});
     }
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
+    clock_.sleep_for(std::min<std::chrono::nanoseconds>(pause, left));
   }
 }
 
@@ -261,7 +265,7 @@ Result<std::int64_t> TorchStore::add_raw(std::string_view key, std::int64_t amou
 
 Result<std::shared_ptr<Store>> connect_torch_store(const std::string& host, std::uint16_t port,
                                                    TorchStoreOptions options) {
-  auto store = std::make_shared<TorchStore>(host, port, options);
+  auto store = std::make_shared<TorchStore>(host, port, std::move(options));
   if (auto status = store->open(); !status) return status;
   return std::shared_ptr<Store>(std::move(store));
 }

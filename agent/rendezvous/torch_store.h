@@ -8,12 +8,14 @@
 #include <string>
 
 #include "agent/rendezvous/store.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 
 struct TorchStoreOptions {
   bool counts_as_worker = false;              // add this process to the workers that the server waits for
   std::chrono::milliseconds timeout{300000};  // to connect; the server may start later
+  Clock clock{};
 };
 
 /// Connects to a TCPStore; retries until `options.timeout`, then fails with DeadlineExceeded. The store has one

@@ -154,7 +154,7 @@ CallRing::State CallRing::state(SlotId slot) const {
   return is_of(word, slot) ? state_of(word) : State::free;
 }
 
-bool CallRing::sleep(SlotId slot, FutexDeadline until) {
+bool CallRing::sleep(SlotId slot, std::optional<Clock::time_point> until, const Clock& clock) {
   auto& word = shared_.slot[slot.index].word;
   const auto sleeping = word_of(slot, State::sleeping);
   auto seen = word.load(std::memory_order_acquire);
@@ -162,7 +162,7 @@ bool CallRing::sleep(SlotId slot, FutexDeadline until) {
     if (word.compare_exchange_weak(seen, sleeping, std::memory_order_seq_cst)) seen = sleeping;
   }
   if (seen != sleeping) return true;
-  return shared_futex_wait(word, sleeping, until);
+  return clock.shared_wait(word, sleeping, until);
 }
 
 void CallRing::stop_sleeping(SlotId slot) {

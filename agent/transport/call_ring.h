@@ -34,6 +34,7 @@
 #include <span>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/futex.h"
 #include "base/shared_memory.h"
 #include "base/status.h"
@@ -76,9 +77,9 @@ class CallRing final {
   bool push(SlotId slot, ByteView frame);
   /// Returns the state of the slot's call: free if another call has the slot by now.
   [[nodiscard]] State state(SlotId slot) const;
-  /// Changes pending or watched to sleeping, then sleeps until the word changes or `until` passes. May return early.
-  /// Returns at once if the slot is in another state. Returns false if a signal interrupted the sleep.
-  bool sleep(SlotId slot, FutexDeadline until);
+  /// Changes pending or watched to sleeping, then sleeps until the word changes or `clock` comes to `until`. May return
+  /// early. Returns at once if the slot is in another state. Returns false if a signal interrupted the sleep.
+  bool sleep(SlotId slot, std::optional<Clock::time_point> until, const Clock& clock = {});
   /// Changes sleeping to pending, because a thread ends its wait without the answer, and wakes the slot's other
   /// sleepers, so that they sleep again. Call it after sleep(): else the callee takes the slot for one with a sleeper.
   void stop_sleeping(SlotId slot);

@@ -1,7 +1,6 @@
 #include "agent/transport/frame_stream.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "agent/transport/socket_port.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
 #include "channels/completion.h"
@@ -36,8 +36,11 @@ void FrameStream::complete_all(std::vector<Written>& written) {
   }
 }
 
-FrameStream::FrameStream(FileDescriptor fd, bool local, Use use)
-    : fd_(std::move(fd)), local_(local), use_(use), in_(new std::byte[input_bytes]) {}
+FrameStream::FrameStream(std::unique_ptr<Port> port, Use use)
+    : port_(std::move(port)), use_(use), in_(new std::byte[input_bytes]) {}
+
+FrameStream::FrameStream(FileDescriptor socket, bool local, Use use)
+    : FrameStream(std::make_unique<SocketPort>(std::move(socket), local), use) {}
 
 FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
 
@@ -128,24 +131,12 @@ FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
     room -= bytes;
     if (bytes != 0 && count < iov.size()) iov[count++] = {data, bytes};
   };
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
-  msghdr message{};
+  std::span<const FileDescriptor> descriptors;
   for (auto& out : queue_) {
     const bool first = &out == &queue_.front();
     // Descriptors go with the first byte of their own frame, so that the receiver knows which frame they belong to.
     if (!first && !out.descriptors.empty()) break;
-    if (first && !out.descriptors.empty() && out.done == 0) {
-      message.msg_control = ancillary.data();
-      message.msg_controllen = CMSG_SPACE(sizeof(int) * out.descriptors.size());
-      auto* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int) * out.descriptors.size());
-      for (std::size_t i = 0; i < out.descriptors.size(); ++i) {
-        const int fd = out.descriptors[i].get();
-        std::memcpy(CMSG_DATA(header) + i * sizeof fd, &fd, sizeof fd);
-      }
-    }
+    if (first && out.done == 0) descriptors = out.descriptors;
     add(out.bytes.data() + out.done, out.bytes.size() - out.done);
     for (auto part = out.part; part < out.parts.size(); ++part) {
       const auto skip = part == out.part ? out.part_done : 0;
@@ -153,16 +144,14 @@ FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
     }
     if (count == iov.size() || room == 0) break;
   }
-  message.msg_iov = iov.data();
-  message.msg_iovlen = count;
-  const auto sent = count == 0 ? 0 : ::sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const auto sent = count == 0 ? 0 : port_->write({iov.data(), count}, descriptors);
   if (sent < 0) {
     if (errno == EINTR) return Wrote::some;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Wrote::full;
     if (errno == EFAULT)
       log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
     broken_ = true;
-    ::shutdown(fd_.get(), SHUT_RDWR);
+    port_->shutdown();
     return Wrote::all;
   }
   advance(static_cast<std::size_t>(sent), written);
@@ -229,21 +218,19 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
 /// Lets the kernel report the socket as readable only when enough bytes of the first destination have come: for a large
 /// buffer, a wake-up per packet would cost more than reading it. A unix socket has no such mark.
 void FrameStream::set_low_water_mark() {
-  if (local_ || use_ != Use::bulk) return;
+  if (local() || use_ != Use::bulk) return;
   const auto left = behind_.empty() ? 1 : behind_.front().destination.bytes - behind_.front().done;
   const auto mark = static_cast<int>(std::clamp<std::size_t>(left, 1, low_water_bytes));
-  if (mark != std::exchange(low_water_mark_, mark)) {
-    ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
-  }
+  if (mark != std::exchange(low_water_mark_, mark)) port_->set_low_water_mark(mark);
 }
 
 bool FrameStream::wait_readable(std::chrono::milliseconds patience) {
   set_low_water_mark();
-  pollfd readable{fd_.get(), POLLIN, 0};
+  pollfd readable{fd(), POLLIN, 0};
   return ::poll(&readable, 1, static_cast<int>(patience.count())) > 0;
 }
 
-/// Calls recvmsg once. Bytes behind a frame go to the destinations first; bytes after them go to the input buffer.
+/// Reads once. Bytes behind a frame go to the destinations first; bytes after them go to the input buffer.
 std::ptrdiff_t FrameStream::receive() {
   std::array<iovec, max_iovecs> iov{};
   std::size_t count = 0;
@@ -272,34 +259,8 @@ std::ptrdiff_t FrameStream::receive() {
   }
   if (room != 0) iov[count++] = {in_.get() + end_, room};
 
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 255)> ancillary{};
-  msghdr message{};
-  message.msg_iov = iov.data();
-  message.msg_iovlen = count;
-  if (local_) {
-    message.msg_control = ancillary.data();
-    message.msg_controllen = ancillary.size();
-  }
-  const auto got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const auto got = port_->read({iov.data(), count}, descriptors_, max_descriptors);
   if (got <= 0) return got;
-  std::size_t received = 0;
-  for (auto* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-      FileDescriptor descriptor(fd);
-      if (descriptors_.size() == max_descriptors) continue;
-      descriptors_.push_back(std::move(descriptor));
-      ++received;
-    }
-  }
-  // At RLIMIT_NOFILE the system drops descriptors. One call receives those of one frame at most; the frame then comes
-  // without any, and the channel of its message copes.
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    descriptors_.resize(descriptors_.size() - received);
-    if (descriptors_.size() < max_descriptors) descriptors_.emplace_back();
-  }
   const auto straight = std::min(static_cast<std::size_t>(got), direct);
   end_ += static_cast<std::size_t>(got) - straight;
   land(straight);
@@ -408,7 +369,7 @@ void FrameStream::close(Status status) {
     unwritten_ = 0;
     closed_.store(true, std::memory_order_seq_cst);  // before begin_read() below: see end_read()
   }
-  ::shutdown(fd_.get(), SHUT_RDWR);
+  port_->shutdown();
   for (auto& out : unsent) {
     for (; out.part < out.parts.size(); ++out.part) {
       complete(std::move(out.parts[out.part].written), why);

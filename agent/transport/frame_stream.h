@@ -1,4 +1,4 @@
-/// Sends and receives ordered frames, and the bytes of buffers behind them, over one connected socket.
+/// Sends and receives ordered frames, and the bytes of buffers behind them, over one connection.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/transport/port.h"
 #include "agent/wire/frame.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
@@ -64,7 +65,9 @@ class FrameStream final {
   };
   static void complete_all(std::vector<Written>& written);
 
-  FrameStream(FileDescriptor fd, bool local, Use use);
+  FrameStream(std::unique_ptr<Port> port, Use use);
+  /// Over a socket; see SocketPort.
+  FrameStream(FileDescriptor socket, bool local, Use use);
   ~FrameStream();
   FrameStream(const FrameStream&) = delete;
   FrameStream& operator=(const FrameStream&) = delete;
@@ -117,9 +120,11 @@ class FrameStream final {
   /// Returns the status given to close(), or Ok before it.
   [[nodiscard]] Status status() const;
 
-  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] Port& port() noexcept { return *port_; }
+  [[nodiscard]] const Port& port() const noexcept { return *port_; }
+  [[nodiscard]] int fd() const noexcept { return port_->descriptor(); }
   /// Returns true for a unix socket: the peer is on this host, and the socket passes descriptors.
-  [[nodiscard]] bool local() const noexcept { return local_; }
+  [[nodiscard]] bool local() const noexcept { return port_->local(); }
   [[nodiscard]] Use use() const noexcept { return use_; }
 
  private:
@@ -150,8 +155,7 @@ class FrameStream final {
   void land(std::size_t bytes);
   void fail_reads();
 
-  const FileDescriptor fd_;
-  const bool local_;
+  const std::unique_ptr<Port> port_;
   const Use use_;
 
   mutable Mutex write_mutex_;

@@ -8,7 +8,7 @@
 
 namespace tensorferry {
 
-TcpMoved bytes_moved(int tcp_socket) noexcept {
+BytesMoved bytes_moved(int tcp_socket) noexcept {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (::getsockopt(tcp_socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};

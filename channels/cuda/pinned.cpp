@@ -30,7 +30,7 @@ class Kept {
       bytes_ = 0;
       background().submit([pages = std::exchange(pages_, {})] { unlock(pages); });
     } else if (!std::exchange(timed_, true)) {
-      background().submit([this] { unlock_all(); }, Background::Clock::now() + Pinned::kept_for);
+      background().submit([this] { unlock_all(); }, std::chrono::steady_clock::now() + Pinned::kept_for);
     }
   }
 

@@ -305,7 +305,7 @@ class CudaBasicChannel final : public Channel {
 
   static void try_again_later(std::shared_ptr<Made> made) {
     cuda::background().submit([made = std::move(made)] { made->making.store(false); },
-                              Background::Clock::now() + before_another_try);
+                              std::chrono::steady_clock::now() + before_another_try);
   }
 
   /// Drops the ring, and tells the peer, when it has carried nothing for a while.
@@ -318,7 +318,7 @@ class CudaBasicChannel final : public Channel {
       use->with([](Wire& wire) { wire.control(encode(cuda_basic::Unstaged{}), {}); });
       made->making.store(false);
     };
-    cuda::background().submit(job, Background::Clock::now() + idle);
+    cuda::background().submit(job, std::chrono::steady_clock::now() + idle);
   }
 
   void map_ring(Descriptors descriptors) {

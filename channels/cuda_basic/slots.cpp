@@ -37,7 +37,7 @@ void Slots::give_back(std::byte* slot) {
     --lent_;
     used_ = std::chrono::steady_clock::now();
     if (lent_ == 0 && !std::exchange(timed_, true))
-      cuda::background().submit([this] { drop_if_idle(); }, Background::Clock::now() + idle);
+      cuda::background().submit([this] { drop_if_idle(); }, std::chrono::steady_clock::now() + idle);
   }
   wake(free);  // a flow that was woken for an earlier slot may have ended without it
 }

@@ -92,7 +92,7 @@ struct GdrEnd final : std::enable_shared_from_this<GdrEnd> {
 
   // --- the probe
   void changed(const Status& status);
-  void offer_probe_at(Background::Clock::time_point at, std::chrono::seconds retry = first_retry);
+  void offer_probe_at(std::chrono::steady_clock::time_point at, std::chrono::seconds retry = first_retry);
   void offer_probe(std::chrono::seconds retry);
   void probe();
   void probed(Status status);
@@ -299,7 +299,7 @@ void GdrEnd::changed(const Status& status) {
   }
   wire.with([&](Wire& to) {
     if (told) return to.ready(*told);
-    offer_probe_at(Background::Clock::time_point::min());
+    offer_probe_at(std::chrono::steady_clock::time_point::min());
   });
 }
 
@@ -316,7 +316,7 @@ void GdrEnd::offer_probe(std::chrono::seconds retry) {
     if (!registered.ok()) {
       to.ready(registered.status());
       if (registered.status().code() != Code::resource_exhausted) return;
-      return offer_probe_at(Background::Clock::now() + retry, std::min(2 * retry, last_retry));
+      return offer_probe_at(std::chrono::steady_clock::now() + retry, std::min(2 * retry, last_retry));
     }
     GpuProbe shown{(*made)->nonce(), (*made)->address(), {}};
     for (const auto port : near) {
@@ -391,12 +391,12 @@ void GdrEnd::probed(Status status) {
   }
   wire.with([&](Wire& to) {
     to.ready(std::move(status));
-    if (again.count() > 0) offer_probe_at(Background::Clock::now() + again);
+    if (again.count() > 0) offer_probe_at(std::chrono::steady_clock::now() + again);
   });
 }
 
 /// Inside a use of the wire.
-void GdrEnd::offer_probe_at(Background::Clock::time_point at, std::chrono::seconds retry) {
+void GdrEnd::offer_probe_at(std::chrono::steady_clock::time_point at, std::chrono::seconds retry) {
   cards.cards().registering().submit(
       [weak = weak_from_this(), retry] {
         if (const auto self = weak.lock()) self->offer_probe(retry);

@@ -154,7 +154,7 @@ void begin_probe(const ChannelStatePtr& shared, std::chrono::seconds retry) {
         [weak = std::weak_ptr(shared), next] {
           if (const auto still = weak.lock()) begin_probe(still, next);
         },
-        Background::Clock::now() + retry);
+        std::chrono::steady_clock::now() + retry);
     return;
   }
   std::optional<ChannelState::AskedProbe> asked;

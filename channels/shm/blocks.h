@@ -87,7 +87,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
   void close() noexcept;
 
  private:
-  using Clock = Background::Clock;
+  using Clock = std::chrono::steady_clock;
   struct Segment;
   struct Class {
     std::vector<Segment*> open;  // segments with free blocks; the one that was used last comes last

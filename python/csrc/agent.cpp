@@ -275,9 +275,9 @@ py::object PythonAgent::call(Prepared prepared) {
       GilReleased gil;
       if (!pending.call) call();
       done = pending.call.wait(std::nullopt, [&] { return interrupted(gil.state()); });
-      back = Clock::now();
+      back = Clock().now();
     }
-    gil_is_dear_ = Clock::now() - back > executor_is_dear_from;
+    gil_is_dear_ = Clock().now() - back > executor_is_dear_from;
   }
   if (!done) {
     describe_interruption(pending.text());
@@ -367,7 +367,7 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
   options.timeout = within_ambient_deadline(timeout_of(timeout)).length;
   options.wait_for_ready = true;
   const bool bounded = options.timeout.count() != 0;
-  const auto until = Clock::now() + options.timeout;
+  const auto until = Clock().now() + options.timeout;
   auto call = agent().call(peer, "tf:here", {}, std::move(options));
   bool answered = false;
   {
@@ -380,7 +380,7 @@ double PythonAgent::wait_until_ready(const std::string& peer, double timeout) {
     throw py::error_already_set(interruption);
   }
   check(call.take().status());
-  return bounded ? std::max(0.001, std::chrono::duration<double>(until - Clock::now()).count()) : 0;
+  return bounded ? std::max(0.001, std::chrono::duration<double>(until - Clock().now()).count()) : 0;
 }
 
 PeerInfo PythonAgent::find(py::handle to) {

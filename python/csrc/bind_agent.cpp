@@ -31,14 +31,14 @@ auto unlocked(Operation operation) {
 
 /// Reads a key of the store, in slices of 500 ms, so that Ctrl-C takes effect.
 py::object store_get(Store& store, const std::string& key, double timeout) {
-  const auto until = Clock::now() + milliseconds(timeout);
+  const auto until = Clock().now() + milliseconds(timeout);
   for (;;) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
+    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock().now());
     auto got = unlocked([&] { return store.get(key, std::clamp(left, Milliseconds(0), Milliseconds(500))); });
     if (got.ok()) return python_bytes(*got);
     if (got.status().code() != Code::deadline_exceeded) raise(got.status());
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (Clock::now() >= until) return py::none();
+    if (Clock().now() >= until) return py::none();
   }
 }
 

@@ -28,7 +28,7 @@ std::optional<Clock::time_point> ambient_deadline() {
 TimeOut within_ambient_deadline(TimeOut own) {
   const auto until = ambient_deadline();
   if (!until) return own;
-  const auto left = std::chrono::ceil<Milliseconds>(*until - Clock::now());
+  const auto left = std::chrono::ceil<Milliseconds>(*until - Clock().now());
   if (left.count() <= 0) {
     raise(Status(Code::deadline_exceeded,
                  "the call was not made: the deadline around it (rpc.deadline(), or that of the call being served "

@@ -79,7 +79,7 @@ std::optional<Clock::time_point> deadline_after(std::optional<double> seconds) {
   if (!seconds) return std::nullopt;
   if (!(*seconds >= 0)) throw py::value_error("a time-out must be 0 or more seconds, or None");
   if (*seconds > 1e9) return std::nullopt;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
+  return Clock().now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
 }
 
 std::shared_ptr<PythonFuture> PythonFuture::make(c10::intrusive_ptr<c10::ivalue::Future> torch_future) {
@@ -355,8 +355,9 @@ py::list wait_all(const py::iterable& futures, std::optional<double> timeout) {
 
   py::list values(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const auto left = until ? std::optional(std::max(std::chrono::duration<double>(*until - Clock::now()).count(), 0.0))
-                            : std::nullopt;
+    const auto left = until
+                          ? std::optional(std::max(std::chrono::duration<double>(*until - Clock().now()).count(), 0.0))
+                          : std::nullopt;
     values[i] = all[i].future != nullptr ? all[i].future->wait(left) : all[i].object.attr("wait")();
   }
   return values;

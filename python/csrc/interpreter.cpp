@@ -107,13 +107,13 @@ bool Gate::wait(std::optional<Clock::time_point> until, std::string_view what) {
     const WaitInHandler place;
     while (!raised) {
       // Waits in slices, because a signal does not wake a condition variable.
-      auto slice = Clock::now() + Milliseconds(50);
+      auto slice = Clock().now() + Milliseconds(50);
       if (until && *until < slice) slice = *until;
       {
         std::unique_lock lock(mutex_);
         if (opened_.wait_until(lock, slice, [&] { return open_; })) return true;
       }
-      if (until && Clock::now() >= *until) return false;
+      if (until && Clock().now() >= *until) return false;
       raised = interrupted(gil.state());
     }
   }

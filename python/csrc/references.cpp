@@ -57,8 +57,8 @@ py::object RRef::to_here(double timeout, const py::object& out, const py::object
   const auto destination = out.is_none() ? at::Tensor() : checked_out(out, *agent_);
   const auto where = device.is_none() ? std::nullopt : std::optional(device_of(device.ptr()));
   if (is_owner()) {
-    auto value = agent_->objects().await(reference_->object(),
-                                         patience.count() == 0 ? std::nullopt : std::optional(Clock::now() + patience));
+    auto value = agent_->objects().await(
+        reference_->object(), patience.count() == 0 ? std::nullopt : std::optional(Clock().now() + patience));
     return destination.defined() ? bring_into(destination, value) : value;
   }
   check(reference_->status());

@@ -47,7 +47,7 @@ void ServedCall::give_up() {
   auto answer = std::exchange(answer_, std::nullopt);
   if (!answer) return;
   const auto deadline = answer->reply().deadline();
-  const bool expired = deadline && *deadline <= Clock::now();
+  const bool expired = deadline && *deadline <= Clock().now();
   answer->fail(Status(expired ? Code::deadline_exceeded : Code::cancelled,
                       std::string(expired ? "its deadline passed while it ran" : "it was cancelled") + " on \"" +
                           agent_->self().name + "\""));
@@ -56,7 +56,7 @@ void ServedCall::give_up() {
 std::optional<double> ServedCall::time_left() {
   const auto deadline = answer_ ? answer_->reply().deadline() : std::nullopt;
   if (!deadline) return std::nullopt;
-  return std::chrono::duration<double>(*deadline - Clock::now()).count();
+  return std::chrono::duration<double>(*deadline - Clock().now()).count();
 }
 
 void ServedCall::when_cancelled(const std::shared_ptr<LoopInbox>& inbox, py::object callable) {

@@ -20,7 +20,7 @@ std::size_t entry_bytes(std::size_t ranks) { return head_bytes(ranks) + Board::s
 Status why_ended(const WaitLimits& limits) {
   if (auto failed = limits.failed(); !failed.ok()) return failed;
   if (limits.interrupted && limits.interrupted()) return interruption();
-  if (std::chrono::steady_clock::now() >= limits.until) return {Code::deadline_exceeded, ""};
+  if (limits.clock.now() >= limits.until) return {Code::deadline_exceeded, ""};
   return {};
 }
 
@@ -100,7 +100,7 @@ Status Board::wait_for(const std::atomic<std::uint64_t>& flag, std::uint64_t ste
       mine.sleeping.store(0, std::memory_order_relaxed);
       return reached() ? Status() : ended;
     }
-    shared_futex_wait(mine.bell, heard, std::min(limits.until, std::chrono::steady_clock::now() + longest_sleep));
+    limits.clock.shared_wait(mine.bell, heard, std::min(limits.until, limits.clock.now() + longest_sleep));
     mine.sleeping.store(0, std::memory_order_relaxed);
     if (reached()) return {};
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <tuple>
 
+#include "base/clock.h"
 #include "base/futex.h"
 #include "base/spin.h"
 #include "base/status.h"
@@ -21,9 +22,10 @@ namespace tensorferry::collectives {
 /// What bounds a wait. `failed` returns the error that ended the group, or Ok. `interrupted` returns true if a signal
 /// shall end the wait; it may be empty.
 struct WaitLimits {
-  std::chrono::steady_clock::time_point until;
+  Clock::time_point until;
   std::function<Status()> failed;
   std::function<bool()> interrupted;
+  Clock clock{};
 };
 /// Returns the error that ends a wait now: the group's, Cancelled after an interruption, DeadlineExceeded (without a
 /// text of its own) after `until`; else Ok.

@@ -33,7 +33,7 @@ void GroupWork::look_after() {
 }
 
 void GroupWork::end_if_late() {
-  if (std::chrono::steady_clock::now() < deadline_) return;
+  if (group_->clock().now() < deadline_) return;
   withdraw({Code::deadline_exceeded, text_ + " reached its timeout before it ended"});
 }
 
@@ -88,19 +88,19 @@ bool GroupWork::wait(std::optional<Deadline> until, const std::function<bool()>&
   for (;;) {
     // Without a bound this thread may run the operation itself, which saves two changes of thread.
     if (!delivery_ && !until && group_->run_for(*this, interrupted)) return true;
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = group_->clock().now();
     auto wake_at = std::min(now + longest_sleep, until.value_or(Deadline::max()));
     if (delivery_) wake_at = std::min(wake_at, deadline_);
     {
       std::unique_lock lock(mutex_);
-      if (changed_.wait_until(lock, wake_at, [&] { return done_; })) return true;
+      if (group_->clock().wait_until(changed_, lock, wake_at, [&] { return done_; })) return true;
     }
     if (interrupted && interrupted()) return done();
     if (delivery_) {
       group_->look_for_the_dead();
       end_if_late();
     }
-    if (until && std::chrono::steady_clock::now() >= *until) {
+    if (until && group_->clock().now() >= *until) {
       return done();
     }
   }

@@ -24,7 +24,7 @@ class RawGroup;
 /// An operation of a group that has been started. Thread-safe.
 class GroupWork final : public std::enable_shared_from_this<GroupWork> {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
+  using Deadline = Clock::time_point;
   /// A collective operation: a thread of the group's calls `run`.
   GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline);
   /// A send or a receive. The owner sets `delivery_` before it hands the work out.

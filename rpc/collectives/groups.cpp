@@ -24,8 +24,8 @@ struct Groups::Forming {
 
 namespace {
 
-Milliseconds left_until(Clock::time_point until) {
-  const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
+Milliseconds left_until(Clock::time_point until, const Clock& clock) {
+  const auto left = std::chrono::duration_cast<Milliseconds>(until - clock.now());
   return std::max(left, Milliseconds(1));
 }
 
@@ -261,7 +261,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
   auto prescribed = parse_algorithms(settings.algorithms);
   if (!prescribed.ok()) return prescribed.status();
   const auto rank = static_cast<std::size_t>(here - names.begin());
-  const auto until = Clock::now() + settings.timeout;
+  const auto until = agent_->clock().now() + settings.timeout;
   const RawGroup::Settings kept{settings.label, settings.timeout, *std::move(prescribed)};
 
   std::shared_ptr<Forming> forming;
@@ -313,7 +313,7 @@ Status Groups::form_levels(RawGroup& group, const Formed& formed, const GroupSet
     auto below = settings;
     below.label = formatted("{}, {}", settings.label, which);
     below.key = formatted("{}, {}", settings.key, which);
-    below.timeout = left_until(until);
+    below.timeout = left_until(until, agent_->clock());
     auto out = form(std::move(names), std::move(below));
     if (out.ok()) (*out)->show_as(settings.label, ranks);
     return out;
@@ -350,8 +350,8 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
       std::erase_if(waiting, [](const auto& each) { return each.second.second.cancelled(); });
       return left_ || waiting.size() + 1 == names.size();
     };
-    while (!all_here() && Clock::now() < until) {
-      changed_.wait_until(lock, std::min(until, Clock::now() + longest_sleep));
+    while (!all_here() && agent_->clock().now() < until) {
+      agent_->clock().wait_until(changed_, lock, std::min(until, agent_->clock().now() + longest_sleep));
       lock.unlock();
       auto dead = dead_among(names, settings);
       lock.lock();
@@ -391,11 +391,11 @@ Result<Received> Groups::ask_root(const std::vector<std::string>& names, const G
                                   const GroupMessage& message, Clock::time_point until) {
   for (;;) {
     RawCallOptions options;
-    options.timeout = left_until(until);
+    options.timeout = left_until(until, agent_->clock());
     options.wait_for_ready = true;
     options.label = "the formation of a group";
     auto call = agent_->call(names[0], group_function, message_of(message), std::move(options));
-    while (!call.wait(Clock::now() + longest_sleep)) {
+    while (!call.wait(agent_->clock().now() + longest_sleep)) {
       if (auto dead = dead_among(names, settings); !dead.ok()) {
         call.cancel();
         return dead;
@@ -405,8 +405,8 @@ Result<Received> Groups::ask_root(const std::vector<std::string>& names, const G
     // Rank 0 may not serve groups yet. If it serves exposed functions alone, its refusal has the second code.
     const auto code = reply.ok() ? Code::ok : reply.status().code();
     const bool early = code == Code::not_found || code == Code::permission_denied;
-    if (!early || Clock::now() >= until) return reply;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (!early || agent_->clock().now() >= until) return reply;
+    agent_->clock().sleep_for(std::chrono::milliseconds(10));
   }
 }
 
@@ -447,7 +447,7 @@ Status Groups::greet_all(const RawGroup& group, Clock::time_point until) {
   std::vector<Call> calls;
   for (std::size_t other = 0; other < group.rank(); ++other) {
     RawCallOptions options;
-    options.timeout = left_until(until);
+    options.timeout = left_until(until, agent_->clock());
     calls.push_back(agent_->call(group.names()[other], group_function, message_of(GroupMessage(Greet{group.id()})),
                                  std::move(options)));
   }
@@ -507,7 +507,9 @@ Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, cons
   const auto ranks = group.size();
   std::unique_lock lock(mutex_);
   const auto all_ready = [&] { return left_ || forming.ready.size() + 1 == ranks; };
-  while (!changed_.wait_until(lock, std::min(until, Clock::now() + longest_sleep), all_ready) && Clock::now() < until) {
+  const auto& clock = agent_->clock();
+  while (!clock.wait_until(changed_, lock, std::min(until, clock.now() + longest_sleep), all_ready) &&
+         clock.now() < until) {
     lock.unlock();
     auto dead = dead_among(group.names(), settings);
     lock.lock();

@@ -48,7 +48,7 @@ bool HandedRegions::map_everywhere(const Regions::Found& found, const WaitLimits
   }
   bool all = true;
   for (auto& call : calls) {
-    while (!call.wait(Clock::now() + longest_sleep)) {
+    while (!call.wait(limits.clock.now() + longest_sleep)) {
       if (!why_ended(limits).ok()) call.cancel();
     }
     all = call.take().ok() && all;

@@ -11,8 +11,8 @@ namespace tensorferry::collectives {
 Status Delivery::wait(const WaitLimits& limits) {
   std::unique_lock lock(mutex_);
   while (!done_) {
-    const auto until = std::min(limits.until, std::chrono::steady_clock::now() + longest_sleep);
-    if (changed_.wait_until(lock, until, [&] { return done_; })) break;
+    const auto until = std::min(limits.until, limits.clock.now() + longest_sleep);
+    if (limits.clock.wait_until(changed_, lock, until, [&] { return done_; })) break;
     lock.unlock();
     auto ended = why_ended(limits);
     lock.lock();

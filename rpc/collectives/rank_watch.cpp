@@ -72,7 +72,7 @@ bool RankWatch::is_left_out(std::size_t rank) const {
 }
 
 void RankWatch::look() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto now = agent_->clock().now().time_since_epoch();
   auto last = looked_at_.load();
   if (now.count() - last < std::chrono::nanoseconds(longest_sleep).count() / 2 ||
       !looked_at_.compare_exchange_strong(last, now.count())) {

@@ -51,7 +51,7 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   const std::shared_ptr<const Membership> group_;
   const Died died_;
   std::vector<std::optional<cma::Process>> processes_;  // by rank
-  std::atomic<std::int64_t> looked_at_{0};              // the last look, on the steady clock
+  std::atomic<std::int64_t> looked_at_{0};              // the last look, on the agent's clock
   mutable std::mutex mutex_;                            // guards the next three, which are by rank
   std::vector<bool> asked_;                             // a call is to find out whether it is alive
   std::vector<bool> left_out_;

@@ -43,7 +43,7 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
 RawGroup::~RawGroup() { leave(); }
 
 void RawGroup::close() {
-  const auto until = Clock::now() + std::chrono::seconds(1);
+  const auto until = clock().now() + std::chrono::seconds(1);
   for (auto& told : leave()) (void)told.wait(until);
 }
 
@@ -261,8 +261,7 @@ void RawGroup::abort(const std::string& why) {
 
 RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
-  auto work =
-      std::make_shared<GroupWork>(shared_from_this(), std::move(run), std::chrono::steady_clock::now() + timeout);
+  auto work = std::make_shared<GroupWork>(shared_from_this(), std::move(run), clock().now() + timeout);
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   work->arrived_ = std::move(options.arrived);
   work->finish_ = std::move(options.finish);
@@ -306,7 +305,7 @@ WaitLimits RawGroup::limits_of(GroupWork::Deadline until, std::function<bool()> 
             look_for_the_dead();
             return failed();
           },
-          std::move(interrupted)};
+          std::move(interrupted), clock()};
 }
 
 Status RawGroup::await_inputs(const std::function<bool()>& arrived, const WaitLimits& limits) const {
@@ -356,7 +355,7 @@ bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& int
     {
       std::unique_lock lock(mutex_);
       if (running_) {
-        changed_.wait_for(lock, longest_sleep, [this] { return !running_; });
+        clock().wait_for(changed_, lock, longest_sleep, [this] { return !running_; });
         if (running_) return false;
       }
       if (queue_.empty()) continue;
@@ -373,13 +372,13 @@ bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& int
 Status RawGroup::first_reason(Status status) {
   const bool withdrawn = status.code() == Code::cancelled && status.what() != interruption().what();
   const bool lost = status.code() == Code::connection_lost;  // looking for the dead finds it out soon
-  const auto until = Clock::now() + std::chrono::seconds(withdrawn ? 10 : lost ? 1 : 0);
+  const auto until = clock().now() + std::chrono::seconds(withdrawn ? 10 : lost ? 1 : 0);
   for (;;) {
     look_for_the_dead();
     std::unique_lock lock(mutex_);
     if (!failed_.ok()) return failed_;
-    if (Clock::now() >= until) return status;
-    changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !failed_.ok(); });
+    if (clock().now() >= until) return status;
+    clock().wait_for(changed_, lock, std::chrono::milliseconds(20), [this] { return !failed_.ok(); });
   }
 }
 
@@ -421,8 +420,7 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
 RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
                                   const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
-  auto work =
-      std::make_shared<GroupWork>(shared_from_this(), std::chrono::steady_clock::now() + timeout, std::move(text));
+  auto work = std::make_shared<GroupWork>(shared_from_this(), clock().now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
   auto ready = agent_->usable_here();
   if (ready.ok()) {
@@ -449,7 +447,7 @@ void RawGroup::look_after(const std::shared_ptr<GroupWork>& transfer) {
       [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->look_after_transfers();
       },
-      Background::Clock::now() + longest_sleep);
+      std::chrono::steady_clock::now() + longest_sleep);
 }
 
 void RawGroup::look_after_transfers() {

@@ -154,6 +154,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   void keep_device_notes(DeviceNotes notes);
   /// Returns the key of the crossings on GPUs; nullopt before the first operation there that needs no host memory.
   [[nodiscard]] std::optional<TuningKey> gpu_tuning_key() const;
+  /// Returns the agent's clock, by which operations reach their time-outs.
+  [[nodiscard]] const Clock& clock() const noexcept { return agent_->clock(); }
   /// Returns the name of a rank in errors: `rank 1 ("worker1")`.
   [[nodiscard]] std::string named(std::size_t rank) const { return mailbox_->named(rank); }
 

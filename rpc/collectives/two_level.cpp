@@ -15,7 +15,7 @@ namespace {
 /// more.
 template <class Start>
 Status within(const WaitLimits& limits, const Start& start) {
-  const auto left = std::chrono::ceil<Milliseconds>(limits.until - std::chrono::steady_clock::now());
+  const auto left = std::chrono::ceil<Milliseconds>(limits.until - limits.clock.now());
   StartOptions options;
   options.timeout = std::max(left, Milliseconds(1));
   options.background = false;

@@ -29,7 +29,7 @@ void AgentNetwork::send(const AgentId& peer, Bytes message, UniqueFunction<void(
 
 void AgentNetwork::after(Milliseconds delay, UniqueFunction<void()> what) {
   // At most a century, so that the sum does not overflow.
-  timer_.submit(std::move(what), Clock::now() + std::min<Milliseconds>(delay, std::chrono::hours(24 * 36500)));
+  timer_.submit(std::move(what), agent_->clock().now() + std::min<Milliseconds>(delay, std::chrono::hours(24 * 36500)));
 }
 
 void serve_references(RawAgent& agent, const std::shared_ptr<References>& references) {

@@ -19,10 +19,11 @@ inline constexpr std::string_view reference_function = "tf:ref";
 /// forked child may destroy it.
 class AgentNetwork final : public References::Network {
  public:
-  explicit AgentNetwork(std::shared_ptr<RawAgent> agent) : agent_(std::move(agent)) {}
+  explicit AgentNetwork(std::shared_ptr<RawAgent> agent) : agent_(std::move(agent)), timer_(agent_->clock()) {}
 
   void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) override;
   void after(Milliseconds delay, UniqueFunction<void()> what) override;
+  [[nodiscard]] Clock clock() const override { return agent_->clock(); }
 
  private:
   const std::shared_ptr<RawAgent> agent_;

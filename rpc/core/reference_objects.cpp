@@ -195,7 +195,7 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   const auto number = ++last_waiter_;
   object.waiters.push_back({number, std::move(completion)});
   if (!deadline) return;
-  const auto left = std::chrono::ceil<Milliseconds>(*deadline - Clock::now());
+  const auto left = std::chrono::ceil<Milliseconds>(*deadline - network_->clock().now());
   transaction.later([network = network_, weak = weak_from_this(), left = std::max(left, Milliseconds(0)), id, number] {
     network->after(left, [weak, id, number] {
       if (const auto references = weak.lock()) references->expire(id, number);

@@ -137,6 +137,8 @@ class References final : public std::enable_shared_from_this<References> {
     virtual void send(const AgentId& peer, Bytes message, UniqueFunction<void(Result<Bytes>)> done) = 0;
     /// Runs `what` once after `delay`; drops it if the network ends before.
     virtual void after(Milliseconds delay, UniqueFunction<void()> what) = 0;
+    /// Returns the clock of deadlines.
+    [[nodiscard]] virtual Clock clock() const { return {}; }
   };
 
   /// Bounds what one peer can make this agent keep. Beyond them its operations are refused.

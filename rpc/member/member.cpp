@@ -101,9 +101,9 @@ std::optional<Status> Member::told_by_world() const {
 void Member::await_readers() const {
   const auto key = prefix_ + "/refused/readers";
   auto readers = store_->add(key, 1);
-  const auto until = Clock::now() + readers_patience;
-  while (readers.ok() && *readers < world_size_ && Clock::now() < until) {
-    std::this_thread::sleep_for(Milliseconds(5));
+  const auto until = agent_->clock().now() + readers_patience;
+  while (readers.ok() && *readers < world_size_ && agent_->clock().now() < until) {
+    agent_->clock().sleep_for(Milliseconds(5));
     readers = store_->add(key, 0);
   }
 }
@@ -128,9 +128,9 @@ void Member::tell_awaited() const {
 Status Member::wait_for_world(Milliseconds timeout) {
   if (world_size_ == 0) return {};
   const Unlocked unlocked(lock_);
-  auto tells_at = Clock::now() + quiet_wait;
+  auto tells_at = agent_->clock().now() + quiet_wait;
   const auto check = [&]() -> Status {
-    if (Clock::now() >= tells_at) {
+    if (agent_->clock().now() >= tells_at) {
       tells_at = Clock::time_point::max();
       tell_awaited();
     }

@@ -36,7 +36,7 @@ Status Member::wait_until_idle(const Patience& patience, const Unlocked& unlocke
               formatted("{} calls made and {} served here are still under way", now.made, now.served)};
     }
     if (unlocked.interrupted()) return interruption();
-    std::this_thread::sleep_for(pause);
+    agent_->clock().sleep_for(pause);
   }
 }
 
@@ -92,13 +92,13 @@ Status Member::wait_for_all(const std::string& key, const Patience& patience, co
   if (*arrived == world_size_) {
     if (auto set = store_->set(key + "/go", {}); !set.ok()) return set;
   }
-  auto turn = Clock::now() + look_interval * *arrived;
+  auto turn = agent_->clock().now() + look_interval * *arrived;
   for (;;) {
     const auto go = store_->get(key + "/go", patience.slice());
     if (go.ok()) return go->empty() ? Status() : Status(Code::connection_lost, std::string(text_of(*go)));
     if (go.status().code() != Code::deadline_exceeded) return go.status();
     if (unlocked.interrupted()) return interruption();
-    const bool over = patience.over(), mine = over || Clock::now() >= turn;
+    const bool over = patience.over(), mine = over || agent_->clock().now() >= turn;
     const auto absent = look_for_absent(key, mine);
     if (!absent.ok()) return absent.status();
     if (!absent->lost.empty()) {
@@ -116,7 +116,7 @@ Status Member::wait_for_all(const std::string& key, const Patience& patience, co
     if (!mine) continue;
     arrived = store_->add(key + "/arrived", 0);
     if (!arrived.ok()) return arrived.status();
-    turn = Clock::now() + look_interval * std::max<std::int64_t>(*arrived, 1);
+    turn = agent_->clock().now() + look_interval * std::max<std::int64_t>(*arrived, 1);
   }
 }
 
@@ -158,12 +158,12 @@ Status Member::finish_world(const Patience& patience, const Unlocked& unlocked) 
 // Rank 0 may serve the store, which the other agents still read: it waits up to 5 s for them, and then deletes what all
 // have read.
 Status Member::await_the_others(const std::string& base, int rounds, const Unlocked& unlocked) const {
-  const auto until = Clock::now() + std::chrono::seconds(5);
+  const auto until = agent_->clock().now() + std::chrono::seconds(5);
   auto done = store_->add(base + "done", 0);
   for (Milliseconds pause(1); done.ok() && *done < world_size_; pause = std::min(2 * pause, Milliseconds(20))) {
-    if (Clock::now() >= until) return {};
+    if (agent_->clock().now() >= until) return {};
     if (unlocked.interrupted()) return interruption();
-    std::this_thread::sleep_for(pause);
+    agent_->clock().sleep_for(pause);
     done = store_->add(base + "done", 0);
   }
   if (!done.ok()) return done.status().code() == Code::connection_lost ? Status() : done.status();
@@ -177,7 +177,7 @@ Status Member::await_the_others(const std::string& base, int rounds, const Unloc
 }
 
 Status Member::finish(Milliseconds timeout) {
-  const Patience patience(timeout);
+  const Patience patience(timeout, agent_->clock());
   const Unlocked unlocked(lock_);
   auto finished = world_size_ == 0 ? wait_until_idle(patience, unlocked) : finish_world(patience, unlocked);
   if (finished.ok() || finished.code() == Code::cancelled) return finished;

@@ -270,7 +270,7 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   auto pending =
       std::make_shared<PendingSend>(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), getDevices()), message);
   auto future = pending->future;
-  const auto began = Clock::now();
+  const auto began = Clock().now();
   const auto start_timeout = [&] {
     if (timeout.count() == 0 || pending->timeout) return;
     pending->timeout = timeouts_.add(began + timeout, [this, pending, timeout] { expire(*pending, timeout); });
@@ -284,7 +284,7 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   thread_local CallPattern pattern;
   const bool counts = is_call(message->type());
   if (counts && pattern.expects_wait()) {
-    if (call.wait(Clock::now() + longest_wait_in_send)) {
+    if (call.wait(Clock().now() + longest_wait_in_send)) {
       complete(*pending, call.take());
       return future;
     }

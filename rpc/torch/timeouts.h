@@ -71,7 +71,7 @@ class Timeouts final {
         continue;
       }
       const auto first = waiting_.begin();
-      if (const auto due = first->first.first; Clock::now() < due) {  // a copy: remove() frees the entry meanwhile
+      if (const auto due = first->first.first; Clock().now() < due) {  // a copy: remove() frees the entry meanwhile
         changed_.wait_until(lock, due);
         continue;
       }

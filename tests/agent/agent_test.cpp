@@ -176,7 +176,7 @@ TEST_P(AgentCalls, PendingWhenThePeerLeavesFailWithItsName) {
   ASSERT_EQ(served->get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_FALSE(call.done());
   b->leave();
-  ASSERT_TRUE(call.wait(Clock::now() + std::chrono::seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + std::chrono::seconds(5)));
   const auto lost = call.take();
   EXPECT_EQ(lost.status().code(), Code::connection_lost);
   EXPECT_NE(lost.status().what().find("\"b\""), std::string::npos) << lost.status().text();

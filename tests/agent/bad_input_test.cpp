@@ -14,6 +14,7 @@
 #include "tests/agent/mail_channel.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
+#include "tests/base/manual_clock.h"
 
 namespace tensorferry {
 namespace {
@@ -277,9 +278,15 @@ TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
 }
 
 TEST_F(BadInput, OfASilentDiallerEndsAtTheHandshakeTimeout) {
-  if (!is_soak) GTEST_SKIP() << "takes ten seconds: TENSORFERRY_SOAK=1";
-  auto stranger = raw_connect(record_of(store, "target"), true);
-  std::this_thread::sleep_for(seconds(2));
+  const auto time = ManualClock::make();
+  const auto patient = join(store, "patient", {"unix", "basic"},
+                           [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
+  const auto start = time->now();
+  auto stranger = raw_connect(record_of(store, "patient"), true);
+  time->await_alarm(start + seconds(10), start + seconds(10));  // this user's process needs no proof
+  time->advance(milliseconds(9999));
+  EXPECT_FALSE(stranger.ended(milliseconds(0)));
+  time->advance(milliseconds(1));
   EXPECT_TRUE(stranger.ended());
 }
 
@@ -377,7 +384,7 @@ TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryUnchanged) {
   const auto reply =
       reply_frame(request->header.call, record_frame(100, noise(100), wire::BufferRecord::inline_channel), 1);
   ASSERT_TRUE(accepted.connection.write(reply).ok());
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   const auto received = call.take();
   ASSERT_TRUE(received.ok()) << received.status().text();
   EXPECT_EQ(received->buffers.at(0).device, Device());
@@ -455,7 +462,7 @@ TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
     const auto request = peer.connection.read(wire::Kind::request);
     ASSERT_TRUE(request.ok());
     ASSERT_TRUE(peer.connection.write(reply(request->header.call)).ok());
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), code) << status.text();
     EXPECT_THAT(std::string(status.what()), HasSubstr(why));

@@ -84,10 +84,10 @@ TEST(CreditsOfALink, LetThoseBehindPassWhenAWaitHasTimedOut) {
   ASSERT_TRUE(credits.try_acquire(60));
   std::thread small;
   std::atomic<bool> got{false};
-  EXPECT_FALSE(credits.wait(90, Clock::now() + milliseconds(50)));
-  std::thread large([&] { EXPECT_FALSE(credits.wait(90, Clock::now() + seconds(2))); });
+  EXPECT_FALSE(credits.wait(90, Clock().now() + milliseconds(50)));
+  std::thread large([&] { EXPECT_FALSE(credits.wait(90, Clock().now() + seconds(2))); });
   ASSERT_TRUE(eventually([&] { return !credits.try_acquire(10) || (credits.release(10), false); }));
-  small = std::thread([&] { got = credits.wait(30, Clock::now() + seconds(20)); });
+  small = std::thread([&] { got = credits.wait(30, Clock().now() + seconds(20)); });
   large.join();
   small.join();
   EXPECT_TRUE(got);
@@ -170,7 +170,7 @@ TEST_P(Bounds, CallsBeyondTheQueueAreRefusedAndTheOthersRun) {
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 12; }));
   for (int i = 0; i < 5; ++i) refused.push_back(a->call("b", "echo", large(100'000)));
   for (auto& call : refused) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), Code::resource_exhausted);
     EXPECT_THAT(std::string(status.what()), HasSubstr("\"b\" is busy: 10 calls of this agent wait there"));
@@ -178,7 +178,7 @@ TEST_P(Bounds, CallsBeyondTheQueueAreRefusedAndTheOthersRun) {
   open = true;
   for (auto* calls : {&running, &queued}) {
     for (auto& call : *calls) {
-      ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
       EXPECT_TRUE(call.take().ok());
     }
   }
@@ -200,7 +200,7 @@ TEST_P(Bounds, BytesBeyondTheQueueAreRefused) {
   open = true;
   int good = 0;
   for (auto& call : all) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
     const auto reply = call.take();
     good += reply.ok() ? 1 : 0;
     if (!reply.ok()) {
@@ -253,7 +253,7 @@ TEST_P(Bounds, OfARefusedRequestWithALongPayloadNoBufferIsReceived) {
   EXPECT_LT(memory->largest, 900'000U);
   open = true;
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
     EXPECT_TRUE(call.take().ok());
   }
   const auto reply = call_sync(*a, "b", "echo", long_and_large());
@@ -283,7 +283,7 @@ TEST_P(Bounds, AQueuedCallThatExpiresIsAnsweredWithoutRunningAndLeavesTheQueue) 
     const auto over = [&] { return expiring.front().done(); };  // if the machine has stalled for so long
     EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6 || over(); })) << "the queue is full";
     for (auto& call : expiring) {
-      ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
       EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded) << round;
     }
     EXPECT_TRUE(eventually([&] { return b->in_flight().second == 2; })) << "while all handlers block";
@@ -301,7 +301,7 @@ TEST_P(Bounds, ManyOrderedCallsRefusedByAFullAgentDoNotRecurse) {
   std::vector<Call> ordered;
   ordered.push_back(a->call("b", "block", {}, options));
   for (int i = 0; i < queue + queue / 4; ++i) ordered.push_back(a->call("b", "echo", {}, options));
-  EXPECT_TRUE(ordered.back().wait(Clock::now() + seconds(60)));
+  EXPECT_TRUE(ordered.back().wait(Clock().now() + seconds(60)));
   EXPECT_EQ(ordered.back().take().status().code(), Code::resource_exhausted);
   open = true;
   for (auto& call : ordered) ASSERT_TRUE(call.wait());

@@ -75,7 +75,7 @@ class ChannelChoice : public ::testing::Test {
   }
   bool link_held() {
     held_reply.get_future().get().send(message_of("held"));
-    return held_call->wait(Clock::now() + seconds(20)) && held_call->take().ok();
+    return held_call->wait(Clock().now() + seconds(20)) && held_call->take().ok();
   }
   std::promise<Reply> held_reply;
   std::optional<Call> held_call;
@@ -317,9 +317,9 @@ TEST_F(ChannelChoice, ACallWaitsForTheProbeOfItsRequiredChannel) {
   join_both(probes.mail());
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
   EXPECT_TRUE(echo(10'000).ok()) << "other calls continue";
-  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(50)));
+  EXPECT_FALSE(call.wait(Clock().now() + milliseconds(50)));
   probes.release();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
   const auto reply = call.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(sent_by("mail"), 10'000U);
@@ -330,7 +330,7 @@ TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsGivesTheReason) {
   join_both(probes.mail({Code::permission_denied, "the box is locked"}));
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
   probes.release();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
   const auto status = call.take().status();
   EXPECT_EQ(status.code(), Code::channel_unavailable);
   EXPECT_THAT(what(status), HasSubstr("the box is locked"));
@@ -359,14 +359,14 @@ TEST_F(ChannelChoice, CallsWithOneOrderKeyStayBehindACallThatWaitsForAProbe) {
   calls.push_back(note("third", requiring("mail", 7)));
   calls.push_back(note("fourth", requiring("", 7)));
   auto other = note("of another order", requiring("", 8));
-  ASSERT_TRUE(other.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(other.wait(Clock().now() + seconds(20)));
   probes.release();
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
     EXPECT_TRUE(call.take().ok());
   }
   EXPECT_THAT(began, ::testing::ElementsAre("of another order", "first", "second", "third", "fourth"));
-  ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock().now() + seconds(20)));
 }
 
 TEST_F(ChannelChoice, CallsBehindAProbeThatNeverEndsAreReleasedWithTheLink) {
@@ -379,10 +379,10 @@ TEST_F(ChannelChoice, CallsBehindAProbeThatNeverEndsAreReleasedWithTheLink) {
     sources.push_back(message.buffers[0].owner);
     calls.push_back(a->call("b", "echo", std::move(message), requiring(i % 2 == 0 ? "mail" : "", 7)));
   }
-  EXPECT_FALSE(calls.back().wait(Clock::now() + milliseconds(50)));
+  EXPECT_FALSE(calls.back().wait(Clock().now() + milliseconds(50)));
   b->leave();
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
     EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   }
   for (const auto& source : sources) EXPECT_TRUE(eventually([&] { return source.expired(); }));

@@ -166,7 +166,7 @@ TEST_F(Containers, ADeathInAnotherPidNamespaceIsDetectedWhileAForkHoldsTheSocket
     auto killing = me->call("q", "die", {});
     const Since since;
     for (auto* call : {&outside, &inside}) {
-      ASSERT_TRUE(call->wait(Clock::now() + seconds(10)));
+      ASSERT_TRUE(call->wait(Clock().now() + seconds(10)));
       const auto status = call->take().status();
       EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
       EXPECT_THAT(std::string(status.what()), HasSubstr("\"hang\": the link to \"q\" has ended"));

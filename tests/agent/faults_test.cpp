@@ -9,6 +9,7 @@
 
 #include "tests/agent/peers.h"
 #include "tests/agent/raw_peer.h"
+#include "tests/base/manual_clock.h"
 
 namespace tensorferry {
 namespace {
@@ -59,7 +60,7 @@ TEST_P(Faults, CallsToAKilledPeerFailAtOnceWithItsNameAndTheReason) {
   b->signal(SIGKILL);
   const Since since;
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), Code::connection_lost);
     EXPECT_THAT(what(status), HasSubstr("\"hang\": the link to \"b\" has ended: "));
@@ -92,7 +93,7 @@ TEST_P(Faults, DeathIsDetectedWhileAForkedChildHoldsTheSocket) {
   ASSERT_TRUE(eventually([&] { return numbers_of(call_sync(*me, "b", "seen", {})) == std::vector<int>({1, 0, 0}); }));
   b->signal(SIGKILL);
   const Since since;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   EXPECT_LT(since.passed(), promised);
   EXPECT_THAT(what(call.take().status()), HasSubstr("its process has ended"));
 }
@@ -110,7 +111,7 @@ TEST_P(Faults, KillAtAnyMomentOfALargeTransferEndsEveryCall) {
       std::atomic<int> sent{0};
       there.on_sent([&](const Status&) { ++sent; });
       for (auto* call : {&there, &back}) {
-        ASSERT_TRUE(call->wait(Clock::now() + seconds(10)));
+        ASSERT_TRUE(call->wait(Clock().now() + seconds(10)));
         const auto status = call->take().status();
         EXPECT_TRUE(status.ok() || status.code() == Code::connection_lost || status.code() == Code::not_found)
             << status.text();
@@ -146,7 +147,7 @@ TEST_P(Faults, OnePeersDeathDoesNotHarmCallsToOthers) {
     auto call = me->call("b", "hang", with_buffer(4 << 20));
     std::this_thread::sleep_for(milliseconds(10));
     b->kill();
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   }
   enough = true;
   caller.join();
@@ -197,7 +198,7 @@ TEST_P(Faults, OnlyCallsThatAskForItWaitForARestartedPeer) {
   EXPECT_EQ(call_sync(*me, "b", "echo", {}, short_wait).status().code(), Code::deadline_exceeded);
   EXPECT_FALSE(waits.done());
   b = start("b");
-  ASSERT_TRUE(waits.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(waits.wait(Clock().now() + seconds(10)));
   const auto reply = waits.take();
   ASSERT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(text_of(reply->payload), "at last");
@@ -210,7 +211,7 @@ TEST_P(Faults, CallsMayAlsoWaitForAPeerThatHasNeverJoined) {
   auto waits = me->call("late", "echo", with_buffer(1 << 20), patient);
   EXPECT_EQ(call_sync(*me, "late", "echo", {}).status().code(), Code::not_found);
   const auto late = start("late");
-  ASSERT_TRUE(waits.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(waits.wait(Clock().now() + seconds(10)));
   EXPECT_TRUE(waits.take().ok());
 }
 
@@ -225,7 +226,7 @@ TEST_P(Faults, APeerThatClosesHalfOfItsConnectionIsLost) {
   ASSERT_TRUE(peer.connection.read(wire::Kind::request).ok());
   peer.connection.half_close();
   const Since since;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
   EXPECT_LT(since.passed(), promised);
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   EXPECT_TRUE(peer.connection.ended());
@@ -263,7 +264,7 @@ TEST(LostPeer, IsDetectedIfItEndsBeforeTheLinkIsEstablished) {
   auto peer = brief.accept();
   ASSERT_TRUE(peer.connection.write(reply_frame(std::uint64_t{1} << 32)).ok());  // the first call of a link
   peer.connection.half_close();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
   EXPECT_TRUE(call.take().ok());
   EXPECT_TRUE(peer.connection.ended());
 }
@@ -279,18 +280,25 @@ TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
   ASSERT_TRUE(bulk.connection.write(plain_frame(wire::Kind::pong)).ok());
   bulk.connection.half_close();
   EXPECT_TRUE(calls.connection.ended());
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
 }
 
 TEST(LostPeer, IsOneWhoseBulkConnectionNobodyCanDial) {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = join(store, "a", {"unix", "basic"});
+  const auto time = ManualClock::make();
+  const auto a = join(store, "a", {"unix", "basic"},
+                      [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
   RawPeer deaf(store, "deaf");
-  auto call = a->call("deaf", "f", with_buffer(1 << 20));
+  auto call = a->call("deaf", "f", with_buffer(1 << 20), within(std::chrono::hours(1)));
   auto calls = deaf.accept();
   deaf.stop_listening();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(120)));  // after 30 s
+  const auto start = time->now();
+  ASSERT_TRUE(eventually([&] {
+    time->advance(milliseconds(200));
+    return call.done();
+  }));
+  EXPECT_GE(time->now() - start, seconds(30));
   const auto status = call.take().status();
   EXPECT_EQ(status.code(), Code::connection_lost);
   EXPECT_THAT(what(status), HasSubstr("neither agent could dial the bulk connection"));
@@ -311,10 +319,10 @@ TEST_P(Faults, AStoppedPeerIsLostAfterThreeHeartbeatsBetweenHosts) {
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   EXPECT_EQ(cancelled, 0);
   auto call = me->call("b", "hang", {});
-  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(1800))) << "busy is not silent";
+  EXPECT_FALSE(call.wait(Clock().now() + milliseconds(1800))) << "busy is not silent";
   b->signal(SIGSTOP);
   const Since since;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
   EXPECT_GE(since.passed(), milliseconds(300));
   EXPECT_LT(since.passed(), seconds(9));
   EXPECT_THAT(what(call.take().status()), HasSubstr("\"b\" has ended: it sent nothing for "));
@@ -334,13 +342,13 @@ TEST_P(Faults, CallsToAStoppedPeerOnThisHostWaitUntilItContinues) {
   std::vector<Call> calls;
   for (int i = 0; i < 10; ++i) calls.push_back(me->call("b", "echo", with_buffer(i == 0 ? 1'000'000 : 100), {}));
   auto late = me->call("b", "echo", message_of("m"), within(milliseconds(500)));
-  ASSERT_TRUE(late.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(late.wait(Clock().now() + seconds(10)));
   EXPECT_EQ(late.take().status().code(), Code::deadline_exceeded);
   std::this_thread::sleep_for(milliseconds(1000));
   for (auto& call : calls) EXPECT_FALSE(call.done());
   b->signal(SIGCONT);
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
     const auto reply = call.take();
     EXPECT_TRUE(reply.ok()) << reply.status().text();
   }
@@ -428,7 +436,7 @@ TEST_P(Faults, APeerThatLeavesIsReportedAsLeft) {
   ASSERT_TRUE(eventually([&] { return numbers_of(call_sync(*me, "b", "seen", {})) == std::vector<int>({1, 0, 0}); }));
   const auto answer = call_sync(*me, "b", "leave", {});
   ASSERT_TRUE(answer.ok()) << what(answer.status()) << ": an answer that was given is still delivered";
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
   // Its process ends at once. This agent may see that before it reads the farewell.
   EXPECT_THAT(what(call.take().status()),
               ::testing::AnyOf(HasSubstr("the link to \"b\" has ended: it left the job"),
@@ -458,7 +466,7 @@ TEST_P(Faults, UnreadRepliesAreDeliveredAfterThePeerEnds) {
     calls.push_back(me->call("b", "leave", message_of(round % 2 == 0 ? "9" : "7")));
     EXPECT_EQ(b->reap(), 0);
     for (std::size_t i = 0; i < calls.size(); ++i) {
-      ASSERT_TRUE(calls[i].wait(Clock::now() + seconds(5)));
+      ASSERT_TRUE(calls[i].wait(Clock().now() + seconds(5)));
       const auto reply = calls[i].take();
       ASSERT_TRUE(reply.ok()) << round << ", " << i << ": " << what(reply.status());
       EXPECT_EQ(reply->payload.size(), i == 6 ? 0 : i % 2 == 0 ? small.size() : large.size());
@@ -482,7 +490,7 @@ TEST_P(Faults, LeavingDuringCallsOfOtherThreadsEndsThemAll) {
           ++made;
           if (t == 1)
             call.on_done([&](const Result<Received>&) { ++completed; });
-          else if (call.wait(Clock::now() + seconds(20)))
+          else if (call.wait(Clock().now() + seconds(20)))
             ++completed;
         }
         ++ended;
@@ -527,7 +535,7 @@ TEST_P(ReadMemory, ALaterRefusalByTheKernelLosesNoCallAndIsExplained) {
   std::vector<Call> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(me->call("b", "echo", with_buffer(bytes + static_cast<std::size_t>(i))));
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    ASSERT_TRUE(calls[i].wait(Clock::now() + seconds(10)));
+    ASSERT_TRUE(calls[i].wait(Clock().now() + seconds(10)));
     const auto reply = calls[i].take();
     ASSERT_TRUE(reply.ok()) << reply.status().text();
     EXPECT_TRUE(same_bytes(reply->buffers.at(0), patterned(bytes + i)));

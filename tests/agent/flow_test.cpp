@@ -273,7 +273,7 @@ TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
     ASSERT_TRUE(request.ok());
     (void)peer.connection.read_bytes(100'000);
     ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
-    EXPECT_TRUE(light.wait(Clock::now() + seconds(30)));
+    EXPECT_TRUE(light.wait(Clock().now() + seconds(30)));
   }
   EXPECT_FALSE(heavy.done());
 }

@@ -113,7 +113,7 @@ TEST_P(IdempotentCalls, SentAgainWaitForTheFirstExecution) {
     EXPECT_FALSE(call.done());
   }
   counting.held = false;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   const auto reply = call.take();
   ASSERT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(text_of(*reply), "one");
@@ -128,7 +128,7 @@ TEST_P(IdempotentCalls, FailWhenTheirCalleeIsRestarted) {
   Counting next;
   const auto restarted = join(store, "b", GetParam());
   next.serve(*restarted);
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   EXPECT_TRUE(call_sync(*a, "b", "count", message_of("two"), idempotent(seconds(10))).ok());
   EXPECT_EQ(next.runs(), (std::map<std::string, int>{{"two", 1}})) << "the next incarnation does not run the call";
@@ -158,19 +158,19 @@ TEST_P(IdempotentCalls, CancelReachesTheExecutionOverTheNextLink) {
   sever_connections();
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 2; }));
   call.cancel();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   EXPECT_EQ(call.take().status().code(), Code::cancelled);
   EXPECT_TRUE(eventually([&] { return counting.cancelled == 1; }));
 }
 
 TEST_P(IdempotentCalls, KeepTheirDeadline) {
-  const auto begun = Clock::now();
+  const auto begun = Clock().now();
   auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(2)));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
   sever_connections();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
   EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded);
-  EXPECT_LT(Clock::now() - begun, seconds(10));
+  EXPECT_LT(Clock().now() - begun, seconds(10));
 }
 
 TEST_P(IdempotentCalls, HandTheErrorsOfTheirFunctionOn) {
@@ -194,8 +194,8 @@ TEST_P(IdempotentCalls, HaveNoOrderKey) {
 TEST_P(IdempotentCalls, WakeAWaiterAfterAnotherOneHasTimedOut) {
   auto call = a->call("b", "hold", message_of("one"), idempotent(seconds(60)));
   std::atomic<bool> woken{false};
-  std::thread waiter([&] { woken = call.wait(Clock::now() + seconds(20)); });
-  EXPECT_FALSE(call.wait(Clock::now() + Milliseconds(200)));
+  std::thread waiter([&] { woken = call.wait(Clock().now() + seconds(20)); });
+  EXPECT_FALSE(call.wait(Clock().now() + Milliseconds(200)));
   counting.held = false;
   EXPECT_TRUE(eventually([&] { return woken.load(); }, seconds(5)));
   waiter.join();
@@ -219,7 +219,7 @@ TEST_P(IdempotentCalls, SentAgainKeepNoDescriptorsOfLostLinks) {
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors + 4; }, seconds(5)))
       << open_descriptors() << " descriptors are open, and after three cuts there were " << descriptors;
   counting.held = false;
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   EXPECT_TRUE(call.take().ok());
 }
 
@@ -236,7 +236,7 @@ TEST_P(IdempotentCalls, WaitForPlacesAfterTheirLinkIsLost) {
   EXPECT_FALSE(eventually([&] { return counting.runs().size() > 2; }, Milliseconds(200)));
   counting.held = false;
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
     EXPECT_TRUE(call.take().ok());
   }
   EXPECT_EQ(counting.runs().size(), count);

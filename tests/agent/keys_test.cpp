@@ -119,7 +119,7 @@ TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
   const auto b = create(store, "b", {"tcp", ""});
   serve_echo(*b);
   ASSERT_TRUE(b->announce().ok());
-  ASSERT_TRUE(waits.wait(Clock::now() + std::chrono::seconds(10)));
+  ASSERT_TRUE(waits.wait(Clock().now() + std::chrono::seconds(10)));
   const auto reply = waits.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(stranger->counters().calls_served, 0U);

@@ -14,8 +14,8 @@ class AliveOrDead : public ::testing::Test {
   AliveOrDead() { look(0); }
   Verdict look(int after_seconds) { return liveness.look(start + seconds(after_seconds), moved, seconds(5)); }
 
-  const Clock::time_point start = Clock::now();
-  TcpMoved moved;
+  const Clock::time_point start = Clock().now();
+  BytesMoved moved;
   Liveness liveness;
 };
 

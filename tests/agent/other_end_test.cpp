@@ -94,7 +94,7 @@ TEST(UnsentMessages, HaveThePatienceOfTheMostPatientCall) {
   RawCallOptions options;
   options.timeout = Milliseconds(60000);
   unsent.calls.push_back(call("impatient", options));
-  EXPECT_EQ(unsent.patience(Clock::now()).count(), 0);
+  EXPECT_EQ(unsent.patience(Clock().now()).count(), 0);
   options.wait_for_ready = true;
   options.timeout = Milliseconds(5000);
   unsent.calls.push_back(call("patient", options));

@@ -142,18 +142,19 @@ TEST_F(JobsOf, AnEndedLinkNeedNoPlace) {
 }
 
 TEST_F(JobsOf, AnExpiredRequestNeedNoPlace) {
-  EXPECT_FALSE(jobs.start_expired());  // there are none
+  const Clock::time_point now(seconds(1000));
+  EXPECT_FALSE(jobs.start_expired(now));  // there are none
   jobs.retake_place();
   jobs.retake_place();
   auto expired = handler("expired");
-  expired.deadline = PoolJobs::Clock::now() - seconds(1);
+  expired.deadline = now - seconds(1);
   auto later = handler("later");
-  later.deadline = PoolJobs::Clock::now() + seconds(100);
+  later.deadline = now + seconds(100);
   jobs.add(handler("none"));
   jobs.add(std::move(later));
   jobs.add(std::move(expired));
-  EXPECT_TRUE(jobs.start_expired());
-  EXPECT_FALSE(jobs.start_expired());  // it has looked just now
+  EXPECT_TRUE(jobs.start_expired(now));
+  EXPECT_FALSE(jobs.start_expired(now + std::chrono::milliseconds(99)));  // it has looked just now
   run_all();
   EXPECT_EQ(ran, (std::vector<std::string>{"expired"}));
   EXPECT_EQ(jobs.waiting(), 2U);
@@ -208,7 +209,7 @@ TEST(PoolThreads, GetOneWakeUpEach) {
 
 TEST(PoolThreads, EndIfTheyWereNotNeededForAPeriod) {
   PoolThreads threads({.least = 1, .most = 8, .idle = milliseconds(1000)});
-  const auto start = PoolThreads::Clock::now();
+  const auto start = Clock().now();
   park(threads, 4);
   // Each period counts the threads that were parked throughout it. One begins here.
   EXPECT_FALSE(threads.leave_as_surplus(start));

@@ -87,11 +87,11 @@ TEST_P(Calls, CarryTheirRemainingTime) {
     seen = reply.deadline();
     reply.send({});
   });
-  const auto before = Clock::now();
+  const auto before = Clock().now();
   ASSERT_TRUE(call_sync(*a, "b", "deadline", {}, within(seconds(20))).ok());
   ASSERT_TRUE(seen.has_value());
   EXPECT_GE(*seen, before + seconds(19));
-  EXPECT_LE(*seen, Clock::now() + seconds(21));
+  EXPECT_LE(*seen, Clock().now() + seconds(21));
   ASSERT_TRUE(call_sync(*a, "b", "deadline", {}, within(milliseconds(0))).ok());
   EXPECT_FALSE(seen.has_value());
 }
@@ -180,7 +180,7 @@ TEST_P(Calls, ThatAreCancelledFailAtTheCallerAndAreReportedAtTheCallee) {
     reply.send(message);
   });
   auto call = a->call("b", "wait", {});
-  EXPECT_FALSE(call.wait(Clock::now() + milliseconds(50)));
+  EXPECT_FALSE(call.wait(Clock().now() + milliseconds(50)));
   ASSERT_TRUE(eventually([&] { return started == 1; }));
   call.cancel();
   ASSERT_TRUE(call.done());
@@ -359,7 +359,7 @@ TEST_P(Calls, WithoutTheOrderKeyOrWithAnotherOneOvertake) {
   ASSERT_TRUE(eventually([&] { return inside == 1; }));
   EXPECT_TRUE(call_sync(*a, "b", "echo", message_of("no key")).ok());
   EXPECT_TRUE(call_sync(*a, "b", "echo", message_of("another"), other).ok());
-  EXPECT_FALSE(behind.wait(Clock::now() + milliseconds(20)));
+  EXPECT_FALSE(behind.wait(Clock().now() + milliseconds(20)));
   open = true;
   EXPECT_TRUE(behind.wait());
   EXPECT_TRUE(behind.take().ok());
@@ -468,7 +468,7 @@ TEST_P(Calls, RunACompletionThatIsGivenAfterAWaitEndedEarly) {
   std::atomic<int> ran{0};
   std::this_thread::sleep_for(milliseconds(100));  // the link's tick rests, and a call without a deadline starts none
   auto blocked = a->call("b", "blocked", {}, within(milliseconds(0)));
-  EXPECT_FALSE(blocked.wait(Clock::now() + milliseconds(20)));
+  EXPECT_FALSE(blocked.wait(Clock().now() + milliseconds(20)));
   blocked.on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 100; });
   std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(ran, 0);
@@ -537,18 +537,18 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
     const auto frame = reply_frame(request->header.call, record_frame(sent.bytes, appended_ticket), 1, sent.bytes);
     ASSERT_TRUE(peer.connection.write(frame).ok());
     ASSERT_TRUE(peer.connection.write(ByteView(sent.data, 50'000)).ok());
-    EXPECT_FALSE(call.wait(Clock::now() + milliseconds(2400)))
+    EXPECT_FALSE(call.wait(Clock().now() + milliseconds(2400)))
         << "its deadline has passed, its memory may still be written";
     call.cancel();
     EXPECT_FALSE(call.done());
     if (completes) {
       ASSERT_TRUE(peer.connection.write(ByteView(sent.data + 50'000, 50'000)).ok());
-      ASSERT_TRUE(call.wait(Clock::now() + seconds(30)));
+      ASSERT_TRUE(call.wait(Clock().now() + seconds(30)));
       EXPECT_TRUE(call.take().ok());
       EXPECT_TRUE(same_bytes(options.into[0], sent));
     }
     peer.connection.close();
-    ASSERT_TRUE(call.wait(Clock::now() + seconds(30)));
+    ASSERT_TRUE(call.wait(Clock().now() + seconds(30)));
     if (!completes) {
       EXPECT_EQ(call.take().status().code(), Code::connection_lost);
     }
@@ -627,19 +627,19 @@ TEST(Waiters, ThatLeaveWhenTheyAreCalledToReadHandOver) {
   std::mt19937 random(1);
   auto usual = std::chrono::nanoseconds(milliseconds(1));  // from the start of a round to the first reply
   for (int round = rounds(50'000); round > 0 && !HasFailure(); --round) {
-    const auto began = Clock::now();
+    const auto began = Clock().now();
     Clock::time_point answered;
     auto first = sleep(500), second = sleep(20'000);
     std::thread reads([&] {
       EXPECT_TRUE(first.wait());
-      answered = Clock::now();
+      answered = Clock().now();
     });
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     std::thread leaves(
         [&] { (void)second.wait(began + usual + std::chrono::microseconds(static_cast<int>(random() % 200) - 150)); });
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     auto third = sleep(1000);
-    EXPECT_TRUE(third.wait(Clock::now() + seconds(10))) << "no thread reads";
+    EXPECT_TRUE(third.wait(Clock().now() + seconds(10))) << "no thread reads";
     reads.join();
     leaves.join();
     usual += (answered - began - usual) / 4;

@@ -83,7 +83,7 @@ TEST_P(Sessions, ACallUnderWayFailsWithItsConnection) {
   auto call = a->call("b", "hang", {}, within(seconds(30)));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
   sever_connections();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; })) << "the handler is told";
   EXPECT_EQ(deaths, 0);
@@ -143,7 +143,7 @@ TEST(SessionsWithAHandMadePeer, GoOnInTheLinkThatReplacesAnOldOne) {
   EXPECT_TRUE(second.ended());
   peer.stop_listening();
   auto call = a->call("peer", "f", message_of("m"), within(seconds(20)));
-  EXPECT_FALSE(call.wait(Clock::now() + Milliseconds(500))) << "a call that was not sent waits for the session";
+  EXPECT_FALSE(call.wait(Clock().now() + Milliseconds(500))) << "a call that was not sent waits for the session";
 }
 
 /// A peer whose link 5 has taken the connection on which "a" calls it, and which then dials "a" for its link 6.
@@ -187,7 +187,7 @@ TEST_F(TwoLinksOfAPeer, DoNotJoinOneOfThisAgent) {
   ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
   ASSERT_TRUE(dialled.read(wire::Kind::reply).ok()) << "which link of the peer was called is not known yet";
   say_link();
-  ASSERT_TRUE(call.wait(Clock::now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
   const auto status = call.take().status();
   EXPECT_EQ(status.code(), Code::connection_lost);
   EXPECT_THAT(std::string(status.what()), HasSubstr("of two links"));

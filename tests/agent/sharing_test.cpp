@@ -174,7 +174,7 @@ TEST(Sharing, ACallThatWaitsForAProbeEndsAtItsDeadlineOrWithTheLink) {
   auto waiting = a->call("b", "echo", sharing({region_of(100, std::byte{1})}), within(seconds(60)));
   ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("values go on")).ok());
   b->leave();
-  ASSERT_TRUE(waiting.wait(Clock::now() + seconds(20)));
+  ASSERT_TRUE(waiting.wait(Clock().now() + seconds(20)));
   EXPECT_EQ(waiting.take().status().code(), Code::connection_lost);
 }
 

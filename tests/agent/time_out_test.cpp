@@ -231,7 +231,7 @@ TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
     ASSERT_TRUE(eventually([&] { return b->in_flight().second == 4 || late.done(); }));
     std::this_thread::sleep_for(milliseconds(300));
     for (auto& call : ahead) call.cancel();
-    ASSERT_TRUE(late.wait(Clock::now() + seconds(20)));
+    ASSERT_TRUE(late.wait(Clock().now() + seconds(20)));
     text = std::string(late.take().status().what());
     ASSERT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
     inside = 0;
@@ -283,12 +283,12 @@ TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
 
 TEST(LateAnswers, AreLoggedAtMostOnceAMinute) {
   LateAnswers late;
-  const auto logged_at = [&](LateAnswers::Clock::time_point now) {
+  const auto logged_at = [&](Clock::time_point now) {
     ::testing::internal::CaptureStderr();
     late.log_if_due(now);
     return ::testing::internal::GetCapturedStderr();
   };
-  const auto now = LateAnswers::Clock::now();
+  const auto now = Clock().now();
   EXPECT_EQ(logged_at(now), "");
   late.add("a", "step");
   EXPECT_THAT(logged_at(now), HasSubstr("peer=a call=step answered 1 calls after their callers had given up"));

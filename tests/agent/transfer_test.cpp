@@ -186,7 +186,7 @@ TEST_P(Transfers, CutOffHalfwayEndEveryCall) {
     std::this_thread::sleep_for(std::chrono::microseconds(round * 977 % 20'000));
     guest->leave();
     for (auto& call : calls) {
-      ASSERT_TRUE(call.wait(Clock::now() + seconds(20)));
+      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
       const auto status = call.take().status();
       EXPECT_TRUE(status.ok() || status.code() == Code::connection_lost || status.code() == Code::not_found)
           << status.text();

@@ -26,7 +26,7 @@ TEST(Background, RunsJobsInOrderOfTimeAndDropsTheRest) {
     std::condition_variable changed;
     std::promise<void> submitted;
     background.submit([&] { submitted.get_future().wait(); });
-    const auto begin = Background::Clock::now();
+    const auto begin = Clock().now();
     for (const int ms : {60, 1, 30}) {
       const auto job = [&, ms] {
         const std::lock_guard lock(mutex);
@@ -53,7 +53,7 @@ TEST(Background, MayBeDestroyedByItsOwnJob) {
     background.reset();
     ran = true;
   };
-  raw->submit(std::move(job), Background::Clock::now() + milliseconds(5));
+  raw->submit(std::move(job), Clock().now() + milliseconds(5));
   for (int i = 0; i < 3000 && !ran; ++i) std::this_thread::sleep_for(milliseconds(10));
   EXPECT_TRUE(ran);
 }

@@ -139,7 +139,7 @@ class Fuzz {
   }
   void fetch() {
     ++fetching_;
-    const auto deadline = small(2) == 0 ? std::optional(Clock::now()) : std::nullopt;
+    const auto deadline = small(2) == 0 ? std::optional(Clock().now()) : std::nullopt;
     references_->fetch(object(), deadline, [this](const Result<Outcome>&) { --fetching_; });
   }
   void drop() {

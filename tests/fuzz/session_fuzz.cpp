@@ -50,9 +50,9 @@ using wire::Kind;
 
 template <class Condition>
 void must_become(const Condition& holds) {
-  const auto until = Clock::now() + seconds(40);
+  const auto until = Clock().now() + seconds(40);
   while (!holds()) {
-    must(Clock::now() < until);
+    must(Clock().now() < until);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -125,7 +125,7 @@ class Connection {
 
 // ---- The agent, and its peers
 
-Clock::time_point soon() { return Clock::now() + seconds(40); }
+Clock::time_point soon() { return Clock().now() + seconds(40); }
 
 Terms terms() {
   static const Key none;
@@ -374,7 +374,7 @@ class Session {
       case 29:
         return connection.half_close();
       case 30:
-        if (!outbound_.empty()) outbound_.back().call.wait(Clock::now() + milliseconds(1));
+        if (!outbound_.empty()) outbound_.back().call.wait(Clock().now() + milliseconds(1));
         return;
       default:
         return connection.wait_for_bytes();

@@ -289,7 +289,7 @@ void World::probe(std::size_t which) {
     const std::lock_guard lock(mutex_);
     owner = objects_.at(object)->owner;
   }
-  at(owner).references->fetch(object, Clock::now() + longest_call, [this, held](const Result<Outcome>& outcome) {
+  at(owner).references->fetch(object, Clock().now() + longest_call, [this, held](const Result<Outcome>& outcome) {
     if (outcome.ok() || may_be_gone(held->reference->object())) return;
     problem("an object is gone although \"" + at(held->agent).id().name + "\" holds it: " + outcome.status().text());
   });

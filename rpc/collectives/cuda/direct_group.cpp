@@ -96,13 +96,13 @@ Direct::~Direct() {
     std::shared_ptr<StreamWords> words;
     std::uint32_t operations;
     std::size_t ranks;
-    Background::Clock::time_point until;
+    std::chrono::steady_clock::time_point until;
 
     static void run(const std::shared_ptr<Job>& job) {
       bool all = true;
       for (std::size_t rank = 0; rank < job->ranks; ++rank) all = all && job->words->has_ended(rank, job->operations);
-      if (all || Background::Clock::now() >= job->until) return;
-      watcher().submit([job] { run(job); }, Background::Clock::now() + DeviceWatch::period);
+      if (all || std::chrono::steady_clock::now() >= job->until) return;
+      watcher().submit([job] { run(job); }, std::chrono::steady_clock::now() + DeviceWatch::period);
     }
   };
   auto job = std::make_shared<Job>();
@@ -110,7 +110,7 @@ Direct::~Direct() {
   job->words = words_;
   job->operations = operations_;
   job->ranks = group_->size();
-  job->until = Background::Clock::now() + patience;
+  job->until = std::chrono::steady_clock::now() + patience;
   Job::run(job);
 }
 

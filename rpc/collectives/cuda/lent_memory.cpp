@@ -213,8 +213,9 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
                                               [memory = opened[rank], mapped = mapped_](PeerMemory*) { --*mapped; });
     ++*mapped_;
     borrowed_[rank].at(number).memory = counted;
-    Owner owner(data,
-                [memory = counted](void*) { watcher().submit([memory] {}, Background::Clock::now() + kept_for); });
+    Owner owner(data, [memory = counted](void*) {
+      watcher().submit([memory] {}, std::chrono::steady_clock::now() + kept_for);
+    });
     group_->exchange().map_region(
         rank, region_bit | number,
         {{DeviceType::cuda, static_cast<std::uint8_t>(device)}, data, size, nullptr, std::move(owner)});

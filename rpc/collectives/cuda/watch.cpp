@@ -58,7 +58,7 @@ void DeviceWatch::add(std::shared_ptr<Enqueued> operation) {
 }
 
 void DeviceWatch::schedule() {
-  watcher().submit([self = shared_from_this()] { self->look(); }, Background::Clock::now() + period);
+  watcher().submit([self = shared_from_this()] { self->look(); }, std::chrono::steady_clock::now() + period);
 }
 
 void DeviceWatch::meets(std::uint32_t meeting) {

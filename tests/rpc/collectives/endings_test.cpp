@@ -45,7 +45,7 @@ class Endings : public ::testing::TestWithParam<Ending> {
   }
   /// All other ranks must fail, with an error that names the last one.
   void run_and_expect_the_last_to_be_named(const std::function<Status(RawGroup&)>& operation) {
-    const auto begin = Clock::now();
+    const auto begin = Clock().now();
     world->run([&](std::size_t rank, RawGroup& group) {
       const auto status = operation(group);
       ASSERT_FALSE(status.ok()) << "rank " << rank;
@@ -53,7 +53,7 @@ class Endings : public ::testing::TestWithParam<Ending> {
       EXPECT_THAT(status.text(), HasSubstr("rank " + std::to_string(ranks - 1))) << "rank " << rank;
       EXPECT_TRUE(status.code() == Code::connection_lost || status.code() == Code::cancelled) << status.text();
     });
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+    EXPECT_LT(Clock().now() - begin, std::chrono::seconds(20));
   }
 
   void leave_within_a_reduction(int step);

@@ -128,7 +128,7 @@ TEST_F(ReferencesTest, AnObjectThatIsNotMadeGivesItsUsersTheErrorAndIsFreed) {
 
 TEST_F(ReferencesTest, AFetchEndsAtItsDeadline) {
   auto handle = user_->references->begin_creation(owner_->id);
-  const auto result = fetch(*owner_, handle->object(), Clock::now() + std::chrono::seconds(10));
+  const auto result = fetch(*owner_, handle->object(), Clock().now() + std::chrono::seconds(10));
   world_.clock.run_for(9000);
   EXPECT_TRUE(pending(result));
   world_.clock.run_for(2000);

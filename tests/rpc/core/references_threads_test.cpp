@@ -84,7 +84,7 @@ class PostNetwork final : public References::Network {
     });
   }
   void after(Milliseconds delay, UniqueFunction<void()> what) override {
-    timer_.submit(std::move(what), Clock::now() + delay);
+    timer_.submit(std::move(what), Clock().now() + delay);
   }
 
  private:
@@ -116,7 +116,7 @@ void work(Agents& agents, unsigned seed, std::atomic<int>& alive) {
       case 1: {
         auto handle = here.begin_creation(agents.ids[to]);
         EXPECT_TRUE(there.create(agents.ids[from], handle->ids()).ok());
-        there.fetch(handle->object(), Clock::now() + std::chrono::seconds(60), [](const Result<Outcome>&) {});
+        there.fetch(handle->object(), Clock().now() + std::chrono::seconds(60), [](const Result<Outcome>&) {});
         there.fulfil(handle->object(), Outcome{std::make_shared<Counted>(alive), false});
         here.end_creation(*handle, {});
         held.emplace_back(from, std::move(handle));
@@ -164,14 +164,14 @@ TEST(ReferencesThreads, NothingLeaksAndNothingRaces) {
     for (unsigned seed = 0; seed < 4; ++seed) threads.emplace_back([&, seed] { work(agents, seed, alive); });
     for (auto& thread : threads) thread.join();
 
-    const auto until = Clock::now() + std::chrono::seconds(30);
+    const auto until = Clock().now() + std::chrono::seconds(30);
     const auto quiet = [&] {
       for (const auto& references : agents.all) {
         if (!references->settled() || references->counts() != References::Counts()) return false;
       }
       return alive == 0;  // the last values are freed after the counts
     };
-    while (!quiet() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    while (!quiet() && Clock().now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_TRUE(quiet()) << alive << " values are alive";
     for (const auto& references : agents.all) references->close();
   }

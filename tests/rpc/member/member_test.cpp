@@ -235,12 +235,12 @@ TEST_F(Members, TakeAFixedNumberOfStoreOperationsEachToStartAndToFinish) {
     store_ = counting;
     std::vector<std::shared_ptr<Member>> members(static_cast<std::size_t>(size));
     const auto together = [&](const std::function<void(int)>& act) {
-      const auto from = Clock::now();
+      const auto from = Clock().now();
       counting->operations = 0;
       std::vector<std::thread> threads;
       for (int rank = 0; rank < size; ++rank) threads.emplace_back([&, rank] { act(rank); });
       for (auto& thread : threads) thread.join();
-      const auto halves = static_cast<int>((Clock::now() - from) / Milliseconds(500));
+      const auto halves = static_cast<int>((Clock().now() - from) / Milliseconds(500));
       EXPECT_LT(counting->operations, size * (most + 3 * halves));
     };
     together([&](int rank) {

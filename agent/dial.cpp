@@ -1,0 +1,358 @@
+// When an agent dials, and what it does if the peer does not answer. The waits are timers of the reactor; what may run
+// the program's code, or asks the store, runs on the pool.
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "agent/connect.h"
+#include "agent/handshake_io.h"
+#include "agent/link.h"
+#include "agent/timer.h"
+#include "base/log.h"
+#include "base/out_of_memory.h"
+#include "base/text.h"
+
+namespace tensorferry {
+namespace {
+
+namespace asio = boost::asio;
+using Purpose = wire::Hello::Purpose;
+
+constexpr std::chrono::seconds longest_bulk_dial{30};
+constexpr Milliseconds head_start{200};
+constexpr Milliseconds first_pause{20}, longest_pause{1000};  // between attempts
+
+/// Runs `work` on a thread of the pool, and resumes the coroutine on the reactor with its result. Nullopt: the pool has
+/// been stopped, because the agent leaves.
+template <class Work>
+asio::awaitable<std::optional<std::invoke_result_t<Work>>> on_pool(Engine& engine, Work work) {
+  using Value = std::invoke_result_t<Work>;
+  /// Wakes the coroutine when the job has ended or is dropped. The agent may have left by then, and its timers be gone.
+  struct Waker {
+    ~Waker() {
+      try {
+        engine->reactor->post([sleeping = sleeping] {
+          if (const auto timer = sleeping.lock()) timer->cancel();
+        });
+      } catch (const std::bad_alloc&) {  // the coroutine sleeps until the agent leaves
+        out_of_memory::release_reserve();
+      }
+    }
+    std::shared_ptr<Engine> engine;
+    std::weak_ptr<Timer> sleeping;
+  };
+  const auto value = std::make_shared<std::optional<Value>>();
+  const auto sleeping = std::make_shared<Timer>(engine.reactor->context(), Clock());
+  std::unique_ptr<Waker> waker(new Waker{engine.shared_from_this(), sleeping});
+  const bool taken =
+      engine.pool->submit_long([work = std::move(work), value, last = std::move(waker)] { *value = work(); });
+  if (taken) co_await sleeping->wait_until(Clock::time_point::max());
+  co_return std::move(*value);
+}
+
+Bytes hello_frame(const wire::Hello& hello) {
+  wire::Header header;
+  header.kind = wire::Kind::hello;
+  return wire::assemble(header, {}, {}, encode(hello));
+}
+
+/// Reaches the agent, and sends this agent's hello for `link`.
+asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record record, std::shared_ptr<Link> link,
+                                       Purpose purpose, Milliseconds patience) {
+  std::string addresses;
+  for (const auto& address : record.tcp_addresses) addresses += (addresses.empty() ? "" : ", ") + address;
+  link->connections().note_dial("connecting to " + addresses);
+  const auto deadline = engine->clock.now() + patience;
+  const auto incarnation = record.incarnation;
+  auto reached = co_await reach(engine, std::move(record), deadline);
+  if (!reached.connected) co_return reached;
+  HandshakeIo io(engine->reactor->context(), engine->clock, std::move(reached.connected->port));
+  io.set_deadline(deadline);
+  const auto frame = hello_frame(engine->hello(purpose, link.get(), incarnation));
+  if (auto status = co_await io.write_all(frame); !status) co_return DialResult{std::move(status), reached.may_answer};
+  reached.connected->port = io.take_port();
+  reached.connected->hello.purpose = purpose;
+  co_return reached;
+}
+
+/// Gives the connection to the link, which sends what waited for it; or notes why there is none. On the pool.
+Status attach(Link& link, Result<Connected> connected) {
+  // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
+  // dial, and ask it to dial at the same time.
+  if (const auto session = link.session()) session->note_dial(connected.ok());
+  if (!connected) {
+    link.connections().note_dial(std::string(connected.status().what()));
+    return connected.status();
+  }
+  if (link.attach(connected->port, true, connected->hello)) return {};
+  return {Code::connection_lost, "the link refused the connection"};
+}
+
+/// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: the store does not
+/// say so; nullopt: it does not answer. On the pool.
+std::optional<Status> look_up(Engine& engine, Session& session) {
+  if (session.process_ended()) return Status(Code::connection_lost, "its process has ended");
+  const auto found = engine.directory->find(session.peer().name, Milliseconds(0));
+  if (found.status().code() == Code::not_found) return Status(Code::connection_lost, "it left the job");
+  if (!found) return std::nullopt;
+  if (found->incarnation != session.peer().incarnation) return Status(Code::connection_lost, "it was restarted");
+  session.set_record(*found);
+  return Status();
+}
+
+/// The attempts to dial one connection of a link. Its functions run on the pool, one at a time.
+class Dial final {
+ public:
+  /// What the coroutine does next.
+  enum class Next : std::uint8_t {
+    attempt,      // dial record() for patience()
+    look_around,  // find out whether a process listens at the peer's addresses, then judge()
+    pause,        // then prepare() again
+    over,         // attached, or given up
+  };
+
+  Dial(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose)
+      : engine_(std::move(engine)), link_(std::move(link)), purpose_(purpose), since_(engine_->clock.now()) {}
+
+  /// Finds out whether an attempt is needed, and where the peer is.
+  Next prepare() {
+    if (!link_->connections().keep_dialling(purpose_)) return Next::over;
+    session_ = link_->session();
+    return session_ ? prepare_known() : prepare_stranger();
+  }
+  /// The attempt has ended.
+  Next conclude(DialResult result) {
+    const auto why = attach(*link_, std::move(result.connected));
+    if (why.ok() && !session_) link_->session()->set_record(*record_);
+    if (why.ok()) return Next::over;
+    return session_ ? missed_known() : missed_stranger(why, result.may_answer);
+  }
+  /// The peer is dead, or not: `no_listener` tells whether its addresses refuse.
+  Next judge(bool no_listener) {
+    auto dead = dead_;
+    if (dead.ok() && no_listener)
+      dead = {Code::connection_lost, "no process listens at " + record_->tcp_addresses.front() + " any more"};
+    const auto silence = engine_->clock.now() - session_->last_heard();
+    if (dead.ok() && silence > engine_->options.peer_timeout) {
+      dead = {Code::connection_lost, formatted("it could not be reached for {} s",
+                                               std::chrono::duration_cast<std::chrono::seconds>(silence).count())};
+    }
+    if (dead.ok()) return again();
+    engine_->peers.bury(session_, dead);
+    if (link_->connections().leave_session(*session_)) return again();
+    link_->close(dead, Loss::peer);
+    return Next::over;
+  }
+
+  [[nodiscard]] const std::optional<Record>& record() const { return record_; }
+  [[nodiscard]] Milliseconds patience() const { return patience_; }
+
+ private:
+  /// Dials a peer of which no incarnation is known.
+  Next prepare_stranger() {
+    // The directory waits for an absent peer only as long as the link's calls allow, and in short slices, because a
+    // later call may allow less.
+    const auto in_store = std::clamp(link_->connections().patience(), Milliseconds(0), Milliseconds(100));
+    const auto found = engine_->directory->find(link_->peer().name, in_store);
+    if (!found) {
+      // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers
+      // at its address, a retry may succeed: another process has the port of a peer that has ended.
+      if (found.status().code() != Code::unauthenticated) return missed_stranger(found.status(), false);
+      link_->close(found.status());
+      return Next::over;
+    }
+    record_ = *found;
+    patience_ = next_patience(false);
+    return Next::attempt;
+  }
+
+  Next missed_stranger(const Status& why, bool may_answer) {
+    if (engine_->leaving) {
+      link_->close(why);
+      return Next::over;
+    }
+    const bool refused = why.code() == Code::resource_exhausted;  // for now
+    const bool goes_on = may_answer && engine_->clock.now() - since_ < engine_->options.peer_timeout;
+    const auto shown = refused ? Status(Code::connection_lost, std::string(why.what())) : why;
+    return link_->unreachable(shown, goes_on) ? Next::over : again();
+  }
+
+  /// Dials the peer of a session.
+  Next prepare_known() {
+    if (!session_->record()) (void)look_up(*engine_, *session_);
+    // Another connection can carry the request to be dialled, so this side does not wait long for its own attempt.
+    alone_ = !link_->connections().connected();
+    // If this side could not dial the peer before, the peer dials in the meantime.
+    if (!alone_ && session_->is_hard_to_dial()) (void)link_->connections().ask_to_dial(purpose_);
+    record_ = session_->record();
+    if (!record_) return missed_known();
+    patience_ = alone_ ? next_patience(true) : Milliseconds(2000);
+    return Next::attempt;
+  }
+
+  Next missed_known() {
+    if (engine_->leaving) return Next::over;
+    if (!alone_ && link_->connections().ask_to_dial(purpose_)) return again();
+    const auto found = look_up(*engine_, *session_);
+    if (!found) return again();
+    dead_ = *found;
+    record_ = session_->record();
+    return dead_.ok() ? Next::look_around : judge(false);
+  }
+
+  /// Tries again after a pause, unless bulk data has waited for too long.
+  Next again() {
+    if (purpose_ != Purpose::bulk || engine_->clock.now() - since_ <= longest_bulk_dial) return Next::pause;
+    // The peer waits for bytes that cannot come, so their calls could not end otherwise.
+    if (link_->connections().awaits_bulk()) {
+      link_->close({Code::connection_lost, formatted("neither agent could dial the bulk connection to \"{}\" in {} s",
+                                                     link_->peer().name, longest_bulk_dial.count())});
+    }
+    return Next::over;
+  }
+
+  /// Returns how long the next attempt may take. The first ones are short: on a path that was cut, a new connection is
+  /// made sooner than TCP would repeat its first packet.
+  Milliseconds next_patience(bool session) {
+    return std::min(Milliseconds(3000) * ++attempts_, Milliseconds(session ? 5000 : 10000));
+  }
+
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Link> link_;
+  const Purpose purpose_;
+  const Clock::time_point since_;
+  int attempts_ = 0;
+  std::shared_ptr<Session> session_;
+  std::optional<Record> record_;
+  Milliseconds patience_{0};
+  bool alone_ = false;  // the link has no connection
+  Status dead_;         // why the store says that the peer is dead
+};
+
+/// Sleeps until `until`, or until a connection of the link is made or the link ends.
+class DialPause final {
+ public:
+  DialPause(Engine& engine, Link& link, Purpose purpose)
+      : engine_(engine),
+        link_(link),
+        role_(dialled_role(purpose)),
+        timer_(std::make_shared<Timer>(engine.reactor->context(), engine.clock)) {
+    link.connections().wake_at_change(role_, [weak = std::weak_ptr(timer_), by = engine.weak_from_this()] {
+      const auto alive = by.lock();
+      if (!alive) return;
+      alive->reactor->post([weak] {
+        if (const auto timer = weak.lock()) timer->cancel();
+      });
+    });
+  }
+  ~DialPause() { link_.connections().wake_at_change(role_, {}); }
+  DialPause(const DialPause&) = delete;
+  DialPause& operator=(const DialPause&) = delete;
+
+  /// If both agents of a session dialled its next link at once, each could take a connection of a link that the other
+  /// has just given up. So one of them goes first, and the other one dials when it has been dialled, or after a while.
+  asio::awaitable<void> give_head_start() {
+    const auto lost = link_.session();
+    if (!lost || engine_.identity.self.incarnation > lost->peer().incarnation) co_return;
+    const auto until = engine_.clock.now() + head_start;
+    while (!link_.connections().connected() && !link_.closed() && engine_.clock.now() < until)
+      co_await timer_->wait_until(until);
+  }
+  /// Waits between attempts: 20 ms at first, twice as long each time, 1 s at most.
+  asio::awaitable<void> back_off() {
+    const auto until = engine_.clock.now() + next_;
+    next_ = std::min(2 * next_, longest_pause);
+    while (!link_.closed() && engine_.clock.now() < until) co_await timer_->wait_until(until);
+  }
+
+ private:
+  Engine& engine_;
+  Link& link_;
+  const ConnectionRole role_;
+  const std::shared_ptr<Timer> timer_;
+  Milliseconds next_ = first_pause;
+};
+
+}  // namespace
+
+// Every object in an expression with co_await has a name here: GCC 12 destroys temporaries there twice.
+
+asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose) {
+  using Next = Dial::Next;
+  const auto dial = std::make_shared<Dial>(engine, link, purpose);
+  const auto prepare = [dial] { return dial->prepare(); };
+  DialPause pause(*engine, *link, purpose);
+  co_await pause.give_head_start();
+  for (std::optional<Next> next(Next::pause); next != Next::over;) {
+    next = co_await on_pool(*engine, prepare);
+    if (next == Next::attempt) {
+      auto reached = co_await dial_agent(engine, *dial->record(), link, purpose, dial->patience());
+      const auto result = std::make_shared<DialResult>(std::move(reached));
+      const auto conclude = [dial, result] { return dial->conclude(std::move(*result)); };
+      next = co_await on_pool(*engine, conclude);
+    }
+    if (next == Next::look_around) {
+      const bool no_listener = co_await finds_no_listener(engine, *dial->record());
+      const auto judge = [dial, no_listener] { return dial->judge(no_listener); };
+      next = co_await on_pool(*engine, judge);
+    }
+    if (next == Next::pause) co_await pause.back_off();
+    if (!next && engine->leaving) co_return;
+    if (!next) throw std::bad_alloc();  // the job was dropped
+  }
+}
+
+asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose) {
+  constexpr Milliseconds patience{10000};
+  const auto find = [engine, link]() -> std::optional<Record> {
+    const auto session = link->session();
+    if (session && !session->record()) (void)look_up(*engine, *session);
+    return session ? session->record() : std::nullopt;
+  };
+  const auto record = co_await on_pool(*engine, find);
+  std::shared_ptr<DialResult> result;
+  if (record && *record) {
+    auto reached = co_await dial_agent(engine, **record, link, purpose, patience);
+    result = std::make_shared<DialResult>(std::move(reached));
+  }
+  const auto conclude = [link, result, purpose] {
+    const auto dialled = result ? attach(*link, std::move(result->connected)) : Status();
+    if (!dialled.ok()) log_warning("peer=" + link->peer().name + " asked to be dialled: " + dialled.text());
+    link->connections().dialled_back(purpose);
+    return true;
+  };
+  (void)co_await on_pool(*engine, conclude);
+}
+
+namespace {
+
+/// Starts a coroutine on the reactor. If there is no memory for it, the link ends. The last reference to a link may run
+/// the program's code, so a pool thread drops it.
+template <class Dialling>
+bool start(Engine& engine, const std::shared_ptr<Link>& link, Purpose purpose, Dialling dialling) {
+  return !engine.leaving && engine.reactor->post([engine = engine.shared_from_this(), link, purpose, dialling] {
+    asio::co_spawn(engine->reactor->context(), dialling(engine, link, purpose),
+                   [engine, held = link](const std::exception_ptr& failure) mutable {
+                     const bool failed = failure != nullptr;
+                     engine->pool->submit([link = std::move(held), failed] {
+                       if (failed) link->close(out_of_memory::status());
+                     });
+                   });
+  });
+}
+
+}  // namespace
+
+void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
+  if (start(*this, link, purpose, dial_until_attached)) return;
+  link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
+}
+
+void Engine::dial_back(std::shared_ptr<Link> link, Purpose purpose) {
+  if (!start(*this, link, purpose, dial_once)) link->connections().dialled_back(purpose);
+}
+
+}  // namespace tensorferry
