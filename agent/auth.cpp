@@ -20,6 +20,7 @@
 
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/tcp_owner.h"
+#include "agent/transport/tls.h"
 #include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "base/text.h"
@@ -207,6 +208,14 @@ bool verify(const Key& key, std::string_view context, ByteView bytes, ByteView s
   return same(sign(key, context, bytes), signature);
 }
 
+Digest derive(const Key& key, std::string_view purpose) {
+  Bytes label;
+  Writer out(label);
+  out.sized("tensorferry derived key 1");
+  out.sized(purpose);
+  return hmac(key, label);
+}
+
 Digest proof(const Key& key, Side side, std::string_view purpose, const Preamble::Encoded& dialler,
              const Preamble::Encoded& acceptor) {
   Bytes signed_bytes;
@@ -342,11 +351,16 @@ AcceptorHandshake::AcceptorHandshake(Terms terms) : terms_(std::move(terms)) {}
 
 Result<AcceptorHandshake::AcceptorReply> AcceptorHandshake::answer(ByteView hello) {
   const auto theirs = Preamble::decode(hello);
-  if (!theirs) return theirs.status();
+  const bool tls = is_tls(hello);
+  if (!theirs && !tls) return theirs.status();
   const auto mine = preamble_of(terms_);
   const auto acceptor = mine.encode();
   AcceptorReply answer{};
   std::copy(acceptor.begin(), acceptor.end(), answer.bytes.begin());
+  if (tls) {  // a dialler with TLS learns from the preamble that this side has none
+    answer.verdict = only_peer_uses_tls();
+    return answer;
+  }
 
   const auto agreed = agree(mine, *theirs);
   if (agreed) agreement_ = *agreed;
@@ -368,21 +382,36 @@ Status AcceptorHandshake::check(ByteView bytes) const {
   return {};
 }
 
-Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline, const Clock& clock) {
+namespace {
+
+/// `over`: a descriptor or a Port, whose descriptor is `fd`.
+template <class Over>
+Result<Agreement> dial_over(Over& over, int fd, bool tls, Terms terms, Deadline deadline, const Clock& clock) {
   const auto during = [](const Status& status) {
     return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
   };
   DiallerHandshake handshake(std::move(terms));
-  std::array<std::byte, DiallerHandshake::answer_bytes> answer;
-  if (auto status = write_all(fd, handshake.hello(), deadline, clock); !status) return during(status);
-  if (auto status = read_exactly(fd, answer, deadline, clock); !status) return during(status);
+  std::array<std::byte, DiallerHandshake::answer_bytes> answer{};
+  if (auto status = write_all(over, handshake.hello(), deadline, clock); !status) return during(status);
+  if (auto status = read_exactly(over, answer, deadline, clock); !status)
+    return !tls && is_tls(answer) ? only_peer_uses_tls() : during(status);
   const auto mine = handshake.answer(answer);
   if (!mine) return mine.status();
   if (!handshake.agreement().proven) {
     if (auto status = check_same_user(fd); !status) return status;
   }
-  if (auto status = write_all(fd, *mine, deadline, clock); !status) return during(status);
+  if (auto status = write_all(over, *mine, deadline, clock); !status) return during(status);
   return handshake.agreement();
+}
+
+}  // namespace
+
+Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline, const Clock& clock) {
+  return dial_over(fd, fd, false, std::move(terms), deadline, clock);
+}
+
+Result<Agreement> handshake_as_dialler(Port& port, bool tls, Terms terms, Deadline deadline, const Clock& clock) {
+  return dial_over(port, port.descriptor(), tls, std::move(terms), deadline, clock);
 }
 
 Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Deadline deadline, const Clock& clock) {

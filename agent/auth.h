@@ -15,7 +15,7 @@
 /// - no transfer: it signs the purpose (a link, a store), so it opens no connection of another purpose.
 ///
 /// A proof shows that the other end of the handshake knows the key. The bytes that follow are not signed: an attacker
-/// who can change packets on the way can take over the open connection (no TLS yet).
+/// who can change packets on the way can take over the open connection, unless TLS protects it (agent/transport/tls.h).
 ///
 /// A handshake without proofs ends well only if the kernel says that the other end belongs to this user
 /// (check_same_user()). So a process without a key is reached by its own user on its own host, and by nothing else.
@@ -36,6 +36,8 @@
 #include "base/status.h"
 
 namespace tensorferry {
+
+class Port;
 
 /// The cluster key: a secret that the agents of a job share. It is never logged, and is wiped when destroyed.
 class Key {
@@ -85,6 +87,9 @@ void fill_random(std::span<std::byte> bytes) noexcept;
 Digest sign(const Key& key, std::string_view context, ByteView bytes);
 /// Returns whether `signature` is sign()'s for these arguments. The comparison takes constant time.
 [[nodiscard]] bool verify(const Key& key, std::string_view context, ByteView bytes, ByteView signature);
+
+/// Derives a secret for `purpose` from the key. It tells nothing of the key, nor of the secrets for other purposes.
+Digest derive(const Key& key, std::string_view purpose);
 
 /// The first bytes that each side of a connection sends.
 struct Preamble {
@@ -184,7 +189,7 @@ class AcceptorHandshake {
   explicit AcceptorHandshake(Terms terms);
   /// Checks the dialler's preamble and returns the bytes to send. ProtocolError: `hello` is not a preamble; close
   /// without an answer. The answer's verdict is ProtocolError if no version is common, Unauthenticated if a proof is
-  /// needed and one side has no key.
+  /// needed and one side has no key, or if the dialler uses TLS.
   Result<AcceptorReply> answer(ByteView hello);
   /// Checks the dialler's proof. Unauthenticated: the dialler does not know the key.
   Status check(ByteView proof) const;
@@ -200,6 +205,9 @@ class AcceptorHandshake {
 /// neither side demands a proof, the acceptor must be this user's (check_same_user()). On an error (DeadlineExceeded,
 /// ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
 Result<Agreement> handshake_as_dialler(int fd, Terms terms, Clock::time_point deadline, const Clock& clock = {});
+/// The same over a port; `tls`: one with TLS, whose handshake is done.
+Result<Agreement> handshake_as_dialler(Port& port, bool tls, Terms terms, Clock::time_point deadline,
+                                       const Clock& clock = {});
 /// Performs the accepting side. Demands what `terms` say: the caller knows the dialler's user before it begins
 /// (acceptor_demands_proof()). Otherwise like handshake_as_dialler().
 Result<Agreement> handshake_as_acceptor(int fd, Terms terms, Clock::time_point deadline, const Clock& clock = {});

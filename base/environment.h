@@ -34,6 +34,10 @@ inline constexpr Variable key_file{
 inline constexpr Variable key{"TENSORFERRY_KEY", "no key: the agents of one user on one host need none",
                               "The cluster key itself, 16 to 65536 bytes without the white space at both ends."};
 
+inline constexpr Variable tls{"TENSORFERRY_TLS", "off",
+                              "TLS on TCP connections: `key`, by the cluster key; "
+                              "`certificate=FILE,private_key=FILE,ca=FILE`; or `off`."};
+
 inline constexpr Variable channels{
     "TENSORFERRY_CHANNELS", "all channels that have a priority",
     "The channels that an agent has: `shm,basic` allows these alone, in this order, and `-cma` removes one."};

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string>
 
+#include "agent/transport/tls_port.h"
+
 namespace tensorferry {
 
 namespace {
@@ -60,6 +62,58 @@ Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock) 
     }
   }
   return {};
+}
+
+namespace {
+
+Status lost(const Port& port, const char* doing) {
+  auto by_errno = lost(doing);
+  auto known = port.failure();
+  return known.ok() ? by_errno : known;
+}
+
+}  // namespace
+
+Status read_exactly(Port& port, std::span<std::byte> into, Deadline deadline, const Clock& clock) {
+  while (!into.empty()) {
+    iovec part{into.data(), into.size()};
+    Descriptors none;
+    const auto got = port.read({&part, 1}, none, 0);
+    if (got > 0) {
+      into = into.subspan(static_cast<std::size_t>(got));
+    } else if (got == 0) {
+      return {Code::connection_lost, "the peer closed the connection"};
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (auto status = wait_for_socket(port.descriptor(), POLLIN, deadline, clock); !status) return status;
+    } else if (errno != EINTR) {
+      return lost(port, "reading");
+    }
+  }
+  return {};
+}
+
+Status write_all(Port& port, ByteView bytes, Deadline deadline, const Clock& clock) {
+  while (!bytes.empty()) {
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    const auto put = port.write({&part, 1}, {});
+    if (put >= 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (auto status = wait_for_socket(port.descriptor(), POLLOUT, deadline, clock); !status) return status;
+    } else if (errno != EINTR) {
+      return lost(port, "writing");
+    }
+  }
+  return {};
+}
+
+Status secure(TlsPort& port, Deadline deadline, const Clock& clock) {
+  for (;;) {
+    const auto awaits = port.advance();
+    if (awaits == TlsPort::Awaits::nothing) return port.failure();
+    const short events = awaits == TlsPort::Awaits::readable ? POLLIN : POLLOUT;
+    if (auto status = wait_for_socket(port.descriptor(), events, deadline, clock); !status) return status;
+  }
 }
 
 bool spoiled(int fd) noexcept {

@@ -1,16 +1,20 @@
 /// Complete reads and writes on stream sockets with a deadline, for the few callers that may block: the stores' clients
-/// and the handshake of threads that dial. They work on blocking and non-blocking sockets; a signal does not end them.
+/// and the handshake of threads that dial. They work on
+/// ports and on blocking and non-blocking sockets; a signal does not end them.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <span>
 
+#include "agent/transport/port.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
 
 namespace tensorferry {
+
+class TlsPort;
 
 using Deadline = Clock::time_point;
 
@@ -23,6 +27,12 @@ Deadline deadline_after(std::chrono::milliseconds timeout, const Clock& clock = 
 Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline, const Clock& clock = {});
 /// Writes all of `bytes`. Errors as read_exactly's.
 Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock = {});
+
+/// The same over a port.
+Status read_exactly(Port& port, std::span<std::byte> into, Deadline deadline, const Clock& clock = {});
+Status write_all(Port& port, ByteView bytes, Deadline deadline, const Clock& clock = {});
+/// Completes the handshake of TLS. DeadlineExceeded; errors of TlsPort::failure().
+Status secure(TlsPort& port, Deadline deadline, const Clock& clock = {});
 
 /// Waits for `events` of poll(2). DeadlineExceeded, Internal.
 Status wait_for_socket(int fd, short events, Deadline deadline, const Clock& clock = {});

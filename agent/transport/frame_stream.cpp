@@ -198,7 +198,9 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
   if (got < 0) {
     if (errno == EINTR) return Progress::some;  // bytes may wait in the socket, and no event will tell
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::none;
-    close({Code::connection_lost, std::string("receiving failed: ") + std::strerror(errno)});
+    const std::string why = std::strerror(errno);
+    const auto known = port_->failure();
+    close({Code::connection_lost, "receiving failed: " + (known.ok() ? why : std::string(known.what()))});
     return Progress::closed;
   }
   if (got == 0) {

@@ -9,6 +9,7 @@
 
 #include "agent/wire/frame.h"
 #include "base/file_descriptor.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
@@ -49,6 +50,8 @@ class Port {
   [[nodiscard]] virtual BytesMoved moved() const noexcept = 0;
   /// Lets the descriptor count as readable only when `bytes` have come, if the system can.
   virtual void set_low_water_mark(int bytes) noexcept = 0;
+  /// Returns why the connection has failed, if errno does not say it; Ok: errno does.
+  [[nodiscard]] virtual Status failure() const { return {}; }
 };
 
 }  // namespace tensorferry

@@ -22,12 +22,12 @@ function(build_example folder)
   run("${CMAKE_COMMAND}" --build "${WORK}/${folder}")
 endfunction()
 
-# Checks that a program with an agent needs no shared library but libcrypto and those of every C++ program.
+# Checks that a program with an agent needs no shared library but libssl, libcrypto and those of every C++ program.
 function(expect_few_libraries program)
   run("${READELF}" -d "${program}")
   string(REGEX MATCHALL "Shared library: \\[[^]]*" needed "${output}")
   list(TRANSFORM needed REPLACE ".*\\[" "")
-  list(FILTER needed EXCLUDE REGEX "^(lib(crypto|stdc\\+\\+|m|gcc_s|c|pthread|dl|rt)|ld-linux[^.]*)\\.so")
+  list(FILTER needed EXCLUDE REGEX "^(lib(ssl|crypto|stdc\\+\\+|m|gcc_s|c|pthread|dl|rt)|ld-linux[^.]*)\\.so")
   if(needed)
     message(FATAL_ERROR "${program} needs ${needed}")
   endif()
