@@ -427,6 +427,16 @@ Result<FileDescriptor> connect_unix(const std::string& text) {
   return socket;
 }
 
+std::string peer_address(int fd) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
+  const auto host = numeric(reinterpret_cast<const sockaddr*>(&peer));
+  if (host.empty()) return "";
+  // The port stands at the same place for both families.
+  return join_host_port(host, ntohs(reinterpret_cast<const sockaddr_in*>(&peer)->sin_port));
+}
+
 void remove_unix_socket(const std::string& address) noexcept {
   if (!address.empty() && address.front() != '@') ::unlink(address.c_str());
 }

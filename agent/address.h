@@ -73,6 +73,9 @@ std::string join_host_port(std::string_view host, std::uint16_t port);
 /// Undoes join_host_port(). InvalidArgument: no port, a port outside 1..65535, unbalanced brackets, no host.
 Result<HostPort> split_host_port(std::string_view text);
 
+/// Returns the address and port of the other end of a connected TCP socket, for texts; "": it has none.
+std::string peer_address(int fd);
+
 struct TcpListener {
   FileDescriptor socket;  // listening, non-blocking, close-on-exec
   std::uint16_t port = 0;

@@ -37,7 +37,23 @@ asio::awaitable<void> HandshakeIo::wait(Direction::wait_type direction) {
 }
 
 Status HandshakeIo::failure(const char* doing) const {
-  return {Code::connection_lost, std::string(doing) + ": " + std::strerror(errno)};
+  const Status by_errno(Code::connection_lost, std::string(doing) + ": " + std::strerror(errno));
+  const auto known = port_->failure();
+  return known.ok() ? by_errno : known;
+}
+
+asio::awaitable<Status> HandshakeIo::readable() {
+  if (cut_.ok()) co_await wait(Direction::wait_read);
+  co_return cut_;
+}
+
+asio::awaitable<Status> HandshakeIo::secure(TlsPort& tls) {
+  for (;;) {
+    if (!cut_.ok()) co_return cut_;
+    const auto awaits = tls.advance();
+    if (awaits == TlsPort::Awaits::nothing) co_return tls.failure();
+    co_await wait(awaits == TlsPort::Awaits::readable ? Direction::wait_read : Direction::wait_write);
+  }
 }
 
 asio::awaitable<Status> HandshakeIo::read_exactly(std::span<std::byte> into) {

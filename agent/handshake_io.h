@@ -1,4 +1,4 @@
-/// Reads and writes of a connection in its handshake, as coroutines on the reactor.
+/// Reads and writes of a connection in its handshake, or of a store's client, as coroutines on the reactor.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -10,6 +10,7 @@
 
 #include "agent/timer.h"
 #include "agent/transport/port.h"
+#include "agent/transport/tls_port.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
@@ -30,6 +31,12 @@ class HandshakeIo final {
   void set_deadline(Clock::time_point at);
   /// Cuts it off now, with ConnectionLost.
   void cut();
+
+  /// Waits until bytes have come or the connection has ended. Errors as read_exactly's, but for the end.
+  boost::asio::awaitable<Status> readable();
+  /// Completes the handshake of TLS on this object's port, which `tls` is. Errors: those of TlsPort::failure(), and as
+  /// readable().
+  boost::asio::awaitable<Status> secure(TlsPort& tls);
 
   /// Fills `into`. ConnectionLost: the peer closed or reset the connection (see received()), or cut();
   /// DeadlineExceeded.

@@ -18,7 +18,6 @@ REAL_TIME = {
     "agent/call_trace.cpp": "relates the steady clock to the time of day",
     "agent/executor_use.h": "measures how long entering an executor takes",
     "agent/link.cpp": "waits for another thread that reads the last replies, 50 ms at most",
-    "agent/rendezvous/tcp_store_server.cpp": "its own thread serves clients that need no agent",
     "agent/transport/doorbell.cpp": "ends idle threads of this process",
     "agent/transport/oversubscribed_wait.h": "spins for microseconds",
     "rpc/collectives/cuda/direct_group.cpp": "waits for devices",

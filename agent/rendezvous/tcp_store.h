@@ -37,18 +37,20 @@ class TcpStoreServer {
   /// Listens on `host` and `port`; with port 0 the kernel picks one. Unauthenticated: there is no key and `host` is not
   /// loopback (the text has the lines to type); InvalidArgument: the host has no address, or not one of this machine;
   /// ResourceExhausted: the port is taken.
+  /// `tls`: as RawAgentOptions::tls; the clients need the same form. InvalidArgument: see Tls::make.
   static Result<std::unique_ptr<TcpStoreServer>> listen(const std::string& host, std::uint16_t port, std::string key,
-                                                        TcpStoreBounds bounds = {});
+                                                        TcpStoreBounds bounds = {}, std::string_view tls = {});
 };
 
 /// Connects a client to `host:port`; retries for up to `timeout`, because the server may start later. `key` as in
 /// listen(). Without a key, the server's process must be this user's; the client asks the kernel for each connection.
-/// Errors: DeadlineExceeded, Unauthenticated, ProtocolError.
+/// Errors: DeadlineExceeded, Unauthenticated, ProtocolError. `tls`: as in listen().
 ///
 /// If a connection breaks, set(), get() and erase() open a new one and repeat the request once. add() fails with
 /// ConnectionLost and says that the amount may or may not have been added. If the server has ended, calls fail at once
 /// with ConnectionLost.
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
-                                                 std::chrono::milliseconds timeout, Clock clock = {});
+                                                 std::chrono::milliseconds timeout, Clock clock = {},
+                                                 std::string_view tls = {});
 
 }  // namespace tensorferry

@@ -17,7 +17,9 @@
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/transport/socket_port.h"
 #include "agent/transport/tcp_liveness.h"
+#include "agent/transport/tls_port.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
@@ -35,8 +37,8 @@ constexpr milliseconds wait_at_server{10000};   // a longer get() asks again, an
 
 class Client final : public Store {
  public:
-  Client(std::string host, std::uint16_t port, Key key, Clock clock)
-      : host_(std::move(host)), port_(port), key_(std::move(key)), clock_(std::move(clock)) {}
+  Client(std::string host, std::uint16_t port, Key key, std::shared_ptr<Tls> tls, Clock clock)
+      : host_(std::move(host)), port_(port), key_(std::move(key)), tls_(std::move(tls)), clock_(std::move(clock)) {}
 
   /// Opens the first connection; retries until `timeout`.
   Status open(milliseconds timeout);
@@ -62,15 +64,16 @@ class Client final : public Store {
     std::int64_t sum = 0;
   };
   Result<StoreReply> exchange(const store_protocol::StoreRequest& request, Deadline deadline);
-  Result<StoreReply> exchange_on(int fd, ByteView request, Deadline deadline) const;
+  Result<StoreReply> exchange_on(Port& port, ByteView request, Deadline deadline) const;
   struct Connection {
-    FileDescriptor socket;
+    std::unique_ptr<Port> port;
     bool loopback = false;
   };
   Result<Connection> connect(Deadline deadline) const;
   Result<FileDescriptor> connect_to(const std::string& address, Deadline deadline) const;
-  FileDescriptor take_idle();
-  void give_back(FileDescriptor socket);
+  Result<std::unique_ptr<Port>> secured(FileDescriptor socket, Deadline deadline) const;
+  std::unique_ptr<Port> take_idle();
+  void give_back(std::unique_ptr<Port> port);
 
   [[nodiscard]] Status named(const Status& status) const {
     const auto address = join_host_port(host_, port_);
@@ -81,12 +84,13 @@ class Client final : public Store {
   const std::string host_;
   const std::uint16_t port_;
   const Key key_;
+  const std::shared_ptr<Tls> tls_;  // null: none
   const Clock clock_;
   bool loopback_ = false;  // written by open() alone
 
   struct Idle {
     std::mutex mutex;
-    std::vector<FileDescriptor> sockets;
+    std::vector<std::unique_ptr<Port>> ports;
   };
   PerProcess<Idle> idle_;  // a forked child must not speak on its parent's connections
 };
@@ -97,7 +101,7 @@ Status Client::open(milliseconds timeout) {
     auto connection = connect(deadline);
     if (connection) {
       loopback_ = connection->loopback;
-      give_back(std::move(connection->socket));
+      give_back(std::move(connection->port));
       return {};
     }
     const auto code = connection.status().code();
@@ -134,19 +138,19 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
   const auto bytes = encode(request);
   if (!bytes) return bytes.status();
   for (bool again = false;; again = true) {
-    auto socket = again ? FileDescriptor() : take_idle();  // what ended one idle connection may have ended all
-    if (!socket) {
+    auto port = again ? nullptr : take_idle();  // what ended one idle connection may have ended all
+    if (!port) {
       auto fresh = connect(deadline);
       if (!fresh && fresh.status().code() == Code::deadline_exceeded) {
         return named({Code::connection_lost, "it does not answer"});
       }
       if (!fresh) return named(fresh.status());
-      socket = std::move(fresh->socket);
+      port = std::move(fresh->port);
     }
-    auto answer = exchange_on(socket.get(), *bytes, deadline);
+    auto answer = exchange_on(*port, *bytes, deadline);
     const auto code = answer.status().code();
     const bool in_step = answer.ok() || code == Code::not_found || code == Code::resource_exhausted;
-    if (in_step) give_back(std::move(socket));
+    if (in_step) give_back(std::move(port));
     if (code == Code::deadline_exceeded) {
       return named({Code::connection_lost, "it does not answer"});
     }
@@ -160,14 +164,14 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
 
 // Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
-Result<Client::StoreReply> Client::exchange_on(int fd, ByteView request, Deadline deadline) const {
-  if (auto status = write_all(fd, request, deadline, clock_); !status) return status;
+Result<Client::StoreReply> Client::exchange_on(Port& port, ByteView request, Deadline deadline) const {
+  if (auto status = write_all(port, request, deadline, clock_); !status) return status;
   std::array<std::byte, store_protocol::header_bytes> header;
-  if (auto status = read_exactly(fd, header, deadline, clock_); !status) return status;
+  if (auto status = read_exactly(port, header, deadline, clock_); !status) return status;
   const auto length = store_protocol::parse_length(header);
   if (!length) return length.status();
   Bytes body(*length);
-  if (auto status = read_exactly(fd, body, deadline, clock_); !status) return status;
+  if (auto status = read_exactly(port, body, deadline, clock_); !status) return status;
   const auto reply = store_protocol::parse_reply(body);
   if (!reply) return reply.status();
   if (reply->code != Code::ok) {
@@ -186,13 +190,25 @@ Result<Client::Connection> Client::connect(Deadline deadline) const {
       failure = socket.status();
       continue;
     }
+    auto port = secured(std::move(*socket), deadline);
+    if (!port) return port.status();
     const bool local = is_loopback(address);
     Terms terms{.key = &key_, .demands_proof = !key_.empty() || !local, .purpose = "store"};
-    const auto greeted = handshake_as_dialler(socket->get(), std::move(terms), deadline, clock_);
+    const auto greeted = handshake_as_dialler(**port, tls_ != nullptr, std::move(terms), deadline, clock_);
     if (!greeted) return greeted.status();
-    return Connection{std::move(*socket), local};
+    return Connection{std::move(*port), local};
   }
   return failure;
+}
+
+/// Returns a port over the socket: with TLS, whose handshake is done, if this client uses TLS.
+Result<std::unique_ptr<Port>> Client::secured(FileDescriptor socket, Deadline deadline) const {
+  std::unique_ptr<Port> plain = std::make_unique<SocketPort>(std::move(socket), false);
+  if (!tls_) return plain;
+  auto tls = TlsPort::make(tls_, Side::dialler, std::move(plain));
+  if (!tls) return tls.status();
+  if (auto status = secure(**tls, deadline, clock_); !status) return status;
+  return std::unique_ptr<Port>(std::move(*tls));
 }
 
 Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline deadline) const {
@@ -212,30 +228,32 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
   return socket;
 }
 
-FileDescriptor Client::take_idle() {
-  auto& [mutex, sockets] = idle_.get();
+std::unique_ptr<Port> Client::take_idle() {
+  auto& [mutex, ports] = idle_.get();
   const std::lock_guard lock(mutex);
-  while (!sockets.empty()) {
-    auto socket = std::move(sockets.back());
-    sockets.pop_back();
-    if (!spoiled(socket.get())) return socket;
+  while (!ports.empty()) {
+    auto port = std::move(ports.back());
+    ports.pop_back();
+    if (!spoiled(port->descriptor())) return port;
   }
-  return {};
+  return nullptr;
 }
 
-void Client::give_back(FileDescriptor socket) {
-  auto& [mutex, sockets] = idle_.get();
+void Client::give_back(std::unique_ptr<Port> port) {
+  auto& [mutex, ports] = idle_.get();
   const std::lock_guard lock(mutex);
-  if (sockets.size() < most_idle) sockets.push_back(std::move(socket));
+  if (ports.size() < most_idle) ports.push_back(std::move(port));
 }
 
 }  // namespace
 
 Result<std::shared_ptr<Store>> connect_tcp_store(const std::string& host, std::uint16_t port, std::string key,
-                                                 milliseconds timeout, Clock clock) {
+                                                 milliseconds timeout, Clock clock, std::string_view tls) {
   auto loaded = Key::load(key);
   if (!loaded) return loaded.status();
-  auto client = std::make_shared<Client>(host, port, std::move(*loaded), std::move(clock));
+  auto with = Tls::make(tls, *loaded);
+  if (!with) return with.status();
+  auto client = std::make_shared<Client>(host, port, std::move(*loaded), std::move(*with), std::move(clock));
   if (auto status = client->open(timeout); !status) return status;
   return std::shared_ptr<Store>(std::move(client));
 }

@@ -6,10 +6,8 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
 #include <list>
 #include <map>
 #include <thread>
@@ -17,9 +15,12 @@
 
 #include "agent/address.h"
 #include "agent/auth.h"
+#include "agent/handshake_io.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "agent/strangers.h"
+#include "agent/transport/socket_port.h"
+#include "agent/transport/tls_port.h"
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -33,7 +34,6 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 constexpr auto awaiting = asio::as_tuple(asio::use_awaitable);
 // Bounds the wait of one get(), so that the wait of a dead client ends. A living client asks again.
@@ -117,40 +117,25 @@ class Table {
   std::size_t bytes_ = 0;
 };
 
-/// A connection, and the watchdog that closes it if its client stops in the middle of a message.
+/// A connection of a client. If the client stops in the middle of a message, the connection fails.
 class StoreConnection {
  public:
-  explicit StoreConnection(tcp::socket connected) : socket(std::move(connected)), watchdog_(socket.get_executor()) {
-    error_code error;
-    const auto remote = socket.remote_endpoint(error);
-    peer = error ? "?" : join_host_port(remote.address().to_string(), remote.port());
-    socket.set_option(tcp::no_delay(true), error);
-    socket.set_option(asio::socket_base::keep_alive(true), error);  // ends connections whose host has gone
-  }
+  /// `secured`: whether `port` is a TlsPort, whose handshake comes next.
+  StoreConnection(asio::io_context& context, std::unique_ptr<Port> port, TlsPort* secured)
+      : tls(secured), peer(peer_address(port->descriptor())), io(context, Clock(), std::move(port)) {}
 
-  /// Closes the connection after `time`, unless limit() or unlimited() is called before.
-  static void limit(const std::shared_ptr<StoreConnection>& session, milliseconds time) {
-    session->watchdog_.expires_after(time);
-    session->watchdog_.async_wait([session](error_code error) {
-      // The limit may have been moved between the timer's expiry and this handler: the newest expiry counts.
-      if (error || session->watchdog_.expiry() > steady_clock::now()) return;
-      session->slow = true;
-      session->socket.close(error);
-    });
-  }
-  void unlimited() { watchdog_.expires_at(steady_clock::time_point::max()); }
+  void limit(milliseconds time) { io.set_deadline(Clock().now() + time); }
+  void unlimited() { io.set_deadline(Clock::time_point::max()); }
 
-  tcp::socket socket;
-  std::string peer;
-  bool slow = false;
-
- private:
-  asio::steady_timer watchdog_;
+  TlsPort* const tls;  // null: no TLS
+  const std::string peer;
+  HandshakeIo io;
 };
 
 class Server final : public TcpStoreServer {
  public:
-  Server(Key key, TcpStoreBounds bounds) : key_(std::move(key)), bounds_(bounds), table_(bounds) {}
+  Server(Key key, std::shared_ptr<Tls> tls, TcpStoreBounds bounds)
+      : key_(std::move(key)), tls_(std::move(tls)), bounds_(bounds), table_(bounds) {}
   ~Server() override;
 
   Status start(TcpListener listener);
@@ -159,12 +144,15 @@ class Server final : public TcpStoreServer {
  private:
   void keep_accepting(std::shared_ptr<tcp::acceptor> acceptor);
   asio::awaitable<void> accept_all(std::shared_ptr<tcp::acceptor> acceptor);
+  std::shared_ptr<StoreConnection> connection_over(tcp::socket socket);
   asio::awaitable<void> serve(std::shared_ptr<StoreConnection> session);
   asio::awaitable<Status> run_handshake(std::shared_ptr<StoreConnection> session);
+  static Status cut_off(const Status& why);
   asio::awaitable<Status> serve_one(std::shared_ptr<StoreConnection> session);
   asio::awaitable<Bytes> answer(store_protocol::StoreRequest request);
 
   const Key key_;
+  const std::shared_ptr<Tls> tls_;  // null: none
   const TcpStoreBounds bounds_;
   const std::uint32_t forks_ = forks();
   std::uint16_t port_ = 0;
@@ -225,91 +213,115 @@ asio::awaitable<void> Server::accept_all(std::shared_ptr<tcp::acceptor> acceptor
       log_warning(formatted("store port={}: refused a client, because {} are connected", port_, connections_));
       continue;
     }
+    const auto session = connection_over(std::move(socket));
+    if (!session) continue;
     ++connections_;
-    co_spawn(*io_, serve(std::make_shared<StoreConnection>(std::move(socket))),
-             [this](const std::exception_ptr& failure) {
-               --connections_;
-               if (failure) log_warning(formatted("store port={}: out of memory for a client", port_));
-             });
+    co_spawn(*io_, serve(session), [this](const std::exception_ptr& failure) {
+      --connections_;
+      if (failure) log_warning(formatted("store port={}: out of memory for a client", port_));
+    });
   }
 }
 
+/// Returns null if there is no memory.
+std::shared_ptr<StoreConnection> Server::connection_over(tcp::socket socket) {
+  error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);  // ends connections whose host has gone
+  socket.non_blocking(true, ignored);
+  std::unique_ptr<Port> port = std::make_unique<SocketPort>(FileDescriptor(socket.release()), false);
+  if (!tls_) return std::make_shared<StoreConnection>(*io_, std::move(port), nullptr);
+  auto secured = TlsPort::make(tls_, Side::acceptor, std::move(port));
+  if (!secured) return nullptr;
+  auto* const tls = secured->get();
+  return std::make_shared<StoreConnection>(*io_, std::move(*secured), tls);
+}
+
 asio::awaitable<void> Server::serve(std::shared_ptr<StoreConnection> session) {
-  StoreConnection::limit(session, patience_with_silence);
+  session->limit(patience_with_silence);
   const auto place =
-      strangers_.admit(stranger_address(session->socket.native_handle()), [weak = std::weak_ptr(session)] {
-        error_code ignored;
-        if (const auto alive = weak.lock()) alive->socket.close(ignored);
+      strangers_.admit(stranger_address(session->io.port().descriptor()), [weak = std::weak_ptr(session)] {
+        if (const auto alive = weak.lock()) alive->io.cut();
       });
   auto status = co_await run_handshake(session);
   strangers_.release(place);
   session->unlimited();
-  while (status) status = co_await serve_one(session);
-  session->unlimited();
-  error_code ignored;
-  session->socket.close(ignored);
+  while (status) {
+    auto next = co_await serve_one(session);
+    status = std::move(next);
+  }
   // Logs a client that broke the protocol, was too slow or did not know the key, but not one that just left.
-  if (session->slow) status = Status(Code::deadline_exceeded, "the client stopped in the middle of a message");
   if (status.code() == Code::connection_lost) co_return;
   log_warning(formatted("store port={} peer={}: closed: {}", port_, session->peer, status.text()));
 }
 
+/// A client that stops in the middle of a message is to be logged. One that has left is not: ConnectionLost.
+Status Server::cut_off(const Status& why) {
+  if (why.code() != Code::deadline_exceeded) return why;
+  return {Code::deadline_exceeded, "the client stopped in the middle of a message"};
+}
+
 asio::awaitable<Status> Server::run_handshake(std::shared_ptr<StoreConnection> session) {
-  const Status gone(Code::connection_lost, "the client closed the connection during the handshake");
-  const int fd = session->socket.native_handle();
+  auto& io = session->io;
+  const int fd = io.port().descriptor();
+  if (session->tls != nullptr) {
+    const auto spoken = co_await io.readable();
+    if (!spoken.ok()) co_return cut_off(spoken);
+    session->limit(patience_with_proof);
+    const auto secured = co_await io.secure(*session->tls);
+    if (!secured.ok()) co_return cut_off(secured);
+  }
   std::array<std::byte, AcceptorHandshake::hello_bytes> hello;
   // Reads the magic first: a peer of another protocol may send fewer bytes than a preamble has.
-  auto [no_magic, magic_bytes] = co_await asio::async_read(session->socket, asio::buffer(hello.data(), 4), awaiting);
-  if (no_magic) co_return gone;
-  if (text_of(ByteView(hello).first(4)) != "TFRY") {
+  const auto begun = co_await io.read_exactly(std::span(hello).first(4));
+  if (!begun.ok()) co_return cut_off(begun);
+  if (text_of(ByteView(hello).first(4)) != "TFRY" && !is_tls(ByteView(hello).first(4))) {
     co_return Status(Code::protocol_error, "the client does not speak the tensorferry protocol");
   }
-  auto [no_hello, hello_bytes] =
-      co_await asio::async_read(session->socket, asio::buffer(hello.data() + 4, hello.size() - 4), awaiting);
-  if (no_hello) co_return gone;
-  StoreConnection::limit(session, patience_with_proof);
+  const auto opened = co_await io.read_exactly(std::span(hello).subspan(4));
+  if (!opened.ok()) co_return cut_off(opened);
+  session->limit(patience_with_proof);
   const auto demands_proof = acceptor_demands_proof(fd, key_);
   if (!demands_proof) co_return demands_proof.status();
   AcceptorHandshake handshake({.key = &key_, .demands_proof = *demands_proof, .purpose = "store"});
   const auto answer = handshake.answer(hello);
   if (!answer) co_return answer.status();
-  auto [no_answer, sent] = co_await asio::async_write(session->socket, asio::buffer(answer->bytes), awaiting);
+  const auto answered = co_await io.write_all(answer->bytes);
   if (!answer->verdict) co_return why_refused(fd, key_, answer->verdict);
-  if (no_answer) co_return gone;
+  if (!answered.ok()) co_return cut_off(answered);
   Digest proof;
-  auto [no_proof, proof_bytes] = co_await asio::async_read(session->socket, asio::buffer(proof), awaiting);
-  if (no_proof && handshake.agreement().proven && !session->slow) {
+  const auto proved = co_await io.read_exactly(proof);
+  if (!proved.ok() && handshake.agreement().proven && proved.code() == Code::connection_lost) {
     co_return Status(Code::unauthenticated,
                      "the client closed the connection after this store's proof: its key differs");
   }
-  if (no_proof) co_return gone;
+  if (!proved.ok()) co_return cut_off(proved);
   co_return handshake.check(proof);
 }
 
 asio::awaitable<Status> Server::serve_one(std::shared_ptr<StoreConnection> session) {
-  const Status gone(Code::connection_lost, "left");
-  auto [ended] = co_await session->socket.async_wait(tcp::socket::wait_read, awaiting);  // idle time has no limit
-  if (ended) co_return gone;
+  auto& io = session->io;
+  const auto begun = co_await io.readable();  // idle time has no limit
+  if (!begun.ok()) co_return begun;
 
-  StoreConnection::limit(session, bounds_.message);
+  session->limit(bounds_.message);
   std::array<std::byte, store_protocol::header_bytes> header;
-  auto [no_header, header_bytes] = co_await asio::async_read(session->socket, asio::buffer(header), awaiting);
-  if (no_header) co_return gone;
+  const auto headed = co_await io.read_exactly(header);
+  if (!headed.ok()) co_return cut_off(headed);
   const auto length = store_protocol::parse_length(header);
   if (!length) co_return length.status();
   Bytes body(*length);
-  auto [no_body, body_bytes] = co_await asio::async_read(session->socket, asio::buffer(body), awaiting);
-  if (no_body) co_return gone;
+  const auto whole = co_await io.read_exactly(body);
+  if (!whole.ok()) co_return cut_off(whole);
   session->unlimited();
 
   const auto request = store_protocol::parse_request(body);
   if (!request) co_return request.status();
   const auto reply = co_await answer(*request);
-  StoreConnection::limit(session, bounds_.message);
-  auto [no_reply, reply_bytes] = co_await asio::async_write(session->socket, asio::buffer(reply), awaiting);
+  session->limit(bounds_.message);
+  const auto replied = co_await io.write_all(reply);
   session->unlimited();
-  if (no_reply) co_return gone;
-  co_return Status();
+  co_return cut_off(replied);
 }
 
 // `request` views bytes of the calling coroutine, which waits until this one has ended.
@@ -344,9 +356,12 @@ asio::awaitable<Bytes> Server::answer(store_protocol::StoreRequest request) {
 }  // namespace
 
 Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::listen(const std::string& host, std::uint16_t port,
-                                                               std::string key, TcpStoreBounds bounds) {
+                                                               std::string key, TcpStoreBounds bounds,
+                                                               std::string_view tls) {
   auto loaded = Key::load(key);
   if (!loaded) return loaded.status();
+  auto with = Tls::make(tls, *loaded);
+  if (!with) return with.status();
   if (loaded->empty() && !is_loopback(host)) {
     return Status(Code::unauthenticated,
                   formatted("a store on {} could be reached from other hosts, and there is no cluster key. {}. For one "
@@ -359,7 +374,7 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::listen(const std::string
   if (!listener) {
     return Status(listener.status().code(), formatted("the store cannot listen: {}", listener.status().what()));
   }
-  auto server = std::make_unique<Server>(std::move(*loaded), bounds);
+  auto server = std::make_unique<Server>(std::move(*loaded), std::move(*with), bounds);
   if (auto status = server->start(std::move(*listener)); !status) return status;
   return std::unique_ptr<TcpStoreServer>(std::move(server));
 }
