@@ -52,7 +52,8 @@ struct Handshake {
 
   const Clock clock;
   HandshakeIo io;
-  Strangers::Held place;  // null: the peer has proved itself
+  TlsPort* tls = nullptr;  // that of `io`; null: the connection is not to use TLS
+  Strangers::Held place;   // null: the peer has proved itself
 };
 
 void accept_unix(const std::shared_ptr<AgentAcceptor>& acceptor);
@@ -67,6 +68,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
         context(of->reactor->context()),
         clock(of->clock),
         network(of->options.surroundings.network),
+        tls(of->identity.tls),
         unix_(context) {}
   ~AgentAcceptor() override { remove_unix_socket(unix_address_); }
 
@@ -134,6 +136,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   asio::io_context& context;
   const Clock clock;
   const std::shared_ptr<Network> network;
+  const std::shared_ptr<Tls> tls;  // null: none
   asio::local::stream_protocol::acceptor unix_;
   std::list<asio::ip::tcp::acceptor> tcp_;  // one for each address; never changes after open()
   // Connections in the handshake: those that have to prove themselves and have not yet, and the others.
@@ -161,7 +164,15 @@ void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this connection
   const int fd = port->descriptor();
   const bool local = port->local();
+  TlsPort* tls = nullptr;
+  if (const auto& with = acceptor->tls; with && !local) {
+    auto secured = TlsPort::make(with, Side::acceptor, std::move(port));
+    if (!secured) return log_warning("refused a connection: " + secured.status().text());
+    tls = secured->get();
+    port = std::move(*secured);
+  }
   auto of = std::make_shared<Handshake>(acceptor->context, acceptor->clock, std::move(port));
+  of->tls = tls;
   if (local && !key_needed(unix_peer_uid(fd), ::geteuid())) {
     prove(*acceptor, of);
   } else {
@@ -220,15 +231,18 @@ void accept_tcp(const std::shared_ptr<AgentAcceptor>& acceptor, asio::ip::tcp::a
   });
 }
 
-void log_refused(bool local, const Status& why) {
-  log_warning(std::string("refused a connection: transport=") + (local ? "unix " : "tcp ") + why.text());
+/// `from`: the address of the other end; "": it has none.
+void log_refused(bool local, const std::string& from, const Status& why) {
+  log_warning(std::string("refused a connection: transport=") + (local ? "unix " : "tcp ") +
+              (from.empty() ? "" : "from=" + from + " ") + why.text());
 }
 
 asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor, std::shared_ptr<Handshake> of) {
   const bool local = of->io.port().local();
+  const auto from = peer_address(of->io.port().descriptor());
   const auto status = co_await run_handshake(acceptor, of);
   const auto engine = acceptor->engine.lock();
-  if (!status.ok() && engine && !engine->leaving) log_refused(local, status);
+  if (!status.ok() && engine && !engine->leaving) log_refused(local, from, status);
 }
 
 /// Gives the connection to its link. On a pool thread, because messages that waited for it are sent there, and the link
@@ -244,7 +258,7 @@ void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<Port> p
       link = engine->peers.link_of(hello, gone);
       if (!link) {
         const Status why(Code::connection_lost, "\"" + hello.name + "\" has given this connection up");
-        return log_refused(local, why);
+        return log_refused(local, peer_address(port->descriptor()), why);
       }
     } while (!link->attach(port, false, hello) && port && link->closed() && !engine->leaving);
   });
@@ -261,10 +275,17 @@ asio::awaitable<std::optional<Status>> shake_hands(AgentAcceptor& acceptor, cons
   auto& io = of->io;
   const int fd = io.port().descriptor();
   std::array<std::byte, AcceptorHandshake::hello_bytes> opening{};
+  if (of->tls != nullptr) {
+    const auto spoken = co_await io.readable();
+    if (!spoken.ok() || !of->tls->heard()) co_return std::nullopt;
+    if (of->place) of->limit(patience_with_proof);
+    const auto secured = co_await io.secure(*of->tls);
+    if (!secured.ok()) co_return secured;
+  }
   const auto opened = co_await io.read_exactly(opening);
   if (!opened.ok() && io.received() == 0) co_return std::nullopt;
   if (!opened.ok()) co_return cut_off(opened);
-  if (of->place) of->limit(patience_with_proof);
+  if (of->place && of->tls == nullptr) of->limit(patience_with_proof);
 
   const auto demands_proof = acceptor_demands_proof(fd, engine.identity.key);
   if (!demands_proof) co_return demands_proof.status();

@@ -29,6 +29,7 @@ class RawAgent::Impl final {
 
  private:
   Status learn_key();
+  Status prepare_tls();
   void look_after();
   std::unique_ptr<Timer> every_second_;
 };
@@ -47,10 +48,20 @@ Status RawAgent::Impl::learn_key() {
                     how_to_set_a_key())};
 }
 
+Status RawAgent::Impl::prepare_tls() {
+  auto tls = Tls::make(engine->options.tls, engine->identity.key);
+  if (!tls) return tls.status();
+  if (*tls && engine->options.surroundings.network)
+    return {Code::invalid_argument, "tls works over this host's sockets alone, not over another network"};
+  engine->identity.tls = std::move(*tls);
+  return {};
+}
+
 Status RawAgent::Impl::create(RawAgentOptions options) {
   if (auto status = check_name(options.name); !status) return status;
   engine = std::make_shared<Engine>(std::move(options));
   if (auto status = learn_key(); !status) return status;
+  if (auto status = prepare_tls(); !status) return status;
   if (engine->options.channels.empty()) engine->options.channels = environment::channels.value();
   if (auto status = engine->drivers.open(engine->options); !status) return status;
   auto& record = engine->identity.record = describe_this_process();

@@ -269,6 +269,7 @@ struct RawAgentOptions {
   bool shared_memory = true;  // false: the agent shares no memory with peers: sockets carry every frame, and channels
                               // such as shm are left out unless `channels` names them
   std::string socket_dir;     // "": TENSORFERRY_SOCKET_DIR, else abstract sockets
+  std::string tls;            // of TCP connections, see agent/transport/tls.h; "": TENSORFERRY_TLS, else off
   std::string trace;          // a file: leave() writes a trace of all calls beside it; "": TENSORFERRY_TRACE, else none
 };
 

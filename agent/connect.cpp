@@ -175,10 +175,12 @@ asio::awaitable<Status> shake_hands(Engine& engine, HandshakeIo& io) {
     return Status(status.code(), formatted("the handshake with a peer failed: {}", status.what()));
   };
   const int fd = io.port().descriptor();
+  const bool tls_here = engine.identity.tls && !io.port().local();
   DiallerHandshake handshake(terms_of(engine, dialler_demands_proof(fd, engine.identity.key)));
   std::array<std::byte, DiallerHandshake::answer_bytes> answer{};
   if (auto status = co_await io.write_all(handshake.hello()); !status) co_return during(status);
-  if (auto status = co_await io.read_exactly(answer); !status) co_return during(status);
+  if (auto status = co_await io.read_exactly(answer); !status)
+    co_return !tls_here && is_tls(answer) ? only_peer_uses_tls() : during(status);
   const auto mine = handshake.answer(answer);
   if (!mine) co_return mine.status();
   if (!handshake.agreement().proven) {
@@ -191,8 +193,18 @@ asio::awaitable<Status> shake_hands(Engine& engine, HandshakeIo& io) {
 /// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
 asio::awaitable<Result<Connected>> run_handshake(Engine& engine, std::unique_ptr<Port> port,
                                                  Clock::time_point deadline) {
+  TlsPort* tls = nullptr;
+  if (engine.identity.tls && !port->local()) {
+    auto secured = TlsPort::make(engine.identity.tls, Side::dialler, std::move(port));
+    if (!secured) co_return secured.status();
+    tls = secured->get();
+    port = std::move(*secured);
+  }
   HandshakeIo io(engine.reactor->context(), engine.clock, std::move(port));
   io.set_deadline(deadline);
+  if (tls != nullptr) {
+    if (const auto status = co_await io.secure(*tls); !status.ok()) co_return refused_for_now(status);
+  }
   if (const auto status = co_await shake_hands(engine, io); !status.ok()) co_return refused_for_now(status);
   auto hello = co_await read_hello(io);
   if (!hello) co_return refused_for_now(hello.status());

@@ -20,6 +20,7 @@
 #include "agent/reactor.h"
 #include "agent/receive_memory.h"
 #include "agent/rendezvous/directory.h"
+#include "agent/transport/tls.h"
 #include "agent/wire/frame.h"
 #include "base/fork.h"
 
@@ -30,8 +31,9 @@ class Link;
 /// Who this agent is to its peers.
 struct AgentIdentity {
   PeerInfo self;
-  Key key;        // empty: only this user's processes of this host are peers
-  Record record;  // in the store
+  Key key;                   // empty: only this user's processes of this host are peers
+  std::shared_ptr<Tls> tls;  // of TCP connections; null: none
+  Record record;             // in the store
 };
 
 struct Engine final : std::enable_shared_from_this<Engine> {

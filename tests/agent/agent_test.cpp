@@ -22,7 +22,7 @@ class AgentCalls : public ::testing::TestWithParam<Ways> {
 
 INSTANTIATE_TEST_SUITE_P(Over, AgentCalls,
                          ::testing::Values(Ways{"ring", "basic"}, Ways{"unix", "basic"}, Ways{"tcp", "basic"},
-                                           Ways{"ring", "shm,basic"}, Ways{"unix", ""}),
+                                           Ways{"tls", "basic"}, Ways{"ring", "shm,basic"}, Ways{"unix", ""}),
                          [](const auto& tested) { return name_of(tested.param); });
 
 TEST_P(AgentCalls, ReturnTheBytesThatWereSent) {

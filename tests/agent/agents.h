@@ -48,7 +48,7 @@ inline bool same_bytes(const Buffer& a, const Buffer& b) {
 
 /// How the agents of a test reach one another.
 struct Ways {
-  std::string transport = "ring";  // "ring", "unix" (no memory is shared), "tcp"
+  std::string transport = "ring";  // "ring", "unix" (no memory is shared), "tcp", "tls" (over TCP, by a cluster key)
   std::string channels;            // "": all channels of the build
 };
 
@@ -65,7 +65,12 @@ inline std::shared_ptr<RawAgent> create(const std::shared_ptr<Store>& store, con
   RawAgentOptions options;
   options.name = name;
   options.store = store;
-  options.unix_sockets = ways.transport != "tcp";
+  const bool tls = ways.transport == "tls";
+  options.unix_sockets = ways.transport != "tcp" && !tls;
+  if (tls) {
+    options.tls = "key";
+    options.key = "the cluster key of agents over TLS";
+  }
   options.shared_memory = ways.transport == "ring";
   options.channels = ways.channels;
   if (change) change(options);

@@ -76,7 +76,7 @@ class Calls : public ::testing::TestWithParam<Ways> {
 
 INSTANTIATE_TEST_SUITE_P(Over, Calls,
                          ::testing::Values(Ways{"ring", "basic"}, Ways{"unix", "basic"}, Ways{"tcp", "basic"},
-                                           Ways{"ring", "shm,basic"}, Ways{"unix", ""}),
+                                           Ways{"tls", "basic"}, Ways{"ring", "shm,basic"}, Ways{"unix", ""}),
                          [](const auto& tested) { return name_of(tested.param); });
 
 // ---- Deadlines

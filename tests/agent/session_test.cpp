@@ -194,7 +194,8 @@ TEST_F(TwoLinksOfAPeer, DoNotJoinOneOfThisAgent) {
   EXPECT_TRUE(dialled.ended());
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Sessions, ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}),
+INSTANTIATE_TEST_SUITE_P(Over, Sessions,
+                         ::testing::Values(Ways{}, Ways{"unix", "basic"}, Ways{"tcp", "basic"}, Ways{"tls", "basic"}),
                          [](const auto& one) { return name_of(one.param); });
 
 class SessionsOverTcp : public Sessions {};

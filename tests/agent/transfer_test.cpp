@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Transfers,
                                            Ways{"ring", "shm,basic"}, Ways{"unix", "shm,basic"},
                                            Ways{"ring", "cma,basic"}, Ways{"tcp", "cma,basic"},
                                            Ways{"ring", "mail,basic"}, Ways{"unix", "mail,basic"}, Ways{"tcp", "basic"},
-                                           Ways{"tcp", "xth"}, Ways{"tcp", "mail,basic"}),
+                                           Ways{"tcp", "xth"}, Ways{"tcp", "mail,basic"}, Ways{"tls", "basic"}),
                          [](const auto& tested) { return name_of(tested.param); });
 
 TEST_P(Transfers, OfEmptyTinyAndOddSizesAroundEveryBound) {
