@@ -102,6 +102,11 @@ struct AgentOptions {
   std::string interface {};
   /// The TCP ports to listen on: "7000" or "7000-7099". "": any.
   std::string ports{};
+  /// TLS 1.3 on all TCP connections, those of a store:// rendezvous too. "key": the cluster key proves both ends.
+  /// "certificate=FILE,private_key=FILE,ca=FILE" (PEM): each end has a certificate of that CA, and verifies the
+  /// other's. "off": none. "": TENSORFERRY_TLS, else none. All agents of a job need the same form. See
+  /// docs/security.md.
+  std::string tls{};
   /// The folder of unix sockets. "": TENSORFERRY_SOCKET_DIR, else abstract sockets, which have no file.
   std::string socket_dir{};
   /// A file beside which leave() writes a trace of all calls, for Perfetto: "out.json" becomes "out.NAME.PID.json".

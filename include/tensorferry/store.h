@@ -24,7 +24,10 @@ class StoreServer {
   ///
   /// - Unauthenticated: there is no key, and `host` is not a loopback address.
   /// - InvalidArgument, ResourceExhausted: `host` is no address of this machine, or the port is taken.
-  explicit StoreServer(const std::string& host = "127.0.0.1", std::uint16_t port = 0, const std::string& key = {});
+  ///
+  /// `tls`: as AgentOptions::tls, which throws the same errors; the clients need the same form.
+  explicit StoreServer(const std::string& host = "127.0.0.1", std::uint16_t port = 0, const std::string& key = {},
+                       const std::string& tls = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -38,8 +41,9 @@ class StoreServer {
 
 /// Connects to a StoreServer of either language. Retries for `timeout`, because the server may start later. Throws
 /// Unauthenticated (the key is missing or wrong), ProtocolError (the server is no store), or DeadlineExceeded (no
-/// server answered within `timeout`).
+/// server answered within `timeout`). `tls`: as the server's.
 std::shared_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& key = {},
-                                     std::chrono::milliseconds timeout = std::chrono::seconds(60));
+                                     std::chrono::milliseconds timeout = std::chrono::seconds(60),
+                                     const std::string& tls = {});
 
 }  // namespace tensorferry

@@ -43,6 +43,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   take("unix_sockets", options.unix_sockets);
   take("shared_memory", options.shared_memory);
   take("socket_dir", options.socket_dir);
+  take("tls", options.tls);
   take("trace", options.trace);
   std::vector<int> gpus;
   take("gpus", gpus);

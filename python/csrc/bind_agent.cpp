@@ -67,18 +67,19 @@ void bind_stores(py::module_& module) {
       py::arg("store"), "Returns a Store that uses one of torch's stores.");
 
   py::class_<TcpStoreServer>(module, "StoreServer", "Serves a Store until it is dropped.")
-      .def(py::init([](const std::string& host, std::uint16_t port, std::string key) {
-             return value_or_raise(unlocked([&] { return TcpStoreServer::listen(host, port, std::move(key)); }));
+      .def(py::init([](const std::string& host, std::uint16_t port, std::string key, const std::string& tls) {
+             return value_or_raise(
+                 unlocked([&] { return TcpStoreServer::listen(host, port, std::move(key), {}, tls); }));
            }),
-           py::arg("host"), py::arg("port"), py::arg("key"))
+           py::arg("host"), py::arg("port"), py::arg("key"), py::arg("tls"))
       .def_property_readonly("port", &TcpStoreServer::port, "The port that the server listens on.");
   module.def(
       "connect_store",
-      [](const std::string& host, std::uint16_t port, std::string key, double timeout) {
+      [](const std::string& host, std::uint16_t port, std::string key, double timeout, const std::string& tls) {
         return value_or_raise(
-            unlocked([&] { return connect_tcp_store(host, port, std::move(key), milliseconds(timeout)); }));
+            unlocked([&] { return connect_tcp_store(host, port, std::move(key), milliseconds(timeout), {}, tls); }));
       },
-      py::arg("host"), py::arg("port"), py::arg("key"), py::arg("timeout"));
+      py::arg("host"), py::arg("port"), py::arg("key"), py::arg("timeout"), py::arg("tls"));
 
   py::class_<Rendezvous>(module, "Rendezvous", "The store that an init_method names, and the rank and the world size.")
       .def(py::init([](const std::string& method, int rank, int world_size) {

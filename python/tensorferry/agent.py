@@ -197,6 +197,10 @@ class Agent(Calls):
         shared_memory: False: share no memory with peers. Sockets carry every call, and the agent leaves out channels
             that share memory unless ``channels`` names them.
         socket_dir: the folder of unix sockets; by default ``TENSORFERRY_SOCKET_DIR``, else the sockets have no file.
+        tls: TLS 1.3 on all TCP connections of the agent. ``"key"``: the cluster key proves both ends.
+            ``"certificate=FILE,private_key=FILE,ca=FILE"`` (PEM): each end has a certificate of that CA, and verifies
+            the other's. ``"off"``: none. By default ``TENSORFERRY_TLS``, else none. All agents of a job need the same
+            form. A store has a ``tls=`` of its own (:func:`tensorferry.connect_store`); torch's stores have none.
         trace: a file beside which the agent writes a trace of all its calls when it leaves (:meth:`trace`); by default
             ``TENSORFERRY_TRACE``, else none.
         max_threads: how many functions run here at once, without those that wait for a call or a future of their own.

@@ -31,9 +31,11 @@ class StoreServer(_C.StoreServer):
         host: the address to listen on. Beyond this host, the server needs a ``key``, and demands it of every client.
         port: the port to listen on; 0: any free port, see :attr:`port`.
         key: the cluster key.
+        tls: as for :class:`tensorferry.Agent`; the clients need the same form.
 
     Raises:
         Unauthenticated: the address is reachable from other hosts, and there is no key.
+        InvalidArgument: ``tls`` makes no sense, or a file of it cannot be used.
         InternalError: the server cannot listen on the address.
 
     Example::
@@ -44,11 +46,11 @@ class StoreServer(_C.StoreServer):
             print(agent.rpc_sync("here", max, args=(1, 2)))
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
-        super().__init__(host, port, key)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str = "", tls: str = "") -> None:
+        super().__init__(host, port, key, tls)
 
 
-def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) -> _C.Store:
+def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0, tls: str = "") -> _C.Store:
     """Returns a client of a :class:`StoreServer`, for ``store=`` of ``init_rpc`` and ``Agent``.
 
     Args:
@@ -56,16 +58,18 @@ def connect_store(host: str, port: int, key: str = "", timeout: float = 60.0) ->
         port: the server's port.
         key: the cluster key, if the server has one.
         timeout: how many seconds to retry connecting: the server may start later.
+        tls: as the server's.
 
     Raises:
-        Unauthenticated: the server has another key. DeadlineExceeded, ConnectionLost: the server cannot be reached.
+        Unauthenticated: the server has another key, or one end uses TLS and the other does not.
+        DeadlineExceeded, ConnectionLost: the server cannot be reached.
 
     Example::
 
         server = tensorferry.StoreServer("127.0.0.1", 0, key="a secret of 16 letters")
         store = tensorferry.connect_store("127.0.0.1", server.port, key="a secret of 16 letters", timeout=10)
     """
-    return _C.connect_store(host, port, key, timeout)
+    return _C.connect_store(host, port, key, timeout, tls)
 
 
 @dataclass

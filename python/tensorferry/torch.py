@@ -36,7 +36,7 @@ NAME = "TENSORFERRY"
 # Options of the agent underneath, which RpcBackendOptions takes too.
 AGENT_OPTIONS = (
     "key", "channels", "max_threads", "max_bytes_in_flight", "heartbeat", "peer_timeout", "interface", "ports",
-    "unix_sockets", "shared_memory", "socket_dir",
+    "unix_sockets", "shared_memory", "socket_dir", "tls",
 )  # fmt: skip
 
 
@@ -63,8 +63,8 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
             tensor on a GPU travels only by such a map; results travel by its inverse.
         devices: the local GPUs that tensors may be on; None: those of all device maps.
         agent_options: the arguments of :class:`tensorferry.Agent` with the same names: ``channels``, ``key``,
-            ``interface``, ``ports``, ``unix_sockets``, ``shared_memory``, ``socket_dir``, ``heartbeat``,
-            ``peer_timeout``, ``max_threads``, ``max_bytes_in_flight``.
+            ``interface``, ``ports``, ``unix_sockets``, ``shared_memory``, ``socket_dir``, ``tls``,
+            ``heartbeat``, ``peer_timeout``, ``max_threads``, ``max_bytes_in_flight``.
 
     Raises:
         ValueError: a device is no GPU, or ``num_worker_threads`` is not positive.

@@ -42,6 +42,7 @@ RawAgentOptions detail::raw_options_of(AgentOptions& options, const OpenRendezvo
   out.interface = std::move(options.interface);
   out.ports = std::move(options.ports);
   out.socket_dir = std::move(options.socket_dir);
+  out.tls = std::move(options.tls);
   out.trace = std::move(options.trace);
   out.unix_sockets = options.unix_sockets;
   out.shared_memory = options.shared_memory;
@@ -136,16 +137,16 @@ class StoreServer::Server {
   std::unique_ptr<TcpStoreServer> server;
 };
 
-StoreServer::StoreServer(const std::string& host, std::uint16_t port, const std::string& key)
+StoreServer::StoreServer(const std::string& host, std::uint16_t port, const std::string& key, const std::string& tls)
     : server_(std::make_unique<Server>()) {
-  server_->server = detail::value_or_throw(TcpStoreServer::listen(host, port, key));
+  server_->server = detail::value_or_throw(TcpStoreServer::listen(host, port, key, {}, tls));
 }
 StoreServer::~StoreServer() = default;
 std::uint16_t StoreServer::port() const { return server_->server->port(); }
 
 std::shared_ptr<Store> connect_store(const std::string& host, std::uint16_t port, const std::string& key,
-                                     std::chrono::milliseconds timeout) {
-  return detail::value_or_throw(connect_tcp_store(host, port, key, timeout));
+                                     std::chrono::milliseconds timeout, const std::string& tls) {
+  return detail::value_or_throw(connect_tcp_store(host, port, key, timeout, {}, tls));
 }
 
 }  // namespace tensorferry

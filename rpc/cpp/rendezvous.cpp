@@ -45,11 +45,12 @@ OpenRendezvous meet(const AgentOptions& options) {
       break;
     case Rendezvous::Kind::own:
       if (where.rank == 0) {
-        auto server = TcpStoreServer::listen(where.host, where.port, options.key);
+        auto server = TcpStoreServer::listen(where.host, where.port, options.key, {}, options.tls);
         // If listening fails, another process may serve the store already; connecting then shows it.
         if (server.ok()) out.server = *std::move(server);
       }
-      out.store = value_or_throw(connect_tcp_store(where.host, where.port, options.key, options.join_timeout));
+      out.store =
+          value_or_throw(connect_tcp_store(where.host, where.port, options.key, options.join_timeout, {}, options.tls));
       break;
     case Rendezvous::Kind::file:
       throw InvalidArgument("file:// is a store of torch's that C++ does not open: meet at store://host:port");
