@@ -28,6 +28,7 @@ FEWER = "tensorferry, 16 actors"
 ON_REQUEST = ("tensorpipe",)  # channels that an agent has only where its options name them
 BARE_UNIX = "bare unix round trip"
 BARE_TCP = "bare TCP round trip"
+WITHOUT_TLS = "tensorferry without TLS"
 GRPC = "gRPC C++ over a unix socket"
 BARE_TRANSFER = {"unix": "bare unix transfer", "tcp": "bare TCP transfer"}
 RAY, MONARCH, PYZMQ = STRANGERS = ("Ray", "Monarch", "pyzmq")

@@ -28,6 +28,7 @@ from benchmarks.contestants import (
     STRANGERS,
     TORCH,
     TORCH_ON_OURS,
+    WITHOUT_TLS,
     Contestant,
     Scale,
     actors,
@@ -171,6 +172,18 @@ def _typed_callers(callers: int) -> Row:
         (Figure(per_second("calls/s", 1), {GRPC: 10} if callers == 64 else {}),),
         ours=program("cpp_typed", transport="ring", callers=str(callers)),
         peers={GRPC: program("grpc_call", callers=str(callers))},
+    )
+
+
+def _over_tls(kind: str) -> Row:
+    title, options = KINDS[kind]
+    unit = gigabytes(int(options["bytes"])) if "bytes" in options else MICROSECONDS
+    return Row(
+        f"tls-{kind}",
+        f"{title}, C++ to C++, over TCP with TLS",
+        (Figure(unit, {WITHOUT_TLS: 0.5}),),
+        ours=program("cpp_typed", transport="tls", **options),
+        peers={WITHOUT_TLS: program("cpp_typed", transport="tcp", **options)},
     )
 
 
@@ -450,6 +463,7 @@ ROWS = [
     *[_typed_callers(callers) for callers in (4, 16, 64)],
     _cpp_call_over("unix", BARE_UNIX, {}),
     _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),
+    *[_over_tls(kind) for kind in ("empty", "64mb")],
     *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],
     *[_tensors_by(channel, channel, {}, size) for channel in CHANNELS for size in TENSOR_TARGETS],
     *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
