@@ -230,7 +230,7 @@ std::ptrdiff_t TlsPort::read(std::span<iovec> into, Descriptors& /*none*/, std::
     if (result <= 0) break;
   }
   release_fetched();
-  (void)flush();  // OpenSSL may have answered; what the socket does not take, the next write sends
+  (void)flush();  // an alert; OpenSSL answers changes of keys, however many, once in the next write
   if (total != 0) return static_cast<std::ptrdiff_t>(total);
   errno = failure_.ok() ? error : EPROTO;
   return failure_.ok() ? result : -1;
@@ -238,6 +238,7 @@ std::ptrdiff_t TlsPort::read(std::span<iovec> into, Descriptors& /*none*/, std::
 
 /// Encrypts a part of the bytes into out_ and returns how many.
 std::size_t TlsPort::encrypt(std::span<iovec> from) {
+  record_.clear();
   std::size_t total = 0;
   const auto put = [&](const void* bytes, std::size_t count) {
     std::size_t written = 0;
@@ -259,7 +260,6 @@ std::size_t TlsPort::encrypt(std::span<iovec> from) {
     if (!failure_.ok() || bytes < part.iov_len) break;
   }
   if (failure_.ok()) put(record_.data(), record_.size());
-  record_.clear();
   return total;
 }
 
