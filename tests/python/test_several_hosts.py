@@ -35,7 +35,7 @@ def run_on_two_hosts(folder: Path, first: str, second: str) -> list[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # The hosts are one machine, where cma would reach the other process.
     environment = {**os.environ, "HOME": str(folder), "PATH": path, "TENSORFERRY_CHANNELS": "basic"}
-    for name in ("TENSORFERRY_KEY", "TENSORFERRY_KEY_FILE", "TENSORFERRY_SOCKET_IFNAME"):
+    for name in ("TENSORFERRY_KEY", "TENSORFERRY_KEY_FILE", "TENSORFERRY_SOCKET_IFNAME", "TENSORFERRY_TLS"):
         environment.pop(name, None)
     with EmulatedNetwork("one", "two") as network:
         network.tell("open one 29500 29500 7000 7099")
@@ -69,6 +69,12 @@ def test_the_commands_work_and_print_what_the_page_says(tmp_path: Path) -> None:
     interface = commands("on every host with several networks")
     first, second = commands("on the first host"), commands("on the second host")
     expect_the_pages_output(run_on_two_hosts(tmp_path, interface + first, interface + second))
+
+
+def test_the_recipe_of_tls_works(tmp_path: Path) -> None:
+    tls = commands("on every host")
+    first, second = commands("on the first host"), commands("on the second host")
+    expect_the_pages_output(run_on_two_hosts(tmp_path, tls + first, tls + second))
 
 
 @pytest.mark.soak
