@@ -351,7 +351,7 @@ void Connections::resume_bulk() {
 
 // ---- Making connections
 
-Connections::Stream Connections::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello,
+Connections::Stream Connections::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
                                         const std::shared_ptr<Session>& session) {
   const auto role = role_of(hello.purpose, dialled);
   std::shared_ptr<Session> earlier;  // destroyed after the lock is released

@@ -75,7 +75,7 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);
 }
 
-bool Link::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello) {
+bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello) {
   const bool local = port->local();
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
   const auto stream = connections_.attach(port, dialled, hello, session);

@@ -78,7 +78,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
   /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
   /// incarnation. `port` is then left as it was, unless the link ended during the call.
-  bool attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello);
+  bool attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello);
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
