@@ -10,6 +10,7 @@
 
 #include "base/record.h"
 #include "channels/cma/process.h"
+#include "rpc/regions/versions.h"
 
 namespace tensorferry::regions {
 
@@ -124,5 +125,84 @@ struct NotifyOwner {
   static constexpr std::tuple fields{&NotifyOwner::visit, &NotifyOwner::id, &NotifyOwner::notification};
 };
 using RegionMessage = std::variant<OpenRegion, CloseRegion, ReadRuns, WriteRuns, NotifyOwner>;
+
+/// Asks for a publication. The reply is a Subscribed.
+struct SubscribeTo {
+  static constexpr std::uint8_t tag = 1;
+  std::uint64_t visit = 0;
+  std::string name;
+  std::string host;  // the subscriber's boot id
+  bool relays = false;  // it keeps a copy, and serves it to other subscribers of its host
+  static constexpr std::tuple fields{&SubscribeTo::visit, at_most(&SubscribeTo::name, longest_name),
+                                     at_most(&SubscribeTo::host, 64), &SubscribeTo::relays};
+};
+struct Subscribed {
+  ImageLayout layout;
+  std::string host;   // the publisher's boot id
+  std::string relay;  // an agent of the subscriber's host that serves the publication; "": there is none
+  std::uint64_t epoch = 0;  // of the publication: versions of two epochs have nothing in common
+  static constexpr std::tuple fields{&Subscribed::layout, at_most(&Subscribed::host, 64),
+                                     at_most(&Subscribed::relay, 4096), &Subscribed::epoch};
+};
+/// Asks for a lease of the newest version above `newer_than`, and waits for it. The reply is an Acquired; if `map`, with
+/// the image as a shared buffer.
+struct AcquireVersion {
+  static constexpr std::uint8_t tag = 2;
+  std::uint64_t visit = 0;
+  std::string name;
+  std::uint64_t newer_than = 0;
+  bool map = false;
+  bool wait = false;                 // false: NotFound at once if there is none
+  std::vector<std::uint64_t> holds;  // the subscriber's leases: its others up to `seen` end, whose grants were lost
+  std::uint64_t seen = 0;
+  static constexpr std::tuple fields{&AcquireVersion::visit,
+                                     at_most(&AcquireVersion::name, longest_name),
+                                     &AcquireVersion::newer_than,
+                                     &AcquireVersion::map,
+                                     &AcquireVersion::wait,
+                                     at_most(&AcquireVersion::holds, 4096),
+                                     &AcquireVersion::seen};
+};
+struct Acquired {
+  std::uint64_t version = 0;
+  std::uint64_t lease = 0;
+  std::uint64_t checksum = 0;
+  static constexpr std::tuple fields{&Acquired::version, &Acquired::lease, &Acquired::checksum};
+};
+/// Ends a lease.
+struct ReleaseVersion {
+  static constexpr std::uint8_t tag = 3;
+  std::uint64_t visit = 0;
+  std::string name;
+  std::uint64_t lease = 0;
+  static constexpr std::tuple fields{&ReleaseVersion::visit, at_most(&ReleaseVersion::name, longest_name),
+                                     &ReleaseVersion::lease};
+};
+/// Asks what differs between a leased version and an older one. The reply is a Changes.
+struct AskChanges {
+  static constexpr std::uint8_t tag = 4;
+  std::uint64_t visit = 0;
+  std::string name;
+  std::uint64_t lease = 0;
+  std::uint64_t base = 0;  // 0: none
+  static constexpr std::tuple fields{&AskChanges::visit, at_most(&AskChanges::name, longest_name), &AskChanges::lease,
+                                     &AskChanges::base};
+};
+struct Changes {
+  bool known = false;  // false: everything may differ
+  std::vector<ByteRange> ranges;
+  static constexpr std::tuple fields{&Changes::known, &Changes::ranges};
+};
+/// Asks for bytes of a leased version. The reply has one buffer with all of them.
+struct FetchRanges {
+  static constexpr std::uint8_t tag = 5;
+  std::uint64_t visit = 0;
+  std::string name;
+  std::uint64_t lease = 0;
+  std::vector<ByteRange> ranges;
+  static constexpr std::tuple fields{&FetchRanges::visit, at_most(&FetchRanges::name, longest_name),
+                                     &FetchRanges::lease, at_most(&FetchRanges::ranges, most_runs)};
+};
+using VersionMessage = std::variant<SubscribeTo, AcquireVersion, ReleaseVersion, AskChanges, FetchRanges>;
 
 }  // namespace tensorferry::regions

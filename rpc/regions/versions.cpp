@@ -92,6 +92,11 @@ void VersionStore::abandon(const VersionLease& lease) {
   freed_.notify_all();
 }
 
+void VersionStore::lease_ended() {
+  { const std::lock_guard lock(mutex_); }  // what the lease's holder has read comes before the next write
+  freed_.notify_all();
+}
+
 Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clock::time_point> until,
                                                                const std::function<std::string()>& holders,
                                                                const std::function<bool()>& interrupted) {

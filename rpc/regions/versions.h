@@ -110,7 +110,7 @@ class VersionStore final {
   /// Never writes the image again.
   void abandon(const VersionLease& lease);
   /// Wakes update(), because a lease may have ended.
-  void lease_ended() { freed_.notify_all(); }
+  void lease_ended();
   [[nodiscard]] std::size_t images() const;
 
  private:

@@ -23,7 +23,7 @@ struct RegionAgent {
   void leave() {
     owned->close();
     visits->close();
-    visitors->close({Code::agent_closed, "the agent has left"});
+    visitors->close({Code::connection_lost, "the agent has left"});
     agent->leave();
   }
   [[nodiscard]] regions::RegionKey key_of(std::uint64_t id) const {

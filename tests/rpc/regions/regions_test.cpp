@@ -292,9 +292,7 @@ TEST(RegionKills, AnOwnerThatIsKilledIsAnErrorAtItsReaders) {
   ASSERT_EQ(::write(to, &port, sizeof port), static_cast<ssize_t>(sizeof port));
   const auto store = connect_tcp_store("127.0.0.1", port, "", std::chrono::seconds(10));
   RegionAgent reader(*store, "reader");
-  RawCallOptions options;
-  options.wait_for_ready = true;
-  ASSERT_TRUE(call_sync(*reader.agent, "owner", "ready", {}, options).ok());
+  ASSERT_TRUE(eventually([&] { return call_sync(*reader.agent, "owner", "ready", {}).ok(); }, std::chrono::seconds(30)));
   const auto mapped = reader.remote->open({"owner", 0, 0, "mapped"});
   const auto in_place = reader.remote->open({"owner", 0, 0, "in place"});
   ASSERT_TRUE(mapped.ok() && in_place.ok());
