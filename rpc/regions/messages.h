@@ -155,13 +155,15 @@ struct AcquireVersion {
   bool wait = false;                 // false: NotFound at once if there is none
   std::vector<std::uint64_t> holds;  // the subscriber's leases: its others up to `seen` end, whose grants were lost
   std::uint64_t seen = 0;
+  std::uint64_t epoch = 0;  // of the publication that the subscriber knows
   static constexpr std::tuple fields{&AcquireVersion::visit,
                                      at_most(&AcquireVersion::name, longest_name),
                                      &AcquireVersion::newer_than,
                                      &AcquireVersion::map,
                                      &AcquireVersion::wait,
                                      at_most(&AcquireVersion::holds, 4096),
-                                     &AcquireVersion::seen};
+                                     &AcquireVersion::seen,
+                                     &AcquireVersion::epoch};
 };
 struct Acquired {
   std::uint64_t version = 0;

@@ -14,6 +14,15 @@ Status withdrawn(const std::string& name) { return {Code::not_found, formatted("
 
 }  // namespace
 
+Publication::Publication(std::shared_ptr<RawAgent> agent, std::string name, std::shared_ptr<VersionStore> store,
+                         std::uint64_t epoch, Refresh refresh)
+    : agent_(std::move(agent)),
+      name_(std::move(name)),
+      store_(std::move(store)),
+      epoch_(epoch),
+      refresh_(std::move(refresh)),
+      last_lease_(random_word() >> 1) {}
+
 Result<std::uint64_t> Publication::update(std::span<const std::byte* const> pieces,
                                           std::optional<Clock::time_point> until,
                                           const std::function<bool()>& interrupted) {
@@ -70,6 +79,9 @@ void Publication::close(const Status& why) {
 }
 
 void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Reply reply) {
+  if (asked.epoch != epoch_) {
+    return reply.fail({Code::agent_closed, formatted("\"{}\" was withdrawn, and published anew", name_)});
+  }
   std::vector<VersionLease> ended;  // dropped without the lock
   {
     const std::lock_guard lock(mutex_);

@@ -34,12 +34,7 @@ class Publication final : public std::enable_shared_from_this<Publication> {
                                        std::optional<Clock::time_point> until)>;
 
   Publication(std::shared_ptr<RawAgent> agent, std::string name, std::shared_ptr<VersionStore> store,
-              std::uint64_t epoch, Refresh refresh)
-      : agent_(std::move(agent)),
-        name_(std::move(name)),
-        store_(std::move(store)),
-        epoch_(epoch),
-        refresh_(std::move(refresh)) {}
+              std::uint64_t epoch, Refresh refresh);
 
   /// Makes the next version, and tells the subscribers that wait. See VersionStore::update. One thread at a time makes
   /// it; others wait.
@@ -82,7 +77,7 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   const Refresh refresh_;
   std::mutex updating_;
   mutable std::mutex mutex_;
-  std::uint64_t last_lease_ = 0;
+  std::uint64_t last_lease_;  // begins at random: no lease of an earlier publication has the number of a later one
   std::map<VisitId, Held> held_;
   std::vector<Waiting> waiting_;
   std::map<std::string, std::pair<VisitId, std::string>> relays_;  // by host: the subscriber that relays

@@ -167,7 +167,7 @@ void Subscription::leave(const std::shared_ptr<Source>& source) {
 Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::shared_ptr<Source>& source,
                                                                    std::uint64_t newer_than, bool wait,
                                                                    const Limits& limits) {
-  AcquireVersion message{source->visit->number(), name_, newer_than, source->maps, wait, {}, 0};
+  AcquireVersion message{source->visit->number(), name_, newer_than, source->maps, wait, {}, 0, source->epoch};
   {
     const std::lock_guard lock(mutex_);
     message.holds.assign(source->leases.begin(), source->leases.end());
@@ -328,7 +328,7 @@ Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, co
       source_ = copied;
     } else if (source_has_gone(status) || (relayed && status.code() == Code::not_found)) {
       leave(*source);
-      if (!relayed) return status;
+      if (!relayed && (*source)->visit->ended()) return status;
     } else {
       return status;
     }

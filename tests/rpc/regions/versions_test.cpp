@@ -180,6 +180,24 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
   EXPECT_TRUE(set.is(view->data, subscription->layout()));
 }
 
+TEST_P(Versions, OfAPublicationThatReplacesAnotherAreNotTakenForTheOlderOnes) {
+  TestSet set({1000}), larger({5000});
+  auto publication = *publisher.publications->publish("policy", set.layout(), {3});
+  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
+  const auto before = *subscription->latest(soon());
+  publisher.publications->withdraw("policy");
+  publication = *publisher.publications->publish("policy", larger.layout(), {3});
+  larger.fill(8);
+  ASSERT_TRUE(publication->update(larger.pointers(), Clock::now()).ok());
+  const auto after = subscription->wait(1, soon());
+  ASSERT_TRUE(after.ok()) << after.status().text();
+  EXPECT_NE((*after)->epoch, before->epoch);
+  EXPECT_EQ((*after)->version, 1U);
+  EXPECT_TRUE(larger.is((*after)->data, *(*after)->layout));
+  EXPECT_TRUE(set.is(before->data, *before->layout));
+}
+
 TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   const auto store = std::make_shared<MemoryStore>();
   VersionAgent publisher(store, "trainer", "A");
@@ -223,23 +241,30 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   TestSet set({10'000});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {2});
   ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  const auto send = [&](const regions::VersionMessage& message) {
+    return call_sync(*hostile.agent, "trainer", regions::version_function, {encode(message), {}, {}, {}});
+  };
+  const auto told = send(regions::SubscribeTo{1, "policy", "", false});
+  ASSERT_TRUE(told.ok()) << told.status().text();
+  const auto epoch = decode<regions::Subscribed>(told->payload)->epoch;
+  std::uint64_t lease = 0;
   Code last = Code::ok;
   for (int each = 0; each < 100 && last == Code::ok; ++each) {
-    const regions::VersionMessage asked = regions::AcquireVersion{1, "policy", 0, false, false, {}, 0};
-    last = call_sync(*hostile.agent, "trainer", regions::version_function, {encode(asked), {}, {}, {}}).status().code();
+    const auto acquired = send(regions::AcquireVersion{1, "policy", 0, false, false, {}, 0, epoch});
+    last = acquired.status().code();
+    if (acquired.ok()) lease = decode<regions::Acquired>(acquired->payload)->lease;
   }
   EXPECT_EQ(last, Code::resource_exhausted);
   EXPECT_EQ(publication->leases(), 64U);
-  const regions::VersionMessage all = regions::AcquireVersion{1, "policy", 0, false, false, {}, 1000};
-  ASSERT_TRUE(call_sync(*hostile.agent, "trainer", regions::version_function, {encode(all), {}, {}, {}}).ok());
-  EXPECT_EQ(publication->leases(), 1U);
-  for (const auto& fetched : {regions::FetchRanges{1, "policy", 65, {{0, 1ULL << 40}}},
-                              regions::FetchRanges{1, "policy", 65, {{~0ULL, 2}}},
-                              regions::FetchRanges{1, "policy", 65, std::vector<ByteRange>(10'000, {0, 10'000})}}) {
-    EXPECT_EQ(call_sync(*hostile.agent, "trainer", regions::version_function,
-                        {encode(regions::VersionMessage(fetched)), {}, {}, {}}).status().code(),
-              Code::invalid_argument);
+  EXPECT_EQ(send(regions::AcquireVersion{1, "policy", 0, false, false, {}, 0, epoch + 1}).status().code(),
+            Code::agent_closed);
+  ASSERT_TRUE(send(regions::AcquireVersion{1, "policy", 0, false, false, {lease}, ~0ULL, epoch}).ok());
+  EXPECT_EQ(publication->leases(), 2U);
+  using Ranges = std::vector<ByteRange>;
+  for (const auto& ranges : {Ranges{{0, 1ULL << 40}}, Ranges{{~0ULL, 2}}, Ranges(10'000, {0, 10'000})}) {
+    EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease, ranges}).status().code(), Code::invalid_argument);
   }
+  EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease + 100, {{0, 1}}}).status().code(), Code::not_found);
 }
 
 /// Kills, with processes. A child publishes or reads until it is killed; the parent's port comes by a pipe.
