@@ -1,4 +1,4 @@
-"""A trainer publishes its weights; three samplers read them, and one of these is killed and joins again: python main.py"""
+"""A trainer publishes its weights for three samplers; one is killed and joins again: python main.py"""
 
 import multiprocessing
 import os
@@ -30,8 +30,8 @@ def report(name: str, version: int, samples: int) -> None:
     results[name] = (version, samples)
 
 
-def sample(address: str, name: str) -> None:
-    rpc.init_rpc(name, init_method=address)
+def sample(port: int, name: str) -> None:
+    rpc.init_rpc(name, store=tensorferry.connect_store("127.0.0.1", port))
     model = network()
     loader = rpc.subscribe("policy", from_="trainer").into(model)
     samples = 0
@@ -60,13 +60,12 @@ def until(condition: str, holds: object) -> None:
 def main() -> None:
     context = multiprocessing.get_context("spawn")
     server = tensorferry.StoreServer("127.0.0.1")
-    address = f"tcp://127.0.0.1:{server.port}"
-    rpc.init_rpc("trainer", init_method=address)
+    rpc.init_rpc("trainer", store=tensorferry.connect_store("127.0.0.1", server.port))
     model = network()
     publication = rpc.publish(model, name="policy", checksums=True)
 
     def start(name: str) -> BaseProcess:
-        process = context.Process(target=sample, args=(address, name))
+        process = context.Process(target=sample, args=(server.port, name))
         process.start()
         return process
 

@@ -21,8 +21,8 @@ def allocate(count: int) -> list[int]:
     return taken
 
 
-def prefill(address: str) -> None:
-    rpc.init_rpc("prefill", init_method=address)
+def prefill(port: int) -> None:
+    rpc.init_rpc("prefill", store=tensorferry.connect_store("127.0.0.1", port))
     cache = rpc.find_region("decode", "kv")
     random = torch.Generator().manual_seed(5)
     for request in range(REQUESTS):
@@ -41,13 +41,12 @@ def prefill(address: str) -> None:
 
 def main() -> None:
     server = tensorferry.StoreServer("127.0.0.1")
-    address = f"tcp://127.0.0.1:{server.port}"
-    rpc.init_rpc("decode", init_method=address)
+    rpc.init_rpc("decode", store=tensorferry.connect_store("127.0.0.1", server.port))
     free.extend(range(BLOCKS))
     cache = rpc.region(
         tensorferry.empty((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16), "kv", write=True, peers=["prefill"]
     )
-    process = multiprocessing.get_context("spawn").Process(target=prefill, args=(address,))
+    process = multiprocessing.get_context("spawn").Process(target=prefill, args=(server.port,))
     process.start()
     tokens = 0
     for expected in range(REQUESTS):

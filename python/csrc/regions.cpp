@@ -28,14 +28,16 @@ using regions::RegionService;
 using regions::RemoteRegion;
 using regions::Runs;
 using regions::Subscription;
+using regions::VersionView;
 using Tensors = std::vector<at::Tensor>;
 using Ranges = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
 /// Returns the bytes of a dense CPU tensor; the buffer keeps its storage.
 Buffer bytes_of(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) {
-    raise(Status(Code::invalid_argument, "a tensor on " + tensor.device().str() +
-                                             ": regions and versions are in host memory; devices are not supported yet"));
+    raise(
+        Status(Code::invalid_argument, "a tensor on " + tensor.device().str() +
+                                           ": regions and versions are in host memory; devices are not supported yet"));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
     raise(Status(Code::invalid_argument, "a tensor with gaps or without one memory of its own: make it contiguous()"));
@@ -46,12 +48,14 @@ Buffer bytes_of(const at::Tensor& tensor) {
 
 std::optional<Clock::time_point> until_of(double seconds) {
   if (seconds <= 0) return std::nullopt;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
 Milliseconds timeout_of(double seconds) {
-  return seconds <= 0 ? Milliseconds(0)
-                      : Milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(seconds, 1e9) * 1000)));
+  return seconds <= 0
+             ? Milliseconds(0)
+             : Milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(seconds, 1e9) * 1000)));
 }
 
 /// Runs `body` without the GIL, with a check for signals. Raises what a signal handler raised, or the error.
@@ -83,11 +87,17 @@ std::shared_ptr<T> dropped_without_gil(std::shared_ptr<T> object) {
 Runs runs_of(std::uint64_t run_bytes, const py::object& offsets) {
   if (py::isinstance<py::int_>(offsets)) return Runs::one(offsets.cast<std::uint64_t>(), run_bytes);
   const auto given = offsets.cast<at::Tensor>().contiguous();
-  if (!given.is_cpu() || given.scalar_type() != at::kLong) throw py::type_error("offsets are an int64 tensor on the CPU");
+  if (!given.is_cpu() || given.scalar_type() != at::kLong)
+    throw py::type_error("offsets are an int64 tensor on the CPU");
   const auto* const first = given.const_data_ptr<std::int64_t>();
   Runs out{run_bytes, {}};
   out.offsets.assign(first, first + given.numel());  // a negative one is out of every region's bounds
   return out;
+}
+
+/// Returns whether a copy takes less time than to release the GIL and take it back.
+bool is_quick(const RemoteRegion& region, std::size_t bytes) {
+  return region.reach() == regions::Reach::mapped && bytes <= (std::size_t{16} << 10);
 }
 
 std::shared_ptr<RegionService> service_of(PythonAgent& agent) {
@@ -104,7 +114,7 @@ Ranges ranges_of(const std::vector<ByteRange>& ranges) {
 }
 
 /// Copies the parts of `ranges` that lie in the targets: tensors, each with its offset in the image.
-void copy_image(RegionService& service, const regions::VersionView& view,
+void copy_image(RegionService& service, const VersionView& view,
                 const std::vector<std::pair<std::uint64_t, at::Tensor>>& targets, const std::optional<Ranges>& ranges) {
   std::vector<Copier::Piece> pieces;
   const auto all = view.layout->bytes;
@@ -148,7 +158,10 @@ std::vector<const std::byte*> pointers_to(const Publication& publication, const 
   return out;
 }
 
-void bind_owned(py::class_<RegionService, std::shared_ptr<RegionService>>& service) {
+template <class T>
+using Class = py::class_<T, std::shared_ptr<T>>;
+
+void bind_owned(Class<RegionService>& service) {
   service
       .def(
           "add",
@@ -174,11 +187,12 @@ void bind_owned(py::class_<RegionService, std::shared_ptr<RegionService>>& servi
             return std::pair(told.peer, told.number);
           },
           py::arg("id"), py::arg("number"), py::arg("timeout"))
-      .def_property_readonly("held_by_peers",
-                             [](const RegionService& self) { return std::pair(self.owned->grants(), self.visitors->size()); });
+      .def_property_readonly("held_by_peers", [](const RegionService& self) {
+        return std::pair(self.owned->grants(), self.visitors->size());
+      });
 }
 
-void bind_remote(py::module_& module, py::class_<RegionService, std::shared_ptr<RegionService>>& service) {
+void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
   service.def(
       "open",
       [](RegionService& self, const std::string& owner, std::uint64_t incarnation, std::uint64_t id,
@@ -188,8 +202,7 @@ void bind_remote(py::module_& module, py::class_<RegionService, std::shared_ptr<
         }));
       },
       py::arg("owner"), py::arg("incarnation"), py::arg("id"), py::arg("name"), py::arg("timeout"));
-  py::class_<RemoteRegion, std::shared_ptr<RemoteRegion>>(module, "RemoteRegion", "A grant of a peer's region.")
-      .def_property_readonly("id", &RemoteRegion::id)
+  remote.def_property_readonly("id", &RemoteRegion::id)
       .def_property_readonly("nbytes", &RemoteRegion::bytes)
       .def_property_readonly("shape", [](const RemoteRegion& self) { return self.shape(); })
       .def_property_readonly("alive", [](const RemoteRegion& self) { return self.alive().ok(); })
@@ -204,6 +217,7 @@ void bind_remote(py::module_& module, py::class_<RegionService, std::shared_ptr<
              double timeout) {
             const auto runs = runs_of(run_bytes, offsets);
             const auto bytes = bytes_of(into);
+            if (is_quick(self, bytes.bytes)) return check(self.read(runs, bytes));
             without_gil([&](const auto& interrupted) {
               return self.read(runs, bytes, {timeout_of(timeout), interrupted});
             });
@@ -215,14 +229,15 @@ void bind_remote(py::module_& module, py::class_<RegionService, std::shared_ptr<
              std::optional<std::uint64_t> notify, double timeout) {
             const auto runs = runs_of(run_bytes, offsets);
             const auto bytes = bytes_of(from);
+            if (!notify && is_quick(self, bytes.bytes)) return check(self.write(runs, bytes));
             without_gil([&](const auto& interrupted) {
               return self.write(runs, bytes, notify, {timeout_of(timeout), interrupted});
             });
           },
-          py::arg("run_bytes"), py::arg("offsets"), py::arg("from"), py::arg("notify"), py::arg("timeout"));
+          py::arg("run_bytes"), py::arg("offsets"), py::arg("source"), py::arg("notify"), py::arg("timeout"));
 }
 
-void bind_publications(py::module_& module, py::class_<RegionService, std::shared_ptr<RegionService>>& service) {
+void bind_publications(Class<Publication>& versions, Class<RegionService>& service) {
   service
       .def(
           "publish",
@@ -243,7 +258,7 @@ void bind_publications(py::module_& module, py::class_<RegionService, std::share
             self.publications->withdraw(name);
           },
           py::arg("name"));
-  py::class_<Publication, std::shared_ptr<Publication>>(module, "Versions", "The versions that an agent publishes.")
+  versions
       .def(
           "update",
           [](Publication& self, const Tensors& tensors, double timeout) {
@@ -261,7 +276,7 @@ void bind_publications(py::module_& module, py::class_<RegionService, std::share
       .def_property_readonly("leases", &Publication::leases);
 }
 
-void bind_subscriptions(py::module_& module, py::class_<RegionService, std::shared_ptr<RegionService>>& service) {
+void bind_subscriptions(Class<Subscription>& source, Class<VersionView>& shown, Class<RegionService>& service) {
   service
       .def(
           "subscribe",
@@ -272,7 +287,7 @@ void bind_subscriptions(py::module_& module, py::class_<RegionService, std::shar
           },
           py::arg("publisher"), py::arg("name"), py::arg("timeout"))
       .def("copy", &copy_image, py::arg("view"), py::arg("targets"), py::arg("ranges"));
-  py::class_<Subscription, std::shared_ptr<Subscription>>(module, "VersionSource", "A subscription to a publication.")
+  source
       .def(
           "newest",
           [](Subscription& self, std::optional<std::uint64_t> newer_than, double timeout) {
@@ -280,12 +295,12 @@ void bind_subscriptions(py::module_& module, py::class_<RegionService, std::shar
               const Subscription::Limits limits{until_of(timeout), interrupted};
               return newer_than ? self.wait(*newer_than, limits) : self.latest(limits);
             });
-            return dropped_without_gil(std::const_pointer_cast<regions::VersionView>(view));
+            return dropped_without_gil(std::const_pointer_cast<VersionView>(view));
           },
           py::arg("newer_than"), py::arg("timeout"))
       .def(
           "changes",
-          [](Subscription& self, const regions::VersionView& view, std::uint64_t base, std::uint64_t epoch,
+          [](Subscription& self, const VersionView& view, std::uint64_t base, std::uint64_t epoch,
              double timeout) -> std::optional<Ranges> {
             std::optional<std::vector<ByteRange>> found;
             {
@@ -297,9 +312,7 @@ void bind_subscriptions(py::module_& module, py::class_<RegionService, std::shar
           py::arg("view"), py::arg("base"), py::arg("epoch"), py::arg("timeout"))
       .def_property_readonly("carried", &Subscription::carried)
       .def_property_readonly("fetched", &Subscription::fetched);
-  using regions::VersionView;
-  py::class_<VersionView, std::shared_ptr<VersionView>>(module, "VersionView", "One version that may be read.")
-      .def_readonly("version", &VersionView::version)
+  shown.def_readonly("version", &VersionView::version)
       .def_readonly("epoch", &VersionView::epoch)
       .def_readonly("checksum", &VersionView::checksum)
       .def_property_readonly("pieces",
@@ -321,8 +334,12 @@ void bind_subscriptions(py::module_& module, py::class_<RegionService, std::shar
 }  // namespace
 
 void bind_regions(py::module_& module) {
-  py::class_<RegionService, std::shared_ptr<RegionService>> service(module, "RegionService",
-                                                                   "The one-sided memory of one agent.");
+  // All classes come before the functions, whose docstrings name them.
+  Class<RegionService> service(module, "RegionService", "The one-sided memory of one agent.");
+  Class<RemoteRegion> remote(module, "RemoteRegion", "A grant of a peer's region.");
+  Class<Publication> versions(module, "Versions", "The versions that an agent publishes.");
+  Class<VersionView> shown(module, "VersionView", "One version that may be read.");
+  Class<Subscription> source(module, "VersionSource", "A subscription to a publication.");
   service.def(py::init(&service_of), py::arg("agent"))
       .def("end_visits",
            [](RegionService& self) {
@@ -334,9 +351,9 @@ void bind_regions(py::module_& module) {
         self.close();
       });
   bind_owned(service);
-  bind_remote(module, service);
-  bind_publications(module, service);
-  bind_subscriptions(module, service);
+  bind_remote(remote, service);
+  bind_publications(versions, service);
+  bind_subscriptions(source, shown, service);
 }
 
 }  // namespace tensorferry::python

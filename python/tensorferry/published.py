@@ -41,6 +41,7 @@ class Publication:
         publication = rpc.publish(model.state_dict(), name="example")
         assert publication.version == 1
         assert publication.update(model.state_dict()) == 2
+        assert publication.leases == 0
         publication.withdraw()
     """
 
@@ -84,11 +85,15 @@ class Publication:
         tensors = {key: tensor.contiguous() for key, tensor in _tensors_of(state).items()}
         if (forms := {key: form_of(tensor) for key, tensor in tensors.items()}) != self._forms:
             other = sorted(key for key in {*forms, *self._forms} if forms.get(key) != self._forms.get(key))
-            raise errors.InvalidArgument(f"version of {self.name!r} with other tensors than before: {', '.join(other[:8])}")
+            raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")
         return self._versions.update([tensors[key] for key in self._forms], _seconds(self._agent, timeout))
 
     def withdraw(self) -> None:
-        """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound."""
+        """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.
+
+        Raises:
+            Nothing.
+        """
         self._service.withdraw(self.name)
 
 
@@ -98,6 +103,13 @@ class Version(Mapping[str, torch.Tensor]):
 
     On the publisher's host they lie in its memory, which other readers share: do not write them (``clone()`` first).
     A version that is held keeps one of the publication's images, so drop it soon.
+
+    Example::
+
+        publication = rpc.publish({"w": torch.ones(3)}, name="held")
+        version = rpc.subscribe("held", from_="worker0").latest()
+        assert version.version == 1 and list(version) == ["w"] and version["w"].sum() == 3
+        publication.withdraw()
     """
 
     def __init__(self, view: _C.VersionView) -> None:
@@ -146,6 +158,10 @@ class Subscription:
         publication = rpc.publish({"w": torch.ones(3)}, name="weights")
         subscription = rpc.subscribe("weights", from_="worker0")
         assert subscription.latest()["w"].sum() == 3
+        assert subscription.wait(newer_than=0).version == 1
+        assert asyncio.run(subscription.wait_async(newer_than=0)).version == 1
+        mine = {"w": torch.zeros(3)}
+        assert subscription.into(mine).load() == 1 and mine["w"].sum() == 3
         publication.withdraw()
     """
 
@@ -157,16 +173,39 @@ class Subscription:
         self._source = self._service.subscribe(publisher, name, _seconds(agent, timeout))
 
     def latest(self, timeout: float = -1) -> Version:
-        """Returns the newest version. Raises DeadlineExceeded, ConnectionLost, or NotFound (it is withdrawn)."""
+        """Returns the newest version.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
         return Version(self._source.newest(None, _seconds(self._agent, timeout)))
 
     def wait(self, newer_than: int = 0, timeout: float = -1) -> Version:
-        """Waits for a version above ``newer_than``, and returns the newest. Errors are those of :meth:`latest`. If the
-        publisher has restarted since the last version, any of its versions is newer."""
+        """Waits for a version above ``newer_than``, and returns the newest. If the publisher has restarted since
+        the last version, any of its versions is newer.
+
+        Args:
+            newer_than: the number of a version.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
         return Version(self._source.newest(newer_than, _seconds(self._agent, timeout)))
 
     async def wait_async(self, newer_than: int = 0, timeout: float = -1) -> Version:
-        """Waits as :meth:`wait`, on a thread of asyncio's."""
+        """Waits as :meth:`wait`, on a thread of asyncio's.
+
+        Args:
+            newer_than: the number of a version.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
         return await asyncio.to_thread(self.wait, newer_than, timeout)
 
     def into(self, target: Tensors | torch.nn.Module, map: Mapping[str, tuple[str, Any] | str] | None = None) -> Loader:
@@ -202,7 +241,9 @@ class Loader:
         publication = rpc.publish({"w": torch.ones(4)}, name="loaded")
         half = {"w": torch.zeros(2, dtype=torch.float64)}
         loader = rpc.subscribe("loaded", from_="worker0").into(half, map={"w": ("w", slice(2, 4))})
-        assert loader.load() == 1 and half["w"].tolist() == [1.0, 1.0]
+        assert loader.wait() == 1 and half["w"].tolist() == [1.0, 1.0]
+        publication.update({"w": torch.zeros(4)})
+        assert loader.load() == 2
         publication.withdraw()
     """
 
@@ -241,12 +282,25 @@ class Loader:
 
     def load(self, timeout: float = -1) -> int:
         """Brings the tensors to the newest version, and returns its number. Copies only what has changed since the last
-        load; the program must not have written the tensors. Errors are those of :meth:`Subscription.latest`; after an
-        error the tensors still have the version before."""
+        load; the program must not have written the tensors. After an error they still have the version before.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
         return self._load(self._subscription.latest(timeout), timeout)
 
     def wait(self, timeout: float = -1) -> int:
-        """Waits for a version newer than the last one loaded, then does as :meth:`load`."""
+        """Waits for a version newer than the last one loaded, then does as :meth:`load`.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
         return self._load(self._subscription.wait(self.version, timeout), timeout)
 
     def _load(self, version: Version, timeout: float) -> int:

@@ -72,7 +72,15 @@ def _runs(view: torch.Tensor) -> tuple[int, int | torch.Tensor]:
 
 @final
 class Notification:
-    """What a peer told with its write: ``number``, the value of ``notify=``, and ``peer``, its name."""
+    """What a peer told with its write: ``number``, the value of ``notify=``, and ``peer``, its name.
+
+    Example::
+
+        with rpc.region(torch.zeros(1), name="told", write=True) as told:
+            rpc.find_region("worker0", "told").write(torch.ones(1), notify=3)
+            notification = told.await_notification()
+            assert (notification.peer, notification.number) == ("worker0", 3)
+    """
 
     __slots__ = ("number", "peer")
 
@@ -89,23 +97,37 @@ class Region:
 
     It can be passed in calls. Reads and writes go to the owner's memory directly, and run no code of its program:
 
-    - on the owner's host they copy in memory that is mapped, or the kernel copies (reads of memory that cannot be mapped);
+    - on the owner's host they copy in memory that is mapped, or the kernel copies (reads of memory that is not);
     - else the owner's agent sends or takes the bytes.
 
     They are not atomic: a read that overlaps a write may see a part of it. Use :meth:`Agent.subscribe` for values that
-    must never be torn. ``timeout`` is in seconds, 0: none; it counts for each answer of the owner, not for a copy in memory.
+    must never be torn. ``timeout`` is in seconds, 0: none; it counts for each answer of the owner, not for a copy.
 
-    Errors of all reads and writes: NotFound (the owner has dropped or replaced the region, perhaps meanwhile),
-    PermissionDenied, InvalidArgument (indices out of bounds), ConnectionLost (the owner has died), DeadlineExceeded.
     After an error the contents of ``into`` are undefined, and any part of a write may have landed.
+
+    Raises:
+        NotFound: the owner has dropped or replaced the region, perhaps meanwhile. PermissionDenied. InvalidArgument:
+            indices out of bounds, or another shape or dtype. ConnectionLost: the owner has died. DeadlineExceeded.
 
     Example::
 
-        table = rpc.region(torch.arange(12.0).reshape(3, 4), name="table")
-        handle = rpc.find_region("worker0", "table")    # at any peer
-        assert handle[1, 2:].read().tolist() == [6.0, 7.0]
-        assert handle.read_blocks(torch.tensor([2, 0]))[0, 0] == 8.0
-        table.drop()
+        with rpc.region(torch.arange(12.0).reshape(3, 4), name="table", write=True) as table:
+            handle = rpc.find_region("worker0", "table")
+            assert handle[1, 2:].read().tolist() == [6.0, 7.0]
+            handle[0].write(torch.zeros(4), notify=1)
+            assert table.await_notification().number == 1
+            blocks = torch.tensor([2, 0])
+            handle.write_blocks(blocks, torch.ones(2, 4))
+            assert handle.read_blocks(blocks).sum() == 8
+            assert handle.carried() in ("mapped", "in place", "served")
+
+            async def main():
+                await handle.write_async(torch.ones(3, 4), notify=2)
+                await table.await_notification_async()
+                return (await handle.read_async()).sum() + (await handle.read_blocks_async(blocks)).sum()
+
+            assert asyncio.run(main()) == 20
+            table.drop()
     """
 
     def __init__(self, owner: str, incarnation: int, id: int, view: torch.Tensor, agent: Agent | None = None) -> None:
@@ -115,6 +137,7 @@ class Region:
         self._view = view  # on the device "meta": it has no memory
         self._agent = agent
         self._grant: _C.RemoteRegion | None = None
+        self._layout: tuple[int, int | torch.Tensor] | None = None  # as _runs() gives it
 
     @property
     def shape(self) -> torch.Size:
@@ -166,24 +189,33 @@ class Region:
         Args:
             into: a CPU tensor of the part's shape and dtype.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        return self._read(*_runs(self._view), self.shape, into, timeout)
+        run, offsets = self._all_runs()
+        return self._read(run, offsets, self._view.shape, into, timeout)
+
+    def _all_runs(self) -> tuple[int, int | torch.Tensor]:
+        if self._layout is None:
+            self._layout = _runs(self._view)
+        return self._layout
 
     def _read(
         self, run: int, offsets: int | torch.Tensor, shape: Sequence[int], into: torch.Tensor | None, timeout: float
     ) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self.dtype) if into is None else self._fitting(into, shape, "into").detach()
+        out = torch.empty(shape, dtype=self.dtype) if into is None else self._fitting(into, shape, "into")
         if out.numel() == 0:
             return out if into is None else into
         seconds = self._limit(timeout)
         target = out if out.is_contiguous() else torch.empty(shape, dtype=self.dtype)
         self._opened(seconds).read(run, offsets, target, seconds)
         if target is not out:
-            out.copy_(target)
+            out.detach().copy_(target)
         return out if into is None else into
 
     def _fitting(self, tensor: torch.Tensor, shape: Sequence[int], name: str) -> torch.Tensor:
-        if tensor.dtype != self.dtype or tuple(tensor.shape) != tuple(shape):
+        if tensor.dtype != self._view.dtype or tensor.shape != torch.Size(shape):
             raise errors.InvalidArgument(
                 f"{name} has {tensor.dtype} and the shape {tuple(tensor.shape)}, not {self.dtype} and {tuple(shape)}"
             )
@@ -197,8 +229,11 @@ class Region:
             notify: a number from 0 to 2^64 - 1 that the owner gets (:meth:`OwnRegion.await_notification`) when all the
                 bytes are there.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        run, offsets = _runs(self._view)
+        run, offsets = self._all_runs()
         seconds = self._limit(timeout)
         source = self._fitting(tensor, self.shape, "the tensor").detach().contiguous()
         self._opened(seconds).write(run, offsets, source, notify, seconds)
@@ -207,10 +242,10 @@ class Region:
         block = self._view[:1]
         run, first = _runs(block)
         if isinstance(first, torch.Tensor):
-            raise errors.InvalidArgument("read_blocks() needs blocks without gaps: the part's dimensions after the first")
+            raise errors.InvalidArgument("blocks without gaps: the part's dimensions after the first are not dense")
         count = self.shape[0]
         indices = indices.reshape(-1).to("cpu", torch.int64)
-        if indices.numel() and not (0 <= int(indices.min()) and int(indices.max()) < count):
+        if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < count):
             raise errors.InvalidArgument(f"the indices of blocks are from 0 to {count - 1}")
         offsets = indices * (self._view.stride(0) * self._view.element_size()) + first
         return run, offsets, [indices.numel(), *self.shape[1:]]
@@ -222,6 +257,9 @@ class Region:
             indices: integers from 0 up, in any order.
             into: a CPU tensor of shape ``(len(indices), *part.shape[1:])``.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
         run, offsets, shape = self._blocks(indices)
         return self._read(run, offsets, shape, into, timeout)
@@ -229,7 +267,17 @@ class Region:
     def write_blocks(
         self, indices: torch.Tensor, tensor: torch.Tensor, notify: int | None = None, timeout: float = -1
     ) -> None:
-        """Writes ``part[indices] = tensor``, as :meth:`write`."""
+        """Writes ``part[indices] = tensor``, as :meth:`write`.
+
+        Args:
+            indices: as for :meth:`read_blocks`.
+            tensor: as for the other.
+            notify: as for :meth:`write`.
+            timeout: as for :meth:`read`.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+        """
         run, offsets, shape = self._blocks(indices)
         source = self._fitting(tensor, shape, "the tensor").detach().contiguous()
         seconds = self._limit(timeout)
@@ -237,27 +285,58 @@ class Region:
 
     async def read_async(self, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:
         """Reads as :meth:`read`, on a thread of asyncio's. If the task is cancelled, the transfer goes on, and
-        ``into`` may be written until it ends."""
+        ``into`` may be written until it ends.
+
+        Args:
+            into: as for the other.
+            timeout: as for :meth:`read`.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+        """
         return await asyncio.to_thread(self.read, into, timeout)
 
     async def read_blocks_async(
         self, indices: torch.Tensor, into: torch.Tensor | None = None, timeout: float = -1
     ) -> torch.Tensor:
-        """Reads as :meth:`read_blocks`, on a thread of asyncio's."""
+        """Reads as :meth:`read_blocks`, on a thread of asyncio's.
+
+        Args:
+            indices: as for :meth:`read_blocks`.
+            into: as for the other.
+            timeout: as for :meth:`read`.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+        """
         return await asyncio.to_thread(self.read_blocks, indices, into, timeout)
 
     async def write_async(self, tensor: torch.Tensor, notify: int | None = None, timeout: float = -1) -> None:
-        """Writes as :meth:`write`, on a thread of asyncio's."""
+        """Writes as :meth:`write`, on a thread of asyncio's.
+
+        Args:
+            tensor: as for the other.
+            notify: as for :meth:`write`.
+            timeout: as for :meth:`read`.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+        """
         await asyncio.to_thread(self.write, tensor, notify, timeout)
 
     def carried(self, timeout: float = -1) -> str:
-        """Returns how reads go: "mapped", "in place" (the kernel copies), or "served" (the owner's agent sends)."""
+        """Returns how reads go: "mapped", "in place" (the kernel copies), or "served" (the owner's agent sends).
+
+        Args:
+            timeout: as for :meth:`read`.
+
+        Raises:
+            NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+        """
         return self._opened(self._limit(timeout)).carried
 
 
-def _handle(
-    owner: str, incarnation: int, id: int, dtype: torch.dtype, shape: Any, strides: Any, offset: int
-) -> Region:
+def _handle(owner: str, incarnation: int, id: int, dtype: torch.dtype, shape: Any, strides: Any, offset: int) -> Region:
     return Region(owner, incarnation, id, torch.empty(0, dtype=dtype, device="meta").as_strided(shape, strides, offset))
 
 
@@ -266,6 +345,29 @@ class OwnRegion(Region):
     """A region of this agent (:meth:`Agent.region`). At a peer, its handle arrives as a :class:`Region`.
 
     It is a context manager, which drops the region at its end.
+
+    Raises:
+        As :class:`Region`.
+
+    Example::
+
+        with rpc.region(torch.arange(12.0).reshape(3, 4), name="own", write=True) as table:
+            handle = table
+            assert handle[1, 2:].read().tolist() == [6.0, 7.0]
+            handle[0].write(torch.zeros(4), notify=1)
+            assert table.await_notification().number == 1
+            blocks = torch.tensor([2, 0])
+            handle.write_blocks(blocks, torch.ones(2, 4))
+            assert handle.read_blocks(blocks).sum() == 8
+            assert handle.carried() in ("mapped", "in place", "served")
+
+            async def main():
+                await handle.write_async(torch.ones(3, 4), notify=2)
+                await table.await_notification_async()
+                return (await handle.read_async()).sum() + (await handle.read_blocks_async(blocks)).sum()
+
+            assert asyncio.run(main()) == 20
+            table.drop()
     """
 
     def __init__(self, agent: Agent, service: _C.RegionService, tensor: torch.Tensor, id: int) -> None:
@@ -276,7 +378,11 @@ class OwnRegion(Region):
 
     def drop(self) -> None:
         """Ends the region: reads and writes of peers raise NotFound from now on, also those under way. A write that is
-        under way in mapped memory may land until the peer notices. The second time it does nothing."""
+        under way in mapped memory may land until the peer notices. The second time it does nothing.
+
+        Raises:
+            Nothing.
+        """
         self._service.drop(self._id)
 
     def await_notification(self, number: int | None = None, timeout: float = -1) -> Notification:
@@ -292,7 +398,15 @@ class OwnRegion(Region):
         return Notification(*self._service.await_notification(self._id, number, self._limit(timeout)))
 
     async def await_notification_async(self, number: int | None = None, timeout: float = -1) -> Notification:
-        """Waits as :meth:`await_notification`, on a thread of asyncio's."""
+        """Waits as :meth:`await_notification`, on a thread of asyncio's.
+
+        Args:
+            number: as for the other.
+            timeout: as for :meth:`read`.
+
+        Raises:
+            DeadlineExceeded: none has come. NotFound: the region was dropped.
+        """
         return await asyncio.to_thread(self.await_notification, number, timeout)
 
     def __enter__(self) -> OwnRegion:

@@ -34,10 +34,11 @@ struct ProcessPlace {
                                      &ProcessPlace::user_namespace, &ProcessPlace::process};
 };
 
-/// Begins a visit. The call ends when the visit does.
+/// Begins a visit: the call ends when the visit does. Or, if `leaves`, ends it.
 struct Attend {
   std::uint64_t visit = 0;  // a number of the visitor's, never used again
-  static constexpr std::tuple fields{&Attend::visit};
+  bool leaves = false;
+  static constexpr std::tuple fields{&Attend::visit, &Attend::leaves};
 };
 
 /// Asks for a grant. The reply is a RegionGrant; if `map`, with the control page and perhaps the region's memory as
@@ -49,15 +50,12 @@ struct OpenRegion {
   std::uint64_t id = 0;           // 0: by `name`
   std::string name;
   bool map = false;
-  ProcessPlace place;       // of the asking process
-  std::uint64_t proof = 0;  // the owner writes it into a word of its own: so the asking process knows whose memory it reads
-  static constexpr std::tuple fields{&OpenRegion::visit,
-                                     &OpenRegion::incarnation,
-                                     &OpenRegion::id,
-                                     at_most(&OpenRegion::name, longest_name),
-                                     &OpenRegion::map,
-                                     &OpenRegion::place,
-                                     &OpenRegion::proof};
+  ProcessPlace place;  // of the asking process
+  std::uint64_t proof =
+      0;  // the owner writes it into a word of its own: so the asking process knows whose memory it reads
+  static constexpr std::tuple fields{
+      &OpenRegion::visit, &OpenRegion::incarnation, &OpenRegion::id,   at_most(&OpenRegion::name, longest_name),
+      &OpenRegion::map,   &OpenRegion::place,       &OpenRegion::proof};
 };
 /// How the bytes of a granted region are reached.
 enum class Reach : std::uint8_t { served = 0, in_place = 1, mapped = 2, last = mapped };
@@ -67,11 +65,11 @@ struct RegionGrant {
   bool read = false;
   bool write = false;
   Reach reach = Reach::served;
-  bool page = false;             // the first shared buffer is the control page
-  std::uint32_t slot = 0;        // of the generation word in it
-  std::uint64_t offset = 0;      // mapped: of the region in the other shared buffer
-  cma::Identity process{};       // in_place: whose memory to read, and where
-  std::uint64_t address = 0;     // of the region
+  bool page = false;          // the first shared buffer is the control page
+  std::uint32_t slot = 0;     // of the generation word in it
+  std::uint64_t offset = 0;   // mapped: of the region in the other shared buffer
+  cma::Identity process{};    // in_place: whose memory to read, and where
+  std::uint64_t address = 0;  // of the region
   std::uint64_t word_address = 0;
   std::uint64_t proof_address = 0;
   std::string shape;  // what the owner told of the region, opaque here
@@ -131,21 +129,21 @@ struct SubscribeTo {
   static constexpr std::uint8_t tag = 1;
   std::uint64_t visit = 0;
   std::string name;
-  std::string host;  // the subscriber's boot id
+  std::string host;     // the subscriber's boot id
   bool relays = false;  // it keeps a copy, and serves it to other subscribers of its host
   static constexpr std::tuple fields{&SubscribeTo::visit, at_most(&SubscribeTo::name, longest_name),
                                      at_most(&SubscribeTo::host, 64), &SubscribeTo::relays};
 };
 struct Subscribed {
   ImageLayout layout;
-  std::string host;   // the publisher's boot id
-  std::string relay;  // an agent of the subscriber's host that serves the publication; "": there is none
+  std::string host;         // the publisher's boot id
+  std::string relay;        // an agent of the subscriber's host that serves the publication; "": there is none
   std::uint64_t epoch = 0;  // of the publication: versions of two epochs have nothing in common
   static constexpr std::tuple fields{&Subscribed::layout, at_most(&Subscribed::host, 64),
                                      at_most(&Subscribed::relay, 4096), &Subscribed::epoch};
 };
-/// Asks for a lease of the newest version above `newer_than`, and waits for it. The reply is an Acquired; if `map`, with
-/// the image as a shared buffer.
+/// Asks for a lease of the newest version above `newer_than`, and waits for it. The reply is an Acquired; if `map`,
+/// with the image as a shared buffer.
 struct AcquireVersion {
   static constexpr std::uint8_t tag = 2;
   std::uint64_t visit = 0;
@@ -156,14 +154,10 @@ struct AcquireVersion {
   std::vector<std::uint64_t> holds;  // the subscriber's leases: its others up to `seen` end, whose grants were lost
   std::uint64_t seen = 0;
   std::uint64_t epoch = 0;  // of the publication that the subscriber knows
-  static constexpr std::tuple fields{&AcquireVersion::visit,
-                                     at_most(&AcquireVersion::name, longest_name),
-                                     &AcquireVersion::newer_than,
-                                     &AcquireVersion::map,
-                                     &AcquireVersion::wait,
-                                     at_most(&AcquireVersion::holds, 4096),
-                                     &AcquireVersion::seen,
-                                     &AcquireVersion::epoch};
+  static constexpr std::tuple fields{&AcquireVersion::visit,      at_most(&AcquireVersion::name, longest_name),
+                                     &AcquireVersion::newer_than, &AcquireVersion::map,
+                                     &AcquireVersion::wait,       at_most(&AcquireVersion::holds, 4096),
+                                     &AcquireVersion::seen,       &AcquireVersion::epoch};
 };
 struct Acquired {
   std::uint64_t version = 0;

@@ -268,8 +268,8 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
     const auto found = allowed(peer, asked.id, false);
     if (!found.ok()) return reply.fail(found.status());
     if (!(*found)->rights.read) {
-      return reply.fail({Code::permission_denied, formatted("region {} of \"{}\" may not be read", asked.id,
-                                                            agent_->self().name)});
+      return reply.fail(
+          {Code::permission_denied, formatted("region {} of \"{}\" may not be read", asked.id, agent_->self().name)});
     }
     memory = (*found)->memory;
   }
@@ -277,25 +277,28 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
   if (asked.run_bytes != 0 && asked.offsets.size() > most_served_bytes / asked.run_bytes) {
     return reply.fail({Code::invalid_argument, "more bytes than one message may ask for"});
   }
-  Message message;
   const auto total = asked.run_bytes * asked.offsets.size();
-  if (asked.offsets.size() == 1) {
-    auto* const from = memory->data + asked.offsets.front();
-    message.buffers.push_back({{}, from, total, nullptr, std::const_pointer_cast<Buffer>(memory)});
-  } else {
-    auto gathered = agent_->allocate(total);
-    if (total != 0 && gathered.data == nullptr) {
-      return reply.fail({Code::resource_exhausted, formatted("no memory for {} bytes", total)});
-    }
-    std::vector<Copier::Piece> pieces;
-    pieces.reserve(asked.offsets.size());
-    for (auto* to = gathered.data; const auto offset : asked.offsets) {
-      pieces.push_back({to, memory->data + offset, asked.run_bytes});
-      to += asked.run_bytes;
-    }
-    copier_.copy(pieces);
-    message.buffers.push_back(std::move(gathered));
+  auto gathered = agent_->allocate(total);
+  if (total != 0 && gathered.data == nullptr) {
+    return reply.fail({Code::resource_exhausted, formatted("no memory for {} bytes", total)});
   }
+  std::vector<Copier::Piece> pieces;
+  pieces.reserve(asked.offsets.size());
+  for (auto* to = gathered.data; const auto offset : asked.offsets) {
+    pieces.push_back({to, memory->data + offset, asked.run_bytes});
+    to += asked.run_bytes;
+  }
+  copier_.copy(pieces);
+  // Sent from the region itself, the bytes could be those of what follows a drop: the program may write its memory
+  // then.
+  Status still;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!regions_.contains(asked.id)) still = gone(asked.id);
+  }
+  if (!still.ok()) return reply.fail(still);
+  Message message;
+  message.buffers.push_back(std::move(gathered));
   reply.send(std::move(message));
 }
 
@@ -329,8 +332,8 @@ Status OwnedRegions::notify(const PeerInfo& peer, const NotifyOwner& told) {
   if (!found.ok()) return found.status();
   auto& waiting = (*found)->notifications;
   if (waiting.size() >= most_notifications) {
-    return {Code::resource_exhausted, formatted("\"{}\" has {} unread notifications of region {}",
-                                                agent_->self().name, waiting.size(), told.id)};
+    return {Code::resource_exhausted,
+            formatted("\"{}\" has {} unread notifications of region {}", agent_->self().name, waiting.size(), told.id)};
   }
   waiting.push_back({peer.name, told.notification});
   changed_.notify_all();
@@ -347,7 +350,8 @@ Result<Notification> OwnedRegions::await_notification(std::uint64_t id, std::opt
     const auto region = regions_.find(id);
     if (region == regions_.end()) return gone(id);
     auto& arrived = region->second.notifications;
-    const auto found = std::ranges::find_if(arrived, [&](const auto& each) { return !number || each.number == *number; });
+    const auto found =
+        std::ranges::find_if(arrived, [&](const auto& each) { return !number || each.number == *number; });
     if (found != arrived.end()) {
       auto out = std::move(*found);
       arrived.erase(found);

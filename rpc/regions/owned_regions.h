@@ -60,9 +60,10 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   /// Serves `tf:region` at `agent`, and keeps the agent as long as it lives.
   static std::shared_ptr<OwnedRegions> serve(std::shared_ptr<RawAgent> agent, Visitors& visitors);
 
-  /// Makes `memory` a region, and returns its id. Its owner (Buffer::owner) is kept until drop(). `name`: peers may find
-  /// the region by it; a region that had the name before keeps its id and loses the name. `shape`: told to peers.
-  /// InvalidArgument: the name is longer than 256 bytes, or the memory is of a device: regions of GPUs are not supported.
+  /// Makes `memory` a region, and returns its id. Its owner (Buffer::owner) is kept until drop(). `name`: peers may
+  /// find the region by it; a region that had the name before keeps its id and loses the name. `shape`: told to peers.
+  /// InvalidArgument: the name is longer than 256 bytes, or the memory is of a device: regions of GPUs are not
+  /// supported.
   Result<std::uint64_t> add(Buffer memory, RegionRights rights, const std::string& name = {}, std::string shape = {});
   /// Ends the region: reads and writes of peers fail from now on, also those under way. A write that a peer has under
   /// way in mapped memory may land until it notices. NotFound: there is no such region.

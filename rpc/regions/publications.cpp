@@ -31,7 +31,8 @@ Result<std::uint64_t> Publication::update(std::span<const std::byte* const> piec
     const std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
   }
-  auto version = store_->update(pieces, until, [this] { return holders(); }, interrupted);
+  auto version = store_->update(
+      pieces, until, [this] { return holders(); }, interrupted);
   if (version.ok()) tell_waiting();
   return version;
 }
@@ -50,6 +51,11 @@ std::size_t Publication::leases() const {
   std::size_t sum = 0;
   for (const auto& [visit, held] : held_) sum += held.leases.size();
   return sum;
+}
+
+std::size_t Publication::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.size();
 }
 
 void Publication::tell_waiting() {
@@ -99,7 +105,8 @@ void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Rep
     store_->lease_ended();
   }
   if (refresh_) {
-    const auto fresh = refresh_(asked.newer_than, asked.wait, [&] { return reply.cancelled(); }, reply.deadline());
+    const auto fresh = refresh_(
+        asked.newer_than, asked.wait, [&] { return reply.cancelled(); }, reply.deadline());
     if (!fresh.ok()) return reply.fail(fresh);
   }
   auto kept = std::make_shared<Reply>(std::move(reply));

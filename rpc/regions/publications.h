@@ -24,8 +24,8 @@ namespace tensorferry::regions {
 /// One publication that this agent serves: its own, or its copy of another agent's. Thread-safe.
 ///
 /// A subscriber holds leases, each of one version. They are counted for its visit: at most `most_leases` of them, and
-/// `most_waiting` requests that wait for a new version. They end with the visit. A lease that ends so abandons its image
-/// (VersionStore), because the subscriber may still read it.
+/// `most_waiting` requests that wait for a new version. They end with the visit. A lease that ends so abandons its
+/// image (VersionStore), because the subscriber may still read it.
 class Publication final : public std::enable_shared_from_this<Publication> {
  public:
   static constexpr std::size_t most_leases = 64, most_waiting = 64;
@@ -44,6 +44,8 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   [[nodiscard]] VersionStore& store() const noexcept { return *store_; }
   /// Returns the number of leases that subscribers hold.
   [[nodiscard]] std::size_t leases() const;
+  /// Returns the number of subscribers that wait for a version.
+  [[nodiscard]] std::size_t waiting() const;
   /// Answers the subscribers that wait: with the current version if it is newer than theirs.
   void tell_waiting();
   /// Fails those that wait.

@@ -34,8 +34,9 @@ int read_runs(std::int32_t pid, std::uint64_t base, const Runs& runs, std::byte*
       const auto first = skipped / runs.run_bytes;
       const auto within = skipped % runs.run_bytes;
       auto& begin = remote[first];
-      begin = {reinterpret_cast<void*>(base + runs.offsets[next + first] + within),  // NOLINT(performance-no-int-to-ptr)
-               runs.run_bytes - within};
+      begin = {
+          reinterpret_cast<void*>(base + runs.offsets[next + first] + within),  // NOLINT(performance-no-int-to-ptr)
+          runs.run_bytes - within};
       const iovec local{into + skipped, all - skipped};
       const auto got = ::process_vm_readv(pid, &local, 1, &begin, count - first, 0);
       if (got < 0 && errno == EINTR) continue;
@@ -100,8 +101,8 @@ Status RemoteRegion::check(const Runs& runs, const Buffer& memory, bool to_write
   }
   if (auto fits = check_runs(bytes(), runs.run_bytes, runs.offsets); !fits.ok()) return fits;
   if (memory.bytes == runs.bytes()) return {};
-  return {Code::invalid_argument,
-          formatted("{} bytes of region {} of \"{}\", but memory of {} bytes", runs.bytes(), id(), owner(), memory.bytes)};
+  return {Code::invalid_argument, formatted("{} bytes of region {} of \"{}\", but memory of {} bytes", runs.bytes(),
+                                            id(), owner(), memory.bytes)};
 }
 
 Status RemoteRegion::copy_mapped(const Runs& runs, std::byte* memory, bool to_region) {
@@ -161,8 +162,8 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
                            const TransferLimits& limits) {
   if (auto fits = check(runs, from, true); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
-  auto status = reach() == Reach::mapped ? copy_mapped(runs, from.data, true)
-                                         : noting_a_drop(write_served(runs, from, limits));
+  auto status =
+      reach() == Reach::mapped ? copy_mapped(runs, from.data, true) : noting_a_drop(write_served(runs, from, limits));
   if (!status.ok() || !notify) return status;
   return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
 }
@@ -170,12 +171,14 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
 /// Calls `part(first, count)` for as many runs at a time as one message may have.
 template <class Part>
 Status in_messages(const Runs& runs, const Part& part) {
-  const auto fits = runs.run_bytes == 0 ? most_runs : std::min<std::uint64_t>(most_served_bytes / runs.run_bytes, most_runs);
+  const auto fits =
+      runs.run_bytes == 0 ? most_runs : std::min<std::uint64_t>(most_served_bytes / runs.run_bytes, most_runs);
   const auto at_once = static_cast<std::size_t>(std::max<std::uint64_t>(fits, 1));
   for (std::size_t first = 0; first < runs.offsets.size(); first += at_once) {
     const auto begin = runs.offsets.begin() + static_cast<std::ptrdiff_t>(first);
     const auto count = std::min(at_once, runs.offsets.size() - first);
-    auto status = part(Runs{runs.run_bytes, {begin, begin + static_cast<std::ptrdiff_t>(count)}}, first * runs.run_bytes);
+    auto status =
+        part(Runs{runs.run_bytes, {begin, begin + static_cast<std::ptrdiff_t>(count)}}, first * runs.run_bytes);
     if (!status.ok()) return status;
   }
   return {};
@@ -189,7 +192,8 @@ Runs small_runs(const Runs& runs, std::uint64_t offset, std::uint64_t bytes) {
 Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
   const auto part = [&](const Runs& few, std::uint64_t at) -> Status {
     const Buffer target{{}, into.data + at, few.bytes(), nullptr, into.owner};
-    auto reply = regions_->ask(owner(), ReadRuns{visit_->number(), id(), few.run_bytes, few.offsets}, {}, target, limits);
+    auto reply =
+        regions_->ask(owner(), ReadRuns{visit_->number(), id(), few.run_bytes, few.offsets}, {}, target, limits);
     if (!reply.ok()) return reply.status();
     if (reply->buffers.size() != 1 || reply->buffers[0].bytes != few.bytes()) {
       return {Code::protocol_error, formatted("\"{}\" answered a read with other bytes than were asked for", owner())};

@@ -38,7 +38,7 @@ struct Runs {
 
 /// How long a transfer may take, and what ends it early.
 struct TransferLimits {
-  Milliseconds timeout{60000};  // of each of the owner's answers; a copy on this host is not timed. 0: none
+  Milliseconds timeout{60000};          // of each of the owner's answers; a copy on this host is not timed. 0: none
   std::function<bool()> interrupted{};  // true ends the wait for an answer
 };
 
@@ -50,8 +50,8 @@ class RemoteRegions;
 /// - in_place: the kernel copies from the owner's memory (reads alone);
 /// - served: the owner's agent sends or takes the bytes, over any link.
 ///
-/// The library checks the bounds against the grant that it has copied, and the region's generation word before and after
-/// each copy. Errors:
+/// The library checks the bounds against the grant that it has copied, and the region's generation word before and
+/// after each copy. Errors:
 ///  - InvalidArgument: out of bounds, or memory of another size. Nothing was copied.
 ///  - PermissionDenied: the owner does not allow it.
 ///  - NotFound: the owner has dropped or replaced the region, perhaps while the bytes were copied.
@@ -97,8 +97,8 @@ class RemoteRegion final {
   const std::shared_ptr<RemoteRegions> regions_;
   const std::shared_ptr<Visit> visit_;
   const RegionGrant grant_;
-  Buffer page_, memory_;                   // set before the first use
-  std::optional<cma::Process> process_;    // the same
+  Buffer page_, memory_;                 // set before the first use
+  std::optional<cma::Process> process_;  // the same
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
 };

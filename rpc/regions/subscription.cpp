@@ -205,7 +205,8 @@ Status Subscription::verify(const Lease& lease, const std::byte* data) const {
 Result<std::optional<std::vector<ByteRange>>> Subscription::ask_changes(const Lease& lease, std::uint64_t base,
                                                                         const Limits& limits) const {
   const auto& source = *lease.source;
-  const auto reply = ask(source.agent, AskChanges{source.visit->number(), name_, lease.acquired.lease, base}, {}, limits);
+  const auto reply =
+      ask(source.agent, AskChanges{source.visit->number(), name_, lease.acquired.lease, base}, {}, limits);
   if (!reply.ok()) return reply.status();
   auto told = decode<Changes>(reply->payload);
   if (!told) return malformed(source);
@@ -290,7 +291,8 @@ Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& sourc
   if (source->maps) {
     const auto* const data = lease->memory.data;
     if (auto whole = verify(*lease, data); !whole.ok()) return whole;
-    return std::make_shared<const VersionView>(VersionView{told.version, data, told.checksum, source->epoch, true, layout, lease});
+    return std::make_shared<const VersionView>(
+        VersionView{told.version, data, told.checksum, source->epoch, true, layout, lease});
   }
   const std::lock_guard turn(copying_);
   auto current = source->copy->current();
@@ -300,8 +302,8 @@ Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& sourc
   }
   const auto* const data = current->memory.data;
   auto owner = std::make_shared<VersionLease>(current);
-  return std::make_shared<const VersionView>(
-      VersionView{current->version, data, checksum_of(current->hashes), source->epoch, false, layout, std::move(owner)});
+  return std::make_shared<const VersionView>(VersionView{current->version, data, checksum_of(current->hashes),
+                                                         source->epoch, false, layout, std::move(owner)});
 }
 
 Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, const Limits& limits) {
@@ -328,7 +330,8 @@ Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, co
       source_ = copied;
     } else if (source_has_gone(status) || (relayed && status.code() == Code::not_found)) {
       leave(*source);
-      if (!relayed && (*source)->visit->ended()) return status;
+      const bool published_anew = status.code() == Code::agent_closed && !(*source)->visit->ended();
+      if (!relayed && !published_anew) return status;
     } else {
       return status;
     }
@@ -359,10 +362,7 @@ std::optional<std::vector<ByteRange>> Subscription::changes(const VersionView& v
 
 Subscriptions::Subscriptions(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visits> visits,
                              std::shared_ptr<Publications> publications)
-    : agent_(std::move(agent)),
-      visits_(std::move(visits)),
-      publications_(std::move(publications)),
-      host_(boot_id()) {}
+    : agent_(std::move(agent)), visits_(std::move(visits)), publications_(std::move(publications)), host_(boot_id()) {}
 
 Result<std::shared_ptr<Subscription>> Subscriptions::subscribe(const std::string& publisher, const std::string& name,
                                                                const Subscription::Limits& limits) {

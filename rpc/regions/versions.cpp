@@ -26,9 +26,8 @@ bool ImageLayout::valid() const {
   if (!std::has_single_bit(block) || block < (4U << 10) || block > (64U << 10) || bytes > (std::uint64_t{1} << 48)) {
     return false;
   }
-  return std::ranges::all_of(pieces, [&](const auto& piece) {
-    return piece.bytes <= bytes && piece.offset <= bytes - piece.bytes;
-  });
+  return std::ranges::all_of(
+      pieces, [&](const auto& piece) { return piece.bytes <= bytes && piece.offset <= bytes - piece.bytes; });
 }
 
 void lay_out(ImageLayout& layout) {
@@ -116,9 +115,10 @@ Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clo
     const auto now = Clock::now();
     if (until && now >= *until) {
       lock.unlock();
-      return Status(Code::resource_exhausted,
-                    formatted("all {} images of the publication are read{}: raise kept=, or let readers drop old versions",
-                              options_.kept, holders ? ", by " + holders() : ""));
+      return Status(
+          Code::resource_exhausted,
+          formatted("all {} images of the publication are read{}: raise kept=, or let readers drop old versions",
+                    options_.kept, holders ? ", by " + holders() : ""));
     }
     freed_.wait_until(lock, std::min(now + look_every, until.value_or(Clock::time_point::max())));
     if (!interrupted) continue;

@@ -55,10 +55,10 @@ struct ByteRange {
 
 /// The memory of one version. Its bytes do not change while a VersionLease of it lives.
 struct VersionImage {
-  std::uint64_t version = 0;  // 0: it has no version's bytes yet
-  Buffer memory;              // of a region of the process (channels/region.h), so that peers can map it
+  std::uint64_t version = 0;          // 0: it has no version's bytes yet
+  Buffer memory;                      // of a region of the process (channels/region.h), so that peers can map it
   std::vector<std::uint64_t> hashes;  // of its blocks; empty without checksums
-  bool abandoned = false;  // a peer that was lost may still read it: it is never written again
+  bool abandoned = false;             // a peer that was lost may still read it: it is never written again
 };
 using VersionLease = std::shared_ptr<const VersionImage>;
 
@@ -70,11 +70,11 @@ std::uint64_t checksum_of(const std::vector<std::uint64_t>& hashes) noexcept;
 
 /// The versions of one publication, at its publisher or at a subscriber that keeps a copy.
 ///
-/// The model. There are at most `kept` images. The newest complete one is current. A lease of an image is a reference to
-/// it; an image without a lease that is not current is free. A new version is written into a free image, and then made
-/// current under the lock: so no reader can get an image whose bytes are not all there, and no image that a reader has
-/// is written. A free image keeps the bytes of an older version, so only the blocks that have changed since then are
-/// written.
+/// The model. There are at most `kept` images. The newest complete one is current. A lease of an image is a reference
+/// to it; an image without a lease that is not current is free. A new version is written into a free image, and then
+/// made current under the lock: so no reader can get an image whose bytes are not all there, and no image that a reader
+/// has is written. A free image keeps the bytes of an older version, so only the blocks that have changed since then
+/// are written.
 ///
 /// If a peer is lost while it holds a lease, it may still live and read: the image is abandoned, and another takes its
 /// place. So no lost message, time-out or kill lets a reader see bytes of two versions.
@@ -92,14 +92,15 @@ class VersionStore final {
   [[nodiscard]] VersionLease current() const;
 
   /// Makes version current + 1 of these bytes: one pointer for each piece, with the bytes of the piece. Copies only
-  /// blocks that differ. Waits for a free image until `until`. ResourceExhausted: all images are leased; `holders` tells
-  /// whose leases they are. Also the errors of memory.
+  /// blocks that differ. Waits for a free image until `until`. ResourceExhausted: all images are leased; `holders`
+  /// tells whose leases they are. Also the errors of memory.
   Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
-                               const std::function<std::string()>& holders, const std::function<bool()>& interrupted = {});
+                               const std::function<std::string()>& holders,
+                               const std::function<bool()>& interrupted = {});
 
-  /// For a copy of another agent's versions: makes `version` of what `fetch` brings. `fetch(base, image)` makes an image
-  /// that has the bytes of version `base` (0: none) have those of `version`, and returns the ranges that have changed
-  /// between `previous` (the current version) and `version`, or why it failed: then the image counts as empty.
+  /// For a copy of another agent's versions: makes `version` of what `fetch` brings. `fetch(base, image)` makes an
+  /// image that has the bytes of version `base` (0: none) have those of `version`, and returns the ranges that have
+  /// changed between `previous` (the current version) and `version`, or why it failed: then the image counts as empty.
   using Fetch = std::function<Result<std::vector<ByteRange>>(std::uint64_t base, std::uint64_t previous,
                                                              const VersionImage& image)>;
   Status take_over(std::uint64_t version, const Fetch& fetch, std::optional<Clock::time_point> until);

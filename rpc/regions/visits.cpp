@@ -8,6 +8,7 @@ namespace tensorferry::regions {
 namespace {
 
 constexpr std::chrono::seconds attend_patience{10};
+constexpr std::chrono::seconds leave_patience{1};
 constexpr std::size_t most_visits_of_a_peer = 64;
 
 }  // namespace
@@ -19,7 +20,9 @@ std::shared_ptr<Visitors> Visitors::serve(RawAgent& agent) {
     const auto message = decode<Attend>(request.arguments.payload);
     if (!message) return reply.fail({Code::protocol_error, "malformed message of a visit"});
     if (!self) return reply.fail({Code::agent_closed, "the agent has left"});
-    self->attend(request.peer, message->visit, std::move(reply));
+    if (!message->leaves) return self->attend(request.peer, message->visit, std::move(reply));
+    self->end({request.peer.incarnation, message->visit});
+    reply.send({});
   });
   return out;
 }
@@ -151,7 +154,7 @@ std::shared_ptr<Visit> Visits::visit(const std::string& owner) {
     }
   }
   Message message;
-  message.payload = encode(Attend{out->number()});
+  message.payload = encode(Attend{out->number(), false});
   RawCallOptions options;
   options.timeout = Milliseconds(0);
   auto call = agent_->call(owner, attend_function, std::move(message), std::move(options));
@@ -177,14 +180,26 @@ void Visits::close() {
     visits.swap(visits_);
   }
   for (auto& [owner, visit] : visits) {
-    Call call;
+    Call attending;
     {
       const std::lock_guard lock(visit->mutex_);
-      call = visit->attending_;
+      attending = visit->attending_;
     }
     visit->end({Code::agent_closed, "the agent has left"});
-    if (call) call.cancel();
+    if (attending && !attending.done()) leave(*visit, std::move(attending));
   }
+}
+
+// The owner answers the call that attends. If it does not answer, that call is cancelled.
+void Visits::leave(const Visit& visit, Call attending) {
+  Message message;
+  message.payload = encode(Attend{visit.number(), true});
+  RawCallOptions options;
+  options.timeout = leave_patience;
+  auto leaving = agent_->call(visit.owner(), attend_function, std::move(message), std::move(options));
+  leaving.on_done([attending = std::move(attending)](const Result<Received>& left) mutable {
+    if (!left.ok()) attending.cancel();
+  });
 }
 
 }  // namespace tensorferry::regions

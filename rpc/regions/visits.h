@@ -91,10 +91,12 @@ class Visits final : public std::enable_shared_from_this<Visits> {
   ~Visits() { close(); }
   /// Returns the visit to `owner`; begins one if there is none, or the last has ended.
   std::shared_ptr<Visit> visit(const std::string& owner);
-  /// Ends all visits. Later ones are ended from the start.
+  /// Ends all visits: tells the owners, and waits for none. Later visits are ended from the start.
   void close();
 
  private:
+  void leave(const Visit& visit, Call attending);
+
   const std::shared_ptr<RawAgent> agent_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Visit>, std::less<>> visits_;

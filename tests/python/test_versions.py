@@ -61,7 +61,11 @@ def test_a_loader_casts_slices_and_copies_what_changed(cluster):
     cluster.start(1)
     rpc.rpc_sync("worker1", begin)
     policy = rpc.subscribe("policy", from_="worker1")
-    mine = {"w": torch.zeros(100_000), "shard": torch.zeros(10, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.int64)}
+    mine = {
+        "w": torch.zeros(100_000),
+        "shard": torch.zeros(10, dtype=torch.float64),
+        "b": torch.zeros(3, dtype=torch.int64),
+    }
     loader = policy.into(mine, map={"shard": ("w", slice(20_000, 20_010))})
     assert loader.load() == 1
     assert mine["w"].sum() == 100_000 and mine["shard"].sum() == 10 and mine["b"].sum() == 3

@@ -49,7 +49,8 @@ struct TestSet {
     regions::ImageLayout out;
     out.block = block;
     out.checksums = checksums;
-    for (std::size_t i = 0; i < bytes.size(); ++i) out.pieces.push_back({"t" + std::to_string(i), "", 0, bytes[i].size()});
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      out.pieces.push_back({"t" + std::to_string(i), "", 0, bytes[i].size()});
     return out;
   }
   void fill(unsigned value) {

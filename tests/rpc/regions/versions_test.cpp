@@ -174,6 +174,7 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
   const auto view = *subscription->latest(soon());
   Status waited;
   std::thread waiting([&] { waited = subscription->wait(1, soon()).status(); });
+  ASSERT_TRUE(eventually([&] { return publication->waiting() == 1; }, std::chrono::seconds(30)));
   publisher.leave();
   waiting.join();
   EXPECT_EQ(waited.code(), Code::connection_lost) << waited.text();
@@ -333,8 +334,7 @@ TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
     // Children are forked while this process has one thread.
     for (std::size_t i = 0; i < some; ++i) {
       const auto name = "trainer" + std::to_string(i);
-      children[i].first =
-          fork_with(children[i].second, [name](const auto& store) { publish_for_ever(store, name); });
+      children[i].first = fork_with(children[i].second, [name](const auto& store) { publish_for_ever(store, name); });
     }
     const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
     const auto port = server->port();
@@ -344,8 +344,9 @@ TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
       ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
       const auto name = "trainer" + std::to_string(i);
       Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
-      ASSERT_TRUE(eventually([&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); },
-                             std::chrono::seconds(30)));
+      ASSERT_TRUE(
+          eventually([&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); },
+                     std::chrono::seconds(30)));
       std::thread killing([&, after = random() % 15'000] {
         std::this_thread::sleep_for(std::chrono::microseconds(after));
         ::kill(children[i].first, SIGKILL);
