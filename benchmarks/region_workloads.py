@@ -28,7 +28,8 @@ def share(size: int) -> tuple[Any, ...]:
     """The callee's side: memory as torch.multiprocessing shares it by name."""
     storage = torch.ones(size, dtype=torch.uint8).untyped_storage()
     _kept["shared"] = storage
-    return storage._share_filename_cpu_()
+    handle: tuple[Any, ...] = storage._share_filename_cpu_()
+    return handle
 
 
 def of_callee(size: int) -> Any:
@@ -41,7 +42,8 @@ def repeat(operation: Any, seconds: float) -> list[int]:
     """Nanoseconds of each operation, after a few that warm up."""
     for _ in range(3):
         operation()
-    samples, until = [], time.perf_counter() + seconds
+    samples: list[int] = []
+    until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(samples) < 3:
         begin = time.perf_counter_ns()
         operation()
@@ -132,7 +134,7 @@ def versions(rpc: ModuleType, seconds: float, readers: int, size: int, changed: 
     peers = [rank for rank in range(readers + 1) if rank != me.id]
     for peer in peers:
         rpc.rpc_sync(peer, subscribe, args=(me.name,))
-    samples = []
+    samples: list[int] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(samples) < 6:
         part.fill_((publication.version + 1) % 251)

@@ -276,7 +276,7 @@ class Loader:
                     f"{name!r} has the shape {tuple(tensor.shape)}, and its part of {source!r} has {tuple(part.shape)}"
                 )
             if part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
-                self._plain.append((offset + part.storage_offset() * part.element_size(), tensor))
+                self._plain.append((offset + int(part.storage_offset()) * part.element_size(), tensor))
             else:
                 self._other.append((tensor, source, index, offset, offset + nbytes))
 

@@ -61,7 +61,7 @@ def _runs(view: torch.Tensor) -> tuple[int, int | torch.Tensor]:
     while outer > 0 and (view.stride(outer - 1) == run or view.shape[outer - 1] == 1):
         outer -= 1
         run *= view.shape[outer]
-    first = view.storage_offset() * item
+    first = int(view.storage_offset()) * item
     if outer == 0:
         return run * item, first
     offsets = torch.full((), first, dtype=torch.int64)
