@@ -450,6 +450,10 @@ class Agent(Calls):
             raise errors.InvalidArgument("shutdown() inside a function that a peer called waits for itself")
         try:
             if graceful and not self._left:
+                if (regions := self.__dict__.get("_regions")) is not None:
+                    regions.end_visits()
+                    if self.world_size is None:
+                        regions.close()
                 self._finish(timeout)
         finally:
             self.leave()
@@ -461,6 +465,8 @@ class Agent(Calls):
         """
         if (groups := self.__dict__.get("_groups")) is not None:
             groups.leave()
+        if (regions := self.__dict__.get("_regions")) is not None and self._usable_here:
+            regions.close()
         self._leave()
         with _lock:
             _living.discard(self)

@@ -42,6 +42,7 @@ __all__ = [
     "deadline",
     "explain",
     "expose",
+    "find_region",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
@@ -49,11 +50,13 @@ __all__ = [
     "is_available",
     "peer",
     "publish",
+    "region",
     "remote",
     "rpc_async",
     "rpc_stream",
     "rpc_sync",
     "shutdown",
+    "subscribe",
     "trace",
 ]
 
@@ -180,6 +183,9 @@ remote = of_current_agent(Agent.remote)
 rpc_stream = of_current_agent(Agent.rpc_stream)
 call_many = of_current_agent(Agent.call_many)
 publish = of_current_agent(Agent.publish)
+subscribe = of_current_agent(Agent.subscribe)
+region = of_current_agent(Agent.region)
+find_region = of_current_agent(Agent.find_region)
 peer = of_current_agent(Agent.peer)
 get_worker_info = of_current_agent(Agent.get_worker_info)
 explain = of_current_agent(Agent.explain)
