@@ -299,6 +299,8 @@ Status dial_and_attach(Engine& engine, Link& link, const Record& record, Purpose
   // dial, and ask it to dial at the same time.
   if (const auto session = link.session()) session->note_dial(connected.ok());
   if (!connected) {
+    ++engine.counters.dials_failed;
+    link.note("not reached: " + std::string(connected.status().what()));
     link.connections().note_dial(std::string(connected.status().what()));
     return connected.status();
   }
