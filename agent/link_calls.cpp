@@ -59,7 +59,8 @@ LinkMetrics Link::metrics() {
   out.calls_served = counters_.calls_served;
   out.bytes_sent = counters_.bytes_sent;
   out.bytes_received = counters_.bytes_received;
-  if (session) out.silent_seconds = std::chrono::duration<double>(Clock::now() - session->last_heard()).count();
+  if (session && up && !local())
+    out.silent_seconds = std::chrono::duration<double>(Clock::now() - session->last_heard()).count();
   return out;
 }
 

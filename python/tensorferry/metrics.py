@@ -293,7 +293,9 @@ _LINK_NUMBERS = {  # by the key of a link of Agent._metrics()
     "bytes_sent": _counter("link_sent_bytes", "Bytes of buffers sent to the peer.", "peer", unit="bytes"),
     "bytes_received": _counter("link_received_bytes", "Bytes of buffers from the peer.", "peer", unit="bytes"),
 }
-_SILENT = _gauge("link_silent_seconds", "Time since the peer's last sign of life.", "peer", unit="seconds")
+_SILENT = _gauge(
+    "link_silent_seconds", "Time since the last sign of life of a peer on another host.", "peer", unit="seconds"
+)
 _OLDEST = _gauge("oldest_call_seconds", "Age of the oldest call in flight; 0 if there is none.", unit="seconds")
 _GROUPS = _gauge("groups", "Groups of this agent, from form_group().")
 _STARTED = _counter("group_operations_started", "Operations that this rank has started.", "group")

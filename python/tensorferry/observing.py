@@ -1,9 +1,10 @@
-"""What every agent answers to those who look at a job from outside: ``tensorferry top``, and the page of torch's debug
-server."""
+"""What every agent answers to those who look at a job from outside: ``tensorferry top``, ``tensorferry explain``, and
+the page of torch's debug server."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import socket
 import threading
@@ -15,10 +16,12 @@ from . import metrics
 if TYPE_CHECKING:
     from .agent import Agent
 
-__all__ = ["FUNCTION", "observe", "serve"]
+__all__ = ["EXPLAIN", "FUNCTION", "observe", "serve"]
 
 #: The name by which a peer calls :func:`observe`.
 FUNCTION = "tensorferry.observe"
+#: The name by which a peer calls :meth:`Agent.explain`, and gets its result as a dict.
+EXPLAIN = "tensorferry.explain"
 
 
 def observe(agent: Agent) -> dict[str, Any]:
@@ -49,7 +52,13 @@ def serve(agent: Agent) -> None:
         assert alive is not None, "an agent serves no call after its end"
         return observe(alive)
 
+    def explain(peer: str) -> dict[str, Any]:
+        alive = weak()
+        assert alive is not None, "an agent serves no call after its end"
+        return dataclasses.asdict(alive.explain(peer))
+
     agent._expose(FUNCTION, answer)
+    agent._expose(EXPLAIN, explain)
     _register_page()
 
 
