@@ -23,8 +23,8 @@ struct LinkMetrics {
   std::size_t in_flight = 0, waiting = 0;  // calls sent and not answered; calls that wait for a connection
   std::uint64_t calls_made = 0, calls_served = 0;
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // of buffers
-  double silent_seconds =
-      -1;  // since the last sign of life; -1: not connected, or on this host: its process is watched
+  /// Since the last sign of life; -1: not connected, or the peer is on this host, where its process is watched.
+  double silent_seconds = -1;
 };
 
 /// A call in flight that this agent has made.
