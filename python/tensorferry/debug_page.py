@@ -36,6 +36,41 @@ def answer(request: Any, response: Any) -> None:
     response.set_status(200)
 
 
+class _Page:
+    """The page, without its base, torch's DebugHandler, which needs packages that may not be installed."""
+
+    fetch_timeout: float
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:  # the server may be a process that is spawned
+        return page, ()
+
+    def routes(self) -> list[Any]:
+        return [_frontend().Route("/tensorferry", self._handle)]
+
+    def nav_links(self) -> list[Any]:
+        return [_frontend().NavLink("/tensorferry", "TensorFerry")]
+
+    def templates(self) -> dict[str, str]:
+        return {"tensorferry.html": _TEMPLATE}
+
+    def dump(self) -> str | None:
+        addresses, answers = _frontend().fetch_all(HANDLER, timeout=self.fetch_timeout)
+        return "\n".join(f"{address}\n{each.text}" for address, each in zip(addresses, answers, strict=True))
+
+    def dump_filename(self) -> str:
+        return "tensorferry"
+
+    def _handle(self, request: Any) -> bytes:
+        addresses, answers = _frontend().fetch_all(HANDLER, timeout=self.fetch_timeout)
+        return bytes(request.frontend.render_template("tensorferry.html", addrs=addresses, resps=answers))
+
+
+def _frontend() -> Any:
+    from torch.distributed.debug import _frontend
+
+    return _frontend
+
+
 def page() -> Any:
     """Returns the page, for ``handlers=`` of ``torch.distributed.debug.start_debug_server``.
 
@@ -49,31 +84,4 @@ def page() -> Any:
 
         start_debug_server(handlers=[*default_handlers(), tensorferry.debug_page.page()])
     """
-    from torch.distributed.debug import _frontend as frontend
-
-    class Page(frontend.DebugHandler):  # type: ignore[misc]
-        def __reduce__(self) -> tuple[Any, tuple[()]]:  # the server may be a process that is spawned
-            return page, ()
-
-        def routes(self) -> list[Any]:
-            return [frontend.Route("/tensorferry", self._handle)]
-
-        def nav_links(self) -> list[Any]:
-            return [frontend.NavLink("/tensorferry", "TensorFerry")]
-
-        def templates(self) -> dict[str, str]:
-            return {"tensorferry.html": _TEMPLATE}
-
-        def dump(self) -> str | None:
-            addresses, answers = frontend.fetch_all(HANDLER, timeout=self.fetch_timeout)
-            return "\n".join(f"{address}\n{each.text}" for address, each in zip(addresses, answers, strict=True))
-
-        def dump_filename(self) -> str:
-            return "tensorferry"
-
-        def _handle(self, request: Any) -> bytes:
-            addresses, answers = frontend.fetch_all(HANDLER, timeout=self.fetch_timeout)
-            rendered = request.frontend.render_template("tensorferry.html", addrs=addresses, resps=answers)
-            return bytes(rendered)
-
-    return Page()
+    return type("Page", (_Page, _frontend().DebugHandler), {})()

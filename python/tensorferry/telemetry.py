@@ -16,18 +16,18 @@ from .agent import living
 __all__ = ["TracedCall", "export_metrics", "traced"]
 
 
-def _api() -> tuple[Any, Any, Any, Any]:
-    """Returns the modules of OpenTelemetry's API: metrics, trace, propagation, context.
+def _api() -> tuple[Any, Any, Any]:
+    """Returns the modules of OpenTelemetry's API: metrics, trace, propagation.
 
     Raises:
         ImportError: opentelemetry-api is not installed.
     """
     try:
-        from opentelemetry import context, propagate, trace
-        from opentelemetry import metrics as api
+        from opentelemetry import metrics as api  # type: ignore[import-not-found]
+        from opentelemetry import propagate, trace
     except ImportError as error:
         raise ImportError("tensorferry.telemetry needs OpenTelemetry: pip install opentelemetry-api") from error
-    return api, trace, propagate, context
+    return api, trace, propagate
 
 
 def _observe(metric: metrics.Metric, part: str, options: Any, observation: Any) -> Iterable[Any]:
@@ -89,7 +89,7 @@ class TracedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            _, trace, propagate, _ = _api()
+            _, trace, propagate = _api()
         except ImportError:  # the callee has none: the function runs without a span
             return self.fn(*args, **kwargs)
         tracer = trace.get_tracer("tensorferry")
@@ -119,7 +119,7 @@ def traced(fn: Callable[..., Any]) -> TracedCall:
         with tracer.start_as_current_span("step"):
             loss = rpc.rpc_sync("worker1", telemetry.traced(compute_loss), args=(batch,))
     """
-    _, _, propagate, _ = _api()
+    *_, propagate = _api()
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return TracedCall(fn, carrier)

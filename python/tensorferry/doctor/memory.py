@@ -61,16 +61,13 @@ def dev_shm(host: Host) -> Iterator[Finding]:
         yield Finding("dev_shm", OK, found)
 
 
-class _Part(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def _read_from_child() -> int:
     """Returns the errno with which a child reads this process's memory by process_vm_readv; 0: it can."""
     word = ctypes.create_string_buffer(b"a word for the child")
     mine = ctypes.create_string_buffer(len(word))
-    there = _Part(ctypes.addressof(word), len(word))
-    here = _Part(ctypes.addressof(mine), len(mine))
+    part = ctypes.c_size_t * 2  # an iovec: address and length
+    there = part(ctypes.addressof(word), len(word))
+    here = part(ctypes.addressof(mine), len(mine))
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     call.restype = ctypes.c_ssize_t
     parent = os.getpid()
