@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/agent_metrics.h"
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
@@ -101,6 +102,7 @@ void RawAgent::Impl::leave() {
     if (std::exchange(left, true) || !engine) return;
   }
   engine->leaving = true;
+  log_info(formatted("agent=\"{}\" leaves", engine->identity.self.name));
   if (engine->directory) engine->directory->leave();
   if (acceptor) acceptor->stop();
   for (const auto& link : engine->peers.all_links()) {
@@ -166,8 +168,13 @@ Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
 
 Status RawAgent::announce() {
   auto& engine = *impl_->engine;
-  return engine.directory->join(engine.identity.record,
-                                [&engine](const Record& other) { return agent_answers(engine, other); });
+  const auto& record = engine.identity.record;
+  auto status = engine.directory->join(record, [&engine](const Record& other) { return agent_answers(engine, other); });
+  if (status.ok()) {
+    log_info(formatted("agent=\"{}\" rank={} joined, listens at {}{}", record.name, record.rank,
+                       record.unix_address.empty() ? "" : "a unix socket, ", joined(record.tcp_addresses, ", ")));
+  }
+  return status;
 }
 
 Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
@@ -324,6 +331,13 @@ Counters RawAgent::counters() const {
   counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }
+
+AgentMetrics RawAgent::metrics() const { return metrics_of(*impl_->engine, counters()); }
+void RawAgent::time_calls(bool timed) { impl_->engine->counters.timed = timed; }
+void RawAgent::note(FlightSubject subject, std::string_view name, std::string_view text) {
+  impl_->engine->counters.flight.note(subject, name, text);
+}
+std::vector<FlightEvent> RawAgent::flight_events() const { return impl_->engine->counters.flight.events(); }
 
 std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
 std::string RawAgent::stop_trace(std::size_t recording) {

@@ -79,11 +79,13 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
 }
 
 /// Gives the connection to the link, which sends what waited for it; or notes why there is none. On the pool.
-Status attach(Link& link, Result<Connected> connected) {
+Status attach(Engine& engine, Link& link, Result<Connected> connected) {
   // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
   // dial, and ask it to dial at the same time.
   if (const auto session = link.session()) session->note_dial(connected.ok());
   if (!connected) {
+    ++engine.counters.dials_failed;
+    link.note("not reached: " + std::string(connected.status().what()));
     link.connections().note_dial(std::string(connected.status().what()));
     return connected.status();
   }
@@ -125,7 +127,7 @@ class Dial final {
   }
   /// The attempt has ended.
   Next conclude(DialResult result) {
-    const auto why = attach(*link_, std::move(result.connected));
+    const auto why = attach(*engine_, *link_, std::move(result.connected));
     if (why.ok() && !session_) link_->session()->set_record(*record_);
     if (why.ok()) return Next::over;
     return session_ ? missed_known() : missed_stranger(why, result.may_answer);
@@ -319,7 +321,7 @@ asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<
     result = std::make_shared<DialResult>(std::move(reached));
   }
   const auto conclude = [link, result, purpose] {
-    const auto dialled = result ? attach(*link, std::move(result->connected)) : Status();
+    const auto dialled = result ? attach(*engine, *link, std::move(result->connected)) : Status();
     if (!dialled.ok()) log_warning("peer=" + link->peer().name + " asked to be dialled: " + dialled.text());
     link->connections().dialled_back(purpose);
     return true;

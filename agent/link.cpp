@@ -14,6 +14,7 @@
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "channels/completion.h"
 #include "channels/wire_use.h"
@@ -107,6 +108,9 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
     stream->close({Code::connection_lost, "the link has ended"});
     return false;
   }
+  ++engine_->counters.links_opened;
+  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
+                 local ? "unix socket" : "tcp"));
   calls_.wake_waiting();
   return true;
 }
@@ -177,6 +181,8 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   pool.start_waiting(this);
   credits_.close();
   calls_.wake_waiting();
+  note("ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
+  if (!expected) ++engine_->counters.links_lost;
   if (const auto self = weak_from_this().lock()) engine_->peers.lost(self, why, loss);
   return true;
 }

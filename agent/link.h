@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/agent_metrics.h"
 #include "agent/channel_set.h"
 #include "agent/connections.h"
 #include "agent/credits.h"
@@ -141,6 +142,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept { return calls_; }
+  LinkCounters& counters() noexcept { return counters_; }
 
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
   /// Returns the stream of this side's requests; null until it is up.
@@ -155,6 +157,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
+  /// Describes the link for RawAgent::metrics().
+  [[nodiscard]] LinkMetrics metrics();
+  /// Adds an event of this link to the agent's flight recorder and, at its level info, to the log.
+  void note(std::string_view event);
 
  private:
   Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
@@ -196,6 +202,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Credits credits_;
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
+  LinkCounters counters_;
   // The peer's requests are not read: it reads no replies. Under ring_mutex_ it changes together with whether the pool
   // watches the stream of requests.
   std::atomic<bool> requests_held_{false};

@@ -171,6 +171,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   }
   add_to_pool(calls_.ring().ring());
   withdraw_ring();
+  note("calls go by shared memory");
   return {};
 }
 

@@ -283,6 +283,8 @@ void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t
 
 void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
   incoming.began = now.time_since_epoch().count();
+  if (auto& counters = engine_->counters; counters.timed.load(std::memory_order_relaxed))
+    counters.queue_time.add(now - Clock::time_point(Clock::duration(incoming.received)));
   incoming.stage = wire::CallStatus::Stage::running;
 }
 
@@ -294,8 +296,12 @@ void Link::answered_late(const IncomingRequest& incoming) {
 
 void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
   incoming_calls_.end(call, incoming);
-  --engine_->counters.serving;
-  ++engine_->counters.calls_served;
+  auto& counters = engine_->counters;
+  --counters.serving;
+  ++counters.calls_served;
+  ++counters_.calls_served;
+  if (counters.timed.load(std::memory_order_relaxed))
+    counters.serve_time.add(Clock::now() - Clock::time_point(Clock::duration(incoming.received)));
 }
 
 /// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.

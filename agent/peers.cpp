@@ -163,6 +163,7 @@ void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
     if (it != sessions_.end() && it->second == session) sessions_.erase(it);
   }
   if (engine_.leaving || !session->bury()) return;
+  engine_.counters.flight.note(FlightSubject::link, session->peer().name, "dead: " + std::string(why.what()));
   std::function<void(const PeerInfo&, Status)> tell;
   {
     const std::lock_guard lock(mutex_);

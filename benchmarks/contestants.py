@@ -20,6 +20,7 @@ OURS = "tensorferry"
 TORCH_ON_OURS = "torch.distributed.rpc on tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
+UNCOUNTED = "tensorferry, times of calls not counted"
 ONE_TENSOR = "one tensor of the same bytes"
 GLOO = "Gloo"
 IPERF3 = "iperf3 -P {}"
@@ -38,6 +39,7 @@ BARE_COPY = "process_vm_readv, warm, one thread"
 MODULES = {
     OURS: "tensorferry.rpc",
     ALONE: "tensorferry.rpc",
+    UNCOUNTED: "tensorferry.rpc",
     ONE_TENSOR: "tensorferry.rpc",
     TORCH: "torch.distributed.rpc",
     TORCH_ON_OURS: "benchmarks.torch_backend",

@@ -29,6 +29,7 @@ from benchmarks.contestants import (
     TORCH,
     TORCH_ON_OURS,
     TORCH_SHARED,
+    UNCOUNTED,
     WARM_COPY,
     WHOLE,
     Contestant,
@@ -515,6 +516,13 @@ ROWS = [
     _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
+    Row(
+        "metrics-on",
+        "empty rpc_sync, with metrics served to Prometheus",
+        (Figure(MICROSECONDS, {UNCOUNTED: 0.98}),),
+        ours=python(OURS, "sync", {"metrics_port": 0}),
+        peers={UNCOUNTED: python(UNCOUNTED, "sync", {"metrics": False})},
+    ),
     Row(
         "trace-on",
         "empty rpc_sync, recorded by both agents",

@@ -11,6 +11,7 @@
 #include "python/csrc/agent_options.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
+#include "python/csrc/metrics.h"
 #include "python/csrc/references.h"
 #include "rpc/member/rendezvous.h"
 #include "rpc/store_adapter.h"
@@ -206,6 +207,7 @@ Returns the agent of init_rpc; None if there is none.)");
              "Returns whether this thread, or asyncio task, serves a call of a peer.");
   module.def("leave_all", &PythonAgent::leave_all,
              "Leaves with every agent, at the end of the process. Our threads do not enter Python afterwards.");
+  bind_metrics(agent);
   bind_calls(module, agent);
 }
 

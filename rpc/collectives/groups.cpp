@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "agent/flight_recorder.h"
 #include "base/environment.h"
 #include "base/host.h"
 #include "base/text.h"
@@ -290,6 +291,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
   }
   if (status.ok()) status = form_levels(*group, formed, settings, until);
   if (!status.ok()) return status;
+  agent_->note(FlightSubject::group, kept.label, formatted("formed by {} ranks; this one is {}", names.size(), rank));
   return group;
 }
 

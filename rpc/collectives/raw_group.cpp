@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "agent/flight_recorder.h"
 #include "base/background.h"
 #include "base/per_process.h"
 #include "base/text.h"
@@ -168,6 +169,7 @@ std::optional<std::uint64_t> RawGroup::fail_here(const Status& why, bool by_leav
     leaders = levels_.leaders;
     changed_.notify_all();
   }
+  agent_->note(FlightSubject::group, settings_.label, formatted("failed after {} operations: {}", ended, why.what()));
   // Cancelled, AgentClosed: this rank leaves, or a rank aborts, and wants nothing more.
   mailbox_->fail(why, /*keep_arrived=*/why.code() != Code::cancelled && why.code() != Code::agent_closed);
   exchange_.wake();

@@ -40,6 +40,7 @@ __all__ = [
     "cancelled",
     "counters",
     "deadline",
+    "dump",
     "explain",
     "expose",
     "find_region",
@@ -48,6 +49,7 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "is_available",
+    "metrics",
     "peer",
     "publish",
     "region",
@@ -190,7 +192,9 @@ peer = of_current_agent(Agent.peer)
 get_worker_info = of_current_agent(Agent.get_worker_info)
 explain = of_current_agent(Agent.explain)
 counters = of_current_agent(Agent.counters)
+metrics = of_current_agent(Agent.metrics)
 trace = of_current_agent(Agent.trace)
+dump = of_current_agent(Agent.dump)
 
 
 def get_rpc_timeout() -> float:
