@@ -72,6 +72,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
+  log_info(formatted("\"{}\" (pid {}, rank {}) listens at {}{}{}", record.name, record.pid, record.rank,
+                     record.unix_address, record.unix_address.empty() ? "" : ", ", joined(record.tcp_addresses, ", ")));
   engine->directory = std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key);
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
   if (!engine->options.trace.empty()) recording = engine->trace.start();
@@ -110,6 +112,7 @@ void RawAgent::Impl::leave() {
     write_trace(trace_path(engine->options.trace, engine->identity.self.name),
                 engine->trace.stop(*recording, engine->identity.self, engine->identity.record.boot_id));
   }
+  log_info("\"" + engine->identity.self.name + "\" has left");
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   engine->reactor->stop();
@@ -160,8 +163,10 @@ Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
 
 Status RawAgent::announce() {
   auto& engine = *impl_->engine;
-  return engine.directory->join(engine.identity.record,
-                                [&engine](const Record& other) { return agent_answers(engine, other); });
+  auto status = engine.directory->join(engine.identity.record,
+                                       [&engine](const Record& other) { return agent_answers(engine, other); });
+  if (status.ok()) log_info(formatted("\"{}\" has joined under {}", engine.identity.self.name, engine.options.prefix));
+  return status;
 }
 
 Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {

@@ -246,14 +246,14 @@ using Purpose = wire::Hello::Purpose;
 /// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: no sign of that,
 /// also if the store does not answer.
 Status look_up(Engine& engine, Session& session) {
-  if (session.process_ended()) return {Code::connection_lost, "its process has ended"};
+  if (session.process_ended()) return session.end_of_process(engine.identity.record.host);
   const auto found = engine.directory->find(session.peer().name, Milliseconds(0));
   if (found.status().code() == Code::not_found) return {Code::connection_lost, "it left the job"};
   if (!found) return {};
   if (found->incarnation != session.peer().incarnation) return {Code::connection_lost, "it was restarted"};
   session.set_record(*found);
   if (listener_is_gone(engine, *found)) {
-    return {Code::connection_lost, "no process listens at " + found->tcp_addresses.front() + " any more"};
+    return process_has_ended(found->pid, found->host);
   }
   if (Clock::now() - session.last_heard() > engine.options.peer_timeout) {
     return {Code::connection_lost,
@@ -321,6 +321,8 @@ bool dial_stranger(Engine& engine, Dialling& dialling) {
       link->session()->set_record(*found);
       return true;
     }
+    if (why.code() == Code::connection_lost && listener_is_gone(engine, *found))
+      why = process_has_ended(found->pid, found->host);
   }
   // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers at
   // its address, a retry may succeed: another process has the port of a peer that has ended.
