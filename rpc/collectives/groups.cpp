@@ -195,6 +195,8 @@ void Groups::handle(Request request, Reply reply) {
     }
   } else if (const auto* refused = std::get_if<RefuseData>(&*message)) {
     group->mailbox().refuse(*from, *refused);
+  } else if (const auto* taken = std::get_if<TakenData>(&*message)) {
+    group->mailbox().taken(*from, *taken);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
