@@ -165,7 +165,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// operation.
   void show_as(std::string label, std::vector<std::size_t> ranks);
   /// Prepares to notice the death of ranks of this host. Called once, before any operation.
-  void watch_processes();
+  void watch_processes(HostProcesses& processes);
   /// Keeps the reasons for explain().
   void say_why(std::string no_board, std::string no_memory);
   [[nodiscard]] Mailbox& mailbox() noexcept { return *mailbox_; }
