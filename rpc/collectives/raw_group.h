@@ -113,8 +113,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// agent that leaves next would take the message back.
   void close();
   /// Waits until the operations of all ranks that have been started here have ended, each at its time-out at the
-  /// latest.
-  void end_started();
+  /// latest. False: `interrupted` ended the wait, and the operation that this thread ran.
+  bool end_started(const std::function<bool()>& interrupted = {});
 
   // For operations on devices.
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.

@@ -170,12 +170,23 @@ TEST_P(Leaving, WhatHasBeenStartedEndsBeforeARankLeaves) {
     if (rank != 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // else rank 0 waits for nothing
     const auto sum = group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum);
     if (rank == 0) {
-      group.end_started();
+      EXPECT_TRUE(group.end_started());
       EXPECT_TRUE(sum->done());
       group.close();
     }
     EXPECT_TRUE(ended(sum).ok()) << ended(sum).text();
     EXPECT_EQ(values, Floats(many, 3));
+  });
+}
+
+TEST_P(Leaving, AnInterruptionEndsTheWaitForWhatHasBeenStarted) {
+  form(2);
+  std::atomic<bool> interrupted = false;
+  world->run([&](std::size_t rank, RawGroup& group) {
+    if (rank != 0) return await(interrupted);
+    const auto barrier = group.barrier();
+    EXPECT_FALSE(group.end_started([] { return true; }));
+    interrupted = true;
   });
 }
 
