@@ -49,33 +49,27 @@ auto interruptible(std::string_view waited_for, Operation operation) {
 
 // ---- rendezvous
 
-/// Reads a key of the store, in slices of 100 ms, so that Ctrl-C takes effect.
-py::object store_get(Store& store, const std::string& key, double timeout) {
-  const auto until = Clock::now() + milliseconds(timeout);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock::now());
-    auto got = unlocked([&] { return store.get(key, std::clamp(left, Milliseconds(0), Milliseconds(100))); });
-    if (got.ok()) return python_bytes(*got);
-    if (got.status().code() != Code::deadline_exceeded) raise(got.status());
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (Clock::now() >= until) return py::none();
-  }
+py::object store_get(const std::shared_ptr<Store>& store, const std::string& key, double timeout) {
+  const auto got =
+      interruptible("the store", [store, key, timeout] { return store->get(key, milliseconds(timeout)); });
+  if (got.status().code() == Code::deadline_exceeded) return py::none();
+  return python_bytes(value_or_raise(got));
 }
 
 void bind_stores(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store", "The store at which agents meet.")
       .def(
           "set",
-          [](Store& store, const std::string& key, const std::string& value) {
-            check(unlocked([&] { return store.set(key, view_of(value)); }));
+          [](const std::shared_ptr<Store>& store, const std::string& key, const std::string& value) {
+            check(interruptible("the store", [store, key, value] { return store->set(key, view_of(value)); }));
           },
           py::arg("key"), py::arg("value"))
       .def("get", &store_get, py::arg("key"), py::arg("timeout"),
            "Returns the value; None if it is not set within `timeout` seconds.")
       .def(
           "add",
-          [](Store& store, const std::string& key, std::int64_t amount) {
-            return value_or_raise(unlocked([&] { return store.add(key, amount); }));
+          [](const std::shared_ptr<Store>& store, const std::string& key, std::int64_t amount) {
+            return value_or_raise(interruptible("the store", [store, key, amount] { return store->add(key, amount); }));
           },
           py::arg("key"), py::arg("amount"));
 
