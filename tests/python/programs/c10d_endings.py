@@ -45,6 +45,40 @@ def refused(kind: type, call: Callable[[], object], *texts: str) -> None:
         raise AssertionError(texts)
 
 
+def begins_again_and_again() -> None:
+    """A process that destroys its groups and begins again keeps nothing of them; groups that it drops cost little."""
+    store = dist.FileStore(str(path), size)
+
+    def held() -> tuple[int, ...]:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident
+
+    def come_down_to(before: tuple[int, ...], slack: tuple[int, ...]) -> None:
+        until = time.monotonic() + 60
+        while any(now > then + more for now, then, more in zip(held(), before, slack)):
+            assert time.monotonic() < until, (held(), before)
+            time.sleep(0.05)
+
+    settled = 3  # the first turns make what is made once
+    for turn in range(settled + int(os.environ["TEST_TURNS"])):
+        place = dist.PrefixStore(f"turn{turn}", store)
+        dist.init_process_group("tensorferry", store=place, rank=rank, world_size=size)
+        part = dist.new_group()
+        dist.all_reduce(torch.ones(100_000), group=part)
+        dist.destroy_process_group()
+        if turn == settled - 1:
+            time.sleep(1)  # agents that leave do so in the background
+            before = held()
+    come_down_to(before, (2, 2, 64 << 20))
+    dist.init_process_group("tensorferry", store=dist.PrefixStore("last", store), rank=rank, world_size=size)
+    dist.all_reduce(torch.ones(100_000))
+    before = held()
+    for _ in range(10):
+        dist.all_reduce(torch.ones(100_000), group=dist.new_group())
+    come_down_to(before, (2, 1, 64 << 20))
+    dist.destroy_process_group()
+
+
 def sends_and_leaves() -> None:
     """What has been sent is received after the sender has gone, and the others go on among themselves."""
     init()
