@@ -50,8 +50,7 @@ auto interruptible(std::string_view waited_for, Operation operation) {
 // ---- rendezvous
 
 py::object store_get(const std::shared_ptr<Store>& store, const std::string& key, double timeout) {
-  const auto got =
-      interruptible("the store", [store, key, timeout] { return store->get(key, milliseconds(timeout)); });
+  const auto got = interruptible("the store", [store, key, timeout] { return store->get(key, milliseconds(timeout)); });
   if (got.status().code() == Code::deadline_exceeded) return py::none();
   return python_bytes(value_or_raise(got));
 }

@@ -151,7 +151,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
     bool reading = false;  // the receiver has asked for it
     bool read = false;     // this side does not read it any more
     bool taken = false;    // the receiver's fetch has ended, or nothing waits for that
-    Status withdrawn{};  // why, unless Ok: the receiver learns it when it fetches the data
+    Status withdrawn{};    // why, unless Ok: the receiver learns it when it fetches the data
   };
   /// Deliveries to complete when mutex_ is released.
   struct Over {

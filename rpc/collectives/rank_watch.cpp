@@ -60,9 +60,7 @@ std::string RankWatch::why_dead(std::size_t rank) const {
   return dead_[rank];
 }
 
-const cma::Process* RankWatch::process(std::size_t rank) const noexcept {
-  return processes_[rank].get();
-}
+const cma::Process* RankWatch::process(std::size_t rank) const noexcept { return processes_[rank].get(); }
 
 bool RankWatch::has_ended(std::size_t rank) const noexcept { return processes_[rank] && !processes_[rank]->alive(); }
 

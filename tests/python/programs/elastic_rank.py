@@ -1,7 +1,7 @@
 """A rank of a world that shrinks and grows: elastic_rank.py FOLDER NAME.
 
-In each round it sums tensors and calls its neighbour until FOLDER/enough exists, and then ends in order. FOLDER/NAME.pid
-gets its pid, and FOLDER/NAME.size the size of the world, once it has done some steps in it.
+In each round it sums tensors and calls its neighbour until FOLDER/enough exists, and then ends in order. The file
+FOLDER/NAME.pid gets its pid, and FOLDER/NAME.size the size of the world, once it has done some steps in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import tensorferry.c10d
+import tensorferry.c10d  # noqa: F401
 import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist

@@ -1,8 +1,8 @@
 """Processes that end without shutdown() or destroy_process_group(): exits.py FOLDER.
 
 Each scenario runs in a forked process, as rank 0 of a world of two, with an agent and a process group. Rank 1 waits for
-it, and ends well if it learns that rank 0 has gone. Prints one line of JSON for each scenario: its name, the exit status
-of rank 0 and of rank 1 (as subprocess gives them), and the seconds that rank 0 took to end.
+it, and ends well if it learns that rank 0 has gone. Prints one line of JSON for each scenario: its name, the expected
+exit status of rank 0, those of rank 0 and rank 1 (as subprocess gives them), and the seconds that rank 0 took to end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import tensorferry.c10d
-import tensorferry.errors
 import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist

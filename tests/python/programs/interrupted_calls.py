@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import tensorferry.rendezvous
 import tensorferry.rpc as rpc
 import tensorferry.rpc.functions
 import tensorferry.torch
-import torch
 import torch.distributed as dist
 from tensorferry import _C
 

@@ -56,7 +56,7 @@ class Fate:
         drawn = random.Random(f"{seed} {ROUND}")
         self.kinds = kinds
         self._moment = ""
-        if ROUND >= rounds:
+        if rounds <= ROUND:
             return
         first = drawn.choice(kinds)
         self.kinds = [first]  # none comes to another one
