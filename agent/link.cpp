@@ -181,7 +181,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
   if (!expected)
-    log_warning("peer=" + peer().name + " connection lost: " + status.text());
+    log_warning(formatted("peer={} rank={} connection lost: {}", peer().name, peer().rank, status.text()));
   else if (incarnation() != 0)
     log_info("peer=" + peer().name + " link ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
   auto& pool = *engine_->pool;

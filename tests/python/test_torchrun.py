@@ -31,7 +31,7 @@ RENDEZVOUS = {
 }
 
 
-def run(rendezvous: str, restarts: int, *kinds: str, seed: int = 1) -> str:
+def run(rendezvous: str, restarts: int, *kinds: str, seed: int = 1) -> tuple[str, str]:
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--max-restarts={restarts}",
         "--monitor-interval=0.1", *RENDEZVOUS[rendezvous](), str(PROGRAM), str(seed), str(restarts), *kinds,
@@ -40,11 +40,14 @@ def run(rendezvous: str, restarts: int, *kinds: str, seed: int = 1) -> str:
     limit = 120 + 60 * restarts
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
-    return job.stdout
+    return job.stdout, job.stderr
 
 
-def check(said: str, restarts: int) -> None:
-    """All ranks were done in the last round. In each round, all had joined soon after the last one had begun to."""
+def check(told: tuple[str, str], restarts: int) -> None:
+    """All ranks were done in the last round. In each round, all had joined soon after the last one had begun to. A
+    survivor has named the dead process before torchrun ended it."""
+    said, errors = told
+    assert re.search(r"peer=\S+ rank=\S+ connection lost: .*its process has ended \(pid \d+ on ", errors), errors
     assert sorted(re.findall(rf"done (\d) {restarts}\b", said)) == [str(rank) for rank in range(RANKS)], said
     jobs: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for line in re.findall(r"\[.*\]", said):
