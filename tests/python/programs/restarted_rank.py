@@ -110,7 +110,6 @@ def calls(module: Any, kind: str, fate: Fate, init: Callable[[str], Any]) -> Non
         reference = module.remote(peer, torch.add, args=(tensor, step), timeout=60)
         got = fate.pass_by("operating", reference.to_here, step)
         assert got[0].item() == 1 + step
-        del reference  # in a process's second session torch's shutdown() waits 100 s for one of the first session
     fate.pass_by("leaving", module.shutdown)
 
 
