@@ -78,6 +78,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
+  log_info(formatted("\"{}\" (pid {}, rank {}) listens at {}{}{}", record.name, record.pid, record.rank,
+                     record.unix_address, record.unix_address.empty() ? "" : ", ", joined(record.tcp_addresses, ", ")));
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key, engine->clock);
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
@@ -116,6 +118,7 @@ void RawAgent::Impl::leave() {
     write_trace(trace_path(engine->options.trace, engine->identity.self.name),
                 engine->trace.stop(*recording, engine->identity.self, engine->identity.record.boot_id));
   }
+  log_info("\"" + engine->identity.self.name + "\" has left");
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   while (!engine->options.surroundings.threads && engine->reactor->poll_one()) {
@@ -168,12 +171,9 @@ Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
 
 Status RawAgent::announce() {
   auto& engine = *impl_->engine;
-  const auto& record = engine.identity.record;
-  auto status = engine.directory->join(record, [&engine](const Record& other) { return agent_answers(engine, other); });
-  if (status.ok()) {
-    log_info(formatted("agent=\"{}\" rank={} joined, listens at {}{}", record.name, record.rank,
-                       record.unix_address.empty() ? "" : "a unix socket, ", joined(record.tcp_addresses, ", ")));
-  }
+  auto status = engine.directory->join(engine.identity.record,
+                                       [&engine](const Record& other) { return agent_answers(engine, other); });
+  if (status.ok()) log_info(formatted("\"{}\" has joined under {}", engine.identity.self.name, engine.options.prefix));
   return status;
 }
 

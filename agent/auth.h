@@ -115,6 +115,8 @@ std::optional<uid_t> unix_peer_uid(int fd) noexcept;
 /// kernel has SO_PEERPIDFD (Linux 6.5), this also works for a process in another pid namespace, and never returns a
 /// later process with the same pid. Empty: the kernel does not know the process, or the process has ended.
 FileDescriptor unix_peer_process(int fd) noexcept;
+/// Returns that process's pid in this pid namespace; 0: the process is not in it.
+std::int32_t unix_peer_pid(int fd) noexcept;
 /// Returns whether a peer of that uid, which the kernel has told, must prove the key. Only the same user needs no
 /// proof. A user without a name in this user namespace (the overflow uid) never counts as the same user.
 [[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept;

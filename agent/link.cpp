@@ -82,11 +82,15 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
   const auto stream = connections_.attach(port, dialled, hello, session);
   if (!stream) return false;
   if (local)
-    engine_->peers.watch_process(session, unix_peer_process(stream->fd()));
+    engine_->peers.watch_process(session, unix_peer_process(stream->fd()), unix_peer_pid(stream->fd()));
   else
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
-  if (!channels_.met()) channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
+  if (!channels_.met()) {
+    log_info(formatted("peer={} rank={} link made by {}, {}", hello.name, hello.rank, local ? "unix" : "tcp",
+                       dialled ? "dialled here" : "dialled by the peer"));
+    channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
+  }
   calls_.meet(hello);
   const auto role = role_of(hello.purpose, dialled);
   if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
@@ -130,6 +134,16 @@ void Link::on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& 
 
 void Link::close(const Status& status, Loss loss) { close(status, loss, false); }
 
+/// The longest time between the end of a process's connections and its own end, on a busy machine.
+constexpr Milliseconds longest_exit(100);
+
+void Link::close_after_peer(const Status& status) {
+  const auto known = !closed() && !leaving_ && status.code() == Code::connection_lost ? session() : nullptr;
+  if (known && known->process_ended(longest_exit))
+    return close(known->end_of_process(engine_->identity.record.host), Loss::peer);
+  close(status);
+}
+
 /// The longest time that take_last_replies() waits for another thread to finish reading.
 constexpr Milliseconds longest_last_look(50);
 
@@ -163,7 +177,10 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
-  if (!expected) log_warning("peer=" + peer().name + " connection lost: " + status.text());
+  if (!expected)
+    log_warning(formatted("peer={} rank={} connection lost: {}", peer().name, peer().rank, status.text()));
+  else if (incarnation() != 0)
+    log_info("peer=" + peer().name + " link ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
   auto& pool = *engine_->pool;
   for (const auto& stream : remains->streams) {
     pool.remove(stream->fd());
@@ -210,7 +227,7 @@ void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
     requests_missed_ = true;
     if (!stream->begin_read()) return;
   }
-  if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
+  if (stream->read_some(*this) == FrameStream::Progress::closed) close_after_peer(stream->status());
   stream->end_read();
   if (requests_missed_.exchange(false)) arm_requests(*stream);
 }
@@ -232,7 +249,7 @@ void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) return;
   auto progress = FrameStream::Progress::some;
   while (progress == FrameStream::Progress::some) progress = stream->read_some(*this);
-  if (progress == FrameStream::Progress::closed) close(stream->status());
+  if (progress == FrameStream::Progress::closed) close_after_peer(stream->status());
   stream->end_read();
 }
 

@@ -84,6 +84,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
   void close(const Status& status, Loss loss = Loss::connection);
+  /// Ends the link because the peer has closed a connection or its ring. Waits a moment for the end of the peer's
+  /// process on this host, which is the reason then. Not for the reactor thread.
+  void close_after_peer(const Status& status);
   /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
   /// call waits, and the link has been closed.
   bool unreachable(const Status& why, bool may_answer);

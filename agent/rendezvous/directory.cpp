@@ -311,10 +311,31 @@ Status Directory::absent_agent(const std::string& slot, const std::string& whom,
 // ---- Worlds
 
 Status Directory::Look::incomplete() const {
+  const auto ranks = [](const std::vector<std::string>& which) {
+    return formatted("rank{} {}", which.size() > 1 ? "s" : "", which.empty() ? "none" : listed(which));
+  };
   return {Code::deadline_exceeded,
-          formatted("{} of {} agents have joined; missing: rank{} {}. Are their processes running, with the same "
-                    "rendezvous and world size?",
-                    found.size(), found.size() + missing.size(), missing.size() > 1 ? "s" : "", listed(missing))};
+          formatted("{} of {} agents have joined; missing: {}{}. Are their processes running, with the same rendezvous "
+                    "and world size?",
+                    found.size(), found.size() + missing.size() + gave_up.size(), ranks(missing),
+                    gave_up.empty() ? "" : "; " + ranks(gave_up) + " came, and gave up before")};
+}
+
+/// Tells the others that this agent gives up, and finds out which of the ranks that are missing had done so.
+Status Directory::give_up_waiting(Look& look) {
+  const auto key = [this](std::string_view rank) { return formatted("{}/gave_up/{}", prefix_, rank); };
+  std::string self;
+  {
+    const std::lock_guard lock(mutex_);
+    self = std::to_string(self_.rank);
+  }
+  (void)store_->set(key(self), view_of("gave up"));
+  std::erase_if(look.missing, [&](const std::string& rank) {
+    if (!store_->get(key(rank), milliseconds(0)).ok()) return false;
+    look.gave_up.push_back(rank);
+    return true;
+  });
+  return look.incomplete();
 }
 
 Result<Directory::Look> Directory::look_for_world(int size, milliseconds timeout) {
@@ -406,9 +427,11 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
                                                            const Ended& ended) {
   std::uint64_t self = 0;
   std::int64_t next = 0;
+  std::int32_t rank = -1;
   Looking looking;
   {
     const std::lock_guard lock(mutex_);
+    rank = self_.rank;
     if (self_.rank < 0 || self_.rank >= size) {
       return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}", self_.rank, size));
     }
@@ -420,6 +443,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     looking.pause = last ? milliseconds(0) : first_look;
     looking.at = deadline_after(looking.pause, clock_);
   }
+  (void)store_->erase(formatted("{}/gave_up/{}", prefix_, rank));  // of an earlier attempt
   const auto deadline = deadline_after(timeout, clock_);
   for (int slices = 1;; ++slices) {
     const bool over = until(deadline).count() == 0;
@@ -431,7 +455,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
       if (!look) return look.status();
       if (const auto status = leave_out_the_ended(*look, ended); !status) return status;
       if (look->missing.empty()) return begin_world(*look);
-      if (over) return look->incomplete();
+      if (over) return give_up_waiting(*look);
       looking.looked = true;
       looking.pause = std::clamp(2 * looking.pause, first_pause, longest_pause);
       looking.at = deadline_after(looking.pause, clock_);

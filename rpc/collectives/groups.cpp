@@ -196,6 +196,8 @@ void Groups::handle(Request request, Reply reply) {
     }
   } else if (const auto* refused = std::get_if<RefuseData>(&*message)) {
     group->mailbox().refuse(*from, *refused);
+  } else if (const auto* taken = std::get_if<TakenData>(&*message)) {
+    group->mailbox().taken(*from, *taken);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
@@ -278,7 +280,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
   }
   auto group = std::make_shared<RawGroup>(agent_, Membership{formed.group, rank, formed.members}, kept);
-  group->watch_processes();
+  group->watch_processes(processes_);
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });
@@ -532,6 +534,9 @@ Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, cons
                     {}};
   auto ready = std::move(forming.ready);
   lock.unlock();
+  // All have mapped the board.
+  if (const auto board = Regions::of_this_process().find(forming.board.data, forming.board.bytes))
+    board->region->close_descriptor();
   if (decision.no_board.empty() && decision.no_memory.empty()) decision.crossings = tuned_for(host_tuning_key(ranks));
   for (auto& [rank, reply] : ready) reply.send(message_of(decision));
   return decision;

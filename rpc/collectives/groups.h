@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "rpc/collectives/host_processes.h"
 #include "rpc/collectives/raw_group.h"
 
 namespace tensorferry::collectives {
@@ -96,6 +97,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<const void> use_ = std::make_shared<char>();
+  HostProcesses processes_;
   const std::unique_ptr<std::uint64_t> probe_word_;  // its address and value prove whose memory is read
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -83,7 +83,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   [[nodiscard]] std::string named(std::size_t rank) const;
 
   /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
-  /// is not read any more. Until then the bytes must not change.
+  /// is not read any more and, for a send, the receiver's fetch has ended. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
   /// Takes the next message of `key` from `from` into `destination`; with any_rank, the send that comes first from any
@@ -118,6 +118,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   void serve(std::size_t to, const FetchData& fetch, Reply reply);
   /// Handles a RefuseData from rank `to`.
   void refuse(std::size_t to, const RefuseData& refused);
+  /// Handles a TakenData from rank `to`.
+  void taken(std::size_t to, const TakenData& taken);
 
  private:
   struct Address {  // of a message that this rank sends
@@ -146,8 +148,16 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   struct Offer {
     std::span<const std::byte> data;
     std::shared_ptr<Delivery> delivery;
-    bool reading = false;
-    Status withdrawn{};  // why, unless Ok: the receiver learns it when it fetches the data
+    bool reading = false;  // the receiver has asked for it
+    bool read = false;     // this side does not read it any more
+    bool taken = false;    // the receiver's fetch has ended, or nothing waits for that
+    Status withdrawn{};    // why, unless Ok: the receiver learns it when it fetches the data
+  };
+  /// Deliveries to complete when mutex_ is released.
+  struct Over {
+    std::vector<std::shared_ptr<Delivery>> failed;  // with the reason
+    std::vector<std::shared_ptr<Delivery>> given;   // with Ok: the receiver was given the data, and says no more
+    void complete(const Status& why) const;
   };
   /// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
   /// there when the group was formed: its agent has left, or it has left the group.
@@ -160,10 +170,13 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   [[nodiscard]] Status refusal(const Receiver& receiver, const Letter& letter) const;
   void tell_refused(const Receiver& receiver, const Letter& letter, const Status& why);
   /// Ends the receivers for which ended() is an error, and puts their deliveries into `out`. Under mutex_.
-  void take_ended(std::vector<std::shared_ptr<Delivery>>& out);
+  void take_ended(Over& out);
   /// Takes the data that no receiver reads, if `wanted` its address, and puts its deliveries into `out`. Under mutex_.
   template <class Wanted>
-  void take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out);
+  void take_unread(const Wanted& wanted, Over& out);
+  /// Notes that a send is `read`, or `taken`; completes it if it is both.
+  void note(const Address& address, bool Offer::*what);
+  void tell_taken(std::size_t from, const LetterKey& key, std::uint64_t sequence);
   std::optional<std::pair<Receiver, Arrived>> match();
   void run_matches();
   void take(const Receiver& receiver, Arrived arrived);
