@@ -115,6 +115,37 @@ TEST(HostileBounds, PeersThatReadNothingKeepNoThread) {
   }
 }
 
+/// A request with an order key and a key of idempotent calls, and a buffer that never comes if `records` names one.
+Bytes ordered_idempotent_request(std::uint64_t call, ByteView records, std::uint16_t buffers) {
+  Bytes extensions, key;
+  Writer writer(extensions), key_writer(key);
+  key_writer.put(std::uint64_t{5});
+  key_writer.put(std::uint64_t{0});
+  key_writer.put(std::uint64_t{0});
+  wire::put_extension(writer, wire::extension::function_name, view_of("echo"));
+  wire::put_extension(writer, wire::extension::idempotency, key);
+  wire::Header header;
+  header.kind = wire::Kind::request;
+  header.call = call;
+  header.order = 1;
+  header.buffers = buffers;
+  return wire::assemble(header, extensions, records, {});
+}
+
+TEST(HostileBounds, RequestsThatCouldWaitForOneAnotherEndTheLinkAndAreReleased) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto target = join(store, "target", {"unix", "basic"});
+  serve_echo(*target);
+  {
+    auto peer = raw_dial(store, "target", raw_hello("mallory"));
+    const auto later = record_frame(100, bulk_ticket(1));  // its order comes first, its buffer last
+    static_cast<void>(peer.write(ordered_idempotent_request(1, later, 1)));
+    static_cast<void>(peer.write(ordered_idempotent_request(2, {}, 0)));
+    EXPECT_TRUE(peer.ended());
+  }
+  EXPECT_TRUE(eventually([&] { return target->in_flight().second == 0; }));
+}
+
 // ---- Without memory
 
 TEST(WithoutMemory, AHandlersCallFailsWithResourceExhaustedAndTheAgentGoesOn) {
