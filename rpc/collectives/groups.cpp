@@ -183,7 +183,8 @@ void Groups::handle(Request request, Reply reply) {
   if (const auto* posted = std::get_if<Posted>(&*message)) {
     if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
     auto& buffers = request.arguments.buffers;
-    group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
+    auto kept = group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
+    if (!kept.ok()) return reply.fail(std::move(kept));
   } else if (const auto* fetch = std::get_if<FetchData>(&*message)) {
     return group->mailbox().serve(*from, *fetch, std::move(reply));
   } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
