@@ -179,6 +179,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
+  // The first request of a key could wait for its order behind a later one, which waits for the answer of the first.
+  if (header.order != 0 && frame.idempotency.key != 0)
+    return {Code::protocol_error, "an idempotent request has an order key"};
   auto* stream = route.ring ? nullptr : route.stream.get();
   constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
   const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);

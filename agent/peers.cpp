@@ -162,6 +162,7 @@ void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
     const auto it = sessions_.find(session->peer().name);
     if (it != sessions_.end() && it->second == session) sessions_.erase(it);
   }
+  session->executions().cancel_all();  // the loss of its links has not
   if (engine_.leaving || !session->bury()) return;
   engine_.counters.flight.note(FlightSubject::link, session->peer().name, "dead: " + std::string(why.what()));
   std::function<void(const PeerInfo&, Status)> tell;

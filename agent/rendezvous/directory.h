@@ -103,6 +103,7 @@ class Directory {
 
   [[nodiscard]] std::string record_key(std::string_view slot, std::int64_t generation) const;
   [[nodiscard]] std::string counter_key(std::string_view slot) const;
+  [[nodiscard]] std::string roster_key(std::int64_t number) const;
   Result<Newest> newest(std::string_view slot, std::int64_t up_to, Milliseconds grace);
   Result<Claim> claim(const std::string& slot, const Record& record, const Alive& alive);
   Status confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive);

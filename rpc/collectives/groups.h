@@ -75,6 +75,8 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   explicit Groups(std::shared_ptr<RawAgent> agent);
   void handle(Request request, Reply reply);
   void handle(const Request& request, const JoinGroup& join, Reply reply);
+  void take_ended_joins(std::vector<Reply>& ended);
+  void drop_ended_joins();
   [[nodiscard]] std::shared_ptr<RawGroup> find(std::uint64_t id) const;
   [[nodiscard]] MemberRecord own_record(const GroupSettings& settings) const;
   Status form_levels(RawGroup& group, const Formed& formed, const GroupSettings& settings, Clock::time_point until);

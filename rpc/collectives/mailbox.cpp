@@ -55,7 +55,11 @@ void Delivery::complete(Status status, Letter letter) {
 }
 
 Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names)
-    : agent_(agent), group_(group), rank_(rank), names_(std::move(names)) {}
+    : agent_(agent),
+      group_(group),
+      rank_(rank),
+      names_(std::move(names)),
+      unreceived_(std::make_shared<std::vector<std::atomic<std::size_t>>>(names_.size())) {}
 
 std::string Mailbox::named(std::size_t rank) const {
   return formatted("rank {} (\"{}\")", shown_.empty() ? rank : shown_[rank], names_[rank]);
@@ -248,18 +252,28 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
   return receiver.delivery;
 }
 
-void Mailbox::deliver(const Posted& posted, Buffer data) {
+Status Mailbox::deliver(const Posted& posted, Buffer data) {
+  const auto bytes = std::max(data.bytes, least_counted);
+  auto& all = (*unreceived_)[posted.from];
+  if (all.fetch_add(bytes) >= most_unreceived) {
+    all -= bytes;
+    return {Code::resource_exhausted, formatted("{} keeps {} MiB of messages of {} that it has not received",
+                                                named(rank_), most_unreceived >> 20, named(posted.from))};
+  }
+  std::shared_ptr<void> counted(nullptr,
+                                [of = unreceived_, from = posted.from, bytes](void*) { (*of)[from] -= bytes; });
   {
     const std::lock_guard lock(mutex_);
     if (posted.by_tag ? !failed_.ok() && !keeps_arrived_
                       : !ended(posted.from, {false, posted.number}).ok() || posted.number <= forgotten_) {
-      return;
+      return {};
     }
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     const Letter letter{posted.from, posted.fingerprint, posted.bytes, true};
-    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data)});
+    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data), std::move(counted)});
   }
   run_matches();
+  return {};
 }
 
 std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {

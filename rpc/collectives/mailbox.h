@@ -3,6 +3,7 @@
 /// knows that large data comes, so it makes that call at once, and the sender answers it when it posts.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,9 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// The receiver fetches larger data.
   static constexpr std::size_t most_eager = std::size_t{64} << 10;
   static constexpr std::size_t any_rank = ~std::size_t{0};
+  /// The bytes of messages of one rank that have arrived and were not received. A message counts least_counted at
+  /// least.
+  static constexpr std::size_t most_unreceived = std::size_t{1} << 30, least_counted = 512;
 
   Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
 
@@ -112,8 +116,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// with its bytes, because its sender has been told that it was sent.
   void fail(const Status& why, bool keep_arrived);
 
-  /// Handles a Posted.
-  void deliver(const Posted& posted, Buffer data);
+  /// Handles a Posted. ResourceExhausted, for its sender: most_unreceived bytes of that rank are here.
+  Status deliver(const Posted& posted, Buffer data);
   /// Handles a FetchData from rank `to`.
   void serve(std::size_t to, const FetchData& fetch, Reply reply);
   /// Handles a RefuseData from rank `to`.
@@ -131,6 +135,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   struct Arrived {
     Letter letter;
     Buffer data;
+    std::shared_ptr<void> counted;  // while it lives, the message counts in unreceived_
   };
   struct Receiver {
     std::size_t from = 0;
@@ -188,7 +193,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::vector<std::string> names_;
   std::vector<std::size_t> shown_;
   mutable std::mutex mutex_;
-  std::set<std::size_t> gone_;  // ranks that have left
+  std::set<std::size_t> gone_;                                               // ranks that have left
+  const std::shared_ptr<std::vector<std::atomic<std::size_t>>> unreceived_;  // bytes, by rank
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
   std::map<Address, Offer> offers_;                                 // data that the receivers fetch

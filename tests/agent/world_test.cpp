@@ -188,7 +188,7 @@ TEST_F(World, RosterOfAnotherKeyIsRefused) {
   const auto key = Key::random();
   const auto one = join(1, key);
   const auto roster = roster_of({*one->find(1, {})});
-  ASSERT_TRUE(memory_->set("job/roster/1", encode_roster(roster, Key::random(), 1)).ok());
+  ASSERT_TRUE(memory_->set("job/roster/1", encode_roster(roster, Key::random(), "job/roster/1")).ok());
   EXPECT_EQ(one->wait_for_world(2, seconds(5)).status().code(), Code::unauthenticated);
   ASSERT_TRUE(memory_->set("job/roster/1", view_of("garbage")).ok());
   EXPECT_EQ(one->wait_for_world(2, seconds(5)).status().code(), Code::protocol_error);
