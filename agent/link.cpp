@@ -14,6 +14,7 @@
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "channels/completion.h"
@@ -68,7 +69,14 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, 
 }
 
 Link::~Link() {
-  close({Code::agent_closed, "the link was dropped"});
+  for (int attempts = 2; attempts > 0; --attempts) {
+    try {
+      close({Code::agent_closed, "the link was dropped"});
+      break;
+    } catch (const std::bad_alloc&) {  // an attach that had no memory drops its link
+      out_of_memory::release_reserve();
+    }
+  }
   channels_.destroy_channels();  // the channels' threads may use all of the link until then
 }
 
