@@ -155,7 +155,7 @@ class Elastic:
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *, serves: bool = False) -> None:
-        configuration = f"is_host={int(serves)},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+        configuration = f"is_host={int(serves)},last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=5"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=20",
             "--monitor-interval=0.2", "--rdzv-backend=c10d", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=elastic",
@@ -182,9 +182,9 @@ class Elastic:
     def kill(self, name: str) -> None:
         agent = self._agents.pop(name)
         os.killpg(agent.pid, signal.SIGKILL)
-        for process in (self._folder / f"{name}.pid").read_text().split():
-            with contextlib.suppress(ProcessLookupError):  # torchrun starts each rank in a session of its own
-                os.kill(int(process), signal.SIGKILL)
+        # Torchrun starts each rank in a session of its own. There may be none yet, or none any more.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(int((self._folder / f"{name}.pid").read_text()), signal.SIGKILL)
         agent.wait()
 
     def finish(self) -> None:
